@@ -21,6 +21,12 @@ class DeploymentSection(Section):
     """Of hybrid: copies of the weights; num_ranks / num_copies ranks share one."""
     address: str = ""
     """Of ray: address of a cluster, or auto; empty: a local one for this run."""
+    num_nodes: Positive | None = None
+    """Of ray: nodes that share the ranks equally; None: as few as have room."""
+    gpus_per_rank: Annotated[int, Field(ge=0)] = 0
+    """Of ray: GPUs that a rank reserves; 1 for models on cuda."""
+    cpus_per_rank: Annotated[float, Field(gt=0)] = 1.0
+    """Of ray: CPUs that a rank reserves."""
     on_worker_death: Literal["fail", "restart"] = "fail"
     """What becomes of the run if a process of the models dies: its end, or a restart from the newest checkpoint."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
@@ -52,6 +58,9 @@ class DeploymentSection(Section):
         for name, is_default, wanted in (
             ("num_copies", self.num_copies == 1, self.sharding == "hybrid" or "deployment.sharding: hybrid"),
             ("address", not self.address, self.backend == "ray" or "deployment.backend: ray"),
+            ("num_nodes", self.num_nodes is None, self.backend == "ray" or "deployment.backend: ray"),
+            ("gpus_per_rank", not self.gpus_per_rank, self.backend == "ray" or "deployment.backend: ray"),
+            ("cpus_per_rank", self.cpus_per_rank == 1.0, self.backend == "ray" or "deployment.backend: ray"),
             (
                 "sharding",
                 self.sharding == "none",

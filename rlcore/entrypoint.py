@@ -2,8 +2,9 @@
 
     read and check ─▶ task, model, level ─▶ announce ─▶ warm start (or resume) ─▶ steps ─▶ evaluation, checkpoint
 
-One thread, one process. What is recorded of a step is recorded between begin_step and end_step; the warm start and the
-first sync come before, so that a resumed run has the same steps, and the warm start is recorded in the first of them.
+One thread; one process, or those of a deployment. What is recorded of a step is recorded between begin_step and
+end_step; the warm start and the first sync come before, so that a resumed run has the same steps, and the warm start is
+recorded in the first of them.
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,15 @@ from typing import Any
 
 import torch
 
+from rlcore.checkpoints.checkpoint import load_newest
+from rlcore.checkpoints.resume import DIRECTORY
 from rlcore.config import RunConfig, read_config
 from rlcore.controllers.deployment import deployed
 from rlcore.controllers.setup import longest_sequence, prepare
 from rlcore.controllers.synchronous import loop
 from rlcore.determinism import at_level
-from rlcore.errors import InvalidValueError
+from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
+from rlcore.errors import InvalidValueError, WorkerDiedError
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.numerics.probe import num_threads
@@ -71,13 +75,13 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         threads=threads,
         kernels=section.kernels,
     )
-    workers = deployed(config, level, length, recorder)
-    with held, workers as handle, num_threads(threads[0]):  # else torch's own number, which is that of the cores
-        log = RunLog(directory, config.output)
-        log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
-        try:
+    log = RunLog(directory, config.output)
+
+    def start(num_restarts: int) -> TrainState:
+        own = resumed_config(config, directory) if num_restarts else config
+        with deployed(own, level, length, recorder, log.say) as workers:
             state, first = prepare(
-                config,
+                own,
                 level,
                 task,
                 tokenizer=tokenizer,
@@ -85,12 +89,26 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
                 recorder=recorder,
                 log=log,
                 directory=directory,
-                workers=handle,
+                workers=workers,
             )
             loop(state, first, directory, log)
+            return state
+
+    policy = RestartPolicy(config.deployment.on_worker_death, config.deployment.max_restarts)
+    with held, num_threads(threads[0]):  # else torch's own number, which is that of the cores
+        log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
+        try:
+            return run_with_restarts(start, policy, deaths=(WorkerDiedError,), say=log.say)
         finally:
             log.close()
-    return state
+
+
+def resumed_config(config: RunConfig, directory: Path) -> RunConfig:
+    """Return the configuration that goes on from the run's own newest checkpoint; unchanged if there is none yet."""
+    if load_newest(directory / DIRECTORY) is None:
+        return config
+    output = config.output.model_copy(update={"resume": str(directory), "resume_step": None})
+    return config.model_copy(update={"output": output})
 
 
 def check_device(name: str) -> None:

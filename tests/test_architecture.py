@@ -40,6 +40,7 @@ CHILD_ROOMS = (  # entered by child processes only
     "harness/lab/experiments/scenario_main.py",
     "harness/doctor/distributed_probe.py",
     "harness/doctor/torch_facts.py",
+    "harness/runner/cluster/ray_boot.py",
 )
 SUPERVISOR = ("harness/process/supervisor/",)
 LAYERS = (
@@ -85,6 +86,7 @@ ENVIRONMENT = (
     "harness/runner/sessions/own_coverage.py",
     "harness/runner/sessions/memory_limit.py",
     "harness/runner/pytest_gpus.py",
+    "harness/runner/cluster/ray_boot.py",  # lives in a worker of Ray
     "harness/runner/sessions/worker_session.py",
     "harness/runner/sessions/xdist_fixtures.py",
 )

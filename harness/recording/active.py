@@ -76,11 +76,14 @@ def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
 
 
 def _share(num_others: int) -> list[partial[Recorder | NullRecorder]]:
-    """Make this process the first of those that record together."""
-    assert _active.log is not None, "its recorder is open"
-    num_ranks = num_others + 1
-    _active.log.place = Place(0, num_ranks)
-    return [partial(recording.open_recorder, Place(rank, num_ranks)) for rank in range(1, num_ranks)]
+    """Make this process the first of those that record together; again, if the others have died and start again."""
+    log, num_ranks = _active.log, num_others + 1
+    assert log is not None, "its recorder is open"
+    continues = log.place is not None
+    log.place = Place(0, num_ranks)
+    if continues:
+        log.repeat()
+    return [partial(recording.open_recorder, Place(rank, num_ranks, continues)) for rank in range(1, num_ranks)]
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

@@ -41,6 +41,8 @@ class Place(NamedTuple):
 
     rank: int
     num_ranks: int
+    continues: bool = False
+    """Whether it goes on with the log of a process that has died."""
 
 
 class ProcessLog:
@@ -88,12 +90,18 @@ class ProcessLog:
                 self.give_up(error.what)
                 return
             self._writer.log_values(self._early)
+        num_before = self._writer.num_steps
         self._writer.append(step, recorded_values, tensors=tensors)
         if self._writer.ended_by:  # reported at once: nobody knows how this process will end
             self._report = replace(self._report, problem=self._writer.ended_by)
             self.save_report()
             return
-        self._report = replace(self._report, num_steps=self._report.num_steps + 1)
+        self._report = replace(self._report, num_steps=self._report.num_steps + self._writer.num_steps - num_before)
+
+    def repeat(self) -> None:
+        """Take steps again that were recorded: those since the checkpoint from which the run starts again."""
+        if self.is_recording and self._writer is not None:
+            self._writer.repeat()
 
     def log_values(self, values: Mapping[str, Float]) -> None:
         """Values of the curve, of the step that was appended last; before the first step they are the first's."""
@@ -168,14 +176,15 @@ class ProcessLog:
         return self.place or Place(*rank_and_world_size(os.environ))
 
     def _open(self) -> TraceWriter:
-        rank, world_size = self._place()
+        rank, world_size, _ = self._place()
         is_given = self.place is not None or has_rank(os.environ)
+        continues = self.place is not None and self.place.continues
         for number in (rank, *range(world_size, MAX_RANKS)):
-            if (self._directory / log_name(number)).exists():
+            if (self._directory / log_name(number)).exists() and not continues:
                 continue
             try:
                 self._manifest = self._made_manifest(number, world_size)
-                writer = TraceWriter(self._directory, self._manifest, rank=number, say=_say)
+                writer = TraceWriter(self._directory, self._manifest, rank=number, say=_say, continues=continues)
             except TraceError:
                 if not (self._directory / log_name(number)).exists():
                     raise

@@ -10,6 +10,7 @@ Killed itself, it takes everything with it: supervisors and the warm session end
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Coroutine, Mapping
@@ -50,6 +51,9 @@ DIAL_S = 120.0
 
 async def serve_run(invocation: Invocation, address: tuple[str, int], key: str) -> ExitCode:
     """Serve the run that listens at `address` to its end. NetworkError where it cannot be joined."""
+    # A worker of Ray ignores SIGCHLD, and whatever it starts does: nobody's status could be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with Interruption() as interruption, Claims() as claims:
         work = _Agent(invocation, claims).serve(await dial(address, key, DIAL_S))
         found = await interruption.unless_interrupted(work)

@@ -34,7 +34,7 @@ class ClusterAddress:
     gpus_per_node: int = 0
     """Simulated GPUs of each node of this machine."""
     host: str = ""
-    """Address to listen at; empty for every address of this machine."""
+    """Address to listen at; empty for every IPv4 address of this machine."""
     port: int = 0
     """0 for any free port."""
     ray_address: str = ""

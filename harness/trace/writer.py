@@ -19,7 +19,7 @@ from harness.core.replaced_file import write_replacing
 from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
 from harness.trace.curve import TAKEN, CurvePoint, curve_line
 from harness.trace.digests import SHARDSUM_128
-from harness.trace.format import HEADER, done_payload, frame, step_payload
+from harness.trace.format import HEADER, StepHead, done_payload, frame, step_payload
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
 from harness.trace.manifest import Manifest, finished, manifest_text
 from harness.trace.reader import read_log
@@ -34,8 +34,9 @@ class TraceWriter:
 
     `manifest` is that of the whole trace, for every rank: its identity begins the chain. `say` is given one line when
     the recording ends early. `completes_manifest` is False if a parent process observes how the program ends, and
-    replaces the manifest then. One thread at a time. TraceError where the directory cannot be written to, or holds a
-    trace of this rank already.
+    replaces the manifest then. `continues` goes on with the log of a rank but 0 whose process has died, if there is
+    one. One thread at a time. TraceError where the directory cannot be written to, or holds a trace of this rank
+    already.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class TraceWriter:
         rank: int = 0,
         say: Callable[[str], None],
         completes_manifest: bool = True,
+        continues: bool = False,
     ) -> None:
         self.directory = directory
         self.rank = rank
@@ -56,11 +58,18 @@ class TraceWriter:
         self._say = say
         self._chain = chain_start(manifest.fingerprint.identity)
         self._last_step = -1
-        self._num_steps = 0
+        self.num_steps = 0
+        """Number of steps in the log."""
         self._files: dict[str, _AppendedFile] = {}
         self._values: dict[str, Float] = {}
         self._line: CurvePoint | None = None
         """Of the step appended last, not written yet; `values` of it are these."""
+        self._repeated: Mapping[int, StepHead] = {}
+        """Steps that may come again."""
+        self._is_repeating = False
+        if continues and (directory / log_name(rank)).exists():
+            self._continue(directory / log_name(rank))
+            return
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._files["log"] = _AppendedFile(directory / log_name(rank))
@@ -98,15 +107,18 @@ class TraceWriter:
         if self.ended_by:
             return None
         try:
-            self._check(step, recorded_values)
             root = step_root(step, recorded_values)
+            self._is_repeating = step in self._repeated
+            if self._is_repeating:
+                return self._compared(step, root)
+            self._check(step, recorded_values)
             chain = next_chain(self._chain, root)
             payload = frame(step_payload(step, root, chain, recorded_values))
             if tensors:
                 (self.directory / TENSORS).mkdir(exist_ok=True)
                 write_tensors(self.directory / TENSORS / tensors_name(self.rank, step), tensors)
             self._files["log"].append(payload)
-            self._chain, self._last_step, self._num_steps = chain, step, self._num_steps + 1
+            self._chain, self._last_step, self.num_steps = chain, step, self.num_steps + 1
             self._write_line()
             self._values |= values or {}
             self._line = CurvePoint(step, self._values, chain.hex())
@@ -122,8 +134,13 @@ class TraceWriter:
         Of two values of one name the later counts; what a program calls `step` or `chain` is left out, since lines
         have these. Ranks but 0 have no curve: there it does nothing.
         """
-        if not self.ended_by:
+        if not self.ended_by and not self._is_repeating:
             self._values |= {name: value for name, value in values.items() if name not in TAKEN}
+
+    def repeat(self) -> None:
+        """Take steps again that are in the log: nothing is written of them, and other values end the recording."""
+        if not self.ended_by:
+            self._repeated = read_log(self.directory / log_name(self.rank)).heads
 
     def close(self, *, complete: bool = True) -> None:
         """End the recording; `complete` where the program has ended in order. Once is enough."""
@@ -131,7 +148,7 @@ class TraceWriter:
             try:
                 self._write_line()
                 if complete:
-                    self._files["log"].append(frame(done_payload(self._num_steps)))
+                    self._files["log"].append(frame(done_payload(self.num_steps)))
                     if self.rank == 0 and self._completes_manifest:
                         write_manifest(self.directory, finished(self._manifest))
                 self.ended_by = "closed"
@@ -156,6 +173,23 @@ class TraceWriter:
     ) -> None:
         self.close(complete=kind is None)
 
+    def _continue(self, path: Path) -> None:
+        """Open the log that a process has left, cut after its last whole step."""
+        log = read_log(path)
+        end = path.stat().st_size - log.num_skipped_bytes
+        if log.is_closed:
+            end -= len(frame(done_payload(len(log.heads))))
+        self._files["log"] = _AppendedFile(path, end)
+        self._repeated, self.num_steps = log.heads, len(log.heads)
+        for step, head in log.heads.items():
+            self._last_step, self._chain = step, head.chain
+
+    def _compared(self, step: int, root: bytes) -> bytes:
+        """Return the chain of a step that comes again; TraceError if it has other values than it had."""
+        if self._repeated[step].root != root:
+            raise TraceError(f"step {step} was run again after a restart, and has other values than before")
+        return self._repeated[step].chain
+
     def _check(self, step: int, recorded_values: Sequence[RecordedValue]) -> None:
         if step <= self._last_step:
             raise TraceError(f"step {step} was recorded after step {self._last_step}", legal="increasing step numbers")
@@ -172,9 +206,9 @@ class TraceWriter:
         with suppress(OSError, TraceError):  # what ended the recording is told, whatever becomes of the curve
             self._write_line()
         self._close_files()
-        steps = "step" if self._num_steps == 1 else "steps"
+        steps = "step" if self.num_steps == 1 else "steps"
         self._say(
-            f"recording ended after {self._num_steps} {steps}; the program continues: {self.ended_by}"
+            f"recording ended after {self.num_steps} {steps}; the program continues: {self.ended_by}"
             f" ({self.directory / log_name(self.rank)})"
         )
 
@@ -211,10 +245,14 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 class _AppendedFile:
     """A file that did not exist before, and only grows; what does not fit as a whole is taken back."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size_bytes: int | None = None) -> None:
+        """Create a file; with `size_bytes` go on with one that exists, cut to that size."""
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._size_bytes = 0
+        new = os.O_CREAT | os.O_EXCL if size_bytes is None else os.O_NOFOLLOW
+        self._fd = os.open(path, os.O_WRONLY | new | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._size_bytes = size_bytes or 0
+        if size_bytes is not None:
+            os.ftruncate(self._fd, size_bytes)
 
     def append(self, data: bytes) -> None:
         left = memoryview(data)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlcore.batching.batch import Batch
 from rlcore.config import OptimizerSection
 from rlcore.errors import StepError
-from rlcore.trainers.shards import local_part
+from rlcore.trainers.local_parts import local_part
 
 
 def check_own_memory(models: Mapping[str, nn.Module]) -> None:

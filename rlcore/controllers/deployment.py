@@ -1,22 +1,42 @@
-"""Where the models of a run are: in the controller's process, or in a group of workers."""
+"""Where the models of a run are: in the controller's process, or in a group of workers.
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+plan ─▶ reserve (Ray) ─▶ start workers with the level's variables ─▶ compare what is in effect in each ─▶ handle
+"""
 
-from rlcore.config import RunConfig
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlcore.config import PpoSection, RunConfig
 from rlcore.config_deployment import DeploymentSection
+from rlcore.distributed.backends.base import Backend
+from rlcore.distributed.level_variables import MOVE_BITS, worker_environment
+from rlcore.distributed.placement.inventory import Node
+from rlcore.distributed.placement.plan import Plan, Pool, Role, make_plan
+from rlcore.distributed.placement.table import render
+from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.worker_group import start_group
 from rlcore.errors import InvalidValueError
 from rlcore.trace import Recorder, SharedRecorder
-from rlcore.trainers.worker import ModelWorker
+
+if TYPE_CHECKING:
+    from rlcore.trainers.worker import ModelWorker
+
+GROUP = "models"
+"""Name of the pool, of the process in each of its slots, and of the group."""
+Say = Callable[[str], None]
 
 
 @contextmanager
-def deployed(config: RunConfig, level: str, length: int, recorder: Recorder) -> Iterator[ModelWorker | None]:
+def deployed(
+    config: RunConfig, level: str, length: int, recorder: Recorder, say: Say = lambda line: None
+) -> "Iterator[ModelWorker | None]":
     """Hold the workers of the models, as a handle; None if models are in this process.
 
     The workers end with this context, and with this process, however that ends. `length` is the longest sequence of
-    the run. Raises InvalidValueError, LevelError, WorkerError, WorkerDiedError.
+    the run. Raises InvalidValueError, LevelError, PlacementError, WorkerError, WorkerDiedError.
     """
     section = config.deployment
     if section.backend == "in_process":
@@ -27,21 +47,36 @@ def deployed(config: RunConfig, level: str, length: int, recorder: Recorder) -> 
             f"deployment.backend {section.backend!r} with a recorder of one process ({type(recorder).__name__})",
             legal="in_process, or a recorder with a method `share`",
         )
-    openers = recorder.share(section.num_ranks)
-    size = section.num_ranks
-    with (
-        _session(section),
-        start_group(
-            ModelWorker, config, level, length, openers, role="models", size=size, backend=section.backend
-        ) as group,
-    ):
-        yield group.handle
+    from rlcore.trainers.worker import ModelWorker  # with torch.distributed, whose import takes seconds
+
+    environment = worker_environment(level, os.environ)
+    with backend_of(config, say) as backend:
+        openers = recorder.share(section.num_ranks)
+        arguments = (config, level, length, openers)
+        with start_group(
+            ModelWorker, *arguments, role=GROUP, size=section.num_ranks, backend=backend, environment=environment
+        ) as group:
+            reports: list[ProcessReport] = group.view(Reporting).report()
+            check_reports([_own_report(environment), *reports], level, environment)
+            yield group.handle
 
 
-def _session(section: DeploymentSection) -> AbstractContextManager[None]:
-    """Return what holds Ray, if the workers run there."""
-    if section.backend != "ray":
-        return nullcontext()
+class Reporting:
+    """The handle of model workers, with what it returns for all of them."""
+
+    def report(self) -> list[ProcessReport]:  # type: ignore[empty-body]
+        """Return the report of each rank."""
+
+
+@contextmanager
+def backend_of(config: RunConfig, say: Say) -> Iterator[Backend]:
+    """Hold what the workers run in: child processes, or a reservation of Ray."""
+    section = config.deployment
+    if section.backend == "processes":
+        from rlcore.distributed.backends.processes import ChildProcesses
+
+        yield ChildProcesses(start_timeout_s=section.timeout_s)
+        return
     try:
         from rlcore.distributed.ray_session import ray_session  # only where it is asked for
     except ImportError:
@@ -50,4 +85,37 @@ def _session(section: DeploymentSection) -> AbstractContextManager[None]:
             legal="in_process, processes",
             remedy="pip install 'rlharness[ray]'",
         ) from None
-    return ray_session(section.address, num_cpus=section.num_ranks)
+    from rlcore.distributed.placement.ray_cluster import ray_nodes
+    from rlcore.distributed.placement.ray_reservation import reserve
+
+    with ray_session(section.address, num_cpus=section.num_ranks):
+        plan = plan_of(section, roles_of(config), ray_nodes())
+        for line in render(plan):
+            say(line)
+        with reserve(plan, timeout_s=section.timeout_s, say=say) as reservation:
+            yield reservation.backend(GROUP, start_timeout_s=section.timeout_s)
+
+
+def roles_of(config: RunConfig) -> tuple[str, ...]:
+    """Return the roles that the models of a run have."""
+    roles = {"policy": True, "critic": isinstance(config.algorithm, PpoSection), "reference": config.algorithm.kl_coef}
+    return tuple(name for name, is_there in roles.items() if is_there)
+
+
+def plan_of(section: DeploymentSection, roles: Sequence[str], nodes: Sequence[Node]) -> Plan:
+    """Place the ranks on nodes; every rank has all roles. Raises PlacementError, InvalidValueError."""
+    pool = Pool(
+        name=GROUP,
+        num_slots=section.num_ranks,
+        num_nodes=section.num_nodes,
+        gpus_per_slot=section.gpus_per_rank,
+        cpus_per_slot=section.cpus_per_rank,
+    )
+    return make_plan([pool], [Role(name=role, pool=GROUP, process=GROUP) for role in roles], nodes)
+
+
+def _own_report(environment: Mapping[str, str]) -> ProcessReport:
+    """Return what torch says in this process, with the variables that it gives to the others."""
+    own = report_of(ProcessName("controller", ("controller",), 0))
+    kept = {name: value for name, value in own.values.items() if name not in MOVE_BITS}
+    return replace(own, values={**kept, **environment})

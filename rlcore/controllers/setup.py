@@ -1,6 +1,7 @@
 """Build what a run needs: tokenizer, models, optimizers and sampler, warm or from a checkpoint."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcore.checkpoints.resume import check_state, resume
 from rlcore.checks.match_checks import MatchReports
@@ -25,9 +26,11 @@ from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
 from rlcore.trainers.models import LocalModels
 from rlcore.trainers.remote import RemoteModels, StepsOfWorkers
-from rlcore.trainers.worker import ModelWorker
 from rlcore.types import Tokenizer
 from rlcore.weights.sync import sync
+
+if TYPE_CHECKING:
+    from rlcore.trainers.worker import ModelWorker
 
 
 def longest_sequence(task: Task, config: RunConfig, tokenizer: Tokenizer) -> int:
@@ -48,7 +51,7 @@ def prepare(
     recorder: Recorder,
     log: RunLog,
     directory: Path,
-    workers: ModelWorker | None = None,
+    workers: "ModelWorker | None" = None,
 ) -> tuple[TrainState, int]:
     """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped.
 

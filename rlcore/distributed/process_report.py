@@ -74,6 +74,11 @@ def start_process(name: ProcessName, level: str, *, num_threads: int | None = No
     if level != "off":
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+    return report_of(name)
+
+
+def report_of(name: ProcessName) -> ProcessReport:
+    """Return what is in effect in this process now."""
     return ProcessReport(name, platform.node(), os.getpid(), effective_values(os.environ))
 
 

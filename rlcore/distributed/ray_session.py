@@ -8,6 +8,9 @@ import ray
 
 from rlcore.errors import InvalidValueError
 
+NICENESS = "RAY_worker_niceness"
+"""Variable of Ray for how far its workers stand back for other processes: by default so far that they starve."""
+
 
 @contextmanager
 def ray_session(address: str, *, num_cpus: int) -> Iterator[None]:
@@ -24,6 +27,7 @@ def ray_session(address: str, *, num_cpus: int) -> Iterator[None]:
             ray.init(address=address, log_to_driver=False)
         else:
             cpus = max(num_cpus, os.cpu_count() or 1)
+            os.environ.setdefault(NICENESS, "0")
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     except ConnectionError as error:
         raise InvalidValueError(

@@ -47,6 +47,7 @@ class RunLog:
         self._board: SummaryWriter | None = None
         self._bar: Any = None
         self._phase, self._num_steps, self._done = "", 1, 0
+        self._last: dict[str, int] = {}  # the last step of each kind of line
 
     def phase(self, name: str, num_steps: int, done: int = 0) -> None:
         """What is counted from here on; the bar before is closed."""
@@ -75,7 +76,12 @@ class RunLog:
             )
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """The numbers of a step."""
+        """The numbers of a step; nothing for one that is made again after a restart."""
+        if not self._is_new("step", step):
+            return
+        self._numbers(step, values)
+
+    def _numbers(self, step: int, values: Mapping[str, float]) -> None:
         self._write("metrics.jsonl", {"step": step, **{name: _finite(value) for name, value in values.items()}})
         if not self._section.tensorboard:
             return
@@ -87,13 +93,15 @@ class RunLog:
             self._board.add_scalar(name, value, step)
 
     def evaluation(self, step: int, found: Evaluation) -> None:
-        """The numbers of an evaluation, and some of its completions in a table."""
+        """The numbers of an evaluation, and some of its completions in a table; nothing for one made again."""
+        if not self._is_new("evaluation", step):
+            return
         values = {
             "evaluation/reward_mean": found.reward_mean,
             "evaluation/completion_length": found.completion_length,
             "evaluation/truncated": found.truncated,
         }
-        self.step(step, values)
+        self._numbers(step, values)
         shown = list(zip(found.trajectories, found.scores.rewards, strict=True))[: self._section.num_shown]
         rows = []
         for trajectory, reward in shown:
@@ -119,6 +127,13 @@ class RunLog:
             file.close()
         if self._board is not None:
             self._board.close()
+
+    def _is_new(self, kind: str, step: int) -> bool:
+        """Whether a line of this kind has not been written for the step, or for a later one."""
+        if step <= self._last.get(kind, -1):
+            return False
+        self._last[kind] = step
+        return True
 
     def _close_bar(self) -> None:
         if self._bar is not None:

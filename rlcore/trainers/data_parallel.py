@@ -14,13 +14,12 @@ from torch import Tensor
 from rlcore.batching.microbatches import Microbatch
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.probe import num_threads
-from rlcore.numerics.tree_sum import complete_subtrees
 from rlcore.observability.events import PassBegins
 from rlcore.trainers.assignment import Assignment, agree_on_assignment, agree_on_failure
 from rlcore.trainers.base import Loss, MicrobatchLoss
 from rlcore.trainers.local import GradientSum, LocalTrainer, check_loss
 from rlcore.trainers.ranks import Ranks
-from rlcore.trainers.reductions import buckets, canonical_sum, native_sum, node_rows, total_row
+from rlcore.trainers.reductions import bucket_width, buckets, canonical_sum, flat_nodes, native_sum, total_row
 
 
 class DataParallelTrainer(LocalTrainer):
@@ -85,12 +84,12 @@ class DataParallelTrainer(LocalTrainer):
     def _sums(self, own: GradientSum, assignment: Assignment) -> Iterator[Tensor]:
         """Yield the sum over ranks for each parameter, fp32; the own sums of a bucket are freed as it goes."""
         parameters = list(self.model.parameters())
-        num_nodes = len(complete_subtrees(assignment.numbers[self.ranks.rank]))
-        for bucket in buckets([parameter.numel() for parameter in parameters]):
+        for bucket in buckets([parameter.numel() for parameter in parameters], bucket_width(assignment)):
             trees = [own.take(index) for index in bucket]
             shapes = [parameters[index].shape for index in bucket]
             if self.is_canonical:
-                flat = canonical_sum(self.ranks, assignment, node_rows(trees, shapes, num_nodes, self.ranks.device))
+                num_elements = sum(shape.numel() for shape in shapes)
+                flat = canonical_sum(self.ranks, assignment, flat_nodes(trees), num_elements)
             else:
                 flat = native_sum(self.ranks, total_row(trees, shapes, self.ranks.device))
             del trees

@@ -31,11 +31,12 @@ from rlcore.trainers.local import (
     describe_non_finite,
     first_non_finite,
 )
+from rlcore.trainers.local_parts import local_part
 from rlcore.trainers.rank_grid import RankGrid
 from rlcore.trainers.round_sum import Rounds, RoundSum
 from rlcore.trainers.sharded_norm import sharded_norm
 from rlcore.trainers.sharded_weights import ShardedWeights
-from rlcore.trainers.shards import first_row, full_tensor, local_part, owned_digests, sharded_like
+from rlcore.trainers.shards import first_row, full_tensor, owned_digests, sharded_like
 from rlcore.weights.digests import combined_digest, flat_digest
 
 FORWARD_METHODS = ("hidden",)

@@ -43,7 +43,7 @@ class RankGrid:
 def build_grid(
     num_shards: int, *, timeout_s: float, members: Sequence[int] | None = None, device: str = "cpu"
 ) -> RankGrid | None:
-    """Build the groups of a grid of `members`, or of all ranks of the default group; None on a rank that is not a member.
+    """Build the groups of a grid of `members`, or of all ranks of the default group; None on other ranks.
 
     Every rank of the default group calls it. `timeout_s` bounds each collective: a group of its own does not take over
     that of the default one. Raises InvalidValueError if the replicas would not have `num_shards` ranks each.

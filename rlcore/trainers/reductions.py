@@ -18,31 +18,44 @@ from rlcore.trainers.assignment import Assignment
 from rlcore.trainers.ranks import Ranks
 
 BUCKET_ELEMENTS = 1 << 20
-"""Elements that are exchanged at once, unless one tensor alone has more: never a flat copy of the model."""
+"""Elements that a rank sends at once, over all of its sums: never a flat copy of the model."""
 
 
-def canonical_sum(ranks: Ranks, assignment: Assignment, own: Tensor) -> Tensor:
-    """Return the sum over all microbatches, flat, equal on all ranks.
+def canonical_sum(ranks: Ranks, assignment: Assignment, own: Sequence[Tensor], num_elements: int) -> Tensor:
+    """Return the sum over all microbatches, fp32 [elements], equal on all ranks.
 
-    `own` are the sums of this rank's complete subtrees, fp32 [subtrees, elements], in the order of `TreeSum.nodes`.
+    `own` are the sums of this rank's complete subtrees, flat, in the order of `TreeSum.nodes`.
     """
-    num_elements = own.shape[1]
-    chunk = scattered_sum(ranks, assignment, own)
-    total = chunk.new_empty(ranks.size * len(chunk))
-    dist.all_gather(list(torch.split(total, len(chunk))), chunk, group=ranks.group)
-    return total[:num_elements]
+    total = torch.empty(num_elements, device=ranks.device)
+    width = bucket_width(assignment)
+    for begin in range(0, num_elements, width):
+        part = total[begin : begin + width]
+        chunk = -(-len(part) // ranks.size)
+        found = _scattered_sum(ranks, assignment, [node[begin : begin + width] for node in own], chunk)
+        padded = part if len(part) == ranks.size * chunk else part.new_empty(ranks.size * chunk)
+        dist.all_gather(list(torch.split(padded, chunk)), found, group=ranks.group)
+        if padded is not part:
+            part.copy_(padded[: len(part)])
+    return total
 
 
-def scattered_sum(ranks: Ranks, assignment: Assignment, own: Tensor) -> Tensor:
-    """Return this rank's chunk of the sum over all microbatches; `own` as in `canonical_sum`, padded with zeros."""
-    num_nodes, num_elements = own.shape
-    chunk = -(-num_elements // ranks.size)
-    padded = torch.nn.functional.pad(own, (0, ranks.size * chunk - num_elements))
-    sent = padded.view(num_nodes, ranks.size, chunk).transpose(0, 1).contiguous()
+def bucket_width(assignment: Assignment) -> int:
+    """Return how many elements are summed at once: fewer if some rank has many sums of them."""
+    most = max(len(complete_subtrees(numbers)) for numbers in assignment.numbers)
+    return max(1, BUCKET_ELEMENTS // max(1, most))
+
+
+def _scattered_sum(ranks: Ranks, assignment: Assignment, own: Sequence[Tensor], chunk: int) -> Tensor:
+    """Return this rank's chunk of the sum over all microbatches, padded with zeros."""
+    sent = torch.empty(ranks.size, len(own), chunk, device=ranks.device)
+    for index, node in enumerate(own):
+        missing = ranks.size * chunk - len(node)
+        padded = torch.nn.functional.pad(node, (0, missing)) if missing else node
+        sent[:, index] = padded.view(ranks.size, chunk)
     places = [complete_subtrees(numbers) for numbers in assignment.numbers]
     counts = [len(each) for each in places]
-    received = own.new_empty(sum(counts), chunk)
-    dist.all_to_all_single(received, sent.view(-1, chunk), counts, [num_nodes] * ranks.size, group=ranks.group)
+    received = sent.new_empty(sum(counts), chunk)
+    dist.all_to_all_single(received, sent.view(-1, chunk), counts, [len(own)] * ranks.size, group=ranks.group)
     return added(assignment.num_microbatches, places, received)
 
 
@@ -58,15 +71,13 @@ def added(num_microbatches: int, places: Sequence[Sequence[NodePosition]], rows:
     return found.contiguous()
 
 
-def node_rows(trees: Sequence[TreeSum], shapes: Sequence[torch.Size], num_nodes: int, device: str) -> Tensor:
-    """Return the sums of a part's complete subtrees, those of several tensors beside each other.
+def flat_nodes(trees: Sequence[TreeSum]) -> list[Tensor]:
+    """Return the sums of a part's complete subtrees, those of several tensors beside each other, flat.
 
-    The trees were given the same values; fp32 [subtrees, elements], in the order of `TreeSum.nodes`.
+    The trees were given the same values. The sums of one tensor are not copied.
     """
-    rows = torch.empty(num_nodes, sum(shape.numel() for shape in shapes), device=device)
-    for node, *values in zip(rows, *([value for _, value in tree.nodes()] for tree in trees), strict=True):
-        torch.cat([value.reshape(-1) for value in values], out=node)
-    return rows
+    by_node = zip(*([value.reshape(-1) for _, value in tree.nodes()] for tree in trees), strict=True)
+    return [values[0] if len(values) == 1 else torch.cat(values) for values in by_node]
 
 
 def total_row(trees: Sequence[TreeSum], shapes: Sequence[torch.Size], device: str) -> Tensor:
@@ -86,7 +97,7 @@ def native_sum(ranks: Ranks, own: Tensor) -> Tensor:
     return own
 
 
-def buckets(sizes: Sequence[int], max_elements: int = BUCKET_ELEMENTS) -> Iterator[range]:
+def buckets(sizes: Sequence[int], max_elements: int) -> Iterator[range]:
     """Divide tensors of these sizes, in their order, into runs of at most `max_elements`; a larger one stands alone."""
     bucket_of, filled, number = [], 0, 0
     for size in sizes:

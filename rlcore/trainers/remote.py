@@ -4,6 +4,7 @@ A handle moves microbatches, losses and small values. Of the weights it fetches 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,15 +16,17 @@ from rlcore.models.decoder import Decoder
 from rlcore.observability.events import Event, StepBegins, StepEnds, WarmStartBegins, WarmStartEnds
 from rlcore.observability.observers import Observer
 from rlcore.trainers.base import Loss, MicrobatchLoss, Reading, TrainerState
-from rlcore.trainers.worker import ModelWorker
 from rlcore.weights.coverage import Groups
 from rlcore.weights.target import ParameterSpec
+
+if TYPE_CHECKING:
+    from rlcore.trainers.worker import ModelWorker
 
 
 class RemoteReader:
     """A model of the workers that is read."""
 
-    def __init__(self, name: str, workers: ModelWorker) -> None:
+    def __init__(self, name: str, workers: "ModelWorker") -> None:
         """Read the model of this name; `workers` is the handle of a group."""
         self.name = name
         """Name of the model in records and checkpoints: policy, critic, reference."""
@@ -45,7 +48,7 @@ class RemoteReader:
 class RemoteTrainer(RemoteReader):
     """A model of the workers that is trained."""
 
-    def __init__(self, name: str, workers: ModelWorker, peak_rate: float) -> None:
+    def __init__(self, name: str, workers: "ModelWorker", peak_rate: float) -> None:
         """Train the model of this name; `workers` is the handle of a group."""
         super().__init__(name, workers)
         self.peak_rate = peak_rate
@@ -93,7 +96,7 @@ class RemoteTrainer(RemoteReader):
 class RemoteWeights:
     """The weights of a model of the workers, fetched tensor by tensor."""
 
-    def __init__(self, name: str, workers: ModelWorker) -> None:
+    def __init__(self, name: str, workers: "ModelWorker") -> None:
         """Read the weights of the model of this name."""
         self._name, self._workers = name, workers
         self._description = workers.describe_weights(name)
@@ -145,7 +148,7 @@ class RemoteWeights:
 class FetchedTensors(Mapping[str, Tensor]):
     """Tensors of the workers by name."""
 
-    def __init__(self, name: str, workers: ModelWorker, parameters: tuple[str, ...]) -> None:
+    def __init__(self, name: str, workers: "ModelWorker", parameters: tuple[str, ...]) -> None:
         """Fetch these parameters of the model `name`."""
         self._name, self._workers, self._parameters = name, workers, parameters
 
@@ -167,7 +170,7 @@ class FetchedTensors(Mapping[str, Tensor]):
 class RemoteModels:
     """Lets the workers build the models of a run."""
 
-    def __init__(self, config: RunConfig, workers: ModelWorker) -> None:
+    def __init__(self, config: RunConfig, workers: "ModelWorker") -> None:
         """Build them by the handle of a group."""
         self._config, self._workers = config, workers
 
@@ -194,7 +197,7 @@ class RemoteModels:
 class StepsOfWorkers(Observer):
     """Tells the workers where steps and the warm start begin and end. The curve is the controller's."""
 
-    def __init__(self, workers: ModelWorker) -> None:
+    def __init__(self, workers: "ModelWorker") -> None:
         """Tell the workers of this handle."""
         self._workers = workers
 

@@ -19,7 +19,7 @@ from rlcore.errors import InvalidValueError
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.trainers.assignment import Assignment
 from rlcore.trainers.rank_grid import RankGrid
-from rlcore.trainers.reductions import canonical_sum, native_sum, node_rows
+from rlcore.trainers.reductions import canonical_sum, flat_nodes, native_sum
 
 
 class Rounds:
@@ -138,5 +138,4 @@ class RoundSum(ReduceScatter):
         if running is not None:
             return native_sum(grid.replicate, running)
         assert tree is not None, "passes come first"
-        rows = node_rows([tree], [torch.Size([sum(self._sizes)])], len(list(tree.nodes())), grid.shard.device)
-        return canonical_sum(grid.replicate, grid.by_replica(assignment), rows)
+        return canonical_sum(grid.replicate, grid.by_replica(assignment), flat_nodes([tree]), sum(self._sizes))

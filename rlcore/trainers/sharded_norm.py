@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rlcore.trainers.local import squared_rows
+from rlcore.trainers.local_parts import local_part
 from rlcore.trainers.ranks import Ranks
-from rlcore.trainers.shards import local_part
 
 MAX_PARTS = 42
 """fp64 reaches from 2**-1074 to 2**1024, and each part covers 53 bits or more of the sum."""

@@ -16,11 +16,6 @@ from rlcore.trainers.ranks import Ranks
 from rlcore.weights.digests import tensor_digest
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """Return the rows of this rank, not copied; the tensor itself if it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole tensor on every rank; collective if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

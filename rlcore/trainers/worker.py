@@ -18,6 +18,7 @@ from rlcore.checks.observers import checks_of_level
 from rlcore.config import RunConfig
 from rlcore.determinism import at_level
 from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Partition, Split, Table
+from rlcore.distributed.process_report import ProcessName, ProcessReport, report_of
 from rlcore.distributed.worker import Worker
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
@@ -49,6 +50,7 @@ class ModelWorker(Worker):
     """Builds, trains and reads the models of a rank by their names: policy, critic, reference."""
 
     dispatch_table: ClassVar[Table] = {
+        "report": Entry(collect=Collect.LIST),
         "observe": Entry({"event": _ONE}),
         "build_policy": Entry(),
         "build_critic": Entry({"learning_rate": _ONE}),
@@ -101,6 +103,11 @@ class ModelWorker(Worker):
         self._models = LocalModels(config, decoder, self._observers, parallel=parallel)
         self._readers: dict[str, Reader] = {}
         self._trainers: dict[str, Trainer] = {}
+
+    def report(self) -> ProcessReport:
+        """Return what is in effect in this process: variables, and what torch says."""
+        context = self.context
+        return report_of(ProcessName(context.role, ("policy", "critic", "reference"), context.rank))
 
     def observe(self, event: Event) -> None:
         """Let the checks and the recorder of this rank see where a step begins and ends."""

@@ -75,6 +75,7 @@ def session(wanted: bool) -> Iterator[None]:
         return
     import ray
 
+    os.environ["RAY_worker_niceness"] = "0"  # actors give way to every other process of a busy machine without it
     ray.init(num_cpus=8, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
     try:
         yield

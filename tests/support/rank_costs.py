@@ -7,6 +7,7 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.checkpoints.over_ranks import load_over_ranks, save_over_ranks
@@ -19,13 +20,13 @@ from rlcore.trainers.assignment import Assignment
 from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import RankGrid, build_grid
-from rlcore.trainers.reductions import canonical_sum, native_sum
+from rlcore.trainers.reductions import BUCKET_ELEMENTS, canonical_sum, native_sum
 from tests.support.rank_questions import policy_loss
 
 CONFIG = DecoderConfig("qwen3", 1031, 136, 4, 4, 2, 34, 368, max_length=64)
 NUM_MICROBATCHES = 16
-NUM_SUMMED = 1 << 23
-"""Elements of the sum that is measured alone, 32 MiB."""
+NUM_BUCKETS = 8
+"""Buckets of the sum that is measured alone, 4 MiB each."""
 Seconds = Mapping[str, float]
 
 
@@ -79,15 +80,19 @@ def step_s(num_shards: int, is_canonical: bool, num_rounds: int) -> Seconds:
 def sums_s(num_rounds: int) -> Seconds:
     """Measure a sum over ranks: the library's, and ours with neighbours on one rank and with every second of them."""
     world = grid_of(1).world
-    size, found = world.size, {"library": least_s(partial(native_sum, world, torch.ones(NUM_SUMMED)), num_rounds)}
-    count = NUM_MICROBATCHES // size
-    divisions = {
-        "neighbours": tuple(tuple(range(rank * count, (rank + 1) * count)) for rank in range(size)),
-        "scattered": tuple(tuple(range(rank, NUM_MICROBATCHES, size)) for rank in range(size)),
-    }
-    for name, numbers in divisions.items():
-        own = torch.ones(len(complete_subtrees(numbers[world.rank])), NUM_SUMMED)
-        found[name] = least_s(partial(canonical_sum, world, Assignment(NUM_MICROBATCHES, numbers), own), num_rounds)
+    count, found = NUM_MICROBATCHES // world.size, dict[str, float]()
+
+    def measure(name: str, add: Callable[[], Tensor]) -> None:
+        found[name] = least_s(lambda: [add() for _ in range(NUM_BUCKETS)], num_rounds)
+
+    measure("library", partial(native_sum, world, torch.ones(BUCKET_ELEMENTS)))
+    for name, numbers in {
+        "neighbours": tuple(tuple(range(rank * count, (rank + 1) * count)) for rank in range(world.size)),
+        "scattered": tuple(tuple(range(rank, NUM_MICROBATCHES, world.size)) for rank in range(world.size)),
+    }.items():
+        own = [torch.ones(BUCKET_ELEMENTS) for _ in complete_subtrees(numbers[world.rank])]
+        assignment = Assignment(NUM_MICROBATCHES, numbers)
+        measure(name, partial(canonical_sum, world, assignment, own, BUCKET_ELEMENTS))
     return found
 
 

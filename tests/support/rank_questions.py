@@ -69,6 +69,7 @@ class Answers:
 def answers_of(trainer: LocalTrainer, own: list[list[Microbatch]]) -> Answers:
     """Ask a trainer with these microbatches of two steps."""
     trainer.forward_backward(own[0], policy_loss, num_microbatches=NUM_MICROBATCHES)
+    trainer.weights().logprobs(canary_tokens(CONFIG))  # a pass without a gradient leaves no full weights to be moved
     trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
     read = trainer.read(own[0], read_logprobs)
     trainer.forward_backward(own[1], policy_loss, num_microbatches=NUM_MICROBATCHES)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.observability.observers import Observers
+from rlcore.trainers import reductions
 from rlcore.trainers.base import MicrobatchLoss
 from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.parallel import build_parallel
@@ -110,6 +112,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     is_canonical: bool = True
     max_norm: float = 0.5
+    bucket_elements: int = reductions.BUCKET_ELEMENTS
 
 
 def local_trainer(dtype: torch.dtype = torch.float32, model: nn.Module | None = None) -> LocalTrainer:
@@ -149,7 +152,13 @@ def parallel_training(case: Case) -> Trained | None:
     built = parallel_trainer(case)
     if built is None:
         return None
-    trainer, grid = built
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reductions, "BUCKET_ELEMENTS", case.bucket_elements)
+        return training_of(case, *built)
+
+
+def training_of(case: Case, trainer: LocalTrainer, grid: RankGrid) -> Trained:
+    """Train on this rank."""
     norms, gradients = [], dict[str, str]()
     for step in range(NUM_STEPS):
         own = DIVISIONS[case.division](microbatches_of(step), grid.world.size)[grid.world.rank]

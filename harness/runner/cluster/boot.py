@@ -3,6 +3,7 @@
 run ─▶ open_cluster: listen ─▶ start agents, or say how ─▶ wait until all have joined ─▶ Cluster ─▶ close, reap
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -10,10 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core.errors import UsageError
+from harness.core.errors import NetworkError, UsageError
 from harness.core.text import one_line
 from harness.machine.network.interfaces import read_network
 from harness.machine.network.rendezvous import meeting_places
+from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor.fork_server import end_process
 from harness.runner.cluster.channel import new_key
 from harness.runner.cluster.nodes import Cluster
@@ -24,14 +26,15 @@ from harness.runner.options import RunOptions
 KEY = "RLHARNESS_CLUSTER_KEY"
 """Variable with the key of the run, for agents that others start; a run takes it from there too."""
 MIN_KEY_CHARS = 16
-JOIN_S = 120.0
-"""For agents that the run has started."""
+JOIN_S = 300.0
+"""For agents that the run or Ray has started."""
 DIAL_IN_S = 900.0
 """For agents that others start, who may have to wait for their nodes."""
 NAMES_S = 1.0
 END_S = 30.0
 """For an agent to end what it runs, once the run is over."""
 BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from harness.cli.main import main; sys.exit(main())"
+RAY_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from harness.runner.cluster.ray_boot import main; main()"
 
 
 @dataclass(slots=True)
@@ -64,10 +67,42 @@ class Booted:
         process.stdin.write(f"{key}\n".encode())
         process.stdin.close()
 
+    async def start_by_ray(self, ray_address: str, port: int, environ: Mapping[str, str], key: str) -> int:
+        """Have Ray start an agent on each node of its cluster; the number of nodes. NetworkError where it cannot."""
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", RAY_BOOT, str(Path(__file__).parents[3])],
+            env={name: value for name, value in environ.items() if name != KEY},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        order = {"ray_address": ray_address, "port": port, "key": key, "end_s": END_S / 2}
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+        try:
+            line = await in_daemon_thread(process.stdout.readline, limit_s=JOIN_S)
+            said = json.loads(line or b'{"error": "the process that joins Ray has ended; is ray installed?"}')
+        except TimeoutError:
+            said = {"error": f"no answer within {JOIN_S:g} s"}
+        if "error" in said:
+            raise NetworkError(
+                f"--cluster {ray_address}: {said['error']}",
+                legal="the address of a Ray cluster that runs, with the version of Ray that is installed here",
+                remedy="ray status --address ADDRESS; or start agents yourself, with --cluster listen:N",
+            )
+        return int(said["nodes"])
+
     def end(self) -> None:
         """Wait for the processes to end; kill what does not."""
         for process in self.processes:
+            if process.stdin is not None:
+                process.stdin.close()
             end_process(process, END_S)
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 @asynccontextmanager
@@ -82,6 +117,9 @@ async def open_cluster(options: RunOptions, address: ClusterAddress) -> AsyncIte
             for _ in range(address.num_nodes):
                 booted.start(("agent", f"127.0.0.1:{port}", "--key-file", "-"), options.invocation.environ, key)
             await cluster.wait_for(address.num_nodes, JOIN_S, booted.why_ended)
+        elif address.boot is Boot.RAY:
+            num_nodes = await booted.start_by_ray(address.ray_address, port, options.invocation.environ, key)
+            await cluster.wait_for(num_nodes, JOIN_S, booted.why_ended)
         else:
             await _say_how(address, port, key, options)
             await cluster.wait_for(address.num_nodes, DIAL_IN_S)

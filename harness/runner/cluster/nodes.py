@@ -33,6 +33,7 @@ from harness.runner.sessions.part_file import PART_FILE
 READY_S = 300.0
 """For an agent to read its GPUs and unpack sources."""
 CLOSE_S = 5.0
+ANYWHERE = "0.0.0.0"  # both families would have two ports where any free one is asked for
 ANSWER_S = 30.0
 LOST_END = ProcessEnd(None, None, NODE_LOST, (), (), 0.0)
 Terminating = Callable[[str], None]
@@ -100,7 +101,7 @@ class Cluster:
         """Listen for agents; the port. NetworkError where it cannot be had."""
         try:
             self._server = await asyncio.start_server(
-                self._welcome, host or None, port, limit=messages.MAX_MESSAGE_BYTES
+                self._welcome, host or ANYWHERE, port, limit=messages.MAX_MESSAGE_BYTES
             )
         except OSError as error:
             raise NetworkError(

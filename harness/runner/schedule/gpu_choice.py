@@ -6,9 +6,9 @@ Sets of GPUs are bit masks over `GpuChoice.gpus`, so that a free set is one inte
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
-from math import comb
+from math import comb, inf
 
 from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
@@ -32,8 +32,6 @@ class _Options:
     mixed_pools: tuple[int, ...]
     any_memory: int = 0
     """Every GPU that a lease could hold if the need asked for no memory."""
-    best: dict[int, tuple[Rating, int]] = field(default_factory=dict)
-    """By the free GPUs of one pool, the best set of them."""
     refused: int = 0
     """The free GPUs for which there was no set when one was last sought in vain."""
 
@@ -63,6 +61,9 @@ class GpuChoice:
         for gpu in self.gpus:
             self.node_gpus[gpu.node] |= self._bit_of[gpu.gpu_id]
         self._options: dict[Need, _Options] = {}
+        self._best_sets: dict[tuple[int, int], tuple[Rating, int]] = {}
+        """By the free GPUs of one pool and a number, the best set of so many of them."""
+        self._memories_gb = sorted({gpu.memory_gb for gpu in self.gpus})
         self._gpus_in: dict[int, tuple[Gpu, ...]] = {}
         self._nodes_in: dict[int, tuple[str, ...]] = {}
 
@@ -99,16 +100,17 @@ class GpuChoice:
         Most NVLink connections inside the set first; then the least memory, so that big GPUs stay for those who need
         them; then the pool left with the fewest free GPUs; then neighbouring indexes, lowest first.
         """
-        if need.nodes > 1:
-            return self._choose_nodes(need, free)
         options = self._options.get(need) or self._options_of(need)
         # Where there was no set among the GPUs of `refused`, a pool that has no other GPU free has none now.
         gained = free & ~options.refused
         if not gained:
             return 0
-        _, chosen = self._best(options, options.pools, free, gained, need.gpus)
-        if not chosen and options.mixed_pools:
-            _, chosen = self._best(options, options.mixed_pools, free, gained, need.gpus)
+        if need.nodes > 1:
+            chosen = self._choose_nodes(need, free)
+        else:
+            _, chosen = self._best(options.pools, free, gained, need.gpus)
+        if not chosen and options.mixed_pools and need.nodes == 1:
+            _, chosen = self._best(options.mixed_pools, free, gained, need.gpus)
         if not chosen:
             options.refused = free
         return chosen
@@ -142,7 +144,7 @@ class GpuChoice:
         options = self._options_of(part)
         by_model: dict[str, dict[str, tuple[Rating, int]]] = {}  # and by node; "" for models that may differ
         for number, pool in enumerate((*options.pools, *options.mixed_pools)):
-            found = self._best(options, (pool,), free, free, part.gpus)
+            found = self._best((pool,), free, free, part.gpus)
             if found[1]:
                 gpu = self.gpus[places_in(pool)[0]]
                 for model in (gpu.model, "") if self.mix_models else (gpu.model,):
@@ -195,7 +197,12 @@ class GpuChoice:
     def _options_of(self, need: Need) -> _Options:
         options = self._options.get(need)
         if options is None:
-            options = self._options[need] = self._make_options(need)
+            # Needs that differ in memory, and that the same GPUs meet, have the same options.
+            rank = bisect_left(self._memories_gb, need.memory_gb)
+            memory_gb = self._memories_gb[rank] if rank < len(self._memories_gb) else inf
+            kind = replace(need, memory_gb=memory_gb, exclusive=False, shared=False)
+            options = self._options.get(kind) or self._make_options(kind)
+            self._options[kind] = self._options[need] = options
         return options
 
     def _make_options(self, need: Need) -> _Options:
@@ -213,17 +220,15 @@ class GpuChoice:
         mixed = by_node.values() if self.mix_models and need.gpus > 1 else ()
         return _Options(pools, tuple(mask for mask in mixed if mask.bit_count() >= need.gpus), any_memory)
 
-    def _best(
-        self, options: _Options, pools: Sequence[int], free: int, gained: int, num_gpus: int
-    ) -> tuple[Rating, int]:
+    def _best(self, pools: Sequence[int], free: int, gained: int, num_gpus: int) -> tuple[Rating, int]:
         """The best set of `num_gpus` free GPUs of one of the pools that have a GPU of `gained`, with its rating."""
         best = NOTHING
         for pool in pools:
             if pool & gained:
                 here = pool & free
-                found = options.best.get(here)
+                found = self._best_sets.get((here, num_gpus))
                 if found is None:
-                    found = options.best[here] = self._best_of(places_in(here), num_gpus)
+                    found = self._best_sets[here, num_gpus] = self._best_of(places_in(here), num_gpus)
                 if found[1] and (not best[1] or found < best):
                     best = found
         return best

@@ -61,7 +61,7 @@ class Calling:
         found = {rank: future for rank, future in self.futures.items() if future in done}
         failed = {rank: future.exception() for rank, future in found.items() if future.exception() is not None}
         for error in failed.values():
-            if isinstance(error, _Death):
+            if isinstance(error, _Death | _Closed):
                 raise error.fresh()
         if failed:
             return {rank: error.failure for rank, error in failed.items() if isinstance(error, _Failed)}
@@ -95,6 +95,18 @@ class _Death(Exception):
         )
 
 
+class _Closed(Exception):
+    """A group that was closed while a call ran."""
+
+    def fresh(self) -> WorkerError:
+        """Return the error."""
+        return WorkerError(
+            f"group {self.args[0]} was closed before the call had returned",
+            role=str(self.args[0]),
+            remedy="take results before the group is closed",
+        )
+
+
 class ChildWorkers:
     """As `Started`, for child processes."""
 
@@ -109,7 +121,7 @@ class ChildWorkers:
         self._number = 0
         self._waiting: dict[tuple[int, int], tuple[str, Future[Any]]] = {}  # (rank, number): method, future
         self._death: _Death | None = None
-        self._is_ending = False
+        self._is_ending = self._has_ended = False
         self._wake, self._woken = multiprocessing.get_context("spawn").Pipe()
         self._reader = threading.Thread(target=self._read, name=f"rlcore-{launch.name}", daemon=True)
 
@@ -154,22 +166,26 @@ class ChildWorkers:
             raise self._death.fresh()
 
     def end(self) -> None:
-        """As `Started.end`."""
-        if self._is_ending:
+        """As `Started.end`. It can be interrupted and called again."""
+        if self._has_ended:
             return
         self._is_ending = True
-        atexit.unregister(self.end)
-        self._wake.send_bytes(b"")
-        if self._reader.is_alive():
-            self._reader.join()
         for process in self._processes:
             process.kill()
+        if self._reader.is_alive():
+            self._wake.send_bytes(b"")
+            self._reader.join()
         for process in self._processes:
             process.join()
-            process.close()
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for _, future in waiting.values():
+            future.set_exception(_Closed(self._launch.name))
         for connection in (*self._connections, self._wake, self._woken):
             connection.close()
         self._rendezvous.close()
+        self._has_ended = True
+        atexit.unregister(self.end)
 
     def _spawn(self, rank: int) -> SpawnProcess:
         """Start the process of a rank, with its environment and, until it ignores SIGINT, with that blocked."""
@@ -191,7 +207,7 @@ class ChildWorkers:
         ranks |= {process.sentinel: rank for rank, process in enumerate(self._processes)}
         while True:
             ready = wait([*ranks, self._woken])
-            if self._woken in ready:
+            if self._woken in ready or self._is_ending:
                 return
             for each in ready:
                 if isinstance(each, Connection) and not self._take(ranks[each], each):

@@ -1,6 +1,5 @@
 """Offload and wake: no bit changes, tied weights stay tied, and a bit that does change is named."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlcore.distributed.offload import MIN_MAPPED_BYTES, OffloadedState, offload, state_tensors
+from harness.fixtures import StartRanks
+from rlcore.distributed.offload import MIN_MAPPED_BYTES, offload, state_tensors
 from rlcore.errors import InvalidValueError, PlacementError
 from rlcore.weights.digests import tensor_digests
 
@@ -159,29 +159,36 @@ def test_a_full_disk_is_an_error_and_the_state_can_be_used(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist: Any = torch.distributed
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def files_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[bool]:
+    """Return whether the large tensors of a state lie in files without a name."""
+    large = [each for each in state_tensors(model, optimizer).values() if each.nbytes >= MIN_MAPPED_BYTES]
+    return {any(file.endswith("(deleted)") for file in mapped_files(each)) for each in large}
 
 
-@pytest.mark.usefixtures("one_rank")
-def test_shards_of_fsdp2_sleep_and_learn_afterwards(tmp_path: Path) -> None:
+def sharded_digests(directory: str, naps: bool) -> dict[str, str]:
+    """Return the digests of a rank's shards after three steps, with or without naps between them."""
     from torch.distributed.fsdp import fully_shard
 
-    results = []
-    for naps in (False, True):
-        torch.manual_seed(7)
-        model = nn.Sequential(nn.Embedding(96, WIDTH), nn.Linear(WIDTH, 95), nn.GELU())
-        fully_shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
-        for steps in (range(1), range(1, 3)):
-            learn(model, optimizer, steps)
-            if naps:
-                state: OffloadedState = offload(model, optimizer, directory=tmp_path)
-                assert state.num_bytes > 4 * 96 * WIDTH
-                state.wake()
-        results.append(digests(model, optimizer))
-    assert results[0] == results[1]
+    torch.manual_seed(7)
+    layers = [nn.Embedding(97, WIDTH), nn.Linear(WIDTH, 95)]
+    model = nn.Sequential(*layers, nn.GELU())
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    for step in range(3):
+        learn(model, optimizer, range(step, step + 1))
+        if naps:
+            state = offload(model, optimizer, directory=Path(directory))
+            assert files_of(model, optimizer) == {True}, "every shard lies in a file"
+            state.wake()
+            assert files_of(model, optimizer) == {False}
+    return digests(model, optimizer)
+
+
+@pytest.mark.timeout(300)
+def test_shards_of_fsdp2_are_offloaded_and_learn_afterwards(tmp_path: Path, distributed: StartRanks) -> None:
+    ranks = distributed(2, backend="gloo", env={"OMP_NUM_THREADS": "1"}, timeout_s=240.0)
+    without, with_naps = (ranks.run(sharded_digests, str(tmp_path), naps) for naps in (False, True))
+    assert without == with_naps
+    assert without[0] != without[1], "ranks have different shards"

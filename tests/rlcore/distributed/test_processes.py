@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -140,6 +141,18 @@ def test_a_worker_that_dies_between_calls_is_noticed_and_every_call_raises() -> 
 
 
 @pytest.mark.full
+def test_a_result_of_a_group_that_was_closed_is_an_error() -> None:
+    group = start_group(Faulty, role="faulty", size=1, backend=BACKEND)
+    caller: FaultyView = group.view(FaultyView)
+    future = caller.wait()
+    with pytest.raises(KeyError), group:
+        raise KeyError
+    with pytest.raises(WorkerError, match="closed before the call had returned"):
+        future.result()
+    group.close()
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("number", range(5))
 def test_a_random_kill_while_calls_run_is_named_and_leaves_nothing(seed: str, number: int) -> None:
     draw = random.Random(f"{seed}:{number}")
@@ -179,6 +192,8 @@ def test_a_constructor_that_hangs_is_given_up() -> None:
 
 CONTROLLER = """
 import sys
+from pathlib import Path
+
 from rlcore.distributed.worker_group import start_group
 from tests.rlcore.distributed.workers import Faulty
 
@@ -190,7 +205,7 @@ if __name__ == "__main__":
     group = start_group(Faulty, role="faulty", size=2, backend=sys.argv[2])
     print(*group.process_ids, flush=True)
     if sys.argv[1] == "call":
-        group.handle.die("exit", 9)  # rank 9 does not exist: all wait
+        group.handle.stay(str(Path(__file__).parent))
     elif sys.argv[1] == "print":
         group.handle.say()
         group.close()
@@ -200,7 +215,7 @@ if __name__ == "__main__":
 
 
 def controller(tmp_path: Path, how: str, *backend: str) -> tuple["subprocess.Popen[str]", tuple[int, ...]]:
-    """Start a controller in a process of its own, and return it with the ids of its workers."""
+    """Start a controller in a process of its own, and return it with the ids of its workers, once they run a call."""
     program = tmp_path / "controller.py"
     program.write_text(CONTROLLER, "utf-8")
     process = subprocess.Popen(
@@ -213,7 +228,10 @@ def controller(tmp_path: Path, how: str, *backend: str) -> tuple["subprocess.Pop
         start_new_session=True,
     )
     assert process.stdout is not None
-    return process, tuple(int(word) for word in process.stdout.readline().split())
+    pids = tuple(int(word) for word in process.stdout.readline().split())
+    while how == "call" and process.poll() is None and len(list(tmp_path.glob("rank *"))) < len(pids):
+        time.sleep(0.05)
+    return process, pids
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -114,6 +115,7 @@ class Faulty(Worker):
         "result": Entry({}, collect=Collect.LIST),
         "pid": Entry({}, collect=Collect.LIST),
         "say": Entry({}),
+        "stay": Entry({"directory": Broadcast()}),
     }
 
     def __init__(self, how: str = "") -> None:
@@ -150,6 +152,10 @@ class Faulty(Worker):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def stay(self, directory: str) -> None:
+        Path(directory, f"rank {self.context.rank}").touch()
+        threading.Event().wait()
 
     def say(self) -> None:
         print(f"rank {self.context.rank}")

@@ -37,6 +37,13 @@ def test_ranks_train_to_the_bits_of_one_process(on_ranks: OnRanks, case: Case) -
     assert found == [alone] * case.num_ranks + [None] * (NUM_RANKS - case.num_ranks)
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_tensors_are_summed_in_slices_and_buckets_to_the_same_bits(on_ranks: OnRanks, num_shards: int) -> None:
+    """Some tensors are divided, others go together; no slice is as long as the number of ranks asks for."""
+    found = on_ranks(parallel_training, Case(NUM_RANKS, num_shards, "shuffled", bucket_elements=301))
+    assert found == [on_ranks(local_training)[0]] * NUM_RANKS
+
+
 @pytest.mark.parametrize("num_shards", [1, pytest.param(2, marks=pytest.mark.full), 4])
 def test_the_librarys_own_sum_has_other_bits_on_four_ranks_and_equal_ones_on_each(
     on_ranks: OnRanks, num_shards: int

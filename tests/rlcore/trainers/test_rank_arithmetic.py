@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcore.numerics.tree_sum import TreeSum, complete_subtrees, tree_sum
 from rlcore.trainers.assignment import Assignment
 from rlcore.trainers.local import global_norm, squared_rows
-from rlcore.trainers.reductions import added, buckets, node_rows, total_row
+from rlcore.trainers.reductions import added, buckets, flat_nodes, total_row
 from rlcore.trainers.sharded_norm import MAX_PARTS, exact_parts, row_sums
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
@@ -51,8 +51,8 @@ def test_the_sums_of_ranks_are_added_to_the_bits_of_one_tree(division: tuple[int
     for own, of_rank in zip(by_rank, places, strict=True):
         tree = part_of(num_values, own, values)
         assert [place for place, _ in tree.nodes()] == of_rank
-        rows.append(node_rows([tree], [torch.Size([6])], len(of_rank), "cpu"))
-    assert torch.equal(added(num_values, places, torch.cat(rows)), expected)
+        rows += flat_nodes([tree])
+    assert torch.equal(added(num_values, places, torch.stack(rows)), expected)
 
 
 def test_another_order_of_additions_has_other_bits() -> None:
@@ -70,7 +70,7 @@ def test_rows_of_several_tensors_lie_beside_each_other() -> None:
         tree.add(0, torch.full(shape, 1.0))
         tree.add(3, torch.full(shape, float(shape.numel())))
         trees.append(tree)
-    assert node_rows(trees, shapes, 2, "cpu").tolist() == [[1.0] * 7, [4.0] * 4 + [3.0] * 3]
+    assert [node.tolist() for node in flat_nodes(trees)] == [[1.0] * 7, [4.0] * 4 + [3.0] * 3]
     assert total_row(trees, shapes, "cpu").tolist() == [5.0] * 4 + [4.0] * 3
     assert total_row([TreeSum(1)], [torch.Size([2])], "cpu").tolist() == [0.0, 0.0]
 

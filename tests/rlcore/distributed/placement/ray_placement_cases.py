@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -199,6 +201,32 @@ def test_ctrl_c_while_waiting_gives_everything_back(monkeypatch: pytest.MonkeyPa
         with pytest.raises(KeyboardInterrupt), waiting:
             pytest.fail("it was reserved")
         until(lambda found: sum(each.free_gpus for each in found) == 2)
+
+
+KILLED = """
+import os, signal, sys
+import ray
+from rlcore.distributed.placement.plan import Pool, Role, make_plan
+from rlcore.distributed.placement.ray_cluster import ray_nodes
+from rlcore.distributed.placement.ray_reservation import reserve
+ray.init(address=sys.argv[1], log_to_driver=False)
+plan = make_plan([Pool(name="train", num_slots=8)], [Role(name="actor", pool="train")], ray_nodes())
+with reserve(plan, timeout_s=100):
+    print("held", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_driver_that_is_killed_holds_nothing(cluster: RayCluster) -> None:
+    command = [sys.executable, "-c", KILLED, cluster.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        assert any(line.strip() == "held" for line in driver.stdout)
+        until(lambda found: sum(each.free_gpus for each in found) == 0)
+        driver.stdin.close()
+        assert driver.wait() == -signal.SIGKILL
 
 
 def test_a_node_that_leaves_ends_the_wait(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:

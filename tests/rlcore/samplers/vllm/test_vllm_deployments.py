@@ -1,4 +1,4 @@
-"""Ray, shards of the weights and two engines of vLLM: a run whose every part is elsewhere, to the bits of one process."""
+"""Ray, shards of the weights and two engines of vLLM: a run in many processes, to the bits of one."""
 
 import os
 from pathlib import Path

@@ -1,0 +1,80 @@
+"""Placement with a real GPU: a plan on Ray whose worker has the GPU, and an idle role that leaves it.
+
+rlharness run tests/gpu/test_placement_on_gpus.py --gpus auto
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar, cast
+
+import pytest
+import torch
+from torch import nn
+
+from harness.fixtures import StartRayCluster
+from rlcore.distributed.dispatch import Collect, Entry, Table
+from rlcore.distributed.level_variables import worker_environment
+from rlcore.distributed.offload import offload, state_tensors
+from rlcore.distributed.placement.inventory import this_machine
+from rlcore.distributed.placement.plan import Pool, Role, make_plan
+from rlcore.distributed.process_report import GPU, ProcessName, ProcessReport, check_reports, start_process
+from rlcore.distributed.worker import Worker
+from rlcore.distributed.worker_group import start_group
+from rlcore.weights.digests import tensor_digests
+
+LEVEL = "deterministic"
+pytestmark = [
+    pytest.mark.gpus(1),
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
+]
+
+
+class OnGpu(Worker):
+    """A worker that multiplies on its GPU."""
+
+    dispatch_table: ClassVar[Table] = {"report": Entry(collect=Collect.LIST)}
+
+    def report(self) -> ProcessReport:
+        assert torch.cuda.device_count() == 1
+        product = torch.eye(64, device="cuda") @ torch.ones(64, 64, device="cuda")
+        assert product.sum().item() == 64 * 64
+        return start_process(ProcessName("models", ("models",), self.context.rank), LEVEL)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_a_worker_of_a_plan_has_the_gpu_of_its_slot(ray_cluster: StartRayCluster) -> None:
+    from rlcore.distributed.placement.ray_cluster import ray_nodes
+    from rlcore.distributed.placement.ray_reservation import reserve
+
+    ray_cluster(num_gpus=1, timeout_s=120.0)
+    plan = make_plan([Pool(name="models", num_slots=1)], [Role(name="models", pool="models")], ray_nodes())
+    environment = worker_environment(LEVEL, os.environ)
+    with reserve(plan, timeout_s=120.0) as reservation:
+        backend = reservation.backend("models")
+        with start_group(OnGpu, role="models", size=1, backend=backend, environment=environment) as group:
+            reports = cast(list[ProcessReport], group.handle.report())
+    check_reports(reports, LEVEL, environment)
+    assert reports[0].values[GPU] == torch.cuda.get_device_name()
+
+
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["host memory", "files"])
+def test_an_idle_role_leaves_the_gpu_and_comes_back_with_every_bit(tmp_path: Path, is_mapped: bool) -> None:
+    model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    model(torch.randn(8, 512, device="cuda")).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    before = tensor_digests(state_tensors(model, optimizer))
+    held = torch.cuda.memory_allocated()
+    state = offload(model, optimizer, directory=tmp_path if is_mapped else None)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert held - torch.cuda.memory_allocated() >= state.num_bytes > 3 * 4 * 2 * 512 * 2048
+    state.wake()
+    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
+    assert tensor_digests(state_tensors(model, optimizer)) == before
+
+
+def test_this_machine_has_the_gpus_that_torch_sees() -> None:
+    assert this_machine()[0].num_gpus == torch.cuda.device_count() >= 1
