@@ -93,7 +93,9 @@ def test_a_program_watches_its_replicas_by_two_lines_of_its_own(tmp_path: Path) 
 
 @pytest.mark.full
 def test_a_step_that_is_compiled_whole_is_said_not_to_be_compared(tmp_path: Path) -> None:
-    done = record(tmp_path / "t", program("compiled_step", "both", "--backend", "eager"), "--sentinel", "2", exit_code=12)
+    done = record(
+        tmp_path / "t", program("compiled_step", "both", "--backend", "eager"), "--sentinel", "2", exit_code=12
+    )
     assert (
         "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared" in done.errors
     )

@@ -12,10 +12,10 @@ from rlcore.errors import RlcoreError
 from rlcore.trainers import fully_sharded
 from rlcore.trainers.assignment import Assignment
 from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.local_parts import local_part
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import build_grid
 from rlcore.trainers.ranks import Ranks
-from rlcore.trainers.local_parts import local_part
 from tests.support.rank_training import (
     NUM_MICROBATCHES,
     Case,
