@@ -12,10 +12,10 @@ from rlcore.errors import ReplicaError
 from rlcore.observability.events import Event, GradientsReduced
 from rlcore.observability.observers import Observer, Observers
 from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.local_parts import local_part
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import RankGrid, build_grid
 from rlcore.trainers.sentinel import ReplicaSentinel
-from rlcore.trainers.shards import local_part
 from rlcore.weights.digests import tensor_digest
 from tests.support.rank_training import NUM_MICROBATCHES, Odd, microbatches_of, negative_likelihood
 
