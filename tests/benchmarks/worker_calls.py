@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Shard, Table
+from rlcore.distributed.ray_session import NICENESS
 from rlcore.distributed.worker import Worker
 from rlcore.distributed.worker_group import start_group
 from rlcore.numerics.invariance_report import machine
@@ -75,7 +76,7 @@ def session(wanted: bool) -> Iterator[None]:
         return
     import ray
 
-    os.environ["RAY_worker_niceness"] = "0"  # actors give way to every other process of a busy machine without it
+    os.environ[NICENESS] = "0"  # actors give way to every other process of a busy machine without it
     ray.init(num_cpus=8, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
     try:
         yield

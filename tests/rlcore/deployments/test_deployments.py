@@ -1,0 +1,70 @@
+"""At level invariant, where a run trains moves no bit: in one process, in several, with shards, and between them."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.exit_codes import ExitCode
+from rlcore.checkpoints.checkpoint import load_newest
+from tests.rlcore.deployments.recorded_runs import HERE, HYBRID, SHARDED, TWO_RANKS, options, train, verdict
+from tests.support.cli_commands import type_command
+
+pytestmark = pytest.mark.full
+EQUAL = "EQUAL  3 steps, every bit"
+PLACES = {"one": HERE, "two": TWO_RANKS, "four": SHARDED}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of runs, which are made when a test asks for them."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def made(runs: Path, name: str) -> str:
+    """Return a run of PLACES, made once."""
+    if not (runs / name).exists():
+        train(runs, name, PLACES[name])
+    return name
+
+
+def test_a_run_of_two_ranks_is_equal_to_one_process(runs: Path) -> None:
+    assert verdict(runs, made(runs, "one"), made(runs, "two")) == EQUAL
+
+
+def test_a_run_of_four_shards_is_equal_to_one_process(runs: Path) -> None:
+    assert verdict(runs, made(runs, "one"), made(runs, "four")) == EQUAL
+
+
+def test_a_step_of_four_shards_is_reproduced_in_one_process(runs: Path) -> None:
+    here = options({**HERE, "deployment.sharding": "none"})
+    done = type_command(runs, "reproduce", made(runs, "four"), "--step", "2", *here)
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert "EQUAL" in done.stdout + done.stderr
+
+
+def test_a_step_of_one_process_is_reproduced_by_two_ranks(runs: Path) -> None:
+    done = type_command(runs, "reproduce", made(runs, "one"), "--step", "1", *options(TWO_RANKS))
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+
+
+def test_a_run_begun_with_shards_is_resumed_in_one_process(runs: Path) -> None:
+    resumed = {"output.resume": str(runs / made(runs, "four")), "output.resume_step": "1"}
+    train(runs, "resumed", {**HERE, **resumed})
+    whole, found = (load_newest(runs / name / "checkpoints") for name in (made(runs, "one"), "resumed"))
+    assert whole is not None and found is not None and whole.step == found.step == 3
+    assert whole.values["state"] == found.values["state"]
+
+
+def test_a_critic_and_a_reference_in_two_copies_of_two_shards(tmp_path: Path) -> None:
+    settings = {"algorithm.kl_coef": "0.05", "training.num_steps": "2"}
+    train(tmp_path, "one", {**HERE, **settings}, "ppo_arithmetic")
+    train(tmp_path, "four", {**HYBRID, **settings}, "ppo_arithmetic")
+    assert verdict(tmp_path, "one", "four") == "EQUAL  2 steps, every bit"
+
+
+def test_at_level_deterministic_the_number_of_ranks_counts(tmp_path: Path) -> None:
+    """The fast path sums as the library does: the claim of level invariant is not empty."""
+    for out, num_ranks in (("two", 2), ("four", 4)):
+        settings = {**TWO_RANKS, "deployment.num_ranks": str(num_ranks), "runtime.token_budget": "64"}
+        train(tmp_path, out, settings, more=("--level", "deterministic"))
+    assert verdict(tmp_path, "two", "four").startswith("DIVERGED")
