@@ -39,12 +39,12 @@ def test_a_flipped_bit_ends_the_program_and_its_ranks_are_named(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_with_the_sentinel_a_trace_has_the_bits_of_one_without(tmp_path: Path) -> None:
-    for layout, num_ranks in (("ddp", 2), ("fsdp2", 2), ("hsdp", 4)):
-        trained(tmp_path / f"{layout} with", num_ranks, "--layout", layout)
-        trained(tmp_path / f"{layout} without", num_ranks, "--layout", layout, sentinel="")
-        verdict = compared(tmp_path / f"{layout} with", tmp_path / f"{layout} without")
-        assert (verdict["verdict"], verdict["num_steps"]) == ("equal", 8)
+@pytest.mark.parametrize(("layout", "num_ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
+def test_with_the_sentinel_a_trace_has_the_bits_of_one_without(layout: str, num_ranks: int, tmp_path: Path) -> None:
+    trained(tmp_path / "with", num_ranks, "--layout", layout)
+    trained(tmp_path / "without", num_ranks, "--layout", layout, sentinel="")
+    verdict = compared(tmp_path / "with", tmp_path / "without")
+    assert (verdict["verdict"], verdict["num_steps"]) == ("equal", 8)
 
 
 @pytest.mark.full
@@ -89,6 +89,16 @@ def test_a_program_watches_its_replicas_by_two_lines_of_its_own(tmp_path: Path) 
     assert done.exit_code == 1
     [(_, finding)] = read_findings(tmp_path)
     assert (finding.step, [location.rank for location in finding.suspects]) == (4, [2])
+
+
+@pytest.mark.full
+def test_a_step_that_is_compiled_whole_is_said_not_to_be_compared(tmp_path: Path) -> None:
+    done = record(
+        tmp_path / "t", program("compiled_step", "both", "--backend", "eager"), "--sentinel", "2", exit_code=12
+    )
+    assert (
+        "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared" in done.errors
+    )
 
 
 def test_a_cadence_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support.watched_replicas import Case, Trained, train_watched
 pytest.importorskip("torch")
 
 NUM_RANKS = 4
-LAYOUTS = ["ddp", "fsdp2", "hsdp"]
+FULL = pytest.mark.full
 NUM_PARAMETERS = 4
 
 
@@ -32,7 +32,7 @@ def trained(ranks: Ranks, directory: Path, case: Case) -> tuple[list[Trained], l
     return results, [finding for _, finding in read_findings(directory)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", pytest.param("hsdp", marks=FULL)])
 def test_clean_steps_raise_no_alarm_and_keep_their_bits(layout: str, ranks: Ranks, tmp_path: Path) -> None:
     case = Case(layout, num_steps=7, every=2)
     watched, findings = trained(ranks, tmp_path, case)
@@ -42,8 +42,17 @@ def test_clean_steps_raise_no_alarm_and_keep_their_bits(layout: str, ranks: Rank
     assert {each.ended for each in watched} == {""}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["weight", "moment"])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ("ddp", "weight"),
+        ("fsdp2", "moment"),
+        ("hsdp", "weight"),
+        pytest.param("ddp", "moment", marks=FULL),
+        pytest.param("fsdp2", "weight", marks=FULL),
+        pytest.param("hsdp", "moment", marks=FULL),
+    ],
+)
 def test_a_flip_is_named_within_the_cadence_and_unnoticed_without(
     layout: str, kind: str, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -90,7 +99,7 @@ def flips(kinds: list[str], first_step: int, last_step: int) -> st.SearchStrateg
     )
 
 
-@pytest.mark.full
+@FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight", "gradient", "moment"], 1, 3), layout=st.sampled_from(["ddp", "hsdp"]))
 def test_any_bit_of_a_replica_is_found_before_its_step_is_applied(
@@ -106,7 +115,7 @@ def test_any_bit_of_a_replica_is_found_before_its_step_is_applied(
     assert {location.rank for location in finding.suspects} == ({flip.rank} if layout == "ddp" else pair)
 
 
-@pytest.mark.full
+@FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight", "moment"], 1, 4))
 def test_any_bit_of_a_single_copy_is_found_within_the_cadence(
@@ -121,7 +130,7 @@ def test_any_bit_of_a_single_copy_is_found_within_the_cadence(
     assert difference.digest_before != difference.digests[flip.rank]
 
 
-@pytest.mark.full
+@FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight"], 0, 4))
 def test_a_flip_between_two_comparisons_is_found_at_the_next_or_leaves_no_difference(
@@ -142,9 +151,9 @@ def test_a_flip_between_two_comparisons_is_found_at_the_next_or_leaves_no_differ
     ("kind", "with_closure", "when", "repeated"),
     [
         ("step", False, Moment.AFTER_STEP, Repeated.OPTIMIZER_STEP),
-        ("steps", False, Moment.AFTER_STEP, Repeated.OPTIMIZER_STEP),
+        pytest.param("steps", False, Moment.AFTER_STEP, Repeated.OPTIMIZER_STEP, marks=FULL),
         ("gradient", True, Moment.BEFORE_STEP, Repeated.CLOSURE),
-        ("gradients", True, Moment.BEFORE_STEP, Repeated.CLOSURE),
+        pytest.param("gradients", True, Moment.BEFORE_STEP, Repeated.CLOSURE, marks=FULL),
     ],
 )
 def test_repeating_tells_a_transient_fault_from_a_persistent_one(
@@ -189,7 +198,7 @@ def test_what_a_program_writes_past_torch_is_no_corruption(ranks: Ranks, tmp_pat
     assert {each.problem for each in results} == {""}
 
 
-@pytest.mark.full
+@FULL
 def test_a_rank_that_does_not_come_is_not_waited_for_without_end(ranks: Ranks, tmp_path: Path) -> None:
     case = Case("ddp", num_steps=3, every=2, ends_at=2, timeout_s=20.0)
     results, findings = trained(ranks, tmp_path, case)

@@ -2,14 +2,21 @@
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.checks.replicas import differences, suspects_of
+from rlcore.entrypoint import train
 from rlcore.errors import ReplicaError
+from rlcore.trace import NullRecorder
+from rlcore.trainers import worker
+from rlcore.trainers.sentinel import sentinels
 from tests.rlcore.trainers.conftest import OnRanks
+from tests.rlcore.training.recorded import config
+from tests.support.corrupted_worker import CorruptedWorker
 from tests.support.rank_corruption import Corruption, corrupted_training
 
 LAYOUTS = {"replicated": 1, "hybrid": 2, "sharded": 4}
@@ -27,9 +34,9 @@ def test_a_training_without_a_fault_keeps_its_bits(num_shards: int, on_ranks: On
     ("kind", "num_shards", "named"),
     [
         ("weight", 1, (2,)),
-        ("moment", 1, (2,)),
+        pytest.param("moment", 1, (2,), marks=pytest.mark.full),
         ("weight", 2, (0, 2)),
-        ("weight", 4, (2,)),
+        pytest.param("weight", 4, (2,), marks=pytest.mark.full),
         ("moment", 4, (2,)),
     ],
 )
@@ -72,6 +79,10 @@ def test_any_bit_of_a_replica_is_found_before_weights_move(
     assert all(rank in each.ranks for each in outcomes)
 
 
+def test_a_process_without_others_has_no_sentinel() -> None:
+    assert sentinels(None, 10) == ()
+
+
 def test_errors_of_ranks_reach_their_controller() -> None:
     error = ReplicaError("head has other bits", ranks=(1,), names=("head",))
     copy = pickle.loads(pickle.dumps(error))
@@ -88,3 +99,13 @@ def test_a_planted_difference_is_found_at_its_tensor_and_replica(num_replicas: i
     [found] = differences(digests)
     assert found.name == name
     assert suspects_of([found]) == ((replica,) if num_replicas > 2 else (0, 1))
+
+
+@pytest.mark.full
+def test_a_run_ends_with_the_rank_whose_weights_were_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "ModelWorker", CorruptedWorker)
+    spread = {"backend": "processes", "num_ranks": 2, "sentinel_every": 1}
+    of = config("grpo", deployment=spread, training={"num_steps": 4})
+    with pytest.raises(ReplicaError, match=r"rank 0 on .*, rank 1 on .*, update 2, before its weights moved") as caught:
+        train(of, level="invariant", directory=tmp_path / "watched", recorder=NullRecorder())
+    assert caught.value.ranks == (0, 1)

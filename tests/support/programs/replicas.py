@@ -45,9 +45,9 @@ class FaultyAdamW(torch.optim.AdamW):
 
 
 def make_model(layout: str) -> nn.Module:
-    """A small model, replicated or sharded as `layout` says."""
+    """A small model, replicated or sharded as `layout` says; its dropout draws random numbers in each pass."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4))
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4), nn.Dropout(0.2))
     if layout == "plain":
         return model
     if layout == "ddp":
