@@ -1,0 +1,81 @@
+"""Settings of a deployment: what contradicts itself is refused, and what has no effect too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.config import read_config
+from rlcore.controllers.deployment import deployed, plan_of, roles_of
+from rlcore.distributed.placement.inventory import Node
+from rlcore.entrypoint import resumed_config
+from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.observability.logs import RunLog
+
+
+def payload(**section: Any) -> dict[str, Any]:
+    return {"task": {"name": "reverse_text"}, "algorithm": {"name": "grpo"}, "deployment": section}
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"num_ranks": 2}, "deployment.num_ranks is 2, and deployment.backend is in_process"),
+        ({"backend": "threads"}, "deployment.backend"),
+        ({"backend": "processes", "num_ranks": 4, "sharding": "hybrid"}, "deployment.num_copies is 1"),
+        ({"backend": "processes", "num_ranks": 4, "sharding": "hybrid", "num_copies": 3}, "deployment.num_copies is 3"),
+        ({"backend": "processes", "num_copies": 2}, "deployment.num_copies is 2, which has no effect"),
+        ({"backend": "processes", "address": "auto"}, "deployment.address is 'auto', which has no effect"),
+        ({"sharding": "full"}, "deployment.sharding is 'full', which has no effect"),
+        ({"backend": "processes", "gpus_per_rank": 1}, "deployment.gpus_per_rank is 1, which has no effect"),
+        ({"on_worker_death": "ignore"}, "deployment.on_worker_death"),
+    ],
+)
+def test_what_cannot_be_or_has_no_effect_is_refused(section: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_config(payload(**section))
+    assert said in str(refused.value)
+
+
+def test_copies_that_divide_the_ranks_are_named() -> None:
+    with pytest.raises(InvalidValueError, match=r"legal:\s+2, 3, 6"):
+        read_config(payload(backend="ray", num_ranks=6, sharding="hybrid", num_copies=4))
+
+
+def test_a_deployment_is_no_part_of_what_a_run_is() -> None:
+    one, other = read_config(payload()), read_config(payload(backend="ray", num_ranks=4, sharding="full"))
+    assert one.identity() == other.identity()
+
+
+def test_every_rank_has_every_role_and_a_node_that_is_too_small_is_quoted() -> None:
+    config = read_config(
+        {**payload(backend="ray", num_ranks=8, gpus_per_rank=1, num_nodes=1), "algorithm": {"name": "ppo"}}
+    )
+    assert roles_of(config) == ("policy", "critic")
+    nodes = [Node("a", 4, 16), Node("b", 4, 16)]
+    with pytest.raises(PlacementError) as refused:
+        plan_of(config.deployment, roles_of(config), nodes)
+    assert "a: 4 GPUs, 16 CPUs" in str(refused.value) and "num_nodes=2 fits" in str(refused.value)
+
+
+def test_a_recorder_of_one_process_cannot_record_several() -> None:
+    config = read_config(payload(backend="processes", num_ranks=2))
+    with (
+        pytest.raises(InvalidValueError, match="a recorder of one process"),
+        deployed(config, "off", 8, object()),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+def test_a_restart_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    config = read_config(payload(backend="processes"))
+    assert resumed_config(config, tmp_path) is config
+
+
+def test_what_a_restarted_run_does_again_is_not_written_again(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, read_config(payload()).output)
+    for step in (0, 1, 2, 1, 2, 3):
+        log.step(step, {"loss": float(step)})
+    log.close()
+    lines = (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f'{{"step": {step}' for step in range(4)]
