@@ -88,7 +88,6 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
                 decoder=decoder,
                 recorder=recorder,
                 log=log,
-                directory=directory,
                 workers=workers,
             )
             loop(state, first, directory, log)

@@ -27,6 +27,7 @@ EXTRAS_OF = {
     "rlcore/distributed/backends/ray_actors.py": ("ray",),
     "rlcore/distributed/placement/ray_cluster.py": ("ray",),
     "rlcore/distributed/placement/ray_reservation.py": ("ray",),
+    "rlcore/distributed/ray_session.py": ("ray",),
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
     "harness/runner/cluster/ray_boot.py": ("ray",),

@@ -51,6 +51,8 @@ WHOLLY_FULL = {
     "tests/rlcore/samplers/vllm/test_vllm_server.py": (
         "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
     ),
+    "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_processes.py, without a run",
+    "tests/rlcore/deployments/test_deployments.py": "tests/rlcore/trainers/test_parallel_bits.py, without a run",
     "tests/rlcore/distributed/placement/test_ray_placement.py": (
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import recording
 from harness.recording.automatic import AutomaticRecorder
 from harness.recording.callbacks import make_callbacks
 from harness.recording.determinism_flags import set_flags
@@ -83,7 +82,7 @@ def _share(num_others: int) -> list[partial[Recorder | NullRecorder]]:
     log.place = Place(0, num_ranks)
     if continues:
         log.repeat()
-    return [partial(recording.open_recorder, Place(rank, num_ranks, continues)) for rank in range(1, num_ranks)]
+    return [partial(open_recorder, Place(rank, num_ranks, continues)) for rank in range(1, num_ranks)]
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

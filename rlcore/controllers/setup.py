@@ -50,7 +50,6 @@ def prepare(
     decoder: Decoder,
     recorder: Recorder,
     log: RunLog,
-    directory: Path,
     workers: "ModelWorker | None" = None,
 ) -> tuple[TrainState, int]:
     """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped.
@@ -64,7 +63,7 @@ def prepare(
     observers = Observers(phases, mismatches, *reports, *checks, *remote, StepRecorder(recorder))
     longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(
-        task, config, level, tokenizer=tokenizer, decoder=decoder, directory=directory, report=log.say
+        task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say
     )
 
     models = LocalModels(config, decoder, observers) if workers is None else RemoteModels(config, workers)

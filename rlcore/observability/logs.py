@@ -40,7 +40,8 @@ class RunLog:
     """The files of a run, each made with its first line; and its lines on the terminal."""
 
     def __init__(self, directory: Path, section: OutputSection, *, stream: TextIO | None = None) -> None:
-        self._directory = directory
+        self.directory = directory
+        """Directory of the run."""
         self._section = section
         self._stream = stream or sys.stderr
         self._files: dict[str, TextIO] = {}
@@ -88,7 +89,7 @@ class RunLog:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self._directory / "tensorboard"))
+            self._board = SummaryWriter(str(self.directory / "tensorboard"))
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 
@@ -142,8 +143,8 @@ class RunLog:
 
     def _write(self, name: str, values: Mapping[str, object]) -> None:
         if name not in self._files:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._files[name] = (self._directory / name).open("a", encoding="utf-8")
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._files[name] = (self.directory / name).open("a", encoding="utf-8")
         file = self._files[name]
         file.write(json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()

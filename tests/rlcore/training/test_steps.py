@@ -63,7 +63,6 @@ def state_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off")
             decoder=decoder,
             recorder=recorder,
             log=log,
-            directory=directory,
         )
     finally:
         log.close()
