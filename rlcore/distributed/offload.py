@@ -146,7 +146,7 @@ def _like(tensor: Tensor, local: Tensor) -> Tensor:
     """Return a tensor of the kind of another one, with this local memory."""
     if not isinstance(tensor, DTensor):
         return local
-    return DTensor.fromlocal_part(
+    return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
 
