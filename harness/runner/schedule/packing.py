@@ -145,14 +145,15 @@ def _split(jobs: Sequence[Job], choice: GpuChoice) -> list[tuple[int, list[Job]]
     pools: list[tuple[int, list[Job]]] = []
     for job in jobs:
         gpus = choice.eligible(job.need)
-        members = [job]
+        members: list[Job] = []
         apart = []
         for other_gpus, others in pools:
             if other_gpus & gpus or other_gpus == gpus:
                 gpus |= other_gpus
-                members = others + members
+                members = others + members if members else others
             else:
                 apart.append((other_gpus, others))
+        members.append(job)
         pools = [*apart, (gpus, members)]
     return sorted(pools, key=lambda pool: (pool[0] == 0, pool[0]))
 
