@@ -36,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1, help="that of the first trial")
-    parser.add_argument("--files", type=int, default=32)
+    parser.add_argument("--files", type=int, default=40, help="40 or more, so that each deed has a file")
     parser.add_argument("--scale", type=float, default=0.02, help="seconds of sleep per second of the original")
     parser.add_argument("--directory", type=Path, help="where to write and keep the suites; must not exist")
     args = parser.parse_args()
@@ -62,7 +62,9 @@ def run_trial(directory: Path, *, seed: int, num_files: int, scale: float) -> tu
     rng = random.Random(seed)
     process = _start(directory)
     try:
-        killed = _kill_a_node(process, directory, after=rng.randint(1, num_files), pause_s=rng.uniform(0, 0.5), rng=rng)
+        killed = _kill_a_node(
+            process, directory, after=rng.randint(1, num_files * 3 // 4), pause_s=rng.uniform(0, 0.5), rng=rng
+        )
         out, err = process.communicate(timeout=LIMIT_S)
     finally:
         if process.poll() is None:

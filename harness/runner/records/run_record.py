@@ -211,6 +211,7 @@ class _Reading:
         record.run_id, record.directory = _text(event["run_id"]), _text(event["directory"])
         record.gpus, record.left_out = _texts(event["gpus"]), _texts(event["left_out"])
         record.notes, record.containment = _texts(event["notes"]), _text(event["containment"])
+        record.notes += tuple(f"node {each}" for each in _texts(event.get("nodes", [])))
         record.cpu_units = int(event["cpu_units"])
 
     def _collection_finished(self, event: dict[str, Any], t: float) -> None:
@@ -275,6 +276,9 @@ class _Reading:
         lost = LostGpu(_text(event["gpu_id"]), t, _text(event["path"]), _text(event["reason"]))
         self._record.lost_gpus.append(lost)
 
+    def _node_lost(self, event: dict[str, Any], t: float) -> None:
+        self._record.notes += (f"{_text(event['node'])} was lost after {t:.1f} s: {_text(event['reason'])}",)
+
     def _unit_finished(self, event: dict[str, Any], t: float) -> None:
         result = event["result"]
         path = _text(result["unit"]["path"])
@@ -313,6 +317,7 @@ _FOLDS: dict[str, Callable[[_Reading, dict[str, Any], float], None]] = {
     "setup_finished": _Reading._setup_finished,
     "gpu_memory_sampled": _Reading._gpu_memory_sampled,
     "gpu_quarantined": _Reading._gpu_quarantined,
+    "node_lost": _Reading._node_lost,
     "unit_finished": _Reading._unit_finished,
     "run_finished": _Reading._run_finished,
 }

@@ -261,3 +261,15 @@ def test_an_agent_needs_a_key_and_an_address(tmp_path: Path) -> None:
             done = finished(process, tmp_path)
         assert done.code == ExitCode.USAGE_ERROR
         assert said in done.stderr
+
+
+@pytest.mark.full
+def test_a_plan_packs_the_files_onto_the_nodes(tmp_path: Path) -> None:
+    write_suite(tmp_path, {name: MIXED[name] for name in ("test_gpus.py", "test_too_wide.py", "test_two_nodes.py")})
+    with started(tmp_path, "plan", "--cluster", "local:2x2", "--width", "80") as process:
+        done = finished(process, tmp_path)
+    assert done.code == ExitCode.OK, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("gpu ")]
+    assert len(rows) == 4
+    assert all("two_nodes" in row for row in rows), "a unit on two nodes has GPUs of both"
+    assert "a file stays on one node" in done.stdout

@@ -21,6 +21,7 @@ from harness.machine.gpu_watch import GpuWatch
 from harness.machine.meter import NoMeter
 from harness.process.claims import Claims
 from harness.process.ports import PortBlocks, read_ephemeral_range
+from harness.render.sentences import sentences
 from harness.runner import events
 from harness.runner.attempts.unit_run import MAX_LOST, UnitRunner
 from harness.runner.cluster.channel import new_key
@@ -29,6 +30,7 @@ from harness.runner.cluster.nodes import Cluster
 from harness.runner.collection.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.options import RunOptions
+from harness.runner.records.run_record import read_run_record
 from harness.runner.records.stats import RunState, exit_code
 from harness.runner.schedule.first_fit import Job, Queue
 from harness.runner.schedule.leases import LeaseTable
@@ -214,6 +216,18 @@ def test_units_of_a_lost_node_run_on_another(tmp_path: Path) -> None:
     assert run.state.results[lost.path].directory.endswith("+1"), "the files of the lost attempt are kept beside"
     assert [event.node for event in run.of(events.NodeLost)] == [lost.node]
     assert exit_code(run.state, allow_missing_gpus=False) is ExitCode.GPU_QUARANTINED
+
+
+def test_the_record_and_the_summary_name_a_lost_node(tmp_path: Path) -> None:
+    run = ClusterRun(tmp_path, [1], [AgentPlan(dies_after=0), AgentPlan(dies_after=0)]).run()
+    (tmp_path / "events.jsonl").write_text("".join(map("{}\n".format, map(events.to_json_line, run.kept.events))))
+    record = read_run_record(tmp_path / "events.jsonl")
+    assert record.num_unreadable == 0
+    lost = [note for note in record.notes if " was lost after " in note]
+    assert [note.split()[0] for note in lost] == [event.node for event in run.of(events.NodeLost)]
+    said = [sentence.label for event in run.kept.events for sentence in sentences(event, run.state)]
+    assert said.count("NODE LOST") == len(lost) == 2
+    assert said.count("queued again") == len(run.of(events.AttemptLost))
 
 
 def test_without_a_node_left_units_are_not_run(tmp_path: Path) -> None:
