@@ -103,7 +103,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
 
 
 def resumed_config(config: RunConfig, directory: Path) -> RunConfig:
-    """Return the configuration that goes on from the run's own newest checkpoint; unchanged if there is none yet."""
+    """Return the configuration that continues from the run's own newest checkpoint; unchanged if there is none yet."""
     if load_newest(directory / DIRECTORY) is None:
         return config
     output = config.output.model_copy(update={"resume": str(directory), "resume_step": None})

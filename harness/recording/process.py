@@ -37,12 +37,12 @@ FIXED_TEXT = "the order of sets and dictionaries of text follows from this"
 
 
 class Place(NamedTuple):
-    """The place of a process among those that record together."""
+    """The number of a process among those that record together."""
 
     rank: int
     num_ranks: int
     continues: bool = False
-    """Whether it goes on with the log of a process that has died."""
+    """Whether it continues the log of a process that has died."""
 
 
 class ProcessLog:

@@ -34,7 +34,7 @@ class TraceWriter:
 
     `manifest` is that of the whole trace, for every rank: its identity begins the chain. `say` is given one line when
     the recording ends early. `completes_manifest` is False if a parent process observes how the program ends, and
-    replaces the manifest then. `continues` goes on with the log of a rank but 0 whose process has died, if there is
+    replaces the manifest then. `continues` continues the log of a rank but 0 whose process has died, if there is
     one. One thread at a time. TraceError where the directory cannot be written to, or holds a trace of this rank
     already.
     """

@@ -103,7 +103,7 @@ def roles_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def plan_of(section: DeploymentSection, roles: Sequence[str], nodes: Sequence[Node]) -> Plan:
-    """Place the ranks on nodes; every rank has all roles. Raises PlacementError, InvalidValueError."""
+    """Assign the ranks to nodes; every rank has all roles. Raises PlacementError, InvalidValueError."""
     pool = Pool(
         name=GROUP,
         num_slots=section.num_ranks,

@@ -1,4 +1,4 @@
-"""A session of Ray for a run: one of its own on this machine, or a cluster that somebody operates."""
+"""A session of Ray for a run: one of its own on this machine, or a cluster that others operate."""
 
 import os
 from collections.abc import Iterator

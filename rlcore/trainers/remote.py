@@ -209,7 +209,7 @@ class RemoteModels:
 
 
 class StepsOfWorkers(Observer):
-    """Tells the workers where steps and the warm start begin and end. The curve is the controller's."""
+    """Passes on to the workers where steps and the warm start begin and end. The curve is the controller's."""
 
     def __init__(self, workers: "ModelWorker") -> None:
         """Tell the workers of this handle."""
