@@ -14,7 +14,7 @@ class DeploymentSection(Section):
     backend: Literal["in_process", "processes", "ray"] = "in_process"
     """In the process of the controller, in child processes of it, or in actors of Ray."""
     num_ranks: Positive = 1
-    """Processes that train together."""
+    """Processes that train together; with in_process so many workers are simulated, one after another."""
     sharding: Literal["none", "full", "hybrid"] = "none"
     """Every rank has all weights, or a shard of them (FSDP2), or groups of ranks have a copy each, sharded."""
     num_copies: Positive = 1
@@ -38,12 +38,6 @@ class DeploymentSection(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "DeploymentSection":
-        if self.backend == "in_process" and self.num_ranks > 1:
-            raise InvalidValueError(
-                f"deployment.num_ranks is {self.num_ranks}, and deployment.backend is in_process",
-                legal="1",
-                remedy="deployment.backend: processes, or ray; runtime.world_size simulates workers in one process",
-            )
         if self.sharding == "hybrid" and (self.num_copies == 1 or self.num_ranks % self.num_copies):
             copies = [str(n) for n in range(2, self.num_ranks + 1) if self.num_ranks % n == 0]
             raise InvalidValueError(
@@ -54,18 +48,18 @@ class DeploymentSection(Section):
         return self
 
     def _without_effect(self) -> None:
-        """Raise InvalidValueError for a setting that goes with another value of its neighbour."""
+        """Raise InvalidValueError for a setting that goes with another value of its neighbour.
+
+        With in_process every setting is legal: a run of any deployment is repeated there by that setting alone.
+        """
+        if self.backend == "in_process":
+            return
         for name, is_default, wanted in (
             ("num_copies", self.num_copies == 1, self.sharding == "hybrid" or "deployment.sharding: hybrid"),
             ("address", not self.address, self.backend == "ray" or "deployment.backend: ray"),
             ("num_nodes", self.num_nodes is None, self.backend == "ray" or "deployment.backend: ray"),
             ("gpus_per_rank", not self.gpus_per_rank, self.backend == "ray" or "deployment.backend: ray"),
             ("cpus_per_rank", self.cpus_per_rank == 1.0, self.backend == "ray" or "deployment.backend: ray"),
-            (
-                "sharding",
-                self.sharding == "none",
-                self.backend != "in_process" or "deployment.backend: processes, or ray",
-            ),
         ):
             if not is_default and wanted is not True:
                 raise InvalidValueError(

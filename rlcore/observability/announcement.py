@@ -6,6 +6,7 @@ A user reads these before anything is computed, so that no surprise costs a chec
 from collections.abc import Iterator
 
 from rlcore.config import RunConfig
+from rlcore.config_deployment import DeploymentSection
 
 
 def announcement(config: RunConfig, *, level: str, num_parameters: int) -> str:
@@ -14,6 +15,7 @@ def announcement(config: RunConfig, *, level: str, num_parameters: int) -> str:
         ("model", _model(config, num_parameters)),
         ("warm start", _warm_start(config)),
         ("training", ", ".join(_training(config, level))),
+        *_deployment(config.deployment),
     )
     return "\n".join(f"{name + ':':<12}{text}" for name, text in lines)
 
@@ -51,6 +53,22 @@ def _training(config: RunConfig, level: str) -> Iterator[str]:
     if output.resume:
         at = "" if output.resume_step is None else f" at step {output.resume_step} or the last before it"
         yield f"resumed from {output.resume}{at}"
+
+
+def _deployment(section: DeploymentSection) -> Iterator[tuple[str, str]]:
+    """Yield the line on where models train, unless it is this process alone."""
+    ranks = _count(section.num_ranks, "rank")
+    if section.backend == "in_process":
+        if section.num_ranks > 1:
+            yield "deployment", f"{ranks}, simulated in this process (deployment.backend: processes or ray starts them)"
+        return
+    where = "in child processes" if section.backend == "processes" else "in actors of Ray"
+    weights = {
+        "none": "all weights on each",
+        "full": "each with a shard of the weights",
+        "hybrid": f"{section.num_copies} copies of the weights, sharded",
+    }
+    yield "deployment", f"{ranks} {where}, {weights[section.sharding]}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -62,6 +62,9 @@ class LocalModels:
     def _trainer(self, name: str, model: nn.Module, rate: float) -> Trainer:
         self.built[name] = model
         section, runtime = self._config.optimizer, self._config.runtime
+        if self._parallel is alone:
+            num_workers = max(runtime.world_size, self._config.deployment.num_ranks)
+            runtime = runtime.model_copy(update={"world_size": num_workers})
         local = LocalTrainer(name, model, rate, section=section, runtime=runtime, observers=self._observers)
         return self._parallel(local)
 

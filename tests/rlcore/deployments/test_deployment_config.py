@@ -10,6 +10,7 @@ from rlcore.controllers.deployment import deployed, plan_of, roles_of
 from rlcore.distributed.placement.inventory import Node
 from rlcore.entrypoint import resumed_config
 from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog
 
 
@@ -20,13 +21,11 @@ def payload(**section: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"num_ranks": 2}, "deployment.num_ranks is 2, and deployment.backend is in_process"),
         ({"backend": "threads"}, "deployment.backend"),
         ({"backend": "processes", "num_ranks": 4, "sharding": "hybrid"}, "deployment.num_copies is 1"),
         ({"backend": "processes", "num_ranks": 4, "sharding": "hybrid", "num_copies": 3}, "deployment.num_copies is 3"),
         ({"backend": "processes", "num_copies": 2}, "deployment.num_copies is 2, which has no effect"),
         ({"backend": "processes", "address": "auto"}, "deployment.address is 'auto', which has no effect"),
-        ({"sharding": "full"}, "deployment.sharding is 'full', which has no effect"),
         ({"backend": "processes", "gpus_per_rank": 1}, "deployment.gpus_per_rank is 1, which has no effect"),
         ({"on_worker_death": "ignore"}, "deployment.on_worker_death"),
     ],
@@ -40,6 +39,16 @@ def test_what_cannot_be_or_has_no_effect_is_refused(section: dict[str, Any], sai
 def test_copies_that_divide_the_ranks_are_named() -> None:
     with pytest.raises(InvalidValueError, match=r"legal:\s+2, 3, 6"):
         read_config(payload(backend="ray", num_ranks=6, sharding="hybrid", num_copies=4))
+
+
+def test_any_deployment_is_brought_home_by_one_setting() -> None:
+    spread = {"backend": "ray", "num_ranks": 4, "sharding": "hybrid", "num_copies": 2, "gpus_per_rank": 1}
+    home = read_config(payload(**{**spread, "backend": "in_process"}))
+    said = announcement(home, level="invariant", num_parameters=1)
+    assert "deployment: 4 ranks, simulated in this process" in said
+    of_ray = announcement(read_config(payload(**spread)), level="invariant", num_parameters=1)
+    assert "deployment: 4 ranks in actors of Ray, 2 copies of the weights, sharded" in of_ray
+    assert "deployment" not in announcement(read_config(payload()), level="invariant", num_parameters=1)
 
 
 def test_a_deployment_is_no_part_of_what_a_run_is() -> None:

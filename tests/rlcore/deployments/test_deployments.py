@@ -36,7 +36,7 @@ def test_a_run_of_four_shards_is_equal_to_one_process(runs: Path) -> None:
 
 
 def test_a_step_of_four_shards_is_reproduced_in_one_process(runs: Path) -> None:
-    here = options({**HERE, "deployment.sharding": "none"})
+    here = options({"deployment.backend": "in_process"})
     done = type_command(runs, "reproduce", made(runs, "four"), "--step", "2", *here)
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert "REPRODUCED  step 2" in done.stdout, done.stdout
