@@ -1,0 +1,55 @@
+"""A program of one rank over NCCL: what it trains has the bits of a trainer without a group."""
+
+import sys
+
+import torch
+from torch import nn
+
+from rlcore.batching.microbatches import Microbatch
+from rlcore.trainers.base import Trainer
+from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.process_group import run_as_rank
+from rlcore.trainers.rank_grid import build_grid
+from rlcore.trainers.ranks import Ranks
+from rlcore.weights.source import digest_of
+from tests.support.rank_training import NUM_MICROBATCHES, Odd, local_trainer, microbatches_of, negative_likelihood
+
+NUM_STEPS = 3
+
+
+def on_gpu(microbatch: Microbatch) -> Microbatch:
+    """Return a microbatch whose tokens are on the GPU."""
+    return Microbatch(microbatch.number, microbatch.samples, microbatch.tokens.to("cuda"), microbatch.first)
+
+
+def trained(trainer: Trainer) -> tuple[str, str, tuple[float, ...]]:
+    """Train some steps; return digests of weights and optimizer, and the norms."""
+    norms = []
+    for step in range(NUM_STEPS):
+        microbatches = [on_gpu(microbatch) for microbatch in microbatches_of(step)]
+        trainer.forward_backward(microbatches, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+        norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=0.5))
+    return digest_of(trainer.weights()), trainer.optimizer_digest(), tuple(norms)
+
+
+def model() -> nn.Module:
+    """Return the model of the tests, on the GPU."""
+    return Odd().to("cuda")
+
+
+def main(ranks: Ranks) -> int:
+    """Compare; the exit status."""
+    grid = build_grid(1, timeout_s=60.0, device="cuda")
+    assert grid is not None and ranks.size == 1
+    alone = trained(local_trainer(model=model()))
+    over_nccl = trained(build_parallel(local_trainer(model=model()), grid, is_canonical=True))
+    if over_nccl != alone:
+        print(f"over NCCL {over_nccl}, alone {alone}", file=sys.stderr)
+        return 1
+    print("equal")
+    return 0
+
+
+if __name__ == "__main__":
+    torch.use_deterministic_algorithms(True)
+    run_as_rank(main, backend="nccl", timeout_s=60.0)
