@@ -8,7 +8,7 @@ other trace does not have.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.trace.chain import CHAINED, Key, RecordedValue, Scope
+from harness.trace.chain import CHAINED, Key, RecordedValue, Scope, step_root
 from harness.trace.digests import add_shards
 from harness.trace.reader import Trace
 
@@ -73,6 +73,19 @@ def global_values(trace: Trace, step: int) -> tuple[list[RecordedValue], list[Ra
     for key, digests in shards.items():
         merged[key] = merged[key]._replace(digest=add_shards(digests), scope=Scope.LOGICAL)
     return list(merged.values()), apart
+
+
+def global_root(trace: Trace, step: int) -> bytes | None:
+    """Return the root of a step over all ranks, which is that of a run in one process with the same global values.
+
+    None if no rank has the step, or if ranks disagree on a value.
+    """
+    logs = trace.logs(step)
+    if len(logs) == 1:
+        (log,) = logs.values()
+        return log.heads[step].root
+    values, apart = global_values(trace, step)
+    return step_root(step, values) if values and not apart else None
 
 
 def shard_sums(trace: Trace, step: int) -> dict[Key, tuple[bytes, dict[int, bytes]]]:

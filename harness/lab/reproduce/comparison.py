@@ -13,6 +13,7 @@ from harness.lab.reproduce.plan import StepPlan
 from harness.trace.chain import CHAINED
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
+from harness.trace.global_values import global_root
 from harness.trace.non_finite import NonFinite, find_non_finite
 from harness.trace.ops import OpRecord, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
 from harness.trace.reader import Trace, read_trace
@@ -107,7 +108,7 @@ def compare_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
         runs=tuple(runs),
         verdicts=tuple(_verdicts(plan, recorded, again)),
         num_values=_num_values(a, plan.step),
-        root=root_of(a, 0) or b"",
+        root=(global_root(a, plan.step) if a is not None else None) or b"",
         ending=_ending(recorded, a, b, plan.step),
         operations=tuple(_operations(plan, b, runs[1:])),
     )

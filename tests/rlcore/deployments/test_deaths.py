@@ -13,6 +13,7 @@ from harness.core.exit_codes import ExitCode
 from rlcore.checkpoints.checkpoint import load_newest
 from tests.rlcore.deployments.recorded_runs import (
     HERE,
+    ON_RAY,
     SHARDED,
     TWO_RANKS,
     await_true,
@@ -69,6 +70,21 @@ def test_without_restarts_a_death_ends_the_run_and_names_the_worker(tmp_path: Pa
     assert done.code != ExitCode.OK
     assert "was killed by SIGKILL" in done.stderr and "worker models, rank" in done.stderr, done.stderr
     assert not processes_of(tmp_path / "killed")
+
+
+def test_a_node_of_ray_that_dies_ends_the_run_with_its_cause_and_nothing_is_left(tmp_path: Path) -> None:
+    def kill_the_node(out: Path) -> None:
+        await_true(lambda: num_steps_of(out) >= 2 or not processes_of(out), "steps")
+        for pid, line in processes_of(out).items():
+            if "raylet/raylet" in line.partition(" ")[0]:
+                os.kill(pid, signal.SIGKILL)
+
+    settings = {**ON_RAY, "training.num_steps": "200", "output.checkpoint_every": "50"}
+    done = train_and_kill(tmp_path, "killed", settings, kill_the_node)
+    assert done.code != ExitCode.OK
+    assert "error: an actor has ended: in worker models, rank" in done.stderr, done.stderr
+    assert "output.resume=killed" in done.stderr
+    await_true(lambda: not processes_of(tmp_path / "killed"), "nothing is left running")
 
 
 def test_workers_end_with_a_killed_controller_and_the_run_is_resumed_elsewhere(whole: Path, tmp_path: Path) -> None:

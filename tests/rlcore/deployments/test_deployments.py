@@ -42,6 +42,15 @@ def test_a_step_of_four_shards_is_reproduced_in_one_process(runs: Path) -> None:
     assert "REPRODUCED  step 2" in done.stdout, done.stdout
 
 
+def test_one_steps_in_one_process_through_a_step_of_four_shards(runs: Path) -> None:
+    (runs / "commands").write_text("next\ncontinue\n", "utf-8")
+    step = ("--step", "2", "--interactive", "--commands", "commands", "--set", "deployment.backend=in_process")
+    done = type_command(runs, "reproduce", made(runs, "four"), *step)
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert "differs" not in done.stdout
+    assert "at the end of step 2\n  its root digest is the recorded one" in done.stdout, done.stdout
+
+
 def test_a_step_of_one_process_is_reproduced_by_two_ranks(runs: Path) -> None:
     done = type_command(runs, "reproduce", made(runs, "one"), "--step", "1", *options(TWO_RANKS))
     assert done.code == ExitCode.OK, done.stdout + done.stderr

@@ -24,7 +24,8 @@ from harness.recording.stepping_messages import BEGIN
 from harness.trace.attribution import TEXTS
 from harness.trace.chain import PHASES, RecordedValue, Scope
 from harness.trace.element_diff import compare
-from harness.trace.reader import Trace, read_trace
+from harness.trace.global_values import global_root, global_values
+from harness.trace.reader import read_trace
 
 SCOPES = (Scope.LOGICAL, Scope.PHYSICAL, Scope.SHARD)
 
@@ -50,14 +51,14 @@ class StepDebugger:
         return self.against or self.run
 
     def recorded_values_of(self, run: RecordedRun) -> Sequence[RecordedValue]:
-        """What a recorded run has of the step, as its rank 0 has it; nothing where it did not get there."""
-        if not run.trace.logs(self.step):
+        """What a recorded run has of the step, its ranks together; nothing where it did not get there."""
+        logs = run.trace.logs(self.step)
+        if not logs:
             return ()
-        return [
-            recorded_value
-            for recorded_value in run.trace.columns(self.step, 0).values()
-            if recorded_value.scope in SCOPES
-        ]
+        if len(logs) > 1:
+            return global_values(run.trace, self.step)[0]
+        (rank,) = logs
+        return [value for value in run.trace.columns(self.step, rank).values() if value.scope in SCOPES]
 
 
 class Console:
@@ -157,10 +158,10 @@ class Console:
         if not process.passed:
             return (f"repeated {begun}",)
         made, recorded = read_trace(process.directory), self._inside.run.trace
-        known = [step for step in process.passed if _root(recorded, step) is not None]
+        known = [step for step in process.passed if global_root(recorded, step) is not None]
         if not known:
             return (f"repeated {begun}",)
-        if unlike := [step for step in known if _root(made, step) != _root(recorded, step)]:
+        if unlike := [step for step in known if global_root(made, step) != global_root(recorded, step)]:
             return (f"repeated {begun}: step {unlike[0]} is NOT reproduced",)
         first, last = process.passed[0], process.passed[-1]
         span = f"step {first} is" if first == last else f"steps {first} to {last} are"
@@ -222,8 +223,8 @@ class Console:
             return (f"the run has ended {where} the step{f': {problem}' if problem else ''}", *self._last_words())
         if not self.walk.has_ended:
             return ()
-        recorded = _root(self._inside.run.trace, self.walk.step)
-        made = _root(read_trace(process.directory), self.walk.step)
+        recorded = global_root(self._inside.run.trace, self.walk.step)
+        made = global_root(read_trace(process.directory), self.walk.step)
         if recorded is None or made is None:
             whose = "the recorded run has no" if recorded is None else "the disk did not store this"
             return (f"{whose} step {self.walk.step}: there is nothing to compare",)
@@ -359,9 +360,3 @@ def _checked_ranges(recorded_value: RecordedValue, slices: Sequence[Slice]) -> t
             remedy="omit the brackets",
         )
     return () if recorded_value.dtype in TEXTS else ranges_of(slices, recorded_value.shape)
-
-
-def _root(trace: Trace, step: int) -> bytes | None:
-    """Of rank 0; None where it has no such step."""
-    head = trace.ranks[0].heads.get(step) if 0 in trace.ranks else None
-    return None if head is None else head.root

@@ -2,7 +2,7 @@
 
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
-from harness.core.text import count, path_text
+from harness.core.text import path_text
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.reproduce.debugger.console import StepDebugger
 from harness.lab.reproduce.options import ReproduceOptions
@@ -15,13 +15,6 @@ def open_debugger(invocation: Invocation, options: ReproduceOptions, run_id: str
     step, other = options.step, options.against
     run = named_run(invocation, options.subject, is_trusted=options.is_trusted)
     against = named_run(invocation, other, is_trusted=options.is_trusted) if other else None
-    for each in (run, *([against] if against else ())):
-        if tuple(each.trace.ranks) != (0,):
-            raise UsageError(
-                f"{path_text(each.directory)} has {count(len(each.trace.ranks), 'rank')}",
-                legal="a run of one process",
-                remedy="rlharness reproduce RUN --step K runs a step of several again",
-            )
     after = max(run.trace.steps, default=-1) + 1
     if step > after:  # the one after the last is legal: the run may have ended in it
         raise UsageError(
