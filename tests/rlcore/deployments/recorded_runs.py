@@ -22,6 +22,8 @@ TWO_RANKS = {"deployment.backend": "processes", "deployment.num_ranks": "2"}
 SHARDED = {"deployment.backend": "processes", "deployment.num_ranks": "4", "deployment.sharding": "full"}
 HYBRID = {**SHARDED, "deployment.sharding": "hybrid", "deployment.num_copies": "2"}
 ON_RAY = {**TWO_RANKS, "deployment.backend": "ray"}
+LEFT_S = 60.0
+"""How long processes may outlive their run: those of Ray end after their driver."""
 HERE = {"deployment.backend": "in_process", "deployment.num_ranks": "1"}
 
 
@@ -74,9 +76,9 @@ def workers_of(out: Path) -> list[int]:
     ]
 
 
-def await_true(condition: Callable[[], bool], what: str) -> None:
+def await_true(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
     """Wait until something holds; AssertionError when it takes too long."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
@@ -91,7 +93,7 @@ def num_steps_of(out: Path) -> int:
 
 
 def train_and_kill(directory: Path, out: str, settings: Mapping[str, str], kill: Callable[[Path], None]) -> Done:
-    """Start a run, let `kill` act on its directory, and return how it ended."""
+    """Start a run, let `kill` act on its directory, and return how it ended; AssertionError if it leaves a process."""
     command = [*HARNESS, *words("grpo_reverse_text", out, settings)]
     with subprocess.Popen(
         command, cwd=directory, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -99,6 +101,7 @@ def train_and_kill(directory: Path, out: str, settings: Mapping[str, str], kill:
         try:
             kill(directory / out)
             stdout, stderr = run.communicate(timeout=PATIENCE_S)
+            await_true(lambda: not processes_of(directory / out), "left running", within_s=LEFT_S)
         finally:
             run.kill()
             for pid in processes_of(directory / out):
