@@ -70,7 +70,7 @@ def test_without_restarts_a_death_ends_the_run_and_names_the_worker(tmp_path: Pa
 
 def test_a_node_of_ray_that_dies_ends_the_run_with_its_cause_and_nothing_is_left(tmp_path: Path) -> None:
     def kill_the_node(out: Path) -> None:
-        await_true(lambda: num_steps_of(out) >= 2 or not processes_of(out), "steps")
+        await_true(lambda: num_steps_of(out) >= 2, "steps")
         for pid, line in processes_of(out).items():
             if "raylet/raylet" in line.partition(" ")[0]:
                 os.kill(pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ def test_a_node_of_ray_that_dies_ends_the_run_with_its_cause_and_nothing_is_left
 
 def test_workers_end_with_a_killed_controller_and_the_run_is_resumed_elsewhere(tmp_path: Path) -> None:
     def kill_the_controller(out: Path) -> None:
-        await_true(lambda: num_steps_of(out) >= 2 or not processes_of(out), "steps")
+        await_true(lambda: num_steps_of(out) >= 2, "steps")
         controllers = [pid for pid, line in processes_of(out).items() if "scenario_main" in line]
         for pid in controllers:
             os.kill(pid, signal.SIGKILL)
