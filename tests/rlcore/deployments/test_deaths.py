@@ -84,7 +84,7 @@ def test_a_node_of_ray_that_dies_ends_the_run_with_its_cause_and_nothing_is_left
 
 def test_workers_end_with_a_killed_controller_and_the_run_is_resumed_elsewhere(tmp_path: Path) -> None:
     def kill_the_controller(out: Path) -> None:
-        await_true(lambda: num_steps_of(out) >= 2, "steps")
+        await_true(lambda: num_steps_of(out) >= 4, "steps and a checkpoint")
         controllers = [pid for pid, line in processes_of(out).items() if "scenario_main" in line]
         for pid in controllers:
             os.kill(pid, signal.SIGKILL)
