@@ -32,6 +32,7 @@ def trained(ranks: Ranks, directory: Path, case: Case) -> tuple[list[Trained], l
     return results, [finding for _, finding in read_findings(directory)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2", pytest.param("hsdp", marks=FULL)])
 def test_clean_steps_raise_no_alarm_and_keep_their_bits(layout: str, ranks: Ranks, tmp_path: Path) -> None:
     case = Case(layout, num_steps=7, every=2)

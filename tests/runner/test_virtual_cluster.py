@@ -54,6 +54,7 @@ def runs(draw: st.DrawFn) -> VirtualRun:
     return VirtualRun(jobs, table, deaths, actual, reporters=[Finished()])
 
 
+@pytest.mark.full
 @SEEDED
 @given(runs())
 def test_whatever_nodes_die_each_unit_ends_once_and_nothing_is_leased_twice(run: VirtualRun) -> None:
@@ -75,6 +76,7 @@ def test_whatever_nodes_die_each_unit_ends_once_and_nothing_is_leased_twice(run:
         assert all(end_s <= next_s for (_, end_s), (next_s, _) in pairwise(sorted(of_gpu)))
 
 
+@pytest.mark.full
 @SEEDED
 @given(runs())
 def test_no_unit_starves_and_no_makespan_is_under_the_bound(run: VirtualRun) -> None:

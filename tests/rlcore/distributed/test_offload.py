@@ -206,6 +206,7 @@ def sharded_digests(directory: str, num_rows: tuple[int, int], naps: bool) -> di
     return digests(model, optimizer)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_shards_of_fsdp2_are_offloaded_and_learn_afterwards(tmp_path: Path, distributed: StartRanks) -> None:
     ranks = distributed(2, backend="gloo", env={"OMP_NUM_THREADS": "1"}, timeout_s=240.0)

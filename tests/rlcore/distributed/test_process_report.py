@@ -149,6 +149,7 @@ def child_report(rank: int, level: str, environ: Mapping[str, str]) -> ProcessRe
     return ProcessReport(ProcessName(process, tuple(roles), found), host, pid, values)
 
 
+@pytest.mark.full
 def test_processes_with_the_levels_environment_start_and_one_without_it_does_not() -> None:
     environment = worker_environment("deterministic", {})
     reports = [child_report(rank, "deterministic", environment) for rank in range(2)]
