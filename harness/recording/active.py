@@ -57,7 +57,7 @@ def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
 
     if place is not None:
         log.place = place
-    log.callbacks = callbacks = make_callbacks(orders.callbacks)
+    log.callbacks = callbacks = make_callbacks(orders.callbacks, is_first=place is None)
 
     def operations(step: int) -> OpMode | None:
         if step != orders.op_step:

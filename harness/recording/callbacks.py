@@ -20,6 +20,9 @@ from harness.trace.values import Float
 class RecorderCallback:
     """Looks on, and does nothing; what a watcher is for, it overrides."""
 
+    pauses = False
+    """Whether it lets a person stop the program: of processes that record together, only the first has it."""
+
     def on_begin_step(self, step: int) -> None:
         """A step begins."""
 
@@ -42,9 +45,13 @@ class RecorderCallback:
         """The program has gone no further than the middle of this step: because of `error`, or in order."""
 
 
-def make_callbacks(told: Mapping[str, Mapping[str, Any]]) -> list[RecorderCallback]:
-    """Those that the orders of a process name: "module:class" -> the keyword arguments, plain values, of its making."""
-    return [_class_of(name)(**fields) for name, fields in told.items()]
+def make_callbacks(told: Mapping[str, Mapping[str, Any]], *, is_first: bool = True) -> list[RecorderCallback]:
+    """Those that the orders of a process name: "module:class" -> the keyword arguments, plain values, of its making.
+
+    `is_first`: whether the process is the first of those that record together.
+    """
+    kinds = {name: _class_of(name) for name in told}
+    return [kinds[name](**fields) for name, fields in told.items() if is_first or not kinds[name].pauses]
 
 
 def _class_of(name: str) -> type[RecorderCallback]:

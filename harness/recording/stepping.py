@@ -67,6 +67,8 @@ class Held:
 class Stepping(RecorderCallback):
     """Stops in one step. `orders` and `answers` are the paths of the pipes."""
 
+    pauses = True
+
     def __init__(self, orders: str, answers: str, step: int, max_copied_bytes: int = MAX_COPIED_BYTES) -> None:
         self._orders = os.open(orders, os.O_RDONLY | os.O_CLOEXEC)
         self._answers = os.open(answers, os.O_WRONLY | os.O_CLOEXEC)

@@ -44,7 +44,7 @@ def parse_cluster(text: str) -> ClusterAddress:
     """Return the address that `--cluster` names. Raises UsageError."""
     if match := _LOCAL.fullmatch(text):
         num_nodes, num_gpus = int(match[1]), int(match[2])
-        if 1 <= num_nodes <= MAX_LOCAL_NODES:
+        if 1 <= num_nodes <= MAX_LOCAL_NODES and num_gpus >= 1:
             return ClusterAddress(Boot.LOCAL, num_nodes, num_gpus, host="127.0.0.1")
     elif match := _LISTEN.fullmatch(text):
         num_nodes, port = int(match[1]), int(match["port"] or 0)

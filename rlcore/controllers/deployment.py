@@ -58,7 +58,11 @@ def deployed(
         ) as group:
             reports: list[ProcessReport] = group.view(Reporting).report()
             check_reports([_own_report(environment), *reports], level, environment)
-            yield group.handle
+            try:
+                yield group.handle
+            except SystemExit:  # the recorder has the steps that it wanted: the run ends in order
+                group.close()
+                raise
 
 
 class Reporting:

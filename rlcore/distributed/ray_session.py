@@ -1,6 +1,7 @@
 """A session of Ray for a run: one of its own on this machine, or a cluster that others operate."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,9 @@ from rlcore.errors import InvalidValueError
 
 NICENESS = "RAY_worker_niceness"
 """Variable of Ray for how far its workers stand back for other processes: by default so far that they starve."""
+
+CONNECT_S = 10.0
+"""For an address to answer."""
 
 
 @contextmanager
@@ -22,6 +26,7 @@ def ray_session(address: str, *, num_cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    _check_listens(address)
     try:
         if address:
             ray.init(address=address, log_to_driver=False)
@@ -38,3 +43,18 @@ def ray_session(address: str, *, num_cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Raise InvalidValueError if nothing listens at HOST:PORT: Ray itself would wait for minutes."""
+    host, separator, port = address.rpartition(":")
+    if not separator or "://" in address:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise InvalidValueError(
+            f"deployment.address {address!r}: {error}",
+            legal="the address of a cluster of Ray that runs (host:6379), auto, or empty for a local one",
+            remedy="ray status --address ADDRESS shows whether it runs",
+        ) from None

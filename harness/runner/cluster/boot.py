@@ -3,6 +3,7 @@
 run ─▶ open_cluster: listen ─▶ start agents, or say how ─▶ wait until all have joined ─▶ Cluster ─▶ close, reap
 """
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -31,6 +32,8 @@ JOIN_S = 300.0
 DIAL_IN_S = 900.0
 """For agents that others start, who may have to wait for their nodes."""
 NAMES_S = 1.0
+CONNECT_S = 10.0
+"""For the address of a Ray cluster to answer."""
 END_S = 30.0
 """For an agent to end what it runs, once the run is over."""
 BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from harness.cli.main import main; sys.exit(main())"
@@ -69,6 +72,7 @@ class Booted:
 
     async def start_by_ray(self, ray_address: str, port: int, environ: Mapping[str, str], key: str) -> int:
         """Have Ray start an agent on each node of its cluster; the number of nodes. NetworkError where it cannot."""
+        await check_listens(ray_address)
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", RAY_BOOT, str(Path(__file__).parents[3])],
             env={name: value for name, value in environ.items() if name != KEY},
@@ -150,3 +154,20 @@ async def _say_how(address: ClusterAddress, port: int, key: str, options: RunOpt
     given = "" if KEY in options.invocation.environ else f"{KEY}={key} "
     beside = f" (this machine is also {', '.join(places[1:])})" if not address.host and places[1:] else ""
     note(one_line(f"waiting for {address.num_nodes} nodes, on each: {given}rlharness agent {place}{beside}", 500))
+
+
+async def check_listens(ray_address: str) -> None:
+    """Raise NetworkError if nothing listens at HOST:PORT: Ray itself would wait for minutes."""
+    host, separator, port = ray_address.rpartition(":")
+    if not separator or "://" in ray_address:
+        return
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+    except (OSError, ValueError, OverflowError) as error:  # TimeoutError is an OSError
+        raise NetworkError(
+            f"--cluster {ray_address}: {str(error) or 'no answer'}",
+            legal="the address of a Ray cluster that runs, with the version of Ray that is installed here",
+            remedy="ray status --address ADDRESS; or start agents yourself, with --cluster listen:N",
+        ) from None

@@ -1,5 +1,7 @@
 """Settings of a deployment: what contradicts itself is refused, and what has no effect too."""
 
+import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,15 @@ def test_what_a_restarted_run_does_again_is_not_written_again(tmp_path: Path) ->
     log.close()
     lines = (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()
     assert [line.partition(",")[0] for line in lines] == [f'{{"step": {step}' for step in range(4)]
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
+    """Ray itself would wait for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    from rlcore.distributed.ray_session import ray_session
+
+    with pytest.raises(InvalidValueError) as refused, ray_session(f"127.0.0.1:{port}", num_cpus=1):
+        pass
+    assert "deployment.address" in str(refused.value) and "refused" in str(refused.value)

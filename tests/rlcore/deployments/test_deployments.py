@@ -54,6 +54,16 @@ def test_one_steps_in_one_process_through_a_step_of_four_shards(runs: Path) -> N
 def test_a_step_of_one_process_is_reproduced_by_two_ranks(runs: Path) -> None:
     done = type_command(runs, "reproduce", made(runs, "one"), "--step", "1", *options(TWO_RANKS))
     assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert "INCOMPLETE" not in done.stderr, "workers end in order with the last step that is wanted"
+
+
+def test_the_debugger_of_two_ranks_pauses_in_the_controller_alone(runs: Path) -> None:
+    (runs / "commands").write_text("next\nnext\ncontinue\n", "utf-8")
+    step = ("--step", "1", "--interactive", "--commands", "commands")
+    done = type_command(runs, "reproduce", made(runs, "two"), *step)
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert done.stdout.count("at the beginning of step 1") == 1
+    assert "at the end of step 1" in done.stdout, done.stdout
 
 
 def test_a_run_begun_with_shards_is_resumed_in_one_process(runs: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import pickle
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -14,6 +15,7 @@ from harness.core.errors import NetworkError
 from harness.machine.network.peer_messages import Seal
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner.cluster import messages
+from harness.runner.cluster.boot import check_listens
 from harness.runner.cluster.channel import Channel, dial, greet, new_key
 
 END = ProcessEnd(None, 9, "cancelled", ("7 sleep",), (), 0.5)
@@ -130,3 +132,13 @@ def test_silence_ends_a_connection() -> None:
             await run.receive(0.01)
 
     asyncio.run(connected(key := new_key(), key, talk))
+
+
+def test_an_address_of_ray_at_which_nothing_listens_is_refused_at_once() -> None:
+    """Ray itself would wait for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        asyncio.run(check_listens(f"127.0.0.1:{port}"))
+    with pytest.raises(NetworkError, match=f"--cluster 127.0.0.1:{port}: .*refused|Connect call failed"):
+        asyncio.run(check_listens(f"127.0.0.1:{port}"))
+    asyncio.run(check_listens("auto"))

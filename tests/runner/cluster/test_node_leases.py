@@ -107,7 +107,7 @@ def test_an_address_says_who_starts_the_agents(text: str, address: ClusterAddres
 
 
 @pytest.mark.parametrize(
-    "text", ["", "local", "local:0x4", "local:2", "listen:0", "listen:2@99999", "local:2x4x8", "a"]
+    "text", ["", "local", "local:0x4", "local:2x0", "local:2", "listen:0", "listen:2@99999", "local:2x4x8", "a"]
 )
 def test_an_address_of_no_kind_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--cluster"):
