@@ -102,7 +102,7 @@ class FullyShardedTrainer(LocalTrainer):
                     module.reshard()
         return found[: len(microbatches)]
 
-    def weights(self) -> ShardedWeights:  # type: ignore[override]
+    def weights(self) -> ShardedWeights:
         """Return the weights, which are made whole one at a time, on every rank: each question is collective."""
         return ShardedWeights(self.model, self.grid, self.read)
 

@@ -6,17 +6,15 @@ Every question is collective: all ranks ask it, in the same order. Beside its sh
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch
-from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.base import Reading
 from rlcore.trainers.rank_grid import RankGrid
 from rlcore.trainers.shards import full_tensor, owned_digests
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.coverage import Groups, tied_names
+from rlcore.weights.source import LiveWeights
 from rlcore.weights.target import ParameterSpec
 
 Read = Callable[[Sequence[Microbatch], Reading], list[Tensor]]
@@ -39,23 +37,13 @@ class FullTensors(Mapping[str, Tensor]):
         return len(self._shards)
 
 
-class ShardedWeights:
+class ShardedWeights(LiveWeights):
     """The weights of a sharded model, as they are when they are read."""
 
     def __init__(self, model: nn.Module, grid: RankGrid, read: Read) -> None:
-        self._model = model
+        super().__init__(model)
         self._grid = grid
         self._read = read
-
-    @property
-    def config(self) -> DecoderConfig:
-        """Sizes of the model."""
-        return cast(Decoder, self._model).config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return next(self._model.parameters()).dtype
 
     @property
     def shards(self) -> dict[str, Tensor]:
@@ -66,16 +54,6 @@ class ShardedWeights:
     def tensors(self) -> FullTensors:
         """The whole tensors, by name."""
         return FullTensors(self.shards)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parameters in the model's order; of tied ones only the first."""
-        return tuple(name for name, _ in self._model.named_parameters())
-
-    @property
-    def tied(self) -> Groups:
-        """Groups of names that are one parameter."""
-        return tied_names(self._model)
 
     def specs(self) -> dict[str, ParameterSpec]:
         """Return type and shape of each tensor; a sharded one has no memory that another process could share."""

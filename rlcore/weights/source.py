@@ -90,7 +90,7 @@ class LiveWeights:
         return next(self._model.parameters()).dtype
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         """The live tensors, detached."""
         return {name: p.detach() for name, p in self._model.named_parameters(remove_duplicate=False)}
 
