@@ -3,42 +3,45 @@
     DataLoader ─batch─▶ backward() ─loss, gradients─▶ Optimizer.step() ─▶ weights, state ─▶ the frame is written
 
 An optimizer that is given a closure has it call backward within its step: gradients are recorded after each call.
+Optimizers that step within backward, and those that step after the same backward, make one step of the trace.
 The hooks look and pass on: what the program computes, draws and prints stays as it is. Whatever goes wrong in them
 ends the recording, never the program.
 """
 
+import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.recording.callbacks import make_callbacks
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
 from harness.recording.cuda_state import is_capturing
 from harness.recording.digest_cache import DigestCache
-from harness.recording.hooks import hook_backward, hook_loaders, hook_optimizers, hook_steps
+from harness.recording.hooks import Stepping, hook_backward, hook_loaders, hook_optimizers, hook_scalers, hook_steps
 from harness.recording.names import ParameterNames
 from harness.recording.op_mode import OpMode
+from harness.recording.optimizer_steps import OptimizerNames
 from harness.recording.process import ProcessLog
-from harness.recording.random_states import RandomStates
 from harness.recording.recorder import Observation, Recorder, as_float, look
 from harness.recording.tensors import Digested
+from harness.recording.trace_steps import TraceSteps
+from harness.recording.training_threads import AT_ONCE, TrainingThreads, is_in_backward
 from harness.trace.chain import Scope
 
 Named = list[tuple[str, torch.Tensor]]
 MAX_BATCH_DEPTH = 4
 REMEMBERED = (int, float, torch.Tensor)
+SKIPPED = "skipped"
+"""Name of the value that stands in a step that a GradScaler has left out."""
 
 
 class AutomaticRecorder:
-    """Turns what a program does with torch into steps of a trace. One thread steps the optimizers."""
+    """Turns what a program does with torch into steps of a trace. One thread trains at a time."""
 
     def __init__(self, log: ProcessLog) -> None:
         self._log = log
@@ -48,41 +51,43 @@ class AutomaticRecorder:
         self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__, callbacks=log.callbacks)
         log.recorder = self._recorder
         self._names = ParameterNames()
-        self._random = RandomStates()
         self._weights: dict[str, Digested] = {}
         """By name, as they were when they were seen last."""
         self._gradients: dict[str, list[Observation]] = {}
         """By name, after each backward since the last step of their optimizer; copies where tensors are kept."""
         self._unchanged, self._made_gradients = DigestCache(), DigestCache()
-        self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._stepping: list[Optimizer] = []
+        self._optimizers = OptimizerNames()
+        self._steps = TraceSteps(log, self._recorder, self._optimizers, self._guarded)
+        self._stepping = Stepping()
+        self._num_begun = 0
+        """Steps that optimizers have begun, recorded or not."""
         self._awaits_closure = False
         """Whether the optimizer that steps has a closure that it has not called yet."""
-        self._loss: torch.Tensor | None = None
-        self._step = 0
+        self._in_backward = False
+        self._stepped_in_backward: list[Optimizer] = []
+        """Those that have stepped within the present backward."""
         self._is_resting = False
         self._is_paused = False
-        self._thread: int | None = None
-        """The one that trains."""
-        self._operations: OpMode | None = None
-        """While the operations of a step are recorded."""
-        self._stopped: OpMode | None = None
-        """What has recorded operations, as long as it cannot be taken off."""
+        self._threads = TrainingThreads()
         self._compiled = CompiledSteps()
-        log.before_close = self._look_for_compiled_steps
+        self._lock = threading.RLock()
+        """Held while something is recorded: the autograd engine has a thread for each GPU."""
+        os.register_at_fork(after_in_child=self._renew_lock)
+        log.before_close, log.before_values = self._come_to_an_end, self._steps.settle
 
     def install(self) -> None:
         """Put the hooks in. Once, right after torch has been imported."""
         hook_steps(self._begin_step, self._end_step, self._stepping, self._compiled)
         hook_optimizers(self.see_optimizer)
         hook_backward(self._enter_backward, self._leave_backward)
+        hook_scalers(lambda: self._num_begun, self._leave_out_step)
         hook_loaders(self._receive_batch)
         if self._log.orders.op_step == 0 and not self._log.orders.has_entry:
-            self._begin()  # nothing announces the first forward, and weights are made before it
+            self._steps.begin()  # nothing announces the first forward, and weights are made before it
 
     def meet_generators(self) -> None:
         """A module that brings a random-number generator has just been imported."""
-        self._random.meet_new()
+        self._guarded(self._steps.random.meet_new)
 
     def rest(self, is_resting: bool = True) -> None:
         """Pause or resume the hooks: a program that records itself does not need them."""
@@ -95,15 +100,21 @@ class AutomaticRecorder:
     def hand_over(self) -> OpMode | None:
         """Rest for good; what records operations since torch was imported, if step 0 was asked for, is the caller's."""
         self.rest()
-        operations, self._operations = self._operations, None
+        operations, self._steps.operations = self._steps.operations, None
         return operations
 
     def guarded(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Call one of the hooks; a mistake in it ends the recording."""
-        if self._is_resting or self._is_paused or not self._log.is_recording:
+        """Call one of the hooks of the thread that trains; a mistake in it ends the recording."""
+        if self._is_idle:
             return
-        if self._thread not in (None, threading.get_ident()):
-            self._log.give_up("two threads train in one process, and the order between threads is not known")
+        if not self._threads.admit(is_within_step=self._steps.is_within):
+            self._log.give_up(AT_ONCE)
+            return
+        self._guarded(what, *arguments)
+
+    def _guarded(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Call what may be called in any thread; a mistake in it ends the recording."""
+        if self._is_idle:
             return
         if is_capturing():
             self._log.give_up("the step is captured into a CUDA graph, from which no value can be read")
@@ -111,98 +122,111 @@ class AutomaticRecorder:
         if self._compiled.have_run:
             self._look_for_compiled_steps()
             return
-        if self._stopped is not None and self._stopped.leave():
-            self._stopped = None
+        self._steps.take_off()
         try:
-            with torch.no_grad(), self._unrecorded():
+            with self._lock, torch.no_grad(), self._steps.unrecorded():
                 what(*arguments)
         except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
             self._log.give_up(f"{type(error).__name__}: {error}")
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._is_resting or self._is_paused or not self._log.is_recording
+
+    def _renew_lock(self) -> None:
+        """In a forked child: whoever held the lock is not there."""
+        self._lock = threading.RLock()
+
+    def _come_to_an_end(self) -> None:
+        """The process ends: so does a step that waits for other optimizers."""
+        self._look_for_compiled_steps()
+        self._steps.settle()
 
     def _look_for_compiled_steps(self) -> None:
         """End the recording if a step was carried out by compiled code, which nothing was seen of."""
         if not self._compiled.have_run or self._is_resting:
             return
-        self._stop_operations()
+        self._steps.stop_operations()
         self._log.give_up(NOT_RECORDED)
 
     # -------------------------------------------------------------------------------------------------- what happens
 
     def see_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer has been made, in whatever thread; it may go again."""
-        if self._is_resting:
-            return
-        self._optimizers = [each for each in self._optimizers if each() not in (None, optimizer)]
-        self._optimizers.append(weakref.ref(optimizer))
+        if not self._is_resting:
+            self._optimizers.see(optimizer)
 
     def see_batch(self, batch: Any) -> None:
         """A DataLoader has handed out a batch."""
-        self._begin()
+        self._steps.begin()
         self._record("rollout", look(list(named_values(batch, "batch")), Scope.PHYSICAL))
 
     def see_rollout(self, phase: str, name: str, value: Any) -> None:
         """A trainer that is known has sampled, rewarded or weighed completions; small ones are kept."""
-        self._begin()
+        self._steps.begin()
         self._recorder.record(phase, name, value, scope=Scope.PHYSICAL)
 
     def before_backward(self, tensors: Any) -> None:
-        """The program calls backward on these; from then on, its thread is the one that trains."""
-        self._thread = threading.get_ident()
-        first = self._begin()
-        parameters = self._parameters(self._living_optimizers())
+        """The program calls backward on these."""
+        self._steps.is_within = self._in_backward = True
+        self._stepped_in_backward = []
+        first = self._steps.begin()
+        parameters = self._parameters(self._optimizers.living())
         if first or not self._gradients:
             self._record_weights(parameters)
         for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
             self._recorder.record("loss", "loss", tensor, scope=Scope.PHYSICAL)
-            self._loss = tensor.detach()
+            self._steps.loss = as_float(tensor) if tensor.numel() == 1 else None
 
     def after_backward(self) -> None:
-        """The gradients are there."""
-        for seen in look(_gradients(self._parameters(self._living_optimizers())), Scope.PHYSICAL):
+        """The gradients are there; those that optimizers have not applied yet within backward."""
+        stepped, self._stepped_in_backward, self._in_backward = self._stepped_in_backward, [], False
+        others = [each for each in self._optimizers.living() if not any(each is one for one in stepped)]
+        for seen in look(_gradients(self._parameters(others)), Scope.PHYSICAL):
             self._made_gradients.remember(seen)
             # What clipping changes later is kept as it is now.
             copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
+        if stepped:
+            self._steps.end_or_wait(stepped, self._leave_gradients)
 
     def before_step(self, optimizer: Optimizer, has_closure: bool = False) -> None:
         """An optimizer begins a step: without a closure, the gradients are those that it gets."""
-        self._stepping.append(optimizer)
-        if len(self._stepping) > 1:  # a class whose step calls that of its base
+        self._stepping.optimizers.append(optimizer)
+        if len(self._stepping.optimizers) > 1:  # a class whose step calls that of its base
             return
-        if self._operations is not None:
-            self._operations.phase = "optimizer"
+        self._steps.is_within = True
+        self._steps.in_phase("optimizer")
         self._awaits_closure = has_closure
-        first = self._begin()
-        if not has_closure:
+        first = self._steps.begin()
+        if not has_closure and not self._stepped_in_backward:
             self._record_untracked()
-        if not any(each() is optimizer for each in self._optimizers):
-            self.see_optimizer(optimizer)
+        if self._in_backward and is_in_backward():
+            self._stepped_in_backward.append(optimizer)
         parameters = self._parameters([optimizer])
         if first:
             self._record_weights(parameters)
         if not has_closure:
             self._record_gradients(parameters)
-            self._record("optimizer", look(_hyperparameters(optimizer)))
+            self._record_settings(optimizer)
 
     def before_closure(self) -> None:
         """An optimizer calls its closure."""
-        if self._operations is not None:
-            self._operations.phase = "forward"
+        self._steps.in_phase("forward")
 
     def after_closure(self, optimizer: Optimizer, has_returned: bool) -> None:
         """A closure has ended; if it returned, its optimizer gets these gradients."""
         if not has_returned:  # the step ends with it
-            self._stepping.clear()
+            self._stepping.optimizers.clear()
             return
-        if self._operations is not None:
-            self._operations.phase = "optimizer"
+        self._steps.in_phase("optimizer")
         self._record_of_closure(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """An optimizer has ended a step, and the trace one of its own."""
-        if self._stepping:
-            self._stepping.pop()
-        if self._stepping:
+        """An optimizer has ended a step; the trace ends one too, if no other optimizer is waited for."""
+        if self._stepping.optimizers:
+            self._stepping.optimizers.pop()
+        if self._stepping.optimizers:
             return
         if self._awaits_closure:  # it was never called
             self._record_of_closure(optimizer)
@@ -214,28 +238,54 @@ class AutomaticRecorder:
             if each.name in names:
                 self._weights[each.name] = each.digested
                 self._unchanged.remember(each)
-        loss, self._loss = self._loss, None
-        values = {} if loss is None or loss.numel() != 1 else {"loss": as_float(loss)}
-        self._recorder.end_step(**values)
-        self._step += 1
-        if self._log.is_recording:
-            self._begin()
+        self._end_or_wait(optimizer)
+
+    def leave_out_step(self, optimizer: Optimizer) -> None:
+        """A GradScaler has found gradients that overflowed, and left out the step of their optimizer."""
+        self._awaits_closure = False
+        self.before_step(optimizer)
+        self._stepping.optimizers.pop()
+        self._record("optimizer", look([(f"{self._optimizers.prefix(optimizer)}{SKIPPED}", True)]))
+        self._log.note_skipped()
+        self._end_or_wait(optimizer)
+
+    def _end_or_wait(self, optimizer: Optimizer) -> None:
+        if self._stepped_in_backward:  # the step of the trace does not end before backward
+            self._steps.in_phase("backward")
+        else:
+            self._steps.end_or_wait([optimizer], self._leave_gradients)
+
+    def _leave_gradients(self, optimizers: Sequence[Optimizer]) -> bool:
+        return any(name in self._gradients for name, _ in self._parameters(optimizers))
 
     def _enter_backward(self, tensors: Any) -> None:
+        if is_in_backward():  # activation checkpointing, say: a part of the outer one
+            return
+        if not self._stepping.optimizers:
+            self._steps.settle()
         self.guarded(self.before_backward, tensors)
 
     def _leave_backward(self) -> None:
-        self.guarded(self.after_backward)
+        if not is_in_backward():
+            self.guarded(self.after_backward)
+            self._steps.finish()
 
     def _receive_batch(self, batch: Any) -> None:
-        if self._thread in (None, threading.get_ident()):  # one that is fetched ahead has no step
+        if not self._threads.is_another:  # one that is fetched ahead has no step
+            if not self._stepping.optimizers:
+                self._steps.settle()
             self.guarded(self.see_batch, batch)
 
     def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         """The arguments of the step, where they have to be others."""
+        self._num_begun += 1
         closure = closure_of(args, kwargs)
+        if not self._stepping.optimizers and closure is None:
+            self._steps.join(optimizer)
+        elif not self._stepping.optimizers:  # it applies gradients of a backward of its own
+            self._steps.settle()
         self.guarded(self.before_step, optimizer, closure is not None)
-        if closure is None or len(self._stepping) != 1 or not self._awaits_closure:
+        if closure is None or len(self._stepping.optimizers) != 1 or not self._awaits_closure:
             return None
         hooked = HookedClosure(
             closure,
@@ -245,32 +295,17 @@ class AutomaticRecorder:
         return replace_closure(args, kwargs, hooked)
 
     def _end_step(self, optimizer: Optimizer) -> None:
-        if len(self._stepping) <= 1:
-            self._stop_operations()
         self.guarded(self.after_step, optimizer)
+        self._steps.finish()
 
-    def _stop_operations(self) -> None:
-        if self._operations is not None:
-            self._operations.stop()
-            self._operations, self._stopped = None, self._operations
-
-    def _unrecorded(self) -> AbstractContextManager[Any]:
-        """What the hooks do themselves is no operation of the program."""
-        return nullcontext() if self._operations is None else _disable_current_modes()
+    def _leave_out_step(self, scaler: Any, optimizer: Optimizer) -> None:
+        state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+        if any(bool(each) for each in state.get("found_inf_per_device", {}).values()):
+            self._steps.join(optimizer)
+            self.guarded(self.leave_out_step, optimizer)
+            self._steps.finish()
 
     # ------------------------------------------------------------------------------------------------------- records
-
-    def _begin(self) -> bool:
-        """Begin a step, if none has begun; says whether it has."""
-        if self._recorder.step is not None:
-            return False
-        self._recorder.begin_step(self._step)
-        for name, state in self._random.changed().items():
-            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
-        if self._step == self._log.orders.op_step:
-            self._operations = self._log.operations(self._step)
-            self._operations.start()
-        return True
 
     def _record_weights(self, parameters: Named) -> None:
         """Those that nobody has seen yet, or that somebody else than their optimizer has changed."""
@@ -294,7 +329,13 @@ class AutomaticRecorder:
         names = {name for name, _ in parameters}  # the closure may end with zero_grad
         self._record_made([name for name in self._gradients if name.partition(" ")[0] in names])
         if is_first_call:
-            self._record("optimizer", look(_hyperparameters(optimizer)))
+            self._record_settings(optimizer)
+
+    def _record_settings(self, optimizer: Optimizer) -> None:
+        """How an optimizer steps; with its name and the number of its step, where the program has several."""
+        prefix, number = self._optimizers.begin(optimizer)
+        settings = [(f"{prefix}{name}", value) for name, value in _hyperparameters(optimizer)]
+        self._record("optimizer", look([*settings, *([(f"{prefix}step", number)] if prefix else [])]))
 
     def _record_gradients(self, parameters: Named) -> None:
         """What each backward has left, then what the optimizer gets: clipping lies in between."""
@@ -311,9 +352,6 @@ class AutomaticRecorder:
     def _record(self, phase: str, values: Sequence[Observation]) -> None:
         for each in values:
             self._recorder.record_seen(phase, each)
-
-    def _living_optimizers(self) -> list[Optimizer]:
-        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
 
     def _parameters(self, optimizers: Sequence[Optimizer]) -> Named:
         """(name, parameter) of everything that these optimize."""

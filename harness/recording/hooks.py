@@ -5,6 +5,7 @@ torch.compile traces the Python of a program, these functions included: whatever
 """
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +19,14 @@ from harness.recording.compiled import CompiledSteps, breaks_graph, keep_uncompi
 Begin = Callable[[Optimizer, Sequence[Any], dict[str, Any]], Arguments | None]
 
 
-def hook_steps(
-    begin: Begin, end: Callable[[Optimizer], None], stepping: Sequence[Optimizer], compiled: CompiledSteps
-) -> None:
+class Stepping(threading.local):
+    """Optimizers that step now in this thread: those of the autograd engine step beside each other."""
+
+    def __init__(self) -> None:
+        self.optimizers: list[Optimizer] = []
+
+
+def hook_steps(begin: Begin, end: Callable[[Optimizer], None], stepping: Stepping, compiled: CompiledSteps) -> None:
     """Call `begin` and `end` around each step of an optimizer.
 
     `begin` gets the arguments of the step, and may return others. `stepping` holds optimizers while they step.
@@ -47,12 +53,12 @@ def hook_steps(
 
 
 def _around_step(
-    original: Callable[..., Any], begin: Begin, end: Callable[[Optimizer], None], stepping: Sequence[Optimizer]
+    original: Callable[..., Any], begin: Begin, end: Callable[[Optimizer], None], stepping: Stepping
 ) -> Callable[..., Any]:
     """Hook a step that breaks the graph, where the hooks of its class were traced: it is called within the break."""
 
     def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or stepping:
+        if torch.compiler.is_compiling() or stepping.optimizers:
             return original(optimizer, *args, **kwargs)
         args, kwargs = begin(optimizer, (optimizer, *args), kwargs) or ((optimizer, *args), kwargs)
         result = original(*args, **kwargs)
@@ -88,6 +94,26 @@ def hook_backward(before: Callable[[Any], None], after: Callable[[], None]) -> N
 
     _leave_to_python(before, after)
     torch.autograd.backward = _replace(original, backward)
+
+
+def hook_scalers(num_begun: Callable[[], int], overflow: Callable[[Any, Optimizer], None]) -> None:
+    """Call `overflow` with a GradScaler and the optimizer whose step it may have left out: `num_begun` stays as it was.
+
+    `num_begun` counts the steps that optimizers have begun.
+    """
+    original = torch.amp.GradScaler.step
+
+    def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(scaler, optimizer, *args, **kwargs)
+        before = num_begun()
+        result = original(scaler, optimizer, *args, **kwargs)
+        if num_begun() == before:
+            overflow(scaler, optimizer)
+        return result
+
+    _leave_to_python(num_begun, overflow)
+    torch.amp.GradScaler.step = _replace(original, step)  # type: ignore[method-assign]
 
 
 def hook_loaders(receive: Callable[[Any], None]) -> None:

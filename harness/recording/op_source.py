@@ -30,7 +30,7 @@ ENGINE = "engine"
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _WRAPPERS = frozenset(os.path.join(_HERE, name) for name in ("automatic.py", "hooks.py", "closures.py"))
-"""Ours that are in the place of functions of torch, and call these."""
+"""Files with replacements of functions of torch, which call them."""
 _GUARDS = frozenset(("guarded", "_guarded"))
 """What the recorder and the sentinel do within such a function of theirs is below these."""
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))

@@ -65,6 +65,8 @@ class ProcessLog:
         """The place that the program gives this process; None: that of torch.distributed, or of the launcher."""
         self.before_close: Callable[[], None] = lambda: None
         """Called when the process ends; it may still give up."""
+        self.before_values: Callable[[], None] = lambda: None
+        """Called before values of the curve are taken: whose step has to have ended."""
         self.save_report()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -105,6 +107,7 @@ class ProcessLog:
 
     def log_values(self, values: Mapping[str, Float]) -> None:
         """Values of the curve, of the step that was appended last; before the first step they are the first's."""
+        self.before_values()
         if self._writer is None:
             self._early |= values
         elif values:
@@ -130,6 +133,10 @@ class ProcessLog:
         if new := tuple(name for name in names if name not in self._report.metrics):
             self._report = replace(self._report, metrics=(*self._report.metrics, *new))
             self.save_report()
+
+    def note_skipped(self) -> None:
+        """A GradScaler has left out a step."""
+        self._report = replace(self._report, num_skipped=self._report.num_skipped + 1)
 
     def note_return(self) -> None:
         """The entry that this process called has returned; reported at once."""

@@ -106,6 +106,8 @@ class Report:
     """Whether the entry that it called has returned, or was ended where that was wanted; False for a program."""
     has_rank: bool = True
     """Whether `rank` is one that it was given, and not the order in which processes arrived."""
+    num_skipped: int = 0
+    """Steps that a GradScaler has left out, since gradients had overflowed."""
 
     def to_text(self) -> str:
         """As it stands in its file."""

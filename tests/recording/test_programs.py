@@ -336,4 +336,5 @@ def test_workers_of_a_loader_record_nothing_of_their_own(tmp_path: Path) -> None
 def test_two_threads_that_train_are_refused_and_run_on(tmp_path: Path) -> None:
     done = record(tmp_path / "a", program("threads"), exit_code=12)
     assert done.output == "both trained\n"
-    assert "two threads train in one process" in done.errors
+    assert "two threads train at once in one process" in done.errors
+    assert "thread.join()" in done.errors

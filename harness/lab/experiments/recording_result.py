@@ -5,7 +5,7 @@ import os
 import re
 import select
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -100,7 +100,7 @@ def finish(
         ranks=tuple(trace.ranks) if trace else (),
         size_bytes=_size_bytes(directory),
         problems=tuple(_problems(trace, reports, run_spec, [*problems, *unreadable])),
-        notes=tuple(notes),
+        notes=(*notes, *_skipped(reports)),
         reports=reports,
     )
     text = json.dumps(recording_json(recording), indent=1) + "\n"
@@ -197,6 +197,17 @@ def _close_logs(trace: Trace, reports: Sequence[Report], leader_pid: int | None)
         how = f"was ended by {report.cluster}" if report.cluster else "left by os._exit with 0"
         notes.append(f"rank {rank} {how} after {count(num_steps, 'step')}; its log was closed")
     return notes
+
+
+def _skipped(reports: Iterable[Report]) -> Iterator[str]:
+    """A note on each rank whose GradScaler has left out steps: nothing moves in them."""
+    for report in reports:
+        steps = count(report.num_steps, "step")
+        if report.num_skipped and report.num_skipped == report.num_steps:
+            yield f"rank {report.rank}: GradScaler skipped all {steps}: no gradient was finite, and no weight has moved"
+        elif report.num_skipped:
+            told = f"rank {report.rank}: GradScaler skipped {report.num_skipped} of {steps}: gradients were not finite"
+            yield f"{told}; these steps have a value named skipped"
 
 
 def _may_be_closed(log: RankLog) -> bool:

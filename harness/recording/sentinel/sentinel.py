@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from harness.recording.closures import Arguments, Closure, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import CompiledSteps
-from harness.recording.hooks import hook_steps
+from harness.recording.hooks import Stepping, hook_steps
 from harness.recording.sentinel.investigation import Investigation, Point, Repetition, say
 from harness.recording.sentinel.peers import PeerLost, Peers
 from harness.recording.sentinel.repetition import KeptRandomStates, KeptStep
@@ -77,7 +77,7 @@ class Sentinel:
         self.replicas = Replicas()
         self._progress: WeakKeyDictionary[Optimizer, _Progress] = WeakKeyDictionary()
         self._peers: dict[Ranks, Peers] = {}
-        self._stepping: list[Optimizer] = []
+        self._stepping = Stepping()
         self._step = 0
         """Number of the present step among those of all optimizers."""
         self.problem = ""
@@ -95,15 +95,15 @@ class Sentinel:
         """Watch nothing any more."""
         self._is_off = True
         self._progress.clear()
-        self._stepping.clear()
+        self._stepping.optimizers.clear()
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
     def _begin(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         if self._is_off:
             return None
-        self._stepping.append(optimizer)
-        if len(self._stepping) > 1:  # a class whose step calls that of its base
+        self._stepping.optimizers.append(optimizer)
+        if len(self._stepping.optimizers) > 1:  # a class whose step calls that of its base
             return None
         closure = closure_of(args, kwargs)
         self._guarded(self._before_step, optimizer, closure is not None)
@@ -118,10 +118,10 @@ class Sentinel:
         return replace_closure(args, kwargs, hooked)
 
     def _end(self, optimizer: Optimizer) -> None:
-        if self._is_off or not self._stepping:
+        if self._is_off or not self._stepping.optimizers:
             return
-        self._stepping.pop()
-        if not self._stepping:
+        self._stepping.optimizers.pop()
+        if not self._stepping.optimizers:
             self._guarded(self._after_step, optimizer)
             self._step += 1
 
@@ -161,7 +161,7 @@ class Sentinel:
     def _after_closure(self, optimizer: Optimizer, closure: Closure, has_returned: bool) -> None:
         """Compare the gradients of the first call; later ones have other weights."""
         if not has_returned:  # the step ends with it
-            self._stepping.clear()
+            self._stepping.optimizers.clear()
         progress = self._progress[optimizer]
         states = progress.random_states
         if not has_returned or not progress.is_due or states is None:
