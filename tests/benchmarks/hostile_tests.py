@@ -14,9 +14,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tests.support.hostile_tests import HONEST, Hostile, draw
 from tests.support.suite_runs import Done, bearing, ended, started, write_suite
@@ -52,17 +54,20 @@ class Result:
     @property
     def faults(self) -> list[str]:
         """What is not as it must be."""
-        outcomes = self.done.outcomes
-        honest = [f"test_honest_{number}.py" for number in range(self.num_honest)]
-        wrong = [f"{name}: {outcomes.get(name)}" for name in honest if outcomes.get(name) != "failed"]
-        for name in honest:
-            counts = self.done.results[name]["tests"]["counts"] if name in outcomes else {}
-            if (counts.get("passed"), counts.get("failed")) != (1, 1):
-                wrong.append(f"{name}: {counts}")
-        lost = [
-            f"{each.name}: {outcomes.get(each.name)}" for each in self.hostile if outcomes.get(each.name) not in ENDED
-        ]
-        return [*wrong, *lost, *(f"left: {line}" for line in self.left)]
+        wrong = wrong_results(self.done.results, self.hostile, self.num_honest)
+        return [*wrong, *(f"left: {line}" for line in self.left)]
+
+
+def wrong_results(results: Mapping[str, Any], hostile: Sequence[Hostile], num_honest: int) -> list[str]:
+    """Return the files that have lost their outcome, or have another: "path: outcome counts"."""
+    wrong = [each.name for each in hostile if results.get(each.name, {}).get("outcome") not in ENDED]
+    for number in range(num_honest):
+        name = f"test_honest_{number}.py"
+        result = results.get(name, {"outcome": None, "tests": {"counts": {}}})
+        counts = result["tests"]["counts"]
+        if (result["outcome"], counts.get("passed"), counts.get("failed")) != ("failed", 1, 1):
+            wrong.append(name)
+    return [f"{name}: {results.get(name, {}).get('outcome')}" for name in wrong]
 
 
 def measure(directory: Path, num_files: int, seed: int, units: int = 4) -> Result:
