@@ -32,7 +32,7 @@ RESCUE_S = 5.0
 RESCUE_ROUND_S = 0.05
 WATCH_S = 1.0
 OVERDUE_S = 30.0
-"""A supervisor that has not told its end so long after the limits of its attempt is killed."""
+"""A supervisor that has not reported its end so long after the limits of its attempt is killed."""
 
 
 @dataclass(frozen=True, slots=True)
