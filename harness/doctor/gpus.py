@@ -13,7 +13,7 @@ from harness.core.errors import InventoryError
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth, Vendor
-from harness.machine.gpus import TWO_VENDORS, read_gpu_health, read_inventory
+from harness.machine.gpus import TWO_VENDORS, read_inventory, read_machine
 from harness.machine.inventory import Inventory, LeftOut
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -79,13 +79,8 @@ class Torch:
 
 async def inspect_gpus(host: Host) -> Sequence[Finding]:
     """The driver and the GPUs; torch is asked to use them where there are any."""
-
-    def read() -> tuple[MachineHealth, Inventory]:
-        health = read_gpu_health(host.environ)
-        return health, Inventory() if health.problem else read_inventory("auto", host.environ)
-
     try:
-        health, inventory = await in_daemon_thread(read, limit_s=READ_S)
+        health, inventory = await in_daemon_thread(lambda: read_machine(host.environ), limit_s=READ_S)
     except TimeoutError:
         return [_driver_hangs()]
     words = ("--use",) if inventory.gpus or inventory.left_out else ()

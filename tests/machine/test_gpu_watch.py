@@ -27,7 +27,7 @@ class Story(FakeMeter):
 
 
 def watch(meter: FakeMeter | NoMeter, clock: FakeClock | None = None, **limits: float) -> GpuWatch:
-    return GpuWatch(meter, clock or FakeClock(), **{"poll_s": 0.0, **limits})
+    return GpuWatch(meter, clock or FakeClock(), (), **{"poll_s": 0.0, **limits})
 
 
 def test_a_check_leaves_out_memory_that_cannot_be_read_and_names_a_gpu_that_does_not_answer() -> None:
