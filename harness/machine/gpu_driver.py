@@ -117,3 +117,13 @@ def named_command(pid: int) -> str:
     except psutil.Error:
         return ""
     return command if len(command) <= _MAX_COMMAND_CHARS else command[: _MAX_COMMAND_CHARS - 1] + "…"
+
+
+def process_name(pid: int) -> str:
+    """Return the name of the program of a process; empty where it cannot be seen from here."""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return ""

@@ -5,14 +5,15 @@ answers with an error (fallen off the bus, reset required).
 """
 
 import ctypes
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from harness.machine.gpu_driver import NoDriverError, named_command
+from harness.machine.gpu_driver import NoDriverError, named_command, process_name
 from harness.machine.gpu_health import MemoryErrors
 from harness.machine.meter import GpuProcess
+
+MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 def open_nvml() -> Any:
@@ -99,8 +100,11 @@ def is_numa_node(nvml: Any, handle: Any) -> bool:
 
 def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     """Processes with a compute context on a GPU, without the server of MPS, which stays after its clients."""
-    found = (GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid)) for entry in _running(nvml, handle))
-    return tuple(process for process in found if not _is_mps_server(process.command))
+    return tuple(
+        GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid))
+        for entry in _running(nvml, handle)
+        if process_name(entry.pid) != MPS_SERVER
+    )
 
 
 def memory_by_pid(nvml: Any, handle: Any) -> dict[int, int | None]:
@@ -114,10 +118,6 @@ def _running(nvml: Any, handle: Any) -> list[Any]:
         listed = ask_or_fail(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
     clients = ask(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
     return list({entry.pid: entry for entry in (*listed, *clients)}.values())
-
-
-def _is_mps_server(command: str) -> bool:
-    return bool(command) and os.path.basename(command.split(maxsplit=1)[0]) == "nvidia-cuda-mps-server"
 
 
 def accounted_peaks(nvml: Any, handle: Any, pids: Iterable[int]) -> dict[int, int]:
