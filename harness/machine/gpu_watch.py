@@ -54,7 +54,7 @@ class GpuWatch:
     async def check(self, gpu_ids: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
         """Return the memory in use on each GPU before an attempt, and why GPUs are unfit for it, by GPU.
 
-        A GPU is unfit if its driver does not answer in time, if it has a fault, or if somebody has begun to use it:
+        A GPU is unfit if its driver does not answer in time, if it has a fault, or if it has come into use:
         nothing of the run uses a GPU that was free. Memory that cannot be read is left out.
         """
         baseline: dict[str, int] = {}

@@ -31,7 +31,7 @@ class Gpu:
     is_amd: bool = False
     """Whether HIP serves it."""
     is_as_is: bool = False
-    """Taken as it is: what is on it when a lease begins belongs to it, and is nobody's leak."""
+    """Taken as it is: what is on it when a lease begins belongs to it, and is no leak of a test."""
     used_bytes: int = 0
     """Memory in use when the inventory was read."""
     idle_bytes: int = IDLE_MEMORY_BYTES

@@ -33,7 +33,7 @@ class XidWatch:
                     self._events = events
 
     def new(self, gpu_id: str, whole: str) -> tuple[int, ...]:
-        """Return those that `gpu_id` was not told of yet, of the GPU `whole`, which is itself or has it as a part."""
+        """Return the new ones of `gpu_id`: those of the GPU `whole`, which is itself or has it as a part."""
         with self._lock:
             self._read()
             seen = self._seen.get(whole, [])
