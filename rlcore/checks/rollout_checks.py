@@ -44,13 +44,13 @@ def check_sent(policy: WeightSource, receipt: Receipt | None) -> None:
 
 @contextmanager
 def check_undrawn(*phases: str) -> Iterator[None]:
-    """Check that nothing draws from the generators of torch and Python inside: no checkpoint has them.
+    """Check that nothing draws from the generators of torch, its GPUs and Python inside: no checkpoint has them.
 
     Raises LevelError.
     """
     before = _generators()
     yield
-    if moved := [name for name, state in _generators().items() if state != before[name]]:
+    if moved := [name for name, state in _generators().items() if state != before.get(name, state)]:
         raise LevelError(
             f"{' or '.join(phases)}: something has drawn from the generator of {' and '.join(moved)}",
             legal="draws by key (rlcore.keys), which no other draw affects, and which a resumed run repeats",
@@ -59,7 +59,13 @@ def check_undrawn(*phases: str) -> Iterator[None]:
 
 
 def _generators() -> dict[str, object]:
-    return {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
+    states: dict[str, object] = {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states |= {
+            f"GPU {index}": generator.get_state().numpy().tobytes()
+            for index, generator in enumerate(torch.cuda.default_generators)
+        }
+    return states
 
 
 def check_requests(wanted: Sequence[SampleRequest], drawn_before: frozenset[int]) -> frozenset[int]:

@@ -57,7 +57,7 @@ def prepare(
     `workers` is the handle of those that train the models, None to train them in this process.
     """
     algorithm = config.algorithm
-    phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
+    phases, mismatches, checks = Phases(config.model.device), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
     remote = () if workers is None else (StepsOfWorkers(workers),)
     observers = Observers(phases, mismatches, *reports, *checks, *remote, StepRecorder(recorder))

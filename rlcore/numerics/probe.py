@@ -16,7 +16,13 @@ from rlcore.errors import LevelError
 from rlcore.numerics.cases import Case, Draw, of_attention, of_products, of_rows
 from rlcore.numerics.exact import Exact
 from rlcore.numerics.invariance_report import InvarianceReport, Measurement, machine
-from rlcore.numerics.level import KernelStrategy, check_arithmetic, following, is_compiled
+from rlcore.numerics.level import (
+    KernelStrategy,
+    check_arithmetic,
+    check_invariant_device,
+    following,
+    is_compiled,
+)
 from rlcore.numerics.padding import Padding
 from rlcore.numerics.product import be_strict
 from rlcore.numerics.tiles import Tiles
@@ -62,10 +68,11 @@ def certify(
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds. With compiled kernels it is those that are looked at, and no recipe is followed: theirs
-    are `layers` too, (width, ffn_width), with a row of heads each. MKL is asked to be strict first
-    (`product.be_strict`).
+    LevelError where none holds, and for any device but a CPU. With compiled kernels it is those that are looked at, and
+    no recipe is followed: theirs are `layers` too, (width, ffn_width), with a row of heads each. MKL is asked to be
+    strict first (`product.be_strict`).
     """
+    check_invariant_device(device)
     be_strict(os.environ)
     check_arithmetic()
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)

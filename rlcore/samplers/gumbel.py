@@ -18,7 +18,9 @@ from rlcore.numerics.level import is_compiled
 BITS = 52
 """Of a uniform number. With 24, no noise is above 17.4, and what is less probable than that is never drawn."""
 ELEMENTS_AT_ONCE = 1 << 16
-"""Mixed together: half a megabyte, which stays in a core's cache."""
+"""Mixed together on a CPU: half a megabyte, which stays in a core's cache."""
+GPU_ELEMENTS_AT_ONCE = 1 << 24
+"""Mixed together on a GPU, where each piece costs a dozen launches: 128 MB, all rows of most batches."""
 
 
 def signed(number: int) -> int:
@@ -79,8 +81,9 @@ class GumbelNoise:
         return cls(torch.arange(1, vocab_size + 1, device=device) * GOLDEN)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """States int64 [rows] -> fp64 [rows, vocabulary]."""
-        rows = max(1, ELEMENTS_AT_ONCE // len(self.ids))
+        """States int64 [rows] -> fp64 [rows, vocabulary]; pieces have the bits of the whole."""
+        elements = ELEMENTS_AT_ONCE if self.ids.is_cpu else GPU_ELEMENTS_AT_ONCE
+        rows = max(1, elements // len(self.ids))
         parts = [gumbels_(self._uniforms(part)) for part in torch.split(states, rows)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

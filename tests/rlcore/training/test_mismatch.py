@@ -1,6 +1,7 @@
 """Mismatch of trainer and sampler: how far, the worst token in its context, and the cause, each planted once."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def test_at_level_invariant_metrics_are_zero_and_the_run_ends_with_its_phases(
 
 def test_a_table_of_phases_adds_seconds_and_keeps_the_highest_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks, clock = iter((1.0, 3.0, 2.0)), iter((0.0, 1.0, 1.0, 2.0, 2.0, 4.0))
-    monkeypatch.setattr("rlcore.observability.phases._peak_gb", lambda: next(peaks))
+    monkeypatch.setattr("rlcore.observability.phases._peak_gb", lambda device: next(peaks))
     monkeypatch.setattr("rlcore.observability.phases.time.perf_counter", lambda: next(clock))
     phases = Phases()
     assert phases.lines() == []
@@ -227,3 +228,25 @@ def test_a_table_of_phases_adds_seconds_and_keeps_the_highest_peak(monkeypatch: 
         "sync           1.00 s   25.0%      3.00 GB",
         "total          4.00 s  100.0%      3.00 GB",
     ]
+
+
+def test_phases_of_a_gpu_end_when_it_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for before the clock is read, at both ends; memory is that of the model's GPU."""
+    said: list[str] = []
+
+    def saying(name: str, result: float) -> Callable[..., float]:
+        def say(*device: torch.device) -> float:
+            said.append(" ".join([name, *map(str, device)]))
+            return result
+
+        return say
+
+    for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, saying(name, 5e9))
+    monkeypatch.setattr("rlcore.observability.phases.time.perf_counter", saying("clock", 1.0))
+    phases = Phases("cuda:1")
+    with phases.stage("rollout"):
+        said.append("rollout")
+    before = ["synchronize cuda:1", "reset_peak_memory_stats cuda:1", "clock"]
+    assert said == [*before, "rollout", "synchronize cuda:1", "clock", "max_memory_allocated cuda:1"]
+    assert phases.take() == {"seconds/rollout": 0.0, "memory_gb/rollout": 5.0}
