@@ -157,8 +157,8 @@ class AutomaticRecorder:
 
     def after_backward(self) -> None:
         """The gradients are there."""
-        for seen in look(_gradients(self._parameters(self._living_optimizers())), Scope.PHYSICAL):
-            self._made_gradients.remember(seen)
+        gradients = _gradients(self._parameters(self._living_optimizers()))
+        for seen in self._made_gradients.look_anew(gradients, Scope.PHYSICAL):
             # What clipping changes later is kept as it is now.
             copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
@@ -206,13 +206,10 @@ class AutomaticRecorder:
         if self._awaits_closure:  # it was never called
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
-        seen = look(_states(optimizer, parameters))
-        self._record("optimizer", seen)
         names = {name for name, _ in parameters}
-        for each in seen:
-            if each.name in names:
-                self._weights[each.name] = each.digested
-                self._unchanged.remember(each)
+        seen = self._unchanged.look_anew(_states(optimizer, parameters), remembered=names)
+        self._record("optimizer", seen)
+        self._weights |= {each.name: each.digested for each in seen if each.name in names}
         loss, self._loss = self._loss, None
         values = {} if loss is None or loss.numel() != 1 else {"loss": as_float(loss)}
         self._recorder.end_step(**values)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from harness.core.errors import TraceError
 from harness.recording.digest_cache import MIN_BYTES, DigestCache
+from harness.recording.gpu_batch import NUM_SAMPLES, SAMPLE_WORDS
 from harness.recording.recorder import look
 from harness.trace.chain import Scope
+from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
 LARGE = MIN_BYTES // 4
 
@@ -42,12 +43,15 @@ def test_writes_are_seen(write: object) -> None:
     assert seen.digested == look([("w", tensor)])[0].digested
 
 
-def test_a_value_whose_memory_was_given_back_is_refused_not_read() -> None:
+def test_a_value_whose_memory_was_given_back_is_not_read() -> None:
     unchanged, tensor = DigestCache(), value()
-    unchanged.look([("w", tensor)])
+    before = unchanged.look([("w", tensor)])[0].digested
     tensor.untyped_storage().resize_(0)
-    with pytest.raises(TraceError, match="without memory"):
-        unchanged.look([("w", tensor)])
+    (seen,) = unchanged.look([("w", tensor)])
+    assert (seen.digested.dtype, seen.tensor) == ("freed", None)
+    tensor.untyped_storage().resize_(8 * LARGE)
+    tensor.copy_(value())
+    assert unchanged.look([("w", tensor)])[0].digested == before
 
 
 def test_another_tensor_of_that_name_is_another_value() -> None:
@@ -70,3 +74,58 @@ def test_small_transposed_and_sparse_values_are_digested_each_time_and_keep_thei
     for _ in range(2):
         assert [seen._replace(tensor=None) for seen in unchanged.look(values, Scope.PHYSICAL)] == expected
     assert [seen.name for seen in expected][2:4] == ["sparse indices", "sparse values"]
+
+
+# ----------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> CountedGpu:
+    return pretend_gpu(monkeypatch)
+
+
+SAMPLED = NUM_SAMPLES * SAMPLE_WORDS
+
+
+def test_on_a_gpu_samples_of_unchanged_values_travel_with_the_digests_of_the_others(gpu: CountedGpu) -> None:
+    cache = DigestCache()
+    values = {f"w{number}": value() for number in range(3)}
+    first = cache.look(list(values.items()))
+    assert gpu.num_words == 3 * (2 * LARGE + SAMPLED)
+    gpu.num_words, _ = 0, gpu.taken()
+    values["w1"].add_(1)
+    seen = cache.look(list(values.items()))
+    assert gpu.num_words == 2 * LARGE + 3 * SAMPLED, "only what was written to is read"
+    assert gpu.taken() == {"launches": 1, "uploads": 1, "waits": 1, "by torch": 0}
+    assert [each.digested == old.digested for each, old in zip(seen, first, strict=True)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tensor: tensor.mul_(2),
+        lambda tensor: tensor.__setitem__(LARGE // 3, -1.0),
+        lambda tensor: tensor.data.mul_(2),
+        lambda tensor: tensor.data.copy_(torch.zeros(2 * LARGE)),
+        lambda tensor: tensor.numpy().__imul__(2),
+        lambda tensor: tensor.set_(torch.zeros(2 * LARGE)),
+    ],
+)
+def test_on_a_gpu_writes_are_seen(write: object, gpu: CountedGpu) -> None:
+    cache, tensor = DigestCache(), value()
+    cache.look_anew([("w", tensor)])
+    write(tensor)  # type: ignore[operator]
+    (seen,) = cache.look([("w", tensor)])
+    assert seen.digested == look([("w", tensor)])[0].digested
+    assert gpu.num_words > 2 * LARGE
+
+
+def test_values_looked_at_anew_are_remembered_by_name(gpu: CountedGpu) -> None:
+    cache = DigestCache()
+    values = [("weight", value()), ("moment", value()), ("step", 7)]
+    assert [seen.name for seen in cache.look_anew(values, remembered={"weight"})] == ["weight", "moment", "step"]
+    gpu.num_words = 0
+    cache.look([("weight", values[0][1])])  # type: ignore[list-item]
+    assert gpu.num_words == SAMPLED
+    cache.look([("moment", values[1][1])])  # type: ignore[list-item]
+    assert gpu.num_words == 2 * SAMPLED + 2 * LARGE
