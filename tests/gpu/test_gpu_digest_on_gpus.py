@@ -57,7 +57,7 @@ def test_both_ways_agree_on_what_is_too_long_for_the_reference() -> None:
 
 
 def test_a_whole_value_of_more_than_2_31_words() -> None:
-    words = torch.arange(2**31 + 5_000, dtype=torch.int32, device="cuda").view(torch.uint8)[: 2**31 + 5_000]
+    words = torch.randint(256, (2**31 + 5_000,), dtype=torch.uint8, device="cuda")
     whole = lanes_by_kernel([words], words.device, GPU)[0]
     cut = 2**31 - 2_000
     parts = [Shard(words[:cut], tuple(words.shape), (0,)), Shard(words[cut:], tuple(words.shape), (cut,))]
@@ -74,7 +74,7 @@ def test_300_small_tensors_take_one_launch_and_one_copy() -> None:
         digest_placed(values)
         torch.cuda.synchronize()
     names = [event.name for event in profiler.events()]
-    assert sum("sum_runs" in name for name in names if "triton" not in name.lower()) <= 2, "aligned and not"
+    assert names.count("sum_runs") <= 2, "those that 16 bytes divide, and the others"
     assert sum("DtoH" in name for name in names) == 1
     seconds = seconds_of(lambda: digest_placed(values))
     print(f"{torch.cuda.get_device_name()}: 300 small tensors in {seconds * 1e3:.2f} ms")
