@@ -38,7 +38,7 @@ _running = [0]
 def make_attention_deterministic(dispatch_key: str = CUDA) -> None:
     """Put a kernel around the gradients of torch's attention; once in a process."""
     torch.backends.cuda.enable_cudnn_sdp(False)
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     for name in (*ONLY_IN_ERROR_MODE, *NEVER):
         library.impl(name, _around(getattr(torch.ops.aten, name).default, name in NEVER), dispatch_key)  # type: ignore[no-untyped-call]

@@ -6,13 +6,13 @@ large tensor, past torch. On a GPU the samples of all values of a hook are taken
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from ctypes import string_at
 from typing import Any, NamedTuple
 
 import torch
 
-from harness.recording.recorder import Observation, look, look_and_sample
+from harness.recording.recorder import Asked, Observation, look_and_sample
 from harness.recording.sharded_digest import place
 from harness.recording.tensors import MISSING, Digested, ends_at, on_host
 from harness.trace.chain import Scope
@@ -43,59 +43,87 @@ class DigestCache:
     """Remembers values by name, and returns the digest of unchanged ones. It holds no value."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self.known: dict[str, _Known] = {}
 
     def look(self, values: Sequence[tuple[str, torch.Tensor]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
         """The same as `recorder.look`; of what is as it was, the digest is used again. Remembers all of them."""
-        marks = _marks(values)
-        known = {name: each for name in marks if (each := self._known.get(name)) and each.mark == marks[name]}
-        fresh, samples = _look([(name, tensor) for name, tensor in values if name not in known], scope, values, marks)
-        changed = {name for name, each in known.items() if samples.get(name, b"") != each.sample}
-        if changed:  # by a write that torch does not count
-            fresh += look([(name, tensor) for name, tensor in values if name in changed], scope)
-        self._remember(fresh, marks, samples)
-        by_name: dict[str, list[Observation]] = {}
-        for seen in fresh:  # a sparse tensor gives two
-            by_name.setdefault(seen.name.partition(" ")[0], []).append(seen)
-        found: list[Observation] = []
-        for name, tensor in values:
-            if name in known and name not in changed:
-                value, its_scope = place(tensor, scope)
-                whole = value if isinstance(value, torch.Tensor) else None
-                found.append(Observation(name, known[name].digested, its_scope, whole))
-            else:
-                found += by_name.pop(name.partition(" ")[0], [])
-        return found
-
-    def look_anew(
-        self, values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL, remembered: Collection[str] | None = None
-    ) -> list[Observation]:
-        """The same as `recorder.look`, and remember the values of these names; of all if None."""
-        tensors = [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
-        marks = _marks([(name, tensor) for name, tensor in tensors if remembered is None or name in remembered])
-        fresh, samples = _look(values, scope, tensors, marks)
-        self._remember(fresh, marks, samples)
-        return fresh
-
-    def _remember(self, fresh: list[Observation], marks: dict[str, _Mark], samples: dict[str, bytes]) -> None:
-        for seen in fresh:
-            if seen.name in marks and seen.digested.dtype not in MISSING:
-                self._known[seen.name] = _Known(marks[seen.name], seen.digested, samples.get(seen.name, b""))
-            else:
-                self._known.pop(seen.name, None)
+        return look_at_groups([Group(values, scope, self)])[0]
 
 
-def _look(
-    values: Sequence[tuple[str, Any]],
-    scope: Scope,
-    tensors: Sequence[tuple[str, torch.Tensor]],
-    marks: dict[str, _Mark],
-) -> tuple[list[Observation], dict[str, bytes]]:
-    """(what `values` are, by name the samples of all marked `tensors` on GPUs), with one wait."""
-    sampled = {name: _memory(tensor) for name, tensor in tensors if name in marks}
-    on_gpu = {name: local for name, local in sampled.items() if not on_host(local)}
-    seen, found = look_and_sample(values, scope, list(on_gpu.values()))
-    return seen, dict(zip(on_gpu, found, strict=True))
+class Group(NamedTuple):
+    """Values that are looked at together with others."""
+
+    values: Sequence[tuple[str, Any]]
+    scope: Scope = Scope.LOGICAL
+    cache: DigestCache | None = None
+    """Remembers them; None: they are digested and forgotten."""
+    is_anew: bool = False
+    """Whether they are digested although the cache knows them."""
+
+
+class _Part(NamedTuple):
+    """One value of a group."""
+
+    group: Group
+    name: str
+    value: Any
+    mark: _Mark | None
+    """None where the digest is not remembered."""
+
+    @property
+    def known(self) -> _Known | None:
+        """What the cache knows of the value, if it is as it was."""
+        if self.mark is None or self.group.cache is None or self.group.is_anew:
+            return None
+        known = self.group.cache.known.get(self.name)
+        return known if known is not None and known.mark == self.mark else None
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.name, self.value, self.group.scope)
+
+
+def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
+    """What the values of each group are, with one wait for a GPU.
+
+    With a second one if a value was written to in a way that torch does not count.
+    """
+    parts = [
+        _Part(group, name, value, None if group.cache is None else _mark(value))
+        for group in groups
+        for name, value in group.values
+    ]
+    sampled = [index for index, part in enumerate(parts) if part.mark and not on_host(_memory(part.value))]
+    fresh = [index for index, part in enumerate(parts) if part.known is None]
+    seen, digests = look_and_sample(
+        [parts[index].asked for index in fresh], [_memory(parts[index].value) for index in sampled]
+    )
+    samples = dict(zip(sampled, digests, strict=True))
+    found = dict(zip(fresh, seen, strict=True))
+    written = [
+        index
+        for index, part in enumerate(parts)
+        if (known := part.known) is not None and samples.get(index, b"") != known.sample
+    ]
+    if written:
+        found |= dict(zip(written, look_and_sample([parts[index].asked for index in written])[0], strict=True))
+    results = iter([_result(part, found.get(index), samples.get(index, b"")) for index, part in enumerate(parts)])
+    return [[seen for _ in group.values for seen in next(results)] for group in groups]
+
+
+def _result(part: _Part, seen: list[Observation] | None, sample: bytes) -> list[Observation]:
+    """The observations of a value, which the cache remembers; `seen` is None where it has known them."""
+    if seen is None:
+        known = part.known
+        assert known is not None
+        value, scope = place(part.value, part.group.scope)
+        return [Observation(part.name, known.digested, scope, value if isinstance(value, torch.Tensor) else None)]
+    if (cache := part.group.cache) is not None:
+        if part.mark is not None and seen[0].digested.dtype not in MISSING:
+            cache.known[part.name] = _Known(part.mark, seen[0].digested, sample)
+        else:
+            cache.known.pop(part.name, None)
+    return seen
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,12 +135,10 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _marks(values: Sequence[tuple[str, torch.Tensor]]) -> dict[str, _Mark]:
-    return {name: mark for name, tensor in values if (mark := _mark(tensor)) is not None}
-
-
-def _mark(tensor: torch.Tensor) -> _Mark | None:
-    """None for a value that is not worth it, or whose writes nobody counts, or that has no memory."""
+def _mark(tensor: Any) -> _Mark | None:
+    """None for a value that is no tensor, or not worth it, or whose writes nobody counts, or that has no memory."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
     local = _memory(tensor)
     num_bytes = local.numel() * local.element_size()
     if num_bytes < MIN_BYTES or tensor.is_inference() or local.is_inference() or local.layout is not torch.strided:

@@ -241,33 +241,39 @@ class NullRecorder:
         """Nothing."""
 
 
+class Asked(NamedTuple):
+    """A value that is to be looked at."""
+
+    name: str
+    value: Any
+    scope: Scope = Scope.LOGICAL
+
+
 def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
     """Digest these named values, all at once; a sparse tensor gives two. TraceError for what cannot be recorded."""
-    return look_and_sample(values, scope)[0]
+    seen, _ = look_and_sample([Asked(name, value, scope) for name, value in values])
+    return [each for of_one in seen for each in of_one]
 
 
 def look_and_sample(
-    values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL, sampled: Sequence[torch.Tensor] = ()
-) -> tuple[list[Observation], list[bytes]]:
-    """(the same, digests of some words of each sampled tensor on a GPU), with one wait for both."""
-    found: list[Observation | None] = []
-    placed: list[tuple[int, str, PlacedShard]] = []
-    for name, value in values:
+    values: Sequence[Asked], sampled: Sequence[torch.Tensor] = ()
+) -> tuple[list[list[Observation]], list[bytes]]:
+    """(what each of the values is, digests of some words of each sampled tensor on a GPU), with one wait for all."""
+    found: list[list[Observation]] = []
+    placed: list[tuple[list[Observation], str, PlacedShard]] = []
+    for name, value, scope in values:
+        found.append([])
         if is_plain(value):
-            found.append(_observed(name, digest_tensor(value), scope, value))
-            continue
-        tensor = as_tensor(value)
-        if tensor is None:
-            found.append(Observation(name, _digest_of_text(name, value), scope))
-            continue
-        for suffix, part in strided_parts(tensor):
-            placed.append((len(found), name + suffix, place(part, scope)))
-            found.append(None)
+            found[-1].append(_observed(name, digest_tensor(value), scope, value))
+        elif (tensor := as_tensor(value)) is None:
+            found[-1].append(Observation(name, _digest_of_text(name, value), scope))
+        else:
+            placed += [(found[-1], name + suffix, place(part, scope)) for suffix, part in strided_parts(tensor)]
     digests, samples = digest_and_sample([each.value for _, _, each in placed], sampled)
-    for (index, name, each), digested in zip(placed, digests, strict=True):
+    for (of_one, name, each), digested in zip(placed, digests, strict=True):
         whole = each.value if isinstance(each.value, torch.Tensor) else None
-        found[index] = _observed(name, digested, each.scope, whole)
-    return [each for each in found if each is not None], samples
+        of_one.append(_observed(name, digested, each.scope, whole))
+    return found, samples
 
 
 def _observed(name: str, digested: Digested, scope: Scope, whole: torch.Tensor | None) -> Observation:

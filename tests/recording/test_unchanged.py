@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.recording.digest_cache import MIN_BYTES, DigestCache
+from harness.recording.digest_cache import MIN_BYTES, DigestCache, Group, look_at_groups
 from harness.recording.gpu_batch import NUM_SAMPLES, SAMPLE_WORDS
 from harness.recording.recorder import look
 from harness.trace.chain import Scope
@@ -113,19 +113,32 @@ def test_on_a_gpu_samples_of_unchanged_values_travel_with_the_digests_of_the_oth
 )
 def test_on_a_gpu_writes_are_seen(write: object, gpu: CountedGpu) -> None:
     cache, tensor = DigestCache(), value()
-    cache.look_anew([("w", tensor)])
+    look_at_groups([Group([("w", tensor)], cache=cache, is_anew=True)])
     write(tensor)  # type: ignore[operator]
     (seen,) = cache.look([("w", tensor)])
     assert seen.digested == look([("w", tensor)])[0].digested
     assert gpu.num_words > 2 * LARGE
 
 
-def test_values_looked_at_anew_are_remembered_by_name(gpu: CountedGpu) -> None:
-    cache = DigestCache()
-    values = [("weight", value()), ("moment", value()), ("step", 7)]
-    assert [seen.name for seen in cache.look_anew(values, remembered={"weight"})] == ["weight", "moment", "step"]
+def test_groups_are_looked_at_with_one_wait(gpu: CountedGpu) -> None:
+    weights, gradients = DigestCache(), DigestCache()
+    tensors = [value(), value() + 1]
+    look_at_groups([Group([("w", tensors[0])], cache=weights, is_anew=True)])
+    gpu.num_words, _ = 0, gpu.taken()
+    groups = [
+        Group([("w", tensors[0])], cache=weights),
+        Group([("w", tensors[1]), ("lr", 0.1)], Scope.PHYSICAL, gradients),
+        Group([("w", tensors[0]), ("text", "a")]),
+    ]
+    found = look_at_groups(groups)
+    assert gpu.taken() == {"launches": 2, "uploads": 1, "waits": 1, "by torch": 0}, "of a number, the bytes are copied"
+    assert gpu.num_words == 2 * SAMPLED + 2 * 2 * LARGE
+    assert [[seen.name for seen in group] for group in found] == [["w"], ["w", "lr"], ["w", "text"]]
+    assert found[0][0].digested == found[2][0].digested != found[1][0].digested
+    assert found[1][0].scope is Scope.PHYSICAL
     gpu.num_words = 0
-    cache.look([("weight", values[0][1])])  # type: ignore[list-item]
-    assert gpu.num_words == SAMPLED
-    cache.look([("moment", values[1][1])])  # type: ignore[list-item]
+    again = look_at_groups([groups[0], groups[1]._replace(is_anew=True)])
     assert gpu.num_words == 2 * SAMPLED + 2 * LARGE
+    assert [[seen.digested for seen in group] for group in again] == [
+        [seen.digested for seen in group] for group in found[:2]
+    ]
