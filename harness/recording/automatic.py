@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.recording.callbacks import make_callbacks
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
-from harness.recording.digest_cache import DigestCache
+from harness.recording.digest_cache import DigestCache, Group, look_at_groups
 from harness.recording.hooks import hook_backward, hook_loaders, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
 from harness.recording.op_mode import OpMode
@@ -157,8 +157,9 @@ class AutomaticRecorder:
 
     def after_backward(self) -> None:
         """The gradients are there."""
-        for seen in look(_gradients(self._parameters(self._living_optimizers())), Scope.PHYSICAL):
-            self._made_gradients.remember(seen)
+        gradients = _gradients(self._parameters(self._living_optimizers()))
+        (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
+        for seen in found:
             # What clipping changes later is kept as it is now.
             copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
@@ -206,13 +207,10 @@ class AutomaticRecorder:
         if self._awaits_closure:  # it was never called
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
+        names = {name for name, _ in parameters}
         seen = look(_states(optimizer, parameters))
         self._record("optimizer", seen)
-        names = {name for name, _ in parameters}
-        for each in seen:
-            if each.name in names:
-                self._weights[each.name] = each.digested
-                self._unchanged.remember(each)
+        self._weights |= {each.name: each.digested for each in seen if each.name in names}
         loss, self._loss = self._loss, None
         values = {} if loss is None or loss.numel() != 1 else {"loss": as_float(loss)}
         self._recorder.end_step(**values)

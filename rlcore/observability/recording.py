@@ -1,6 +1,7 @@
 """The observer that hands values to a recorder, in canonical order."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from rlcore.observability.events import (
     WeightsSynced,
 )
 from rlcore.observability.observers import Observer
-from rlcore.trace import Recorder
+from rlcore.trace import Recorder, record_all
 
 Named = Iterable[tuple[str, Tensor]]
 Selection = Callable[[Named], Named]
@@ -45,7 +46,6 @@ class StepRecorder(Observer):
             self._record(event)
 
     def _record(self, event: Event) -> None:
-        record = self._recorder.record
         match event:
             case StepBegins(step, warm_start):
                 self._recorder.begin_step(step)
@@ -54,46 +54,52 @@ class StepRecorder(Observer):
             case RolloutBatched():
                 self._rollout(event)
             case BatchExtended(batch, phase, names):
-                for name in names:
-                    record(phase, name, batch[name])
+                self._all(phase, [(name, batch[name]) for name in names])
             case AdvantagesEstimated(batch, section):
-                if isinstance(section, PpoSection):
-                    record("reward", "token_rewards", batch["token_rewards"])
-                record("advantage", "advantages", batch["advantages"])
-                if isinstance(section, PpoSection):
-                    record("advantage", "returns", batch["returns"])
-            case PassesDone(trainer, losses):
-                for each in losses:
-                    for name, value in each.observed.items():
-                        record("forward", f"{trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
-                    record("loss", trainer, each.loss)
+                self._advantages(batch, isinstance(section, PpoSection))
+            case PassesDone():
+                self._passes(event)
             case GradientsReduced(trainer, gradients):
-                for name, gradient in self._own(gradients.items()):
-                    record("backward", f"{trainer}.{name}", gradient)
+                self._all("backward", ((f"{trainer}.{name}", value) for name, value in self._own(gradients.items())))
             case WeightsMoved():
-                self._weights(event)
+                moved = self._own(_moved(event))
+                self._all("optimizer", ((f"{event.trainer}.{name}", value) for name, value in moved))
             case WeightsSynced(receipt):
-                record("sync", "weights_digest", receipt.weights_digest)
+                self._recorder.record("sync", "weights_digest", receipt.weights_digest)
             case StepEnds(curve):
                 self._recorder.end_step(**curve)
 
-    def _rollout(self, event: RolloutBatched) -> None:
-        record, batch, trajectories = self._recorder.record, event.batch, event.trajectories
-        record("rollout", "prompt_ids", [each.request.prompt.id for each in trajectories])
-        digests = {digest for each in trajectories for digest in each.weights_digests.values()}
-        record("rollout", "weights_digest", sorted(digests))
-        record("rollout", "loss_mask", batch["loss_mask"])
-        record("rollout", "tokens", batch["tokens"])
-        record("rollout", "logprobs", batch["rollout_logprobs"])
-        for name in ("prompt_lengths", "lengths", "groups"):
-            record("rollout", name, batch[name])
-        record("reward", "included", batch["included"])
-        record("reward", "rewards", batch["rewards"])
+    def _all(self, phase: str, values: Iterable[tuple[str, Any]]) -> None:
+        """Record values of one phase, with one wait for a GPU."""
+        record_all(self._recorder, phase, values)
 
-    def _weights(self, event: WeightsMoved) -> None:
-        record = self._recorder.record
-        for name, value in self._own(_moved(event)):
-            record("optimizer", f"{event.trainer}.{name}", value)
+    def _rollout(self, event: RolloutBatched) -> None:
+        batch, trajectories = event.batch, event.trajectories
+        digests = {digest for each in trajectories for digest in each.weights_digests.values()}
+        values = {
+            "prompt_ids": [each.request.prompt.id for each in trajectories],
+            "weights_digest": sorted(digests),
+            "loss_mask": batch["loss_mask"],
+            "tokens": batch["tokens"],
+            "logprobs": batch["rollout_logprobs"],
+        }
+        values |= {name: batch[name] for name in ("prompt_lengths", "lengths", "groups")}
+        self._all("rollout", values.items())
+        self._all("reward", [(name, batch[name]) for name in ("included", "rewards")])
+
+    def _advantages(self, batch: Mapping[str, Tensor], is_ppo: bool) -> None:
+        if is_ppo:
+            self._recorder.record("reward", "token_rewards", batch["token_rewards"])
+        self._all("advantage", [(name, batch[name]) for name in ("advantages", *(["returns"] if is_ppo else []))])
+
+    def _passes(self, event: PassesDone) -> None:
+        for each in event.losses:
+            observed = [
+                (f"{event.trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
+                for name, value in each.observed.items()
+            ]
+            self._all("forward", observed)
+            self._recorder.record("loss", event.trainer, each.loss)
 
 
 def _moved(event: WeightsMoved) -> Iterator[tuple[str, Tensor]]:
