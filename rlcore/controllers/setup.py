@@ -10,6 +10,7 @@ from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.errors import CheckpointError
 from rlcore.models.decoder import Decoder
+from rlcore.observability.events import RunBegins
 from rlcore.observability.logs import RunLog
 from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
@@ -61,6 +62,7 @@ def prepare(
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
     remote = () if workers is None else (StepsOfWorkers(workers),)
     observers = Observers(phases, mismatches, *reports, *checks, *remote, StepRecorder(recorder))
+    observers.emit(RunBegins(config, task.train))
     longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say

@@ -39,13 +39,30 @@ THREADS = (1, 2)
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """torch computes with this many threads inside."""
+    """torch computes with this many threads inside.
+
+    Raises LevelError at the end if something inside has set another number, where a level of determinism is on.
+    """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
         yield
+        if torch.are_deterministic_algorithms_enabled():
+            check_num_threads(count)
     finally:
         torch.set_num_threads(before)
+
+
+def check_num_threads(expected: int | None) -> int:
+    """Check that torch computes with this number of threads; None: with any. Return its number. Raises LevelError."""
+    found = torch.get_num_threads()
+    if expected not in (None, found):
+        raise LevelError(
+            f"torch computes with {found} threads: something has set the number since, such as an import",
+            legal=f"{expected}",
+            remedy="leave torch.set_num_threads alone; runtime.training_threads and runtime.sampling_threads set it",
+        )
+    return found
 
 
 def certify(

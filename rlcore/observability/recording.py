@@ -1,5 +1,6 @@
 """The observer that hands values to a recorder, in canonical order."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -9,12 +10,14 @@ from rlcore.config import PpoSection
 from rlcore.observability.events import (
     AdvantagesEstimated,
     BatchExtended,
+    Evaluated,
     Event,
     GradientsReduced,
     PassesDone,
     RolloutBatched,
     StepBegins,
     StepEnds,
+    Updated,
     WarmStartBegins,
     WarmStartEnds,
     WeightsMoved,
@@ -36,6 +39,7 @@ class StepRecorder(Observer):
         self._recorder = recorder
         self._own = own
         self._is_resting = False
+        self._evaluated: Evaluated | None = None
 
     def observe(self, event: Event) -> None:
         """Record the values of an event, if it has any; those of a warm start come with the first step."""
@@ -51,6 +55,9 @@ class StepRecorder(Observer):
                 self._recorder.begin_step(step)
                 if warm_start is not None:
                     warm_start.record(self._recorder)
+                self._first_evaluation()
+            case Evaluated(step=0):
+                self._evaluated = event
             case RolloutBatched():
                 self._rollout(event)
             case BatchExtended(batch, phase, names):
@@ -72,6 +79,9 @@ class StepRecorder(Observer):
                     record("backward", f"{trainer}.{name}", gradient)
             case WeightsMoved():
                 self._weights(event)
+            case Updated(trainer, _, learning_rate, norm):
+                record("backward", f"{trainer}.gradient_norm", norm)
+                record("optimizer", f"{trainer}.learning_rate", learning_rate)
             case WeightsSynced(receipt):
                 record("sync", "weights_digest", receipt.weights_digest)
             case StepEnds(curve):
@@ -89,6 +99,17 @@ class StepRecorder(Observer):
             record("rollout", name, batch[name])
         record("reward", "included", batch["included"])
         record("reward", "rewards", batch["rewards"])
+
+    def _first_evaluation(self) -> None:
+        """Record the evaluation before step 0 in that step; later ones are as often as a setting that is free says."""
+        if self._evaluated is None:
+            return
+        record, trajectories = self._recorder.record, self._evaluated.trajectories
+        record("rollout", "evaluation.prompt_ids", [each.request.prompt.id for each in trajectories])
+        record("rollout", "evaluation.tokens", [token for each in trajectories for token in each.tokens])
+        rewards = [math.nan if reward is None else reward for reward in self._evaluated.scores.rewards]
+        record("reward", "evaluation.rewards", torch.tensor(rewards, dtype=torch.float64))
+        self._evaluated = None
 
     def _weights(self, event: WeightsMoved) -> None:
         record = self._recorder.record
