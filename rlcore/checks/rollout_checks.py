@@ -66,7 +66,7 @@ def _generators() -> dict[str, object]:
 def check_keys(wanted: Sequence[SampleRequest], *, seed: int, step: int) -> None:
     """Check that each key is that of the seed, the step, the prompt and the sample's number; raises StepError.
 
-    Anything else in it (a place in the batch, evaluations, a counter) is another key after a resume, or in another
+    Anything else in it (a position in the batch, evaluations, a counter) is another key after a resume, or in another
     order.
     """
     for request in wanted:

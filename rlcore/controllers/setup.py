@@ -57,7 +57,6 @@ def prepare(
 
     `workers` is the handle of those that train the models, None to train them in this process.
     """
-    algorithm = config.algorithm
     phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
     remote = () if workers is None else (StepsOfWorkers(workers),)
@@ -79,16 +78,16 @@ def prepare(
         observers=observers,
         phases=phases,
         mismatches=mismatches,
-        kl_coef=algorithm.kl_coef,
+        kl_coef=config.algorithm.kl_coef,
     )
     if config.sampling.two_stage is not None:
         check_can_search(state.sampler)
     if not config.output.resume and config.warm_start.num_steps:
         state.warm_start = warm_up(state, log)
-    if isinstance(algorithm, PpoSection):
+    if isinstance(config.algorithm, PpoSection):
         with observers.stage("critic"):
-            state.critic = models.critic(algorithm.critic_learning_rate)
-    if algorithm.kl_coef:
+            state.critic = models.critic(config.algorithm.critic_learning_rate)
+    if config.algorithm.kl_coef:
         state.reference = models.reference()
     models.check()
     first = 0
