@@ -80,7 +80,7 @@ def certify(
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
     LevelError where none holds. With compiled kernels it is those that are looked at, and no recipe is followed: theirs
-    are `layers` too, (width, ffn_width), with a row of heads each. MKL is asked to be strict first
+    are `layers` too, (width, ffn_width), with a row of heads each, compared with plain formulas in fp64 too. MKL is asked to be strict first
     (`product.be_strict`).
     """
     be_strict(os.environ)
@@ -95,7 +95,12 @@ def certify(
         own = _Inspection(strategy, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, layers, length))
         found += own
         if all(measurement.held for measurement in own):
-            kernels = "compiled" if is_compiled() else "torch"
+            kernels = "torch"
+            if is_compiled():
+                from rlcore.numerics.compiled.plain import check_layers
+
+                check_layers(Draw.seeded(dtype, device), layers, heads, MIN_LENGTH)
+                kernels = "compiled"
             return InvarianceReport(strategy, dtype, device, length, tuple(found), machine(), kernels)
     told = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(
