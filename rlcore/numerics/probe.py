@@ -45,13 +45,30 @@ THREADS = (1, 2)
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """torch computes with this many threads inside."""
+    """torch computes with this many threads inside.
+
+    Raises LevelError at the end if something inside has set another number, where a level of determinism is on.
+    """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
         yield
+        if torch.are_deterministic_algorithms_enabled():
+            check_num_threads(count)
     finally:
         torch.set_num_threads(before)
+
+
+def check_num_threads(expected: int | None) -> int:
+    """Check that torch computes with this number of threads; None: with any. Return its number. Raises LevelError."""
+    found = torch.get_num_threads()
+    if expected not in (None, found):
+        raise LevelError(
+            f"torch computes with {found} threads: something has set the number since, such as an import",
+            legal=f"{expected}",
+            remedy="leave torch.set_num_threads alone; runtime.training_threads and runtime.sampling_threads set it",
+        )
+    return found
 
 
 def certify(
@@ -69,8 +86,8 @@ def certify(
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
     LevelError where none holds, and for any device but a CPU. With compiled kernels it is those that are looked at, and
-    no recipe is followed: theirs are `layers` too, (width, ffn_width), with a row of heads each. MKL is asked to be
-    strict first (`product.be_strict`).
+    no recipe is followed: theirs are `layers` too, (width, ffn_width), with a row of heads each, compared with plain
+    formulas in fp64 too. MKL is asked to be strict first (`product.be_strict`).
     """
     check_invariant_device(device)
     be_strict(os.environ)
@@ -85,7 +102,12 @@ def certify(
         own = _Inspection(strategy, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, layers, length))
         found += own
         if all(measurement.held for measurement in own):
-            kernels = "compiled" if is_compiled() else "torch"
+            kernels = "torch"
+            if is_compiled():
+                from rlcore.numerics.compiled.plain import check_layers
+
+                check_layers(Draw.seeded(dtype, device), layers, heads, MIN_LENGTH)
+                kernels = "compiled"
             return InvarianceReport(strategy, dtype, device, length, tuple(found), machine(), kernels)
     told = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(

@@ -1,5 +1,6 @@
 """The observer that hands values to a recorder, in canonical order."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,12 +11,14 @@ from rlcore.config import PpoSection
 from rlcore.observability.events import (
     AdvantagesEstimated,
     BatchExtended,
+    Evaluated,
     Event,
     GradientsReduced,
     PassesDone,
     RolloutBatched,
     StepBegins,
     StepEnds,
+    Updated,
     WarmStartBegins,
     WarmStartEnds,
     WeightsMoved,
@@ -37,6 +40,7 @@ class StepRecorder(Observer):
         self._recorder = recorder
         self._own = own
         self._is_resting = False
+        self._evaluated: Evaluated | None = None
 
     def observe(self, event: Event) -> None:
         """Record the values of an event, if it has any; those of a warm start come with the first step."""
@@ -51,6 +55,9 @@ class StepRecorder(Observer):
                 self._recorder.begin_step(step)
                 if warm_start is not None:
                     warm_start.record(self._recorder)
+                self._first_evaluation()
+            case Evaluated(step=0):
+                self._evaluated = event
             case RolloutBatched():
                 self._rollout(event)
             case BatchExtended(batch, phase, names):
@@ -64,6 +71,9 @@ class StepRecorder(Observer):
             case WeightsMoved():
                 moved = self._own(_moved(event))
                 self._all("optimizer", ((f"{event.trainer}.{name}", value) for name, value in moved))
+            case Updated(trainer, _, learning_rate, norm):
+                self._recorder.record("backward", f"{trainer}.gradient_norm", norm)
+                self._recorder.record("optimizer", f"{trainer}.learning_rate", learning_rate)
             case WeightsSynced(receipt):
                 self._recorder.record("sync", "weights_digest", receipt.weights_digest)
             case StepEnds(curve):
@@ -100,6 +110,18 @@ class StepRecorder(Observer):
             ]
             self._all("forward", observed)
             self._recorder.record("loss", event.trainer, each.loss)
+
+    def _first_evaluation(self) -> None:
+        """Record the evaluation before step 0 in that step; later ones are as often as a setting that is free says."""
+        if self._evaluated is None:
+            return
+        trajectories = self._evaluated.trajectories
+        prompts = [each.request.prompt.id for each in trajectories]
+        tokens = [token for each in trajectories for token in each.tokens]
+        self._all("rollout", [("evaluation.prompt_ids", prompts), ("evaluation.tokens", tokens)])
+        rewards = [math.nan if reward is None else reward for reward in self._evaluated.scores.rewards]
+        self._recorder.record("reward", "evaluation.rewards", torch.tensor(rewards, dtype=torch.float64))
+        self._evaluated = None
 
 
 def _moved(event: WeightsMoved) -> Iterator[tuple[str, Tensor]]:

@@ -8,11 +8,13 @@ Whole numbers are mixed with splitmix64's finaliser (Steele, Lea and Flood 2014)
 are those of uint64; only shifts to the right need a mask. The same on any device, up to the last bit of log.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlcore.errors import StepError
 from rlcore.numerics.level import is_compiled
 
 BITS = 52
@@ -94,3 +96,27 @@ class GumbelNoise:
 
             return compiled.uniforms(states, self.ids)
         return uniforms(mixed_(states.unsqueeze(1) + self.ids))
+
+
+KNOWN = (
+    (0x5EED, 310, 41570, 18.500252284603345),
+    (0x5EED, 912, 51550, 18.322933128170035),
+    (-5, 7, 99, -0.1260209392112426),
+)
+"""Key, position, token, and their noise. Two are beyond 17.4, the most that 24 bits of a uniform number give."""
+KNOWN_ROUNDING = 1e-12
+"""Of a logarithm, relative."""
+
+
+def check_known() -> None:
+    """Check the noise of some keys, positions and tokens against constants; raises StepError."""
+    for key, position, token, expected in KNOWN:
+        noise = GumbelNoise(torch.tensor([signed((token + 1) * GOLDEN)]))
+        found = float(noise(states(torch.tensor([key]), torch.tensor([position]))))
+        if not math.isclose(found, expected, rel_tol=KNOWN_ROUNDING):
+            raise StepError(
+                f"the noise of key {key}, position {position} and token {token} is {found!r}",
+                legal=f"{expected!r}: {BITS} bits of a uniform number, mixed by splitmix64",
+                remedy="restore rlcore.samplers.gumbel: every draw of every earlier run depends on it",
+                phases=("rollout",),
+            )

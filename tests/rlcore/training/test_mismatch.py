@@ -151,7 +151,7 @@ def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
     with pytest.raises(LevelError) as caught:
         trained(config(training={"num_steps": 1}), tmp_path)
     said = caught.value.what
-    assert said.startswith("step 0: the trainer's log-probability is not the sampler's for 1 of ")
+    assert said.startswith("step 0: rollout or forward: the trainer's log-probability is not the sampler's for 1 of ")
     assert "by at most 0.125 nats" in said and "decoding differs from reading" in said
     assert "sample 2 of prompt" in said and "«" in said
 
@@ -172,7 +172,8 @@ def test_a_search_that_fails_does_not_hide_the_mismatch(tmp_path: Path, monkeypa
     with pytest.raises(LevelError) as caught:
         trained(config(training={"num_steps": 1}), tmp_path)
     assert "by at most 0.5 nats; the search for its cause failed: the sampler does not answer" in caught.value.what
-    assert caught.value.remedy == "look at its log"
+    first = "reproduce the step first: rlharness reproduce RUN --step 0 --trace-ops"
+    assert caught.value.remedy == f"{first}; then look at its log"
 
 
 def test_at_level_off_a_report_says_why_and_metrics_say_how_far(
