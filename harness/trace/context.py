@@ -38,15 +38,15 @@ def _states(trace: Trace, step: int, rank: int) -> States:
         return {}
     return {
         (value.name, value.occurrence): (value.dtype, value.algorithm, value.digest)
-        for value in _contexts(trace.columns(step, rank))
+        for _, value in contexts(trace.columns(step, rank))
         if value.name.startswith(RANDOM)
     }
 
 
-def _contexts(columns: Columns) -> list[RecordedValue]:
-    """Return the few values of this scope, without decoding the others."""
+def contexts(columns: Columns) -> list[tuple[int, RecordedValue]]:
+    """Return (index, value) of the few values of this scope, without decoding the others."""
     found, at = [], columns.scopes.find(Scope.CONTEXT)
     while at >= 0:
-        found.append(columns.value(at))
+        found.append((at, columns.value(at)))
         at = columns.scopes.find(Scope.CONTEXT, at + 1)
     return found

@@ -10,6 +10,7 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.context import BATCH_ORIGIN, LOADER_SEED
 from harness.trace.diff import diff
 from harness.trace.element_diff import numbers
+from harness.trace.reasons import BatchOfWorker, VerdictCode, WrittenOutside
 from harness.trace.verdict import Kind, Verdict
 from tests.support.recorded_programs import ROOT, run
 
@@ -66,6 +67,22 @@ def test_the_generator_of_a_loader_is_named(traces: Path) -> None:
     assert context is not None
     assert context.step == 0
     assert "random.loader0" in context.names
+
+
+def test_a_batch_of_a_worker_is_explained(traces: Path) -> None:
+    verdict = compare(traces, "worker1", "worker2")
+    first = verdict.first
+    assert first is not None
+    (note,) = (each for each in verdict.notes if isinstance(each, BatchOfWorker))
+    assert note == BatchOfWorker(VerdictCode.BATCH_OF_WORKER, 2, 0, 2, is_seed_equal=True)
+    assert first.step == 2
+
+
+def test_a_weight_that_was_written_outside_the_optimizer_is_explained(traces: Path) -> None:
+    notes = compare(traces, "none", "write").notes
+    assert WrittenOutside(VerdictCode.WRITTEN_OUTSIDE, "weight", ("B",)) in notes
+    notes = compare(traces, "none", "average").notes
+    assert not any(isinstance(each, WrittenOutside) for each in notes)
 
 
 def values_of(directory: Path, step: int) -> list[RecordedValue]:
