@@ -23,6 +23,7 @@ from harness.recording.batch_origins import BatchOrigins, generators_of
 from harness.recording.callbacks import make_callbacks
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
+from harness.recording.cuda_state import is_capturing
 from harness.recording.digest_cache import DigestCache, Group, look_at_groups
 from harness.recording.hooks import hook_backward, hook_loaders, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
@@ -110,7 +111,7 @@ class AutomaticRecorder:
         if self._thread not in (None, threading.get_ident()):
             self._log.give_up("two threads train in one process, and the order between threads is not known")
             return
-        if torch.cuda._initialized and torch.cuda.is_current_stream_capturing():
+        if is_capturing():
             self._log.give_up("the step is captured into a CUDA graph, from which no value can be read")
             return
         if self._compiled.have_run:

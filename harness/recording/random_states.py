@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from harness.recording.cuda_state import is_used
 from harness.recording.tensors import tensor_bytes
 from harness.trace.digests import digest
 
@@ -67,7 +68,7 @@ def read_states() -> dict[str, State]:
         kind, keys, place, has_gauss, gauss = generator.get_state()
         tail = f"{kind} {place} {has_gauss} {float(gauss).hex()}".encode()
         states["random.numpy"] = digest(keys.tobytes() + tail)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if is_used():
         for index, state in enumerate(torch.cuda.get_rng_state_all()):
             states[f"random.cuda{index}"] = digest(tensor_bytes(state))
     return states
