@@ -15,13 +15,20 @@ MAX_PARAMETERS = 8
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
 
 
+WITH_ARGUMENTS = ("send_signal", "read_text", "read_bytes")
+"""Methods that `Owned` names as ".method()" and that are called with arguments too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Owned:
     """Names that, within one room, only their owners may use."""
 
     within: str
     names: tuple[str, ...]
-    """Dotted names, each with everything below it; ".kill()" is a method of anything, called without argument."""
+    """Dotted names, each with everything below it; ".kill()" is a method of anything, called without argument.
+
+    Those of `WITH_ARGUMENTS` count with arguments too.
+    """
     owners: tuple[str, ...]
     """Files, or folders ending in a slash; nobody where empty."""
 
@@ -107,8 +114,8 @@ def _uses(nodes: Iterable[ast.AST], imported: Iterable[tuple[str, str]]) -> set[
             found |= {f"{origin}.{rest}" for origin in origins.get(head, ())}
         elif isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Attribute):
             found.add(f".{node.func.attr}()")
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "send_signal":
-            found.add(".send_signal()")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WITH_ARGUMENTS:
+            found.add(f".{node.func.attr}()")
     return found
 
 

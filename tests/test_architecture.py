@@ -105,6 +105,28 @@ IN_PYTEST = (
     "sessions/xdist_fixtures",
 )
 PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
+KERNELS_FILES = (  # below /proc and /sys, which no process can replace
+    *SUPERVISOR,
+    *("harness/process/ports.py", "harness/machine/network/interfaces.py", "harness/doctor/environment.py"),
+    *("harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
+    *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
+)
+PACKAGE_DATA = (  # files of an installed package
+    *("harness/render/report/page.py", "harness/render/run_page/page.py", "harness/lab/demo/project.py"),
+    *("harness/runner/sessions/plugin_facts.py", "harness/lab/experiments/scenario_files.py"),
+)
+OPEN_ALREADY = (  # descriptors, and new files in directories that are this process's own
+    *(
+        "harness/process/leaders_ahead.py",
+        "harness/process/run_directory.py",
+        "harness/runner/sessions/forked_tests.py",
+    ),
+    *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),
+    "harness/lab/experiments/call_signature.py",
+)
+NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
+    *("harness/render/jsonl.py", "harness/render/junit.py", "harness/lab/reproduce/debugger/lines.py"),
+)
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
     Owned("rlcore/config", ("torch",), ()),
@@ -156,6 +178,12 @@ OWNED = (
             *("harness/core/replaced_file.py", "harness/runner/records/history_file.py"),
             *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
         ),
+    ),
+    # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/core/regular_file.py.
+    Owned(
+        "harness/",
+        ("builtins.open", ".read_text()", ".read_bytes()"),
+        (*KERNELS_FILES, *PACKAGE_DATA, *OPEN_ALREADY, *NAMED_BY_THE_USER),
     ),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),
@@ -273,6 +301,8 @@ def test_a_run_of_tests_imports_nothing_of_the_lab() -> None:
         ("harness/doctor/gpus.py", "import pynvml"),
         ("harness/render/plain.py", "from rich.console import Console"),
         ("harness/machine/network.py", "from asyncio_pool import AioPool"),
+        ("harness/runner/run.py", "def f(path):\n    with open(path) as file: pass"),
+        ("harness/runner/run.py", "def f(path):\n    path.read_text('utf-8')"),
         ("tests/runner/test_run.py", "from hypothesis import HealthCheck, given"),
     ],
 )

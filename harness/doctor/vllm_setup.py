@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from harness.core.findings import Finding, Severity
+from harness.core.regular_file import read_regular, read_text
 from harness.doctor.host import Host
 from harness.doctor.packages import Installed, read_installed
 from harness.doctor.vllm_variables import check_variables, is_own_address, shown_variables
@@ -192,7 +193,7 @@ def read_variables(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 
     Its table has a line for each variable, with the function that reads it.
     """
-    text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    text = read_text(path, errors="replace", follows_links=True) if path.is_file() else ""
     table = text.partition("environment_variables:")[2]
     found = {match[1]: match[2] for match in _READ.finditer(table)}
     return frozenset(found), frozenset(name for name, code in found.items() if _INTEGER.search(code))
@@ -215,4 +216,4 @@ def missing_library(torchvision: Path | None, torch: Path | None) -> str:
     compiled = next(iter(sorted(torchvision.glob("_C*.so"))), None)
     if compiled is None or (torch / "lib" / CUDA_LIBRARY).exists():
         return ""
-    return CUDA_LIBRARY if CUDA_LIBRARY.encode() in compiled.read_bytes() else ""
+    return CUDA_LIBRARY if CUDA_LIBRARY.encode() in read_regular(compiled, follows_links=True) else ""

@@ -2,6 +2,7 @@
 
     run() ──fork server──▶ supervisor ("started", "terminating", "finished" as JSON lines on its stdout)
       │ cancel(), kill(): a word on its stdin. The pipe closing (this process died) makes it kill the tree.
+      ├─ a supervisor that was stopped is continued, one that is overdue is killed.
       ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
       └─ "finished" with an unkillable process: the supervisor stays until it ends, and is then reaped.
 
@@ -29,6 +30,9 @@ from harness.process.supervisor.fork_server import ForkServer, start_python
 PROBE_S = 30.0
 RESCUE_S = 5.0
 RESCUE_ROUND_S = 0.05
+WATCH_S = 1.0
+OVERDUE_S = 30.0
+"""A supervisor that has not reported its end so long after the limits of its attempt is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +221,8 @@ class _Attempt:
         self._unrelated_pids = unrelated_pids
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
+        limits = (spec.timeout_s, spec.grace_s, spec.unkillable_after_s, OVERDUE_S)
+        self._overdue_s = self._started_s + sum(limits)
         self._rescue_until_s = 0.0
         self.ended: asyncio.Future[ProcessEnd] = self._loop.create_future()
         self.is_open = False
@@ -256,6 +262,7 @@ class _Attempt:
         process = process_tree.read_process(self.pid)  # cannot be gone: it has not been reaped
         self._start_ticks = process.start_ticks if process else 0
         self._loop.add_reader(self._stdout, self._guarded, self._on_readable)
+        self._loop.call_later(WATCH_S, self._guarded, self._watch)
         for text in (json.dumps(order), *self._early):
             self.order(text)
 
@@ -307,6 +314,13 @@ class _Attempt:
             )
             if self._finished.unkillable:  # its supervisor stays; nobody waits for it
                 self._settle(self._finished)
+
+    def _watch(self) -> None:
+        """See to it that the supervisor goes on, whatever its tests do to it, while its end is waited for."""
+        if not self.is_open or self.ended.done():
+            return
+        rescue.keep_going(self.pid, self._start_ticks, is_overdue=self._loop.time() > self._overdue_s)
+        self._loop.call_later(WATCH_S, self._guarded, self._watch)
 
     def _rescue(self) -> None:
         """End what a lost supervisor held, a round now and one later, until nobody is left or time is up."""

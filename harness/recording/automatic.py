@@ -10,31 +10,35 @@ ends the recording, never the program.
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from harness.recording.batch_origins import BatchOrigins, generators_of
 from harness.recording.callbacks import make_callbacks
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
 from harness.recording.cuda_state import is_capturing
-from harness.recording.digest_cache import DigestCache
+from harness.recording.digest_cache import DigestCache, Group, look_at_groups
 from harness.recording.hooks import Stepping, hook_backward, hook_loaders, hook_optimizers, hook_scalers, hook_steps
 from harness.recording.names import ParameterNames
+from harness.recording.nested_values import named_values
 from harness.recording.op_mode import OpMode
+from harness.recording.optimizer_settings import OptimizerSettings
 from harness.recording.optimizer_steps import OptimizerNames
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Observation, Recorder, as_float, look
 from harness.recording.tensors import Digested
 from harness.recording.trace_steps import TraceSteps
 from harness.recording.training_threads import AT_ONCE, TrainingThreads, is_in_backward
+from harness.recording.watched_values import WatchedValues
 from harness.trace.chain import Scope
 
 Named = list[tuple[str, torch.Tensor]]
-MAX_BATCH_DEPTH = 4
 REMEMBERED = (int, float, torch.Tensor)
 SKIPPED = "skipped"
 """Name of the value that stands in a step that a GradScaler has left out."""
@@ -51,6 +55,8 @@ class AutomaticRecorder:
         self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__, callbacks=log.callbacks)
         log.recorder = self._recorder
         self._names = ParameterNames()
+        self._settings, self._origins = OptimizerSettings(), BatchOrigins()
+        self.watched = WatchedValues()
         self._weights: dict[str, Digested] = {}
         """By name, as they were when they were seen last."""
         self._gradients: dict[str, list[Observation]] = {}
@@ -156,9 +162,12 @@ class AutomaticRecorder:
         if not self._is_resting:
             self._optimizers.see(optimizer)
 
-    def see_batch(self, batch: Any) -> None:
-        """A DataLoader has handed out a batch."""
+    def see_batch(self, batch: Any, iterator: Any = None, tasks: Mapping[int, Any] = MappingProxyType({})) -> None:
+        """An iterator of a DataLoader has handed out a batch; its workers had these tasks before."""
+        states = self._steps.random.meet(generators_of(iterator))
         self._steps.begin()
+        self._steps.record_states(states)
+        self._record("rollout", self._origins.of_batch(iterator, tasks))
         self._record("rollout", look(list(named_values(batch, "batch")), Scope.PHYSICAL))
 
     def see_rollout(self, phase: str, name: str, value: Any) -> None:
@@ -182,8 +191,9 @@ class AutomaticRecorder:
         """The gradients are there; those that optimizers have not applied yet within backward."""
         stepped, self._stepped_in_backward, self._in_backward = self._stepped_in_backward, [], False
         others = [each for each in self._optimizers.living() if not any(each is one for one in stepped)]
-        for seen in look(_gradients(self._parameters(others)), Scope.PHYSICAL):
-            self._made_gradients.remember(seen)
+        gradients = _gradients(self._parameters(others))
+        (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
+        for seen in found:
             # What clipping changes later is kept as it is now.
             copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
@@ -231,13 +241,10 @@ class AutomaticRecorder:
         if self._awaits_closure:  # it was never called
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
+        names = {name for name, _ in parameters}
         seen = look(_states(optimizer, parameters))
         self._record("optimizer", seen)
-        names = {name for name, _ in parameters}
-        for each in seen:
-            if each.name in names:
-                self._weights[each.name] = each.digested
-                self._unchanged.remember(each)
+        self._weights |= {each.name: each.digested for each in seen if each.name in names}
         self._end_or_wait(optimizer)
 
     def leave_out_step(self, optimizer: Optimizer) -> None:
@@ -270,11 +277,11 @@ class AutomaticRecorder:
             self.guarded(self.after_backward)
             self._steps.finish()
 
-    def _receive_batch(self, batch: Any) -> None:
+    def _receive_batch(self, batch: Any, iterator: Any, tasks: Mapping[int, Any]) -> None:
         if not self._threads.is_another:  # one that is fetched ahead has no step
             if not self._stepping.optimizers:
                 self._steps.settle()
-            self.guarded(self.see_batch, batch)
+            self.guarded(self.see_batch, batch, iterator, tasks)
 
     def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         """The arguments of the step, where they have to be others."""
@@ -308,12 +315,16 @@ class AutomaticRecorder:
     # ------------------------------------------------------------------------------------------------------- records
 
     def _record_weights(self, parameters: Named) -> None:
-        """Those that nobody has seen yet, or that somebody else than their optimizer has changed."""
-        self._record_changed(self._unchanged.look(parameters))
+        """Those that nobody has seen yet, or that somebody else than their optimizer has changed.
+
+        Every element is read: a write to a single one, past torch's count of writes, is found in its step.
+        """
+        self._record_changed(look(parameters))
 
     def _record_untracked(self) -> None:
-        """Buffers, frozen weights, averaged and target networks, where they are not as they were."""
+        """Buffers, frozen weights, averaged and target networks, watched values, where they are not as they were."""
         self._record_changed(self._unchanged.look(self._names.untracked()))
+        self._record_changed(look(list(self.watched.named())))
 
     def _record_changed(self, values: Sequence[Observation]) -> None:
         changed = [each for each in values if self._weights.get(each.name) != each.digested]
@@ -334,7 +345,7 @@ class AutomaticRecorder:
     def _record_settings(self, optimizer: Optimizer) -> None:
         """How an optimizer steps; with its name and the number of its step, where the program has several."""
         prefix, number = self._optimizers.begin(optimizer)
-        settings = [(f"{prefix}{name}", value) for name, value in _hyperparameters(optimizer)]
+        settings = [(f"{prefix}{name}", value) for name, value in self._settings.settings(optimizer)]
         self._record("optimizer", look([*settings, *([(f"{prefix}step", number)] if prefix else [])]))
 
     def _record_gradients(self, parameters: Named) -> None:
@@ -360,29 +371,8 @@ class AutomaticRecorder:
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]
 
 
-def named_values(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of every tensor, array, number and text in a batch, however it is nested."""
-    if isinstance(value, str | bytes | int | float | torch.Tensor) or hasattr(value, "__array_interface__"):
-        yield name, value
-    elif isinstance(value, Mapping) and depth < MAX_BATCH_DEPTH:
-        for key, each in value.items():
-            yield from named_values(each, f"{name}.{key}", depth + 1)
-    elif isinstance(value, list | tuple) and depth < MAX_BATCH_DEPTH:
-        for index, each in enumerate(value):
-            yield from named_values(each, f"{name}.{index}", depth + 1)
-
-
 def _gradients(parameters: Named) -> Named:
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
-
-
-def _hyperparameters(optimizer: Optimizer) -> list[tuple[str, Any]]:
-    return [
-        (f"group{index}.{name}", value)
-        for index, group in enumerate(optimizer.param_groups)
-        for name, value in sorted(group.items())
-        if isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
-    ]
 
 
 def _states(optimizer: Optimizer, parameters: Named) -> list[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """Steps of the trace of a program that knows nothing of it: when one begins, what joins it, and when it ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,13 +10,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.recording.op_mode import OpMode
 from harness.recording.optimizer_steps import JoinedSteps, OptimizerNames
 from harness.recording.process import ProcessLog
-from harness.recording.random_states import RandomStates
+from harness.recording.random_states import RandomStates, State
 from harness.recording.recorder import Observation, Recorder
 from harness.recording.tensors import Digested
 from harness.trace.chain import Scope
 from harness.trace.values import Float
-
-States = dict[str, tuple[str, bytes]]
 
 
 class TraceSteps:
@@ -47,7 +45,8 @@ class TraceSteps:
         """What has recorded operations, as long as it cannot be taken off."""
         self._step = 0
         self._joined = JoinedSteps()
-        self._states: States | None = None
+        self._is_finishing = False
+        self._states: dict[str, State] | None = None
         """Of generators that were used, as a step left them that waits for other optimizers."""
 
     def begin(self) -> bool:
@@ -56,10 +55,14 @@ class TraceSteps:
             return False
         self._recorder.begin_step(self._step)
         states, self._states = self._states, None
-        for name, state in (self.random.changed() if states is None else states).items():
-            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
+        self.record_states(self.random.changed() if states is None else states)
         self._start_operations(self._step)
         return True
+
+    def record_states(self, states: Mapping[str, State]) -> None:
+        """Record states of random-number generators, by name."""
+        for name, state in states.items():
+            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
 
     def end_or_wait(
         self, stepped: Sequence[Optimizer], leaves_gradients: Callable[[Sequence[Optimizer]], bool]
@@ -88,6 +91,8 @@ class TraceSteps:
 
     def settle(self) -> None:
         """Before anything else happens: end the step of the trace that waits for other optimizers."""
+        if self._is_finishing:  # the values of the curve that a step ends with
+            return
         was_waiting = self._joined.is_waiting
         self._joined.end()
         if was_waiting:
@@ -105,7 +110,9 @@ class TraceSteps:
     def _finish(self) -> None:
         self.is_within = False
         loss, self.loss = self.loss, None
+        self._is_finishing = True
         self._recorder.end_step(**({} if loss is None else {"loss": loss}))
+        self._is_finishing = False
         self._step += 1
         if self._log.is_recording:
             self.begin()

@@ -22,7 +22,7 @@ AT_ONCE = (
 
 
 def is_in_backward() -> bool:
-    """Return whether the autograd engine has called this, in any thread: a hook, or the backward of a custom function."""
+    """Return whether the autograd engine has called this, in any thread: a hook, or the backward of a function."""
     return torch._C._current_graph_task_id() != -1
 
 

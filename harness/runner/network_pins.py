@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.core.clock import Clock
 from harness.core.invocation import Invocation
+from harness.core.regular_file import read_regular
 from harness.machine.network.preflight import Preflight, preflight
 from harness.process.child_env import PREFLIGHT
 from harness.runner.units import Unit
@@ -33,6 +34,6 @@ def needs_network(unit: Unit, rootdir: Path) -> bool:
     if unit.need.gpus >= 2:
         return True
     try:
-        return IMPORTS_RAY.search((rootdir / unit.file_path).read_bytes()) is not None
+        return IMPORTS_RAY.search(read_regular(rootdir / unit.file_path, follows_links=True)) is not None
     except OSError:  # it went since it was collected: its attempt says so
         return False

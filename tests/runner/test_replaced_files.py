@@ -11,7 +11,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.process.supervisor import process_tree
-from tests.support.suite_runs import QUICK, Done, ended, run, started, until, write_suite
+from tests.support.suite_runs import QUICK, Done, bearing, ended, run, started, until, write_suite
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -83,20 +83,6 @@ def test_of_a_runner_that_is_killed_nothing_outlives_it(tmp_path: Path, hanging:
         for pid in all_of_it:
             gone_in_time(pid)
     assert bearing(begun) == []
-
-
-def bearing(done: Done) -> list[process_tree.Process]:
-    """The living processes of the latest run's units."""
-    marker = f"RLHARNESS_ATTEMPT={done.record.resolve().name}-".encode()
-    found = []
-    for process in process_tree.all_processes():
-        try:
-            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:  # gone meanwhile, or of the kernel
-            continue
-        if marker in environ and not process.is_zombie:
-            found.append(process)
-    return found
 
 
 def gone_in_time(pid: int) -> None:

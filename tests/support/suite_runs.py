@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.process.claims import Claims
+from harness.process.supervisor import process_tree
 
 ROOT = Path(__file__).parents[2]
 HARNESS = (sys.executable, "-m", "harness")
@@ -173,10 +174,24 @@ def _started(
                 stream.close()
 
 
-def ended(process: "subprocess.Popen[str]", directory: Path) -> Done:
-    """What became of a started run."""
-    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+def ended(process: "subprocess.Popen[str]", directory: Path, patience_s: float = PATIENCE_S) -> Done:
+    """What became of a started run; subprocess.TimeoutExpired if it has not ended after `patience_s`."""
+    stdout, stderr = process.communicate(timeout=patience_s)
     return Done(directory, process.returncode, stdout, stderr)
+
+
+def bearing(done: Done) -> list[process_tree.Process]:
+    """Return the living processes of the latest run's units."""
+    marker = f"RLHARNESS_ATTEMPT={done.record.resolve().name}-".encode()
+    found = []
+    for process in process_tree.all_processes():
+        try:
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:  # gone meanwhile, or of the kernel
+            continue
+        if marker in environ and not process.is_zombie:
+            found.append(process)
+    return found
 
 
 def interrupted(

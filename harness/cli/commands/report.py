@@ -13,6 +13,7 @@ from typing import Any
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
+from harness.core.regular_file import open_regular
 from harness.core.replaced_file import write_replacing
 from harness.core.text import count, one_line, path_text
 from harness.lab.experiments.out_directory import place_of
@@ -129,7 +130,7 @@ def _check_out(out: Path) -> None:
 
 def _beginning(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follows_links=True) as file:
             return file.read(MARK_BYTES)
     except OSError as error:
         raise UsageError(

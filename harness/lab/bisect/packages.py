@@ -124,7 +124,7 @@ class PackageCandidates:
         report = log.with_suffix(".json")
         arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self._name}=={version}")
         await pip(self._session, arguments, log, f"{self.describe(version)} cannot be had here")
-        found = [each["metadata"] for each in json.loads(report.read_text("utf-8"))["install"]]
+        found = [each["metadata"] for each in json.loads(read_text(report))["install"]]
         return [f"{each['name']}=={each['version']}" for each in found]
 
     def _log(self) -> Path:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from harness.core.errors import UsageError
+from harness.core.regular_file import read_text
 from harness.core.text import path_text
 
 FILES = Path(__file__).parent / "project"
@@ -47,5 +48,5 @@ def _is_usable(directory: Path) -> bool:
     """Return whether a directory is empty, or holds the settings of an earlier demo; OSError if it cannot be read."""
     settings = directory / SETTINGS
     if settings.is_file():
-        return settings.read_text("utf-8", "replace").partition("\n")[0] == FIRST_LINE
+        return read_text(settings, errors="replace").partition("\n")[0] == FIRST_LINE
     return directory.is_dir() and next(directory.iterdir(), None) is None

@@ -76,7 +76,7 @@ class EntryCall:
 def take_call(directory: Path) -> EntryCall:
     """Read the call, and leave it there without secrets: traces travel. OSError, ValueError where it is not there."""
     path = directory / CALL
-    call = EntryCall.parse(path.read_bytes())
+    call = EntryCall.parse(read_regular(path))
     path.write_text(json.dumps(call.without_secrets(), indent=1) + "\n", "utf-8")
     return call
 

@@ -9,6 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from harness.core.errors import UsageError
+from harness.core.regular_file import read_text
 from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 
@@ -27,7 +28,11 @@ class ScenarioFile:
     def read(self) -> Scenario:
         """Read the scenario in it; UsageError if the file cannot be read or is not a scenario."""
         try:
-            text = self.file.read_text("utf-8")
+            text = (
+                read_text(self.file, follows_links=True)
+                if isinstance(self.file, Path)
+                else self.file.read_text("utf-8")
+            )
         except OSError as error:
             raise UsageError(
                 f"{self.file}: {error.strerror}", legal="YAML in UTF-8", remedy="name a file that can be read"

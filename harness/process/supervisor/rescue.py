@@ -11,6 +11,7 @@ from harness.process.supervisor.containment import group_members, kill_group, re
 from harness.process.supervisor.process_tree import Process
 
 REAP_ROUND_S = 0.002
+STOPPED = "T"
 MAX_ROUNDS = 1000
 
 
@@ -61,6 +62,17 @@ def end_orphans(cgroup: str, since_ticks: int, spare_pids: frozenset[int]) -> No
         if not rescue_round(cgroup, "", since_ticks, spare_pids):
             return
         select.select([], [], [], REAP_ROUND_S)
+
+
+def keep_going(pid: int, since_ticks: int, *, is_overdue: bool) -> None:
+    """Continue a supervisor that a test has stopped (SIGSTOP), and kill one that is overdue: it is then a lost one."""
+    supervisor = process_tree.read_process(pid)
+    if supervisor is None or supervisor.start_ticks != since_ticks:
+        return
+    if is_overdue:
+        process_tree.send_signal(supervisor, signal.SIGKILL)
+    elif supervisor.state == STOPPED:
+        process_tree.send_signal(supervisor, signal.SIGCONT)
 
 
 def has_ended(pid: int) -> bool:

@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.regular_file import open_regular, read_regular
 from harness.plugin import NOTHING, NeedJson, merge_needs, need_of_items
 from harness.runner.collection.child_files import UNWRITABLE
 from harness.runner.collection.source_scan import OURSELVES, ScannedFile, SourceScan
@@ -233,7 +234,7 @@ class Finder:
 def _versions(config: pytest.Config) -> bytes:
     """What decides which tests there are, apart from the source of the suite."""
     plugins = sorted({f"{dist.project_name} {dist.version}" for _, dist in config.pluginmanager.list_plugin_distinfo()})
-    configuration = config.inipath.read_bytes() if config.inipath else b""
+    configuration = read_regular(config.inipath, follows_links=True) if config.inipath else b""
     return "\n".join((sys.version, pytest.__version__, *plugins)).encode() + b"\0" + configuration
 
 
@@ -244,7 +245,7 @@ def common_imports(paths: Iterable[Path], python_files: Iterable[str]) -> list[s
     """
     counts = Counter[str]()
     for path in paths:
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), open_regular(path, follows_links=True) as file:
             text = file.read(MAX_SCANNED_BYTES).decode(errors="replace")
             found = [match[1] or match[2] for match in IMPORT.finditer(text)]
             counts.update({name.split()[0] for names in found for name in names.split(",") if name.strip()})

@@ -20,6 +20,8 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness.core.regular_file import read_regular
+
 WORD = re.compile(rb"\bgpus\b")
 MARKING = re.compile(rb"pytest|marker")
 IMPORTS = re.compile(
@@ -85,7 +87,7 @@ class SourceScan:
     def _source(self, path: str) -> _Source:
         if path not in self._sources:
             try:
-                source = Path(path).read_bytes()
+                source = read_regular(path, follows_links=True)
             except OSError:  # it is imported, since its text is unknown
                 self._sources[path] = _Source(b"", True, ())
             else:
@@ -160,7 +162,7 @@ class SourceScan:
         A module that is not found, a syntax error, a `timeout` marker that is no literal number.
         """
         try:
-            source = path.read_bytes()
+            source = read_regular(path, follows_links=True)
             tree = _parsed(source)
         except UNREADABLE as error:
             return f"it cannot be read: {error}"

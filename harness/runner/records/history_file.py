@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.errors import HistoryError
+from harness.core.regular_file import open_regular
 
 if TYPE_CHECKING:
     import sqlite3
@@ -157,7 +158,7 @@ def _check_files(path: Path) -> None:
     if _end(journal, len(_JOURNAL_MAGIC)) == _JOURNAL_MAGIC:
         raise _NotOursError("its journal names another file")
     if found is not None and found.st_size:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.read(20)
         if header[:16] != _HEADER or header[18:] != _ROLLBACK_MODE:
             raise _NotOursError("it is not a duration history")
@@ -172,7 +173,7 @@ def _look_at(path: Path) -> os.stat_result | None:
 
 def _end(path: Path, num_bytes: int) -> bytes:
     """The last bytes of a file; of one that is not there, or too short, none."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), open_regular(path) as file:
         if file.seek(0, os.SEEK_END) >= num_bytes:
             file.seek(-num_bytes, os.SEEK_END)
             return file.read(num_bytes)

@@ -6,10 +6,11 @@ With `--rlharness-part=FILE` every test is deselected that is not of the part. F
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness.core.regular_file import read_text
 
 SHARING = ("module", "package")
 """Scopes of a fixture whose value several tests of a file share, in whatever classes they are."""
@@ -33,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     file = config.getoption("rlharness_part", None)
     if not file:
         return
-    part = json.loads(Path(file).read_text("utf-8"))
+    part = json.loads(read_text(file))
     named = frozenset(part.get("mine", part.get("others")))
     is_first = "mine" not in part
     other = [item for item in items if (item.nodeid in named) is is_first]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from harness.core.regular_file import open_for_writing
+
 LAST_FAILED = "cache/lastfailed"
 
 
@@ -59,7 +61,7 @@ class _FailedTests:
         if not any(self._has_failed.values()) and not cache._getvaluepath(LAST_FAILED).exists():
             return
         try:
-            with open(cache.mkdir("rlharness") / "lock", "wb") as lock:
+            with open_for_writing(cache.mkdir("rlharness") / "lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 before = set(cache.get(LAST_FAILED, {}))
                 after = {nodeid for nodeid in before if self._has_failed.get(nodeid, True)}

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from _pytest.main import wrap_session
 
+from harness.core.regular_file import open_for_writing
 from harness.plugin import Reporter
 from harness.process.supervisor import process_tree
 from harness.runner.sessions import own_coverage
@@ -230,8 +231,8 @@ class _Worker:
         except (Exception, pytest.fail.Exception):  # of a fixture or hook: the run fails with its text
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
-            with open(os.path.join(self._directory, WORKER_ERROR), "a", encoding="utf-8", errors="replace") as file:
-                file.write(text)
+            with open_for_writing(os.path.join(self._directory, WORKER_ERROR), appends=True) as file:
+                file.write(text.encode("utf-8", "replace"))
 
     def _say(self, message: dict[str, object]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")

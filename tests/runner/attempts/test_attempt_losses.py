@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.process.supervisor import process_tree
+from harness.process import supervisor_client
+from harness.process.supervisor import process_tree, rescue
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors
 
@@ -112,6 +113,37 @@ def test_a_killed_supervisor_leaves_nobody(
     else:
         assert end is not None
         assert (end.exit_code, end.signal, end.reason, end.unkillable) == (None, None, "supervisor_lost", ())
+
+
+STOPS_ITS_SUPERVISOR = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)\n"
+
+
+def test_the_limits_of_an_attempt_hold_where_it_stops_its_supervisor(
+    supervisors: Supervisors, spec: MakeSpec, living: Living
+) -> None:
+    stopping = spec(STOPS_ITS_SUPERVISOR, timeout_s=2.0, grace_s=0.2)
+    end = asyncio.run(supervisors.run(stopping))
+    assert (end.reason, end.unkillable) == ("timeout", ())
+    assert living(stopping.marker) == []
+
+
+def test_a_supervisor_that_stays_stopped_is_lost_once_it_is_overdue(
+    supervisors: Supervisors, spec: MakeSpec, living: Living, whole_tree: WholeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rescue, "STOPPED", "none")  # as of one that is stopped again and again
+    monkeypatch.setattr(supervisor_client, "OVERDUE_S", 0.5)
+    stopped = spec(TREE, timeout_s=3.0, grace_s=0.2, unkillable_after_s=0.2)
+
+    async def scenario() -> ProcessEnd:
+        attempt = asyncio.ensure_future(supervisors.run(stopped))
+        await whole_tree(stopped)
+        [pid] = supervisor_pids(stopped)
+        os.kill(pid, signal.SIGSTOP)
+        return await attempt
+
+    end = asyncio.run(scenario())
+    assert (end.reason, end.unkillable) == ("supervisor_lost", ())
+    assert living(stopped.marker) == []
 
 
 def test_the_loss_of_one_supervisor_touches_nobody_else(

@@ -126,7 +126,7 @@ def _chunks(content: Content) -> Iterator[bytes]:
 def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
     """An archive and its members by name, all of them harmless; BundleError for whatever is wrong inside."""
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_regular(path, follows_links=True) as file, zipfile.ZipFile(file) as archive:
             yield archive, _harmless(archive, os.fstat(file.fileno()).st_size)
     except BundleError as error:
         raise BundleError(_named(path, error.what), legal=error.legal or WHOLE, remedy=error.remedy or AGAIN) from None

@@ -16,6 +16,7 @@ from xxhash import xxh3_128
 
 from harness.core.errors import BundleError, TraceError, UsageError
 from harness.core.redaction import redact_argv, redact_fields, redact_values
+from harness.core.regular_file import open_regular
 from harness.core.text import path_text
 from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import CHECKPOINT_SUFFIXES, ENDING, Head, NamedCheckpoint, is_legal_name
@@ -218,7 +219,7 @@ def _frames(log: RankLog, first: int, last: int) -> bytes:
     """A log of these steps alone, each frame as it was written, chain and all."""
     places = [place for step, place in log.places.items() if first <= step <= last]
     try:
-        with log.path.open("rb") as file:
+        with open_regular(log.path) as file:
             payloads = []
             for place in places:
                 file.seek(place.start)
