@@ -45,7 +45,7 @@ class Contents:
         self._lengths, self._sums, self._tails, self.num_bytes = [], [], [], 0
         if not lengths:
             return []
-        from rlcore.weights.gpu_kernel import chained  # with Triton, which only a GPU needs
+        from rlcore.weights.gpu_kernel import chained
 
         words = chained(torch.cat(sums), [num_blocks(length) for length in lengths])
         packed = torch.cat([words.view(torch.uint8).flatten(), *tails]).cpu().numpy()
