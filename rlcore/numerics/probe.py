@@ -80,8 +80,8 @@ def certify(
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
     LevelError where none holds. With compiled kernels it is those that are looked at, and no recipe is followed: theirs
-    are `layers` too, (width, ffn_width), with a row of heads each, compared with plain formulas in fp64 too. MKL is asked to be strict first
-    (`product.be_strict`).
+    are `layers` too, (width, ffn_width), with a row of heads each, compared with plain formulas in fp64 too. MKL is
+    asked to be strict first (`product.be_strict`).
     """
     be_strict(os.environ)
     check_arithmetic()
