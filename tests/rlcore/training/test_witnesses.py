@@ -185,7 +185,7 @@ def test_threads_that_change_within_a_phase_or_between_steps_are_seen(
 
     before = torch.get_num_threads()
     try:
-        with pytest.raises(LevelError, match="step 1: torch computes with 5 threads"):
+        with pytest.raises(LevelError, match="step 1: forward or loss or backward: torch computes with 5 threads"):
             meddled(PLAIN, Meddler(BackwardBegins, NUM_WARM + 6, more), tmp_path / "within", monkeypatch)
         torch.set_num_threads(before)
         with pytest.raises(LevelError, match="step 2: torch computes with 5 threads") as caught:
