@@ -2,9 +2,11 @@
 
 off            nothing is promised
 deterministic  two runs of one configuration on one machine agree: torch's deterministic algorithms
-invariant      bits follow from the configuration alone: the operations of rlcore.numerics, certified for this model
+invariant      bits follow from the configuration alone: the operations of rlcore.numerics, certified for this model;
+               on CPUs
 """
 
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -12,11 +14,14 @@ from functools import cache
 import torch
 
 from rlcore.config import LEVELS
+from rlcore.distributed.level_variables import LEVEL_VARIABLES, legal_text
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.invariance_report import InvarianceReport, invariant
-from rlcore.numerics.level import check_settings, computing, is_invariant
+from rlcore.numerics.level import check_invariant_device, check_settings, computing, is_invariant
 from rlcore.numerics.probe import THREADS, certify, check_threads
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 @contextmanager
@@ -38,15 +43,34 @@ def at_level(
     """
     if level not in LEVELS:
         raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
+    check_level_of_device(level, device)
     check_kernels(kernels, dtype, device)
-    with computing(kernels):
+    with computing(kernels), _deterministic_algorithms(level):  # which are what the probe has to look at
         invariance_report = None
         if level == "invariant":
             invariance_report = _certified(config, dtype, device, length, kernels)
             for count in sorted(set(threads) - set(THREADS)):
                 _check_threads(config, invariance_report, count)
-        with _deterministic_algorithms(level), invariant(invariance_report) if invariance_report else nullcontext():
+        with invariant(invariance_report) if invariance_report else nullcontext():
             yield invariance_report
+
+
+def check_level_of_device(level: str, device: str) -> None:
+    """See that a level can be held on a device, before anything is computed there; asks no driver.
+
+    Raises LevelError: for level invariant on a GPU, and for another level without the workspace that cuBLAS needs.
+    """
+    if level == "invariant":
+        check_invariant_device(device)
+    if level == "off" or torch.device(device).type != "cuda":
+        return
+    found = os.environ.get(_WORKSPACE, "")
+    if not LEVEL_VARIABLES[_WORKSPACE].allows(found):
+        raise LevelError(
+            f"{_WORKSPACE} is {found or 'not set'}, and level {level} computes on {device}",
+            legal=legal_text(_WORKSPACE),
+            remedy=f"export {_WORKSPACE}=:4096:8 before Python starts; rlharness train sets it",
+        )
 
 
 def check_kernels(kernels: str, dtype: torch.dtype, device: str) -> None:

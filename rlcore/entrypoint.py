@@ -19,7 +19,7 @@ from rlcore.config import RunConfig, read_config
 from rlcore.controllers.deployment import deployed
 from rlcore.controllers.setup import longest_sequence, prepare
 from rlcore.controllers.synchronous import loop
-from rlcore.determinism import at_level
+from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
 from rlcore.errors import InvalidValueError, WorkerDiedError
 from rlcore.memory import keep_freed_memory
@@ -56,7 +56,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     ):
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
-    check_device(config.model.device)
+    check_device(config.model.device, level)
     check_sampler(config)
     check_level_of_sampler(config, level)
     check_output(config.output)
@@ -110,10 +110,12 @@ def resumed_config(config: RunConfig, directory: Path) -> RunConfig:
     return config.model_copy(update={"output": output})
 
 
-def check_device(name: str) -> None:
-    """Raise InvalidValueError for a device that torch does not know, or does not have here."""
+def check_device(name: str, level: str) -> None:
+    """Raise InvalidValueError for a device that torch does not know or does not have here, LevelError for the level."""
     try:
-        torch.empty(0, device=name)
+        device = torch.device(name)
+        check_level_of_device(level, name)
+        torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InvalidValueError(
             f"model.device {name!r}: {str(error).splitlines()[0]}",

@@ -71,7 +71,21 @@ class NonFiniteError(RlcoreError, ValueError):
 
 
 class LevelError(RlcoreError, ValueError):
-    """A level of determinism that was asked for, and is not at work or cannot be held on this machine."""
+    """A level of determinism that was asked for, and is not at work or cannot be held on this machine.
+
+    `what` begins with the phases, where they are known.
+    """
+
+    def __init__(self, what: str, *, legal: str = "", remedy: str = "", phases: tuple[str, ...] = ()) -> None:
+        where = f"{' or '.join(phases)}: " if phases else ""
+        super().__init__(where + what, legal=legal, remedy=remedy, phases=phases)
+
+    def in_step(self, step: int) -> "LevelError":
+        """Return the error of a step, whose remedy is to reproduce the step first."""
+        remedy = f"reproduce the step first: rlharness reproduce RUN --step {step} --trace-ops"
+        found = LevelError("", legal=self.legal, remedy=f"{remedy}; then {self.remedy}" if self.remedy else remedy)
+        found.args, found.what, found.phases = (f"step {step}: {self.what}",), f"step {step}: {self.what}", self.phases
+        return found
 
 
 class KernelError(RlcoreError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The protocol of a recorder: three calls.
+"""The protocol of a recorder: three calls, and one more for recorders that take many values at once.
 
     recorder.begin_step(7)
     recorder.record("backward", "layers.0.qkv", gradient)
@@ -11,7 +11,7 @@ thread and at any time: what is recorded twice under one phase and name counts a
 Phases: rollout, reward, reference, advantage, forward, loss, backward, optimizer, sync.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -26,6 +26,23 @@ class Recorder(Protocol):
 
     def end_step(self, **values: Any) -> None:
         """End the step; `values` are those of the curve."""
+
+
+@runtime_checkable
+class BatchRecorder(Recorder, Protocol):
+    """Takes many values at once: of values on a GPU, their digests come to the host together."""
+
+    def record_all(self, phase: str, values: Iterable[tuple[str, Any]]) -> None:
+        """Record named values as `record` does each; goes through all of them, in order."""
+
+
+def record_all(recorder: Recorder, phase: str, values: Iterable[tuple[str, Any]]) -> None:
+    """Record named values, all at once if the recorder can."""
+    if isinstance(recorder, BatchRecorder):
+        recorder.record_all(phase, values)
+        return
+    for name, value in values:
+        recorder.record(phase, name, value)
 
 
 class PartRecorder(Recorder, Protocol):

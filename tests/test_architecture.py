@@ -135,6 +135,15 @@ OWNED = (
     Owned("rlcore/keys", ("torch",), ()),
     Owned("harness/", ("rlcore", "scenarios", "tests"), ()),
     Owned("harness/", ("torch", "ray", "vllm", "transformers", "numpy"), CHILD_ROOMS),
+    # A question for GPUs initialises CUDA in the program that is recorded; cuda_state.py has what may be asked.
+    Owned(
+        "harness/recording/",
+        tuple(
+            f"torch.cuda.{name}" for name in ("is_available", "device_count", "init", "get_device_name", "mem_get_info")
+        ),
+        (),
+    ),
+    Owned("harness/recording/", ("torch.cuda.is_current_stream_capturing",), ("harness/recording/cuda_state.py",)),
     Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/core/clock.py",)),
     Owned("harness/", ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"), ENVIRONMENT),
     # A crash that was asked for is a process's own death, at a moment that only it knows.
@@ -287,6 +296,7 @@ def test_a_run_of_tests_imports_nothing_of_the_lab() -> None:
         ("harness/runner/run.py", "def f(process):\n    process.kill()"),
         ("harness/runner/run.py", "def f(process):\n    process.send_signal(9)"),
         ("harness/cli/main.py", "import sys\nsys.exit(1)"),
+        ("harness/recording/op_mode.py", "import torch\ntorch.cuda.is_available()"),
         ("harness/cli/main.py", "raise SystemExit(1)"),
         ("harness/doctor/gpus.py", "import pynvml"),
         ("harness/render/plain.py", "from rich.console import Console"),

@@ -31,6 +31,7 @@ EXTRAS_OF = {
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
     "harness/runner/cluster/ray_boot.py": ("ray",),
+    "rlcore/weights/gpu_kernel.py": ("cuda",),
     "rlcore/weights/transports/ray_store.py": ("ray",),
 }
 """Files and folders that need more than the base -> the extras whose packages they import."""

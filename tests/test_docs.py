@@ -160,6 +160,7 @@ def test_the_childs_environment_is_as_the_table_says() -> None:
     parent = {"HOME": "/home/a", "PATH": "/bin", "TMP": "/x", "TEMP": "/y", "LD_LIBRARY_PATH": ""} | dict.fromkeys(
         names, "p"
     )
+    parent["TORCHINDUCTOR_CACHE_DIR"] = "as the user has it"
     gpus = (Gpu("GPU-1", 0, "A", 80.0, number=0),)
     pins = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     child = child_env.child_env(

@@ -53,9 +53,9 @@ SHARED_OPTIONS: Options = (
     click.option(
         "--gpus",
         default="auto",
-        metavar="auto|none|N|0,2,GPU-uuid|sim:N",
-        help="GPUs to use: all free ones, none, a count, a list, or N simulated ones, to schedule with;"
-        " sim:4xA,4xB simulates two models.  [default: auto]",
+        metavar="auto|none|N|0,2,GPU-uuid|as-is:0|sim:N",
+        help="GPUs to use: all free ones, none, a count, a list, a list of GPUs that may be in use, or N simulated"
+        " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
     ),
     click.option(
         "--cluster",

@@ -13,16 +13,20 @@ from harness.core.errors import InventoryError
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth, Vendor
-from harness.machine.gpus import TWO_VENDORS, read_gpu_health, read_inventory
+from harness.machine.gpus import TWO_VENDORS, read_inventory, read_machine
 from harness.machine.inventory import Inventory, LeftOut
 from harness.process.daemon_thread import in_daemon_thread
 
 READ_S = 40.0
 """Eight GPUs without persistence mode take up to 30 s to wake."""
+WITH_CAPABILITIES = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 IMPORT_S = 60.0
 """torch's import from a cold network file system."""
 MIG = "MIG-"
 DEVICE_FILE = "/dev/nvidiactl"
+CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+"""What the container toolkit puts into a container: `utility` is NVML, `compute` is CUDA."""
+MAX_WARNING_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Torch:
     hip: str = ""
     is_available: bool | None = None
     """Whether it finds a GPU; None where it was not asked."""
+    warning: str = ""
+    """Its own words on why it finds no GPU; empty where it has none."""
     archs: tuple[str, ...] = ()
     """Kinds of GPUs it has kernels for, "sm_90" or, to be compiled, "compute_90"."""
     problem: str = ""
@@ -79,13 +85,8 @@ class Torch:
 
 async def inspect_gpus(host: Host) -> Sequence[Finding]:
     """The driver and the GPUs; torch is asked to use them where there are any."""
-
-    def read() -> tuple[MachineHealth, Inventory]:
-        health = read_gpu_health(host.environ)
-        return health, Inventory() if health.problem else read_inventory("auto", host.environ)
-
     try:
-        health, inventory = await in_daemon_thread(read, limit_s=READ_S)
+        health, inventory = await in_daemon_thread(lambda: read_machine(host.environ), limit_s=READ_S)
     except TimeoutError:
         return [_driver_hangs()]
     words = ("--use",) if inventory.gpus or inventory.left_out else ()
@@ -94,7 +95,8 @@ async def inspect_gpus(host: Host) -> Sequence[Finding]:
     has_device_file = os.path.exists(DEVICE_FILE)
     findings = check_driver(health, has_device_file=has_device_file)
     findings += check_gpus(health, inventory) + check_links(health.gpus, health.vendor)
-    return [*findings, *check_torch(torch, health, num_usable=len(inventory.gpus))]
+    capabilities = host.environ.get(CAPABILITIES)
+    return [*findings, *check_torch(torch, health, num_usable=len(inventory.gpus), capabilities=capabilities)]
 
 
 async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
@@ -135,6 +137,7 @@ def read_torch(answer: Answer) -> Torch:
         cuda=said.get("cuda") or "",
         hip=said.get("hip") or "",
         is_available=said.get("is_available"),
+        warning=said.get("warning") or "",
         archs=tuple(said.get("archs", ())),
         problem=problem,
     )
@@ -153,7 +156,7 @@ def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
         remedy = "hide one vendor: ROCR_VISIBLE_DEVICES= hides AMD's GPUs"
     if has_device_file and "no NVIDIA" in health.problem:
         measured = f"{DEVICE_FILE} exists, but libnvidia-ml.so.1 does not"
-        remedy = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        remedy = WITH_CAPABILITIES
         return [Finding("driver", Severity.BROKEN, measured, "rlharness and nvidia-smi see no GPU", remedy)]
     return [Finding("driver", Severity.BROKEN, health.problem, "no GPU can be used", remedy)]
 
@@ -208,8 +211,10 @@ def check_links(gpus: Sequence[GpuHealth], vendor: Vendor = Vendor.NVIDIA) -> li
     return [Finding(words.links, Severity.FINE, f"{told} active" if told else "not in use: GPUs talk over PCIe")]
 
 
-def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list[Finding]:
-    """Whether this environment's torch can use the GPUs."""
+def check_torch(
+    torch: Torch, health: MachineHealth, *, num_usable: int, capabilities: str | None = None
+) -> list[Finding]:
+    """Whether this environment's torch can use the GPUs; `capabilities` is NVIDIA_DRIVER_CAPABILITIES."""
     if torch.problem and not torch.version:
         return [_torch_fails(torch.problem)]
     if not torch.version:
@@ -232,8 +237,11 @@ def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list
     )
     if not torch.is_available:
         breaks = "torch finds no GPU: every test that needs one"
-        remedy = f"update the driver, or install a torch built for CUDA {_version(health.cuda)} or older"
-        return [Finding("torch", Severity.BROKEN, f"{measured}; {served}", breaks, remedy)]
+        said = f"; torch reports: {torch.warning[:MAX_WARNING_CHARS]}" if torch.warning else ""
+        joined = next((gpu for gpu in health.gpus if gpu.fabric_problem), None)
+        fabric = f"; GPU {joined.number} has not joined its NVSwitches: {joined.fabric_problem}" if joined else ""
+        remedy = _why_no_gpu(torch, health, capabilities)
+        return [Finding("torch", Severity.BROKEN, f"{measured}; {served}{fabric}{said}", breaks, remedy)]
     lacking = sorted({gpu.capability for gpu in health.gpus if not _has_kernels(torch.archs, gpu.capability)})
     if lacking:
         kinds = ", ".join(f"{major}.{minor}" for major, minor in lacking)
@@ -241,6 +249,25 @@ def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list
         breaks = "the first kernel on such a GPU: 'no kernel image is available'"
         return [Finding("torch", Severity.BROKEN, measured, breaks, "install a torch built for that GPU")]
     return [Finding("torch", Severity.FINE, f"{measured}, finds the GPUs; {served}")]
+
+
+def _why_no_gpu(torch: Torch, health: MachineHealth, capabilities: str | None) -> str:
+    """Return the remedy where NVML finds GPUs and torch does not: CUDA's errors, by what each is seen of most."""
+    warning = torch.warning
+    if "Error 802" in warning or any(gpu.fabric_problem for gpu in health.gpus):
+        version = f" ({health.driver})" if health.driver else ""
+        return (
+            "systemctl status nvidia-fabricmanager: it must run on the host, and its version must be that of the"
+            f" driver{version}; in a virtual machine, the host's must have set up the NVSwitches"
+        )
+    has_compute = capabilities is None or {"compute", "all"} & set(capabilities.replace(" ", "").split(","))
+    if not has_compute or "Found no NVIDIA driver" in warning:
+        return WITH_CAPABILITIES
+    if any(words in warning for words in ("Error 46", "busy or unavailable")):
+        return "end the process that holds the GPU, or lift its exclusive mode: nvidia-smi -c 0"
+    if any(words in warning for words in ("Error 999", "Error 304", "unknown error", "OS call failed")):
+        return "reload the driver's memory module (rmmod nvidia_uvm; modprobe nvidia_uvm), or reboot"
+    return f"update the driver, or install a torch built for CUDA {_version(health.cuda)} or older"
 
 
 def _check_torch_on_amd(torch: Torch, measured: str) -> Finding:

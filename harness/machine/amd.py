@@ -69,7 +69,6 @@ class AmdDriver:
     """AMD SMI, open from the first moment to `close`; raises NoDriverError where it does not start."""
 
     vendor = Vendor.AMD
-    idle_bytes = _IDLE_BYTES
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._amdsmi = open_amd_smi(environ)
@@ -101,6 +100,7 @@ class AmdDriver:
                 processes=compute_processes(self._amdsmi, gpu.handle),
                 fault=self._fault_of(gpu),
                 memory_gb=memory[0] / num_partitions / 1e9 if memory else 0.0,
+                idle_bytes=_IDLE_BYTES,
             )
 
     def num_links(self, gpus: Sequence[Gpu]) -> dict[frozenset[str], int]:
@@ -137,6 +137,10 @@ class AmdDriver:
                 return self._fault_of(self._listed(gpu_id))
         except (GpuReadError, NoDriverError, KeyError):
             return None
+
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        """Return nothing: Xids are NVIDIA's."""
+        return ()
 
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
         try:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from harness.core.redaction import redact_argv
 from harness.machine.gpu_health import GpuFault, MachineHealth, Vendor
-from harness.machine.inventory import Gpu
+from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
 from harness.machine.meter import GpuProcess
 from harness.machine.visible import Device, Visible
 
@@ -56,6 +56,8 @@ class GpuReading:
     """Memory a process may use there, in GB (10**9 bytes); 0 when unknown."""
     display_bytes: int = 0
     """Memory of processes that only draw."""
+    idle_bytes: int = IDLE_MEMORY_BYTES
+    """Memory that it may show while idle, beside that of processes that only draw."""
     capability: tuple[int, int] = (0, 0)
     """CUDA compute capability; (0, 0) when unknown, and for AMD."""
     ban: str = ""
@@ -67,8 +69,6 @@ class GpuDriver(Protocol):
     """The driver of one vendor, opened. Calls block for as long as the driver does."""
 
     vendor: Vendor
-    idle_bytes: int
-    """Memory that an idle GPU may show."""
 
     def list_gpus(self) -> list[ListedGpu]:
         """Return every device in the driver's order; raises NoDriverError where it cannot even count them."""
@@ -90,6 +90,9 @@ class GpuDriver(Protocol):
 
     def fault(self, gpu_id: str) -> GpuFault | None:
         """Return the fault with which the GPU runs no test; None without one, and where none can be read."""
+
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        """Return the errors (Xids) reported of a GPU since the last question, the first of which begins the watch."""
 
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
         """Return the bytes of each process on a GPU, None where they are not reported; empty where none is listed."""
@@ -114,3 +117,13 @@ def named_command(pid: int) -> str:
     except psutil.Error:
         return ""
     return command if len(command) <= _MAX_COMMAND_CHARS else command[: _MAX_COMMAND_CHARS - 1] + "…"
+
+
+def process_name(pid: int) -> str:
+    """Return the name of the program of a process; empty where it cannot be seen from here."""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return ""

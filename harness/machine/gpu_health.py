@@ -65,6 +65,24 @@ class GpuFault:
         return f"{self.what} (remedy: {self.remedy})"
 
 
+FATAL_XIDS = {  # NVIDIA's "XID Errors"; those that a program can cause by itself (13, 31, 43) are left out
+    48: "a memory error that could not be corrected",
+    64: "a faulty row of its memory could not be noted",
+    79: "it has fallen off the bus",
+    94: "a memory error, contained",
+    95: "a memory error, not contained",
+    119: "its system processor does not answer",
+    120: "its system processor has failed",
+    140: "a memory error that it has not recovered from",
+}
+"""Errors after which a GPU runs no test until it has been reset."""
+
+
+def describe_xid(xid: int) -> str:
+    """Return the number of an error with its meaning: "Xid 79 (it has fallen off the bus)"."""
+    return f"Xid {xid}" + (f" ({FATAL_XIDS[xid]})" if xid in FATAL_XIDS else "")
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryErrors:
     """Errors that a driver counts of the memory of a GPU; one that it does not report counts as absent."""
@@ -106,6 +124,8 @@ class GpuHealth:
     num_links: int = 0
     """NVLinks or XGMI links it has."""
     num_active_links: int = 0
+    fabric_problem: str = ""
+    """Why it has not joined the fabric of its NVSwitches; empty where it has, and where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

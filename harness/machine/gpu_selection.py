@@ -6,6 +6,7 @@
 | `none`, `0` | no GPUs: only units of 0 GPUs run |
 | `4` | four free GPUs |
 | `0,2,GPU-8f2` | these GPUs: positions in the inherited list, UUIDs or their beginnings; one alone is `3,` |
+| `as-is:0`, `as-is:0,GPU-8f2` | these GPUs, as such a list names them, even if they are in use |
 | `sim:8`, `sim:4xA,4xB`, `sim:2xA:40` | simulated GPUs, the last with 40 GB each |
 
 A simulated GPU has 80 GB by default and compute capability 9.0, whatever its model name. It serves scheduling only, so
@@ -24,7 +25,8 @@ SIM_MEMORY_GB = 80.0
 SIM_CAPABILITY = (9, 0)
 MAX_SIM_GPUS = 1024
 
-_LEGAL = "auto, none, a count (4), a list (0,2,GPU-8f2; one GPU alone: 3,), sim:8, sim:4xA,4xB, sim:2xA:40"
+_LEGAL = "auto, none, a count (4), a list (0,2,GPU-8f2; one GPU alone: 3,), as-is:0,2, sim:8, sim:4xA,4xB, sim:2xA:40"
+AS_IS = "as-is:"
 _LIST_ENTRY = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _SIM_ENTRY = re.compile(r"(?P<count>[0-9]{1,6})(?:x(?P<model>[^,:]+))?(?::(?P<memory_gb>[0-9]+(?:\.[0-9]+)?))?")
 
@@ -46,6 +48,11 @@ class Named:
     """These GPUs, by position in the inherited list or by UUID, in this order."""
 
     names: tuple[str, ...]
+    is_as_is: bool = False
+    """Whether they are taken even if they are in use; what is on them then is no leak of a test."""
+
+    def __str__(self) -> str:
+        return f"{AS_IS if self.is_as_is else ''}{','.join(self.names)}"
 
     @property
     def has_positions(self) -> bool:
@@ -73,11 +80,12 @@ def parse_selection(text: str) -> Selection:
         return Count(int(text))
     if text.startswith("sim:"):
         return Pretended(_pretended(text))
-    names = tuple(entry.strip() for entry in text.removesuffix(",").split(","))
+    is_as_is = text.startswith(AS_IS)
+    names = tuple(entry.strip() for entry in text.removeprefix(AS_IS).removesuffix(",").split(","))
     for name in names:
         if not _LIST_ENTRY.fullmatch(name):
             raise _illegal(text, f"{name!r} is neither a position nor the beginning of a UUID")
-    return Named(tuple(str(int(name)) if name.isdigit() else name for name in names))
+    return Named(tuple(str(int(name)) if name.isdigit() else name for name in names), is_as_is)
 
 
 def find_named(named: Named, visible: Sequence[Device]) -> tuple[int, ...]:
@@ -89,7 +97,7 @@ def find_named(named: Named, visible: Sequence[Device]) -> tuple[int, ...]:
     for name in named.names:
         found = _positions(name, visible)
         if any(position in positions for position in found):
-            raise InventoryError(f"--gpus {','.join(named.names)}: {name} names a GPU a second time", remedy="drop it")
+            raise InventoryError(f"--gpus {named}: {name} names a GPU a second time", remedy="drop it")
         positions += found
     return tuple(positions)
 

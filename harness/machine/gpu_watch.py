@@ -5,10 +5,11 @@ A driver may hang with every question it is asked, so each is asked in a thread 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.core.clock import Clock
-from harness.machine.gpu_health import GpuFault
+from harness.machine.gpu_health import FATAL_XIDS, GpuFault, describe_xid
+from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
 from harness.machine.meter import GpuProcess, MemoryMeter, return_to_baseline
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -16,6 +17,9 @@ POLL_S = 0.25
 WAIT_S = 20.0
 HURRIED_WAIT_S = 2.0
 ANSWER_S = 10.0
+STRANGER_BYTES = 256 * 10**6
+"""Memory by which a GPU may have filled since the inventory was read, without a process that could be named: more
+than what drivers keep for themselves, less than a program that computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Reading:
     processes: tuple[GpuProcess, ...]
     fault: GpuFault | None = None
     """Fault of a GPU that is about to be leased; None without one."""
+    xids: tuple[int, ...] = ()
+    """Errors that the driver has reported since the last lease ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +41,25 @@ class GpuWatch:
 
     meter: MemoryMeter
     clock: Clock
+    gpus: tuple[Gpu, ...] = ()
+    """Those of the run, as they were found; of others nothing is known."""
     poll_s: float = POLL_S
     wait_s: float = WAIT_S
     """How long memory may take to come back after the last process has gone."""
     answer_s: float = ANSWER_S
     """How long one answer of the driver may take."""
+    _residents: dict[str, frozenset[int]] = field(default_factory=dict, init=False)
+    """Processes on GPUs that are taken as they are, when their lease began: no leak of a test."""
 
     async def check(self, gpu_ids: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
         """Return the memory in use on each GPU before an attempt, and why GPUs are unfit for it, by GPU.
 
-        A GPU is unfit if its driver does not answer in time, if it has a fault, or if a process that can be named
-        holds it: nothing of the run uses a GPU that was free. Memory that cannot be read is left out.
+        A GPU is unfit if its driver does not answer in time, if it has a fault, or if it has come into use:
+        nothing of the run uses a GPU that was free. Memory that cannot be read is left out.
         """
         baseline: dict[str, int] = {}
         unfit: dict[str, str] = {}
+        known = {gpu.gpu_id: gpu for gpu in self.gpus}
         for gpu_id, reading in (await self._readings(gpu_ids, finds_faults=True)).items():
             if reading is None:
                 unfit[gpu_id] = self._silence
@@ -56,11 +67,29 @@ class GpuWatch:
             if reading.fault is not None:
                 unfit[gpu_id] = f"found before the lease: {reading.fault}"
                 continue
+            if fatal := [describe_xid(xid) for xid in reading.xids if xid in FATAL_XIDS]:
+                unfit[gpu_id] = f"found before the lease: the driver reported {', '.join(fatal)}"
+                continue
             if reading.used_bytes is not None:
                 baseline[gpu_id] = reading.used_bytes
-            if named := [process for process in reading.processes if process.command]:
-                unfit[gpu_id] = f"busy before the lease: held by {', '.join(map(str, named))}"
+            gpu = known.get(gpu_id)
+            if gpu is not None and gpu.is_as_is:
+                self._residents[gpu_id] = frozenset(process.pid for process in reading.processes)
+            elif busy := _who_came(gpu, reading):
+                unfit[gpu_id] = f"busy before the lease: {busy}"
         return baseline, unfit
+
+    async def new_xids(self, gpu_ids: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Return the errors that the driver has reported of each GPU since the last question; without those of none."""
+
+        async def ask(gpu_id: str) -> tuple[int, ...]:
+            try:
+                return await in_daemon_thread(lambda: self.meter.new_xids(gpu_id), limit_s=self.answer_s)
+            except TimeoutError:
+                return ()
+
+        answers = await asyncio.gather(*map(ask, gpu_ids))
+        return {gpu_id: xids for gpu_id, xids in zip(gpu_ids, answers, strict=True) if xids}
 
     @property
     def _silence(self) -> str:
@@ -75,6 +104,7 @@ class GpuWatch:
         """
         began_s = self.clock.monotonic_s()
         silent: dict[str, str] = {}
+        tolerances = {gpu.gpu_id: gpu.idle_bytes for gpu in self.gpus}
         asked = tuple(gpu_ids)
         while True:
             held: dict[str, str] = {}
@@ -82,7 +112,14 @@ class GpuWatch:
                 if reading is None:
                     silent[gpu_id] = self._silence
                     continue
-                still = return_to_baseline(baseline.get(gpu_id), reading.used_bytes, reading.processes, our_pids=())
+                residents = self._residents.get(gpu_id, ())
+                still = return_to_baseline(
+                    baseline.get(gpu_id),
+                    reading.used_bytes,
+                    [process for process in reading.processes if process.pid not in residents],
+                    our_pids=(),
+                    tolerance_bytes=tolerances.get(gpu_id, IDLE_MEMORY_BYTES),
+                )
                 if still is not None:
                     held[gpu_id] = still.reason
             patience_s = min(self.wait_s, HURRIED_WAIT_S) if hurry() else self.wait_s
@@ -102,9 +139,22 @@ class GpuWatch:
         def ask() -> Reading:
             fault = self.meter.fault(gpu_id) if finds_faults else None
             used = self.meter.used_memory_bytes((gpu_id,))
-            return Reading(used.get(gpu_id), self.meter.processes_on(gpu_id), fault)
+            xids = self.meter.new_xids(gpu_id) if finds_faults else ()
+            return Reading(used.get(gpu_id), self.meter.processes_on(gpu_id), fault, xids)
 
         try:
             return await in_daemon_thread(ask, limit_s=self.answer_s)
         except TimeoutError:
             return None
+
+
+def _who_came(gpu: Gpu | None, reading: Reading) -> str:
+    """Return who uses a GPU that was free when the inventory was read; empty for nobody."""
+    if named := [process for process in reading.processes if process.command]:
+        return f"held by {', '.join(map(str, named))}"
+    if gpu is None or reading.used_bytes is None:
+        return ""
+    more_bytes = reading.used_bytes - gpu.used_bytes
+    if more_bytes <= max(STRANGER_BYTES, gpu.idle_bytes):
+        return ""
+    return f"{more_bytes / 1e9:.1f} GB more in use than when the run began, by no process that can be named"

@@ -13,12 +13,16 @@ from harness.machine.gpu_driver import GpuDriver, GpuReadError, GpuReading, List
 from harness.machine.gpu_health import GpuFault, MachineHealth
 from harness.machine.gpu_selection import Auto, Count, Named, Pretended, find_named, parse_selection
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from harness.machine.meter import GpuProcess
+from harness.machine.meter import GpuProcess, MemoryMeter, NoMeter
 from harness.machine.nvidia import NvidiaDriver
+from harness.machine.nvml import kept_open
 from harness.machine.visible import ORDER_NOTE, Device, Visible, order_is_uncertain
+from harness.process.child_env import Surroundings, surrounding_lease
 from harness.process.claims import Claims, holder_of
 
 _MAX_NAMED_PROCESSES = 3
+MAX_MARKER_CHARS = 40
+"""Of the name of an attempt, in a claim, which must not be long."""
 NO_DRIVER = "no NVIDIA or AMD driver here"
 TWO_VENDORS = "GPUs of NVIDIA and of AMD are visible"
 _ONE_VENDOR = "ROCR_VISIBLE_DEVICES= hides AMD's; CUDA_VISIBLE_DEVICES=-1 with HIP_VISIBLE_DEVICES=0,1 hides NVIDIA's"
@@ -28,9 +32,10 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
     """The GPUs a run may lease, as `selection` (the text of --gpus, see `selection`) asks for them.
 
     Within CUDA_VISIBLE_DEVICES, or AMD's variables, of `environ`; busy, unreadable and prohibited GPUs are left out,
-    each with its reason. Each GPU taken is claimed in `claims` as "gpu-<uuid>"; pretended GPUs are not. Raises
-    UsageError for a text of no legal form, InventoryError where fewer GPUs are free than were counted, a GPU asked for
-    by name cannot be had, or GPUs of two vendors are visible.
+    each with its reason. A busy GPU is taken where `selection` insists, and within a lease that already has it. Each
+    GPU taken is claimed in `claims` as "gpu-<uuid>", within a lease under the name of its attempt; pretended GPUs are
+    not. Raises UsageError for a text of no legal form, InventoryError where fewer GPUs are free than were counted, a
+    GPU asked for by name cannot be had, or GPUs of two vendors are visible.
     """
     asked = parse_selection(selection)
     if isinstance(asked, Pretended):
@@ -48,6 +53,23 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
             legal="auto (every free GPU, here 0), none, sim:N",
             remedy="rlharness run --gpus none runs what needs no GPU; --gpus sim:N pretends N",
         ) from error
+
+
+def read_with_meter(selection: str, environ: Mapping[str, str], claims: Claims) -> tuple[Inventory, MemoryMeter]:
+    """Return the inventory, as `read_inventory` does, and an open meter of its GPUs; the driver starts only once."""
+    if isinstance(asked := parse_selection(selection), Pretended) or asked == Count(0):
+        return read_inventory(selection, environ, claims), NoMeter()
+    with kept_open():
+        inventory = read_inventory(selection, environ, claims)
+        is_real = bool(inventory.gpus)
+        return inventory, DriverMeter(environ, is_amd=inventory.gpus[0].is_amd) if is_real else NoMeter()
+
+
+def read_machine(environ: Mapping[str, str]) -> tuple[MachineHealth, Inventory]:
+    """Return the health of the GPUs and which of them are free; the driver starts once for both."""
+    with kept_open():
+        health = read_gpu_health(environ)
+        return health, Inventory() if health.problem else read_inventory("auto", environ)
 
 
 def read_gpu_health(environ: Mapping[str, str]) -> MachineHealth:
@@ -82,6 +104,9 @@ class DriverMeter:
 
     def fault(self, gpu_id: str) -> GpuFault | None:
         return self._driver.fault(gpu_id)
+
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        return self._driver.new_xids(gpu_id)
 
     is_simulated = False
 
@@ -150,14 +175,17 @@ def _take(
     mine = [gpus[devices.index(device)] for device in visible.devices]
     wanted = find_named(asked, visible.devices) if isinstance(asked, Named) else range(len(mine))
     num_wanted = asked.num_gpus if isinstance(asked, Count) else len(mine)
+    around = surrounding_lease(environ)
+    insists = isinstance(asked, Named) and asked.is_as_is
     taken: list[Gpu] = []
     left_out: list[LeftOut] = []
     for index in wanted:
         if len(taken) == num_wanted:
             break
-        found = _examine(driver, mine[index], visible, index)
+        is_as_is = insists or mine[index].device.uuid in around.gpu_ids
+        found = _examine(driver, mine[index], visible, index, is_as_is=is_as_is)
         if isinstance(found, Gpu):
-            found = _claim(found, claims)
+            found = _claim(found, claims, around)
         if isinstance(found, Gpu):
             taken.append(found)
         else:
@@ -165,7 +193,7 @@ def _take(
     if (isinstance(asked, Count) and len(taken) < num_wanted) or (isinstance(asked, Named) and left_out):
         if claims is not None:
             for gpu in taken:
-                claims.release(_claim_name(gpu.gpu_id))
+                claims.release(_claim_name(gpu.gpu_id, around))
         raise _too_few(asked, len(taken), len(mine), left_out)
     return Inventory(
         gpus=tuple(taken),
@@ -188,18 +216,19 @@ def _notes(
 def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:
     reasons = "; ".join(f"GPU {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
     if isinstance(asked, Named):
-        what = f"--gpus {','.join(asked.names)}: {reasons}"
+        what = f"--gpus {asked}: {reasons}"
     else:
         what = f"--gpus {asked.num_gpus}: {num_taken} of the {num_visible} GPUs this process was given are free"
         what += f"; {reasons}" if reasons else ""
     return InventoryError(
         what,
         legal="GPUs that are free",
-        remedy="--gpus auto uses every free GPU; or wait, or end the processes that hold them",
+        remedy="--gpus auto uses every free GPU; --gpus as-is:0 takes GPU 0 although it is in use; or wait, or end the"
+        " processes that hold them",
     )
 
 
-def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int) -> Gpu | LeftOut:
+def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int, *, is_as_is: bool) -> Gpu | LeftOut:
     """The GPU as it may be leased, or why it cannot be now."""
     device = gpu.device
     if gpu.problem:
@@ -208,7 +237,7 @@ def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int) ->
         reading = driver.read(gpu)
     except GpuReadError as error:
         return LeftOut(device.uuid, index, device.model, str(error))
-    if reason := reading.ban or str(reading.fault or "") or _why_busy(reading, driver.idle_bytes):
+    if reason := reading.ban or str(reading.fault or "") or ("" if is_as_is else _why_busy(reading)):
         return LeftOut(device.uuid, index, device.model, reason)
     number = None if device.old_mig_name else device.ordinal
     return Gpu(
@@ -220,10 +249,13 @@ def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int) ->
         is_mig=bool(device.old_mig_name),
         number=visible.hip_numbers[index] if visible.hip_numbers else number,
         is_amd=bool(visible.hip_numbers),
+        is_as_is=is_as_is,
+        used_bytes=reading.memory[1] if reading.memory else 0,
+        idle_bytes=reading.idle_bytes,
     )
 
 
-def _why_busy(reading: GpuReading, idle_bytes: int) -> str:
+def _why_busy(reading: GpuReading) -> str:
     """What keeps a readable GPU from being leased, or nothing."""
     used_bytes = reading.memory[1] if reading.memory else 0
     if reading.processes:
@@ -231,14 +263,14 @@ def _why_busy(reading: GpuReading, idle_bytes: int) -> str:
         if len(reading.processes) > _MAX_NAMED_PROCESSES:
             named += f" and {len(reading.processes) - _MAX_NAMED_PROCESSES} more"
         return f"busy: {used_bytes / 1e9:.1f} GB held by {named}"
-    if used_bytes - reading.display_bytes > idle_bytes:
+    if used_bytes - reading.display_bytes > reading.idle_bytes:
         return f"busy: {used_bytes / 1e9:.1f} GB in use, by no process that the driver lists (another container?)"
     return ""
 
 
-def _claim(gpu: Gpu, claims: Claims | None) -> Gpu | LeftOut:
+def _claim(gpu: Gpu, claims: Claims | None, around: Surroundings) -> Gpu | LeftOut:
     """Takes the GPU for this run; why that was refused, where it was."""
-    name = _claim_name(gpu.gpu_id)
+    name = _claim_name(gpu.gpu_id, around)
     if claims is None or claims.try_claim(name):
         return gpu
     holder = holder_of(name)
@@ -246,5 +278,9 @@ def _claim(gpu: Gpu, claims: Claims | None) -> Gpu | LeftOut:
     return LeftOut(gpu.gpu_id, gpu.index, gpu.model, reason)
 
 
-def _claim_name(gpu_id: str) -> str:
-    return f"gpu-{gpu_id}"
+def _claim_name(gpu_id: str, around: Surroundings) -> str:
+    """Return the name of a claim: within a lease, runs of its attempt share its GPUs out among themselves alone."""
+    whole = f"gpu-{gpu_id}"
+    if gpu_id not in around.gpu_ids or holder_of(whole) is None:  # a variable that outlived its run means nothing
+        return whole
+    return f"{whole}-under-{around.marker[-MAX_MARKER_CHARS:]}"

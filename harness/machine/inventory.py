@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass, field
 
+IDLE_MEMORY_BYTES = 64 * 10**6
+"""Memory a GPU may show and still count as idle, and by which it may miss its baseline when a lease ends.
+Drivers keep up to some 20 MB on an idle GPU (their reserved part is not counted); the smallest CUDA context takes
+over 100 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -25,6 +30,12 @@ class Gpu:
     Of an AMD GPU HIP's number, which counts within ROCR_VISIBLE_DEVICES."""
     is_amd: bool = False
     """Whether HIP serves it."""
+    is_as_is: bool = False
+    """Taken as it is: what is on it when a lease begins belongs to it, and is no leak of a test."""
+    used_bytes: int = 0
+    """Memory in use when the inventory was read."""
+    idle_bytes: int = IDLE_MEMORY_BYTES
+    """Memory that it may show while idle, and by which it may miss its baseline when a lease ends."""
     node: str = ""
     """Name of the node that has it; empty without a cluster."""
 

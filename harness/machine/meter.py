@@ -10,11 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from harness.machine.gpu_health import GpuFault
-
-IDLE_MEMORY_BYTES = 64 * 10**6
-"""Memory a GPU may show and still count as idle, and by which it may miss its baseline when a lease ends.
-Drivers keep up to some 20 MB on an idle GPU (their reserved part is not counted); the smallest CUDA context takes
-over 100 MB."""
+from harness.machine.inventory import IDLE_MEMORY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +65,10 @@ class MemoryMeter(Protocol):
         """Whether its GPUs are simulated, so that there is no memory to measure."""
         ...
 
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        """Return the errors (Xids) that the driver has reported of this GPU since the last question; see nvidia.py."""
+        ...
+
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
         """Return the bytes of each process on this GPU, by pid; None where the driver does not report them."""
         ...
@@ -93,6 +93,9 @@ class NoMeter:
 
     def fault(self, gpu_id: str) -> GpuFault | None:
         return None
+
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        return ()
 
     is_simulated = True
 

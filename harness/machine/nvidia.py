@@ -4,6 +4,7 @@ NVML's order is the PCI bus order; inside the harness a GPU is its UUID. What NV
 the like) is unknown; a GPU that answers with an error is left out with NVML's message and never ends the run.
 """
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,13 +12,15 @@ from typing import Any
 
 from harness.machine.gpu_driver import GpuReadError, GpuReading, ListedGpu, NoDriverError
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth, Vendor
-from harness.machine.inventory import Gpu
-from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess
+from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
+from harness.machine.meter import GpuProcess
 from harness.machine.nvml import (
     accounted_peaks,
     ask,
     compute_processes,
     display_bytes,
+    fabric_problem,
+    is_numa_node,
     link_states,
     linked_bus_ids,
     memory_by_pid,
@@ -27,7 +30,8 @@ from harness.machine.nvml import (
     open_nvml,
     shut_down,
 )
-from harness.machine.visible import Device, Visible, visible_devices
+from harness.machine.visible import UNOPENED, Device, Visible, visible_devices
+from harness.machine.xids import XidWatch
 
 _SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
     "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
@@ -36,32 +40,43 @@ _SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "slowed by the power supply",
 }
 """Without the power cap, which a GPU under load reaches by design."""
+DESKTOP_IDLE_BYTES = 2 * 10**9
+"""Memory that an idle GPU may show with a display or under WSL: images on the screen, and Windows with its programs,
+belong to no process that the driver lists."""
+WSL_DEVICE = "/dev/dxg"
+"""Windows' driver, for the Linux beside it."""
 
 
 class NvidiaDriver:
     """NVML, open from the first moment to `close`; raises NoDriverError where it does not start."""
 
     vendor = Vendor.NVIDIA
-    idle_bytes = IDLE_MEMORY_BYTES
 
     def __init__(self) -> None:
         self._nvml = open_nvml()
+        self._xids: XidWatch | None = None
 
     def list_gpus(self) -> list[ListedGpu]:
-        """Return every GPU in NVML's order, a GPU in MIG mode as its instances."""
+        """Return every GPU in NVML's order, a GPU in MIG mode as its instances.
+
+        Only GPUs that can be opened are numbered: CUDA does not count one that is lost or that a cgroup forbids.
+        """
         nvml = self._nvml
         gpus: list[ListedGpu] = []
+        num_opened = 0
         try:
             num_gpus = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
             raise NoDriverError(no_answer(error)) from error
-        for ordinal in range(num_gpus):
-            device = Device(ordinal, "", "", "")
+        for number in range(num_gpus):
+            device = Device(UNOPENED, "", "", "")
             try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(ordinal)
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
                 uuid = nvml.nvmlDeviceGetUUID(handle)
-                device = Device(ordinal, uuid, uuid, nvml.nvmlDeviceGetName(handle))
-                gpus += self._instances(device, handle) or [ListedGpu(device, handle, handle)]
+                device = Device(UNOPENED, uuid, uuid, nvml.nvmlDeviceGetName(handle))
+                opened = Device(num_opened, uuid, uuid, device.model)
+                gpus += self._instances(opened, handle) or [ListedGpu(opened, handle, handle)]
+                num_opened += 1
             except nvml.NVMLError as error:
                 gpus.append(ListedGpu(device, None, None, str(GpuReadError(error))))
         return gpus
@@ -76,10 +91,11 @@ class NvidiaDriver:
             memory = memory_of(nvml, gpu.handle)
             return GpuReading(
                 model=nvml.nvmlDeviceGetName(gpu.handle),
-                memory=memory,
+                memory=None if is_numa_node(nvml, gpu.gpu_handle) else memory,
                 processes=compute_processes(nvml, gpu.handle),
                 memory_gb=memory[0] / 1e9 if memory else 0.0,
                 display_bytes=display_bytes(nvml, gpu.handle),
+                idle_bytes=self._idle_bytes(gpu.gpu_handle),
                 capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, gpu.gpu_handle) or (0, 0),
                 fault=self._fault_of(gpu.gpu_handle),
                 ban="its compute mode is Prohibited (nvidia-smi -c 0 resets it)" if is_banned else "",
@@ -108,9 +124,11 @@ class NvidiaDriver:
         return num_links
 
     def used_memory_bytes(self, gpu_id: str) -> int | None:
+        nvml = self._nvml
         try:
-            memory = memory_of(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
-        except self._nvml.NVMLError:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
+            memory = None if is_numa_node(nvml, self._whole_of(gpu_id, handle)) else memory_of(nvml, handle)
+        except nvml.NVMLError:
             return None
         return None if memory is None else memory[1]
 
@@ -130,6 +148,15 @@ class NvidiaDriver:
             return GpuFault(FaultKind.RESET_REQUIRED, gpu_id)
         except nvml.NVMLError:
             return None
+
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        if self._xids is None:
+            self._xids = XidWatch(self._nvml)
+        try:
+            whole = self._nvml.nvmlDeviceGetUUID(self._whole(gpu_id))
+        except self._nvml.NVMLError:  # lost, and so are its instances
+            whole = gpu_id
+        return self._xids.new(gpu_id, whole)
 
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
         try:
@@ -156,6 +183,10 @@ class NvidiaDriver:
     def close(self) -> None:
         shut_down(self._nvml)
 
+    def _idle_bytes(self, handle: Any) -> int:
+        is_displayed = ask(self._nvml, self._nvml.nvmlDeviceGetDisplayActive, handle) == self._nvml.NVML_FEATURE_ENABLED
+        return DESKTOP_IDLE_BYTES if is_displayed or os.path.exists(WSL_DEVICE) else IDLE_MEMORY_BYTES
+
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
@@ -171,7 +202,8 @@ class NvidiaDriver:
             return []
         instances = []
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(nvml.NVMLError_NotFound):
+            # For a number without an instance, drivers answer one of the first two; the third is somebody else's.
+            with suppress(nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument, nvml.NVMLError_NoPermission):
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
                 gi, ci = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
                 uuid = nvml.nvmlDeviceGetUUID(instance)
@@ -191,6 +223,11 @@ class NvidiaDriver:
                     if nvml.nvmlDeviceGetUUID(handle) == gpu_id:
                         return handle
             raise
+        return self._whole_of(gpu_id, handle)
+
+    def _whole_of(self, gpu_id: str, handle: Any) -> Any:
+        """Return the handle of the whole GPU; that of the instance where the driver does not say."""
+        nvml = self._nvml
         is_instance = gpu_id.startswith("MIG-")
         return (is_instance and ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)) or handle
 
@@ -217,6 +254,7 @@ class NvidiaDriver:
                 slowdowns=tuple(words for name, words in _SLOWDOWNS.items() if reasons & getattr(nvml, name)),
                 num_links=len(links),
                 num_active_links=sum(links.values()),
+                fabric_problem=fabric_problem(nvml, handle),
             )
         except nvml.NVMLError as error:
             return GpuHealth(number, uuid, model, problem=str(GpuReadError(error)))

@@ -1,16 +1,19 @@
 """Access to NVML: the only file that imports pynvml, which it does on the first call.
 
-The module it returns is pynvml itself. A value that NVML does not report (NOT_SUPPORTED and the like) becomes None. The
-caller leaves out a GPU that answers with an error (fallen off the bus, reset required).
+The module it returns is pynvml itself. A value that NVML does not report becomes None. The caller leaves out a GPU that
+answers with an error (fallen off the bus, reset required).
 """
 
-from collections.abc import Iterable
-from contextlib import suppress
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from harness.machine.gpu_driver import NoDriverError, named_command
+from harness.machine.gpu_driver import NoDriverError, named_command, process_name
 from harness.machine.gpu_health import MemoryErrors
 from harness.machine.meter import GpuProcess
+
+MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 def open_nvml() -> Any:
@@ -26,6 +29,23 @@ def open_nvml() -> Any:
     return pynvml
 
 
+@contextmanager
+def kept_open() -> Iterator[None]:
+    """Keep NVML open for a `with`, so that GPUs without persistence mode wake once, however often it is opened there.
+
+    Without a driver that answers, nothing happens.
+    """
+    try:
+        nvml = open_nvml()
+    except NoDriverError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        shut_down(nvml)
+
+
 def no_answer(error: Exception) -> str:
     """Return the message for a driver that fails with `error`."""
     return f"the NVIDIA driver does not answer ({str(error).rstrip('.')})"
@@ -38,7 +58,21 @@ def shut_down(nvml: Any) -> None:
 
 
 def ask(nvml: Any, call: Any, *args: Any) -> Any:
-    """Return the result of `call`; None if this driver or GPU does not support or permit it."""
+    """Return the answer to an optional question; None if there is none, whatever the reason.
+
+    Raises NVMLError for a GPU that is lost or needs a reset. Drivers refuse a question in many ways: INVALID_ARGUMENT
+    for a MIG instance, UNKNOWN in sandboxes.
+    """
+    try:
+        return call(*args)
+    except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired):
+        raise
+    except nvml.NVMLError:
+        return None
+
+
+def ask_or_fail(nvml: Any, call: Any, *args: Any) -> Any:
+    """Return the answer; None if this driver or GPU does not support or permit the question. Raises NVMLError."""
     try:
         return call(*args)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
@@ -46,25 +80,30 @@ def ask(nvml: Any, call: Any, *args: Any) -> Any:
 
 
 def memory_of(nvml: Any, handle: Any) -> tuple[int, int] | None:
-    """Total and allocated bytes of a GPU, the driver's reserve counted as neither; None where they say nothing.
-
-    Where a GPU is a NUMA node of the machine (GB200), the operating system manages its memory and gives it back when
-    it pleases, so the amount in use proves nothing (NVML's documentation of nvmlDeviceGetMemoryInfo_v2).
-    """
-    if ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None:
-        return None
+    """Total and allocated bytes of a GPU, the driver's reserve counted as neither; None where they are not reported."""
     memory = ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if memory is not None:
         # Drivers differ on whether `used` counts the reserve; free and reserved memory they agree on.
         return memory.total, max(0, memory.total - memory.reserved - memory.free)
-    memory = ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = ask_or_fail(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     return None if memory is None else (memory.total, memory.used)
 
 
+def is_numa_node(nvml: Any, handle: Any) -> bool:
+    """Whether a whole GPU is a NUMA node of the machine, as in GH200 and GB200.
+
+    The operating system manages its memory and gives it back when it pleases: the total is sound, the amount in use
+    proves nothing (NVML's documentation of nvmlDeviceGetMemoryInfo_v2).
+    """
+    return ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None
+
+
 def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    """Processes with a compute context on a GPU."""
+    """Processes with a compute context on a GPU, without the server of MPS, which stays after its clients."""
     return tuple(
-        GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid)) for entry in _running(nvml, handle)
+        GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid))
+        for entry in _running(nvml, handle)
+        if process_name(entry.pid) != MPS_SERVER
     )
 
 
@@ -76,8 +115,9 @@ def memory_by_pid(nvml: Any, handle: Any) -> dict[int, int | None]:
 def _running(nvml: Any, handle: Any) -> list[Any]:
     listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if listed is None:
-        listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
-    return list(listed)
+        listed = ask_or_fail(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
+    clients = ask(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
+    return list({entry.pid: entry for entry in (*listed, *clients)}.values())
 
 
 def accounted_peaks(nvml: Any, handle: Any, pids: Iterable[int]) -> dict[int, int]:
@@ -112,6 +152,22 @@ def display_bytes(nvml: Any, handle: Any) -> int:
     """Memory of processes that only draw: a GPU with a screen is no busy GPU."""
     listed = ask(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []
     return sum(entry.usedGpuMemory or 0 for entry in listed)
+
+
+_FABRIC_TROUBLE = {1: "it has not been started", 2: "it is still coming up"}
+"""By NVML_GPU_FABRIC_STATE_*; 0 is a GPU without NVSwitches, 3 one that has joined."""
+
+
+def fabric_problem(nvml: Any, handle: Any) -> str:
+    """Return why a GPU has not joined the fabric of its NVSwitches; empty where it has, and where there is none."""
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    if ask(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) is None:
+        return ""
+    if info.state in _FABRIC_TROUBLE:
+        return _FABRIC_TROUBLE[info.state]
+    if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status:
+        return f"joining it has failed with status {info.status}"
+    return ""
 
 
 def link_states(nvml: Any, handle: Any) -> dict[int, bool]:

@@ -21,6 +21,8 @@ from itertools import takewhile
 _NUMBER = re.compile(r"\s*([+-]?[0-9]+)")  # like strtoul: what follows the digits does not count
 _UUID_PREFIXES = ("GPU-", "MIG-")
 _NO_DEVICES = ("", "NoDevFiles")
+UNOPENED = -1
+"""Number of a GPU that is lost, or that this process may not open: no number names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Device:
     """One thing CUDA or HIP can be given: a GPU, one MIG instance of a GPU in MIG mode, or one partition of a GPU."""
 
     ordinal: int
-    """The GPU's index in the driver's order, which all its MIG instances share."""
+    """The GPU's index in the driver's order, which all its MIG instances share; UNOPENED where CUDA counts it not."""
     gpu_uuid: str
     """The GPU's UUID ("GPU-8f2…"); empty if the driver does not report it."""
     uuid: str
@@ -78,7 +80,15 @@ def visible_devices(devices: Sequence[Device], environ: Mapping[str, str]) -> Vi
         notes.append(f"CUDA_VISIBLE_DEVICES={value!r}: CUDA stops at {bad!r}, which is not a GPU here")
     if not named and order_is_uncertain(devices, environ):
         notes.append(ORDER_NOTE)
+    if not named and any(device.ordinal == UNOPENED for device in devices):
+        notes.append(UNOPENED_NOTE)
     return Visible(tuple(seen), tuple(notes), not named)
+
+
+UNOPENED_NOTE = (
+    "GPUs are given by number, and some GPUs of this machine cannot be opened: they are not counted, as CUDA does not"
+    " count them; UUIDs leave no doubt"
+)
 
 
 ORDER_NOTE = (

@@ -9,6 +9,7 @@
 | `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
 | `TMPDIR` | directory of the attempt, short enough for Ray's socket paths, on a local file system, removed afterwards |
 | `RLHARNESS_ATTEMPT` | unique marker of the attempt, by which its processes can be found |
+| `RLHARNESS_LEASE` | that marker, a blank, and the leased GPUs: a run within the attempt may lease those. Absent for a unit of 0 GPUs, as in the parent if there is no lease |
 | `MASTER_PORT` | first of the 64 ports that belong to the slot |
 | `PYTEST_XDIST_WORKER` | `gw` and the number of the slot or worker, as suites for pytest-xdist expect it; no other unit has it at the same time |
 | `PYTEST_XDIST_WORKER_COUNT` | number of GPUs and CPU slots |
@@ -17,11 +18,14 @@
 | `GLOO_SOCKET_IFNAME` | the same |
 | `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` | `0` in the same case: Ray stays on loopback |
 | `RLHARNESS_PREFLIGHT` | `done`, if this run has checked the network: a run within this one does not check again |
-| everything else | as in the parent; `TMP` and `TEMP` too, which Python and C++ read after TMPDIR only |
+| everything else | as in the parent; `TMP` and `TEMP` too, which Python and C++ read after TMPDIR only. `TORCHINDUCTOR_CACHE_DIR`, where the parent has not set it, is the directory that torch would use in the parent: files share what torch.compile has made. `OMP_NUM_THREADS`, where the parent has not set it, is the share of a lease in the processor cores: those of a machine are divided among its GPUs |
 """  # noqa: E501
 
+import getpass
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -31,10 +35,13 @@ NO_HIP_DEVICE = "-1"
 KFD = "/dev/kfd"
 """ROCm's door to the kernel's driver."""
 ATTEMPT_MARKER = "RLHARNESS_ATTEMPT"
+LEASE = "RLHARNESS_LEASE"
 PREFLIGHT = "RLHARNESS_PREFLIGHT"
 XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 """Variables of a worker of pytest-xdist."""
 REMOVED = ("RAY_ADDRESS", "RAY_TMPDIR")
+OMP_NUM_THREADS = "OMP_NUM_THREADS"
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 VARYING = frozenset(
     (
         *(
@@ -43,7 +50,9 @@ VARYING = frozenset(
             "CUDA_DEVICE_ORDER",
             "TMPDIR",
             ATTEMPT_MARKER,
+            LEASE,
             "MASTER_PORT",
+            OMP_NUM_THREADS,
             PREFLIGHT,
         ),
         *XDIST,
@@ -51,6 +60,26 @@ VARYING = frozenset(
     )
 )
 """What may differ between the children of one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The lease within which this process runs; without one, no GPUs."""
+
+    marker: str = ""
+    """Name of the attempt that has the lease."""
+    gpu_ids: tuple[str, ...] = ()
+
+
+def surrounding_lease(environ: Mapping[str, str]) -> Surroundings:
+    """Return the lease that a run around this process has given it."""
+    marker, _, gpu_ids = environ.get(LEASE, "").partition(" ")
+    return Surroundings(marker, tuple(gpu_ids.split(","))) if gpu_ids else Surroundings()
+
+
+def lease_variable(marker: str, gpus: Sequence["Gpu"]) -> dict[str, str]:
+    """Return the variable that `surrounding_lease` reads; nothing without GPUs."""
+    return {LEASE: f"{marker} {','.join(gpu.gpu_id for gpu in gpus)}"} if gpus else {}
 
 
 class Gpu(Protocol):
@@ -88,9 +117,11 @@ def child_env(
     network preflight sets, None where there was none; `xdist` are the variables of `xdist_variables`.
     """
     env = {name: value for name, value in parent.items() if name not in REMOVED}
+    env.setdefault(INDUCTOR_CACHE, _inductor_cache(parent))
     if gpus is not None:
         env[CUDA_VISIBLE_DEVICES] = ",".join(gpu.gpu_id for gpu in gpus)
-        env |= _of_hip(parent, gpus)
+        env.pop(LEASE, None)
+        env |= lease_variable(marker, gpus) | _of_hip(parent, gpus)
     if gpus and not gpus[0].is_amd and by_number and all(gpu.number is not None for gpu in gpus):
         env[CUDA_VISIBLE_DEVICES] = ",".join(str(gpu.number) for gpu in gpus)
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -102,6 +133,15 @@ def child_env(
     env[ATTEMPT_MARKER] = marker
     env["MASTER_PORT"] = str(master_port)
     return env
+
+
+def _inductor_cache(parent: Mapping[str, str]) -> str:
+    """Return torch's own choice in `parent` (torch._inductor.runtime.cache_dir_utils); Triton's cache is within it."""
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a container may have no name for its user
+        user = str(os.getuid())
+    return os.path.join(parent.get("TMPDIR") or "/tmp", f"torchinductor_{user}")
 
 
 def xdist_variables(number: int, count: int, run_id: str) -> dict[str, str]:

@@ -37,6 +37,26 @@ def open_recorder(place: "Place | None" = None) -> "Recorder | NullRecorder":
     return active.open_recorder(place)
 
 
+def watch(name: str, value: object) -> None:
+    """Record a value that no module and no optimizer holds, such as an average of weights in a list.
+
+        average = [parameter.detach().clone() for parameter in model.parameters()]
+        watch("average", average)
+
+    `value` is a tensor, or a list, tuple or dictionary of tensors, arrays, numbers and texts. Whatever it holds before
+    an optimizer's step is recorded in that step, if it has changed, as `forward watch.average.0`. A later value of the
+    same name replaces it. Without effect where nothing is recorded, or where the program calls a recorder itself.
+    Raises TypeError for another value.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor | list | tuple | dict):
+        raise TypeError(f"watch({name!r}) of a {type(value).__name__}: a tensor, list, tuple or dictionary is needed")
+    from harness.recording import active
+
+    active.watch(name, value)
+
+
 def watch_replicas(
     parameters: "Iterable[torch.Tensor]" = (),
     *,

@@ -91,6 +91,12 @@ def see_rollout(phase: str, name: str, value: Any) -> None:
         _active.foreign.guarded(_active.foreign.see_rollout, phase, name, value)
 
 
+def watch(name: str, value: Any) -> None:
+    """Watch a value of the program, if the hooks in torch are at work."""
+    if _active.foreign is not None:
+        _active.foreign.watched.watch(name, value)
+
+
 def meet_generators() -> None:
     """A module that brings a random-number generator has just been imported."""
     if _active.foreign is not None:

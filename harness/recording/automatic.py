@@ -9,30 +9,35 @@ ends the recording, never the program.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.recording.batch_origins import BatchOrigins, generators_of
 from harness.recording.callbacks import make_callbacks
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
-from harness.recording.digest_cache import DigestCache
+from harness.recording.cuda_state import is_capturing
+from harness.recording.digest_cache import DigestCache, Group, look_at_groups
 from harness.recording.hooks import hook_backward, hook_loaders, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
+from harness.recording.nested_values import named_values
 from harness.recording.op_mode import OpMode
+from harness.recording.optimizer_settings import OptimizerSettings
 from harness.recording.process import ProcessLog
-from harness.recording.random_states import RandomStates
+from harness.recording.random_states import RandomStates, State
 from harness.recording.recorder import Observation, Recorder, as_float, look
 from harness.recording.tensors import Digested
+from harness.recording.watched_values import WatchedValues
 from harness.trace.chain import Scope
 
 Named = list[tuple[str, torch.Tensor]]
-MAX_BATCH_DEPTH = 4
 REMEMBERED = (int, float, torch.Tensor)
 
 
@@ -48,6 +53,8 @@ class AutomaticRecorder:
         log.recorder = self._recorder
         self._names = ParameterNames()
         self._random = RandomStates()
+        self._settings, self._origins = OptimizerSettings(), BatchOrigins()
+        self.watched = WatchedValues()
         self._weights: dict[str, Digested] = {}
         """By name, as they were when they were seen last."""
         self._gradients: dict[str, list[Observation]] = {}
@@ -104,7 +111,7 @@ class AutomaticRecorder:
         if self._thread not in (None, threading.get_ident()):
             self._log.give_up("two threads train in one process, and the order between threads is not known")
             return
-        if torch.cuda._initialized and torch.cuda.is_current_stream_capturing():
+        if is_capturing():
             self._log.give_up("the step is captured into a CUDA graph, from which no value can be read")
             return
         if self._compiled.have_run:
@@ -134,9 +141,12 @@ class AutomaticRecorder:
         self._optimizers = [each for each in self._optimizers if each() not in (None, optimizer)]
         self._optimizers.append(weakref.ref(optimizer))
 
-    def see_batch(self, batch: Any) -> None:
-        """A DataLoader has handed out a batch."""
+    def see_batch(self, batch: Any, iterator: Any = None, tasks: Mapping[int, Any] = MappingProxyType({})) -> None:
+        """An iterator of a DataLoader has handed out a batch; its workers had these tasks before."""
+        states = self._random.meet(generators_of(iterator))
         self._begin()
+        self._record_states(states)
+        self._record("rollout", self._origins.of_batch(iterator, tasks))
         self._record("rollout", look(list(named_values(batch, "batch")), Scope.PHYSICAL))
 
     def see_rollout(self, phase: str, name: str, value: Any) -> None:
@@ -157,8 +167,9 @@ class AutomaticRecorder:
 
     def after_backward(self) -> None:
         """The gradients are there."""
-        for seen in look(_gradients(self._parameters(self._living_optimizers())), Scope.PHYSICAL):
-            self._made_gradients.remember(seen)
+        gradients = _gradients(self._parameters(self._living_optimizers()))
+        (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
+        for seen in found:
             # What clipping changes later is kept as it is now.
             copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
@@ -181,7 +192,7 @@ class AutomaticRecorder:
             self._record_weights(parameters)
         if not has_closure:
             self._record_gradients(parameters)
-            self._record("optimizer", look(_hyperparameters(optimizer)))
+            self._record("optimizer", look(self._settings.settings(optimizer)))
 
     def before_closure(self) -> None:
         """An optimizer calls its closure."""
@@ -206,13 +217,10 @@ class AutomaticRecorder:
         if self._awaits_closure:  # it was never called
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
+        names = {name for name, _ in parameters}
         seen = look(_states(optimizer, parameters))
         self._record("optimizer", seen)
-        names = {name for name, _ in parameters}
-        for each in seen:
-            if each.name in names:
-                self._weights[each.name] = each.digested
-                self._unchanged.remember(each)
+        self._weights |= {each.name: each.digested for each in seen if each.name in names}
         loss, self._loss = self._loss, None
         values = {} if loss is None or loss.numel() != 1 else {"loss": as_float(loss)}
         self._recorder.end_step(**values)
@@ -226,9 +234,9 @@ class AutomaticRecorder:
     def _leave_backward(self) -> None:
         self.guarded(self.after_backward)
 
-    def _receive_batch(self, batch: Any) -> None:
+    def _receive_batch(self, batch: Any, iterator: Any, tasks: Mapping[int, Any]) -> None:
         if self._thread in (None, threading.get_ident()):  # one that is fetched ahead has no step
-            self.guarded(self.see_batch, batch)
+            self.guarded(self.see_batch, batch, iterator, tasks)
 
     def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         """The arguments of the step, where they have to be others."""
@@ -264,20 +272,27 @@ class AutomaticRecorder:
         if self._recorder.step is not None:
             return False
         self._recorder.begin_step(self._step)
-        for name, state in self._random.changed().items():
-            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
+        self._record_states(self._random.changed())
         if self._step == self._log.orders.op_step:
             self._operations = self._log.operations(self._step)
             self._operations.start()
         return True
 
+    def _record_states(self, states: Mapping[str, State]) -> None:
+        for name, state in states.items():
+            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
+
     def _record_weights(self, parameters: Named) -> None:
-        """Those that nobody has seen yet, or that somebody else than their optimizer has changed."""
-        self._record_changed(self._unchanged.look(parameters))
+        """Those that nobody has seen yet, or that somebody else than their optimizer has changed.
+
+        Every element is read: a write to a single one, past torch's count of writes, is found in its step.
+        """
+        self._record_changed(look(parameters))
 
     def _record_untracked(self) -> None:
-        """Buffers, frozen weights, averaged and target networks, where they are not as they were."""
+        """Buffers, frozen weights, averaged and target networks, watched values, where they are not as they were."""
         self._record_changed(self._unchanged.look(self._names.untracked()))
+        self._record_changed(look(list(self.watched.named())))
 
     def _record_changed(self, values: Sequence[Observation]) -> None:
         changed = [each for each in values if self._weights.get(each.name) != each.digested]
@@ -293,7 +308,7 @@ class AutomaticRecorder:
         names = {name for name, _ in parameters}  # the closure may end with zero_grad
         self._record_made([name for name in self._gradients if name.partition(" ")[0] in names])
         if is_first_call:
-            self._record("optimizer", look(_hyperparameters(optimizer)))
+            self._record("optimizer", look(self._settings.settings(optimizer)))
 
     def _record_gradients(self, parameters: Named) -> None:
         """What each backward has left, then what the optimizer gets: clipping lies in between."""
@@ -321,29 +336,8 @@ class AutomaticRecorder:
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]
 
 
-def named_values(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of every tensor, array, number and text in a batch, however it is nested."""
-    if isinstance(value, str | bytes | int | float | torch.Tensor) or hasattr(value, "__array_interface__"):
-        yield name, value
-    elif isinstance(value, Mapping) and depth < MAX_BATCH_DEPTH:
-        for key, each in value.items():
-            yield from named_values(each, f"{name}.{key}", depth + 1)
-    elif isinstance(value, list | tuple) and depth < MAX_BATCH_DEPTH:
-        for index, each in enumerate(value):
-            yield from named_values(each, f"{name}.{index}", depth + 1)
-
-
 def _gradients(parameters: Named) -> Named:
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
-
-
-def _hyperparameters(optimizer: Optimizer) -> list[tuple[str, Any]]:
-    return [
-        (f"group{index}.{name}", value)
-        for index, group in enumerate(optimizer.param_groups)
-        for name, value in sorted(group.items())
-        if isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
-    ]
 
 
 def _states(optimizer: Optimizer, parameters: Named) -> list[tuple[str, Any]]:

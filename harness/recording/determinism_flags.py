@@ -26,6 +26,9 @@ def set_flags(level: str) -> tuple[str, ...]:
     torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+    from harness.recording.deterministic_attention import make_attention_deterministic
+
+    make_attention_deterministic()
     torch.manual_seed(SEED)
     random.seed(SEED)
     return without_effect()
@@ -48,4 +51,8 @@ def without_effect() -> tuple[str, ...]:
         found.append("torch.manual_seed")
     if torch.backends.cudnn.benchmark or not torch.backends.cudnn.deterministic:
         found.append("torch.backends.cudnn")
+    from harness.recording.deterministic_attention import is_attention_deterministic
+
+    if not is_attention_deterministic():
+        found.append("torch.nn.functional.scaled_dot_product_attention")
     return tuple(found)

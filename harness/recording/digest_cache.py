@@ -1,17 +1,20 @@
 """Cache of digests: those of values that were not written since they were digested.
 
-torch counts the writes that it knows of. Those that go past it, through `.data`, are looked for in a sample: they copy
-or scale whole tensors. What would be missed is a write to a few elements of a large tensor, past torch.
+torch counts the writes that it knows of. Those that go past it, through `.data` or a kernel of one's own, are looked
+for in a sample of the words: they copy or scale whole tensors. What would be missed is a write to a few elements of a
+large tensor, past torch. On a GPU the samples of all values of a hook are taken by the launch that digests the others.
 """
 
+import sys
 from collections.abc import Sequence
 from ctypes import string_at
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from harness.recording.recorder import Observation, look
-from harness.recording.tensors import Digested
+from harness.recording.recorder import Asked, Observation, look_and_sample
+from harness.recording.sharded_digest import place
+from harness.recording.tensors import MISSING, Digested, ends_at, on_host
 from harness.trace.chain import Scope
 
 MIN_BYTES = 2**16
@@ -26,48 +29,129 @@ class _Mark(NamedTuple):
     num_bytes: int
     version: int
     sample: bytes
+    """On the host; that of a value on a GPU stands beside its mark."""
+
+
+class _Known(NamedTuple):
+    mark: _Mark
+    digested: Digested
+    sample: bytes
+    """Of a value on a GPU."""
 
 
 class DigestCache:
     """Remembers values by name, and returns the digest of unchanged ones. It holds no value."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, tuple[_Mark, Digested]] = {}
-
-    def remember(self, seen: Observation) -> None:
-        """A value that has just been digested."""
-        mark = None if seen.tensor is None else _mark(seen.tensor)
-        if mark is None:
-            self._marks.pop(seen.name, None)
-        else:
-            self._marks[seen.name] = mark, seen.digested
+        self.known: dict[str, _Known] = {}
 
     def look(self, values: Sequence[tuple[str, torch.Tensor]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
         """The same as `recorder.look`; of what is as it was, the digest is used again. Remembers all of them."""
-        known = {name: digest for name, tensor in values if (digest := self._known(name, tensor)) is not None}
-        fresh = look([(name, tensor) for name, tensor in values if name not in known], scope)
-        for seen in fresh:
-            self.remember(seen)
-        left = fresh[::-1]
-        found: list[Observation] = []
-        for name, tensor in values:
-            if name in known:
-                found.append(Observation(name, known[name], scope, tensor))
-            while left and left[-1].name.partition(" ")[0] == name.partition(" ")[0] and name not in known:
-                found.append(left.pop())  # a sparse tensor gives two
-        return found
-
-    def _known(self, name: str, tensor: torch.Tensor) -> Digested | None:
-        mark, digested = self._marks.get(name, (None, None))
-        return digested if mark is not None and _mark(tensor) == mark else None
+        return look_at_groups([Group(values, scope, self)])[0]
 
 
-def _mark(tensor: torch.Tensor) -> _Mark | None:
-    num_bytes = tensor.nbytes
-    if num_bytes < MIN_BYTES or not tensor.is_cpu or tensor.is_inference() or not tensor.is_contiguous():
+class Group(NamedTuple):
+    """Values that are looked at together with others."""
+
+    values: Sequence[tuple[str, Any]]
+    scope: Scope = Scope.LOGICAL
+    cache: DigestCache | None = None
+    """Remembers them; None: they are digested and forgotten."""
+    is_anew: bool = False
+    """Whether they are digested although the cache knows them."""
+
+
+class _Part(NamedTuple):
+    """One value of a group."""
+
+    group: Group
+    name: str
+    value: Any
+    mark: _Mark | None
+    """None where the digest is not remembered."""
+
+    @property
+    def known(self) -> _Known | None:
+        """What the cache knows of the value, if it is as it was."""
+        if self.mark is None or self.group.cache is None or self.group.is_anew:
+            return None
+        known = self.group.cache.known.get(self.name)
+        return known if known is not None and known.mark == self.mark else None
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.name, self.value, self.group.scope)
+
+
+def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
+    """What the values of each group are, with one wait for a GPU.
+
+    With a second one if a value was written to in a way that torch does not count.
+    """
+    parts = [
+        _Part(group, name, value, None if group.cache is None else _mark(value))
+        for group in groups
+        for name, value in group.values
+    ]
+    sampled = [index for index, part in enumerate(parts) if part.mark and not on_host(_memory(part.value))]
+    fresh = [index for index, part in enumerate(parts) if part.known is None]
+    seen, digests = look_and_sample(
+        [parts[index].asked for index in fresh], [_memory(parts[index].value) for index in sampled]
+    )
+    samples = dict(zip(sampled, digests, strict=True))
+    found = dict(zip(fresh, seen, strict=True))
+    written = [
+        index
+        for index, part in enumerate(parts)
+        if (known := part.known) is not None and samples.get(index, b"") != known.sample
+    ]
+    if written:
+        found |= dict(zip(written, look_and_sample([parts[index].asked for index in written])[0], strict=True))
+    results = iter([_result(part, found.get(index), samples.get(index, b"")) for index, part in enumerate(parts)])
+    return [[seen for _ in group.values for seen in next(results)] for group in groups]
+
+
+def _result(part: _Part, seen: list[Observation] | None, sample: bytes) -> list[Observation]:
+    """The observations of a value, which the cache remembers; `seen` is None where it has known them."""
+    if seen is None:
+        known = part.known
+        assert known is not None
+        value, scope = place(part.value, part.group.scope)
+        return [Observation(part.name, known.digested, scope, value if isinstance(value, torch.Tensor) else None)]
+    if (cache := part.group.cache) is not None:
+        if part.mark is not None and seen[0].digested.dtype not in MISSING:
+            cache.known[part.name] = _Known(part.mark, seen[0].digested, sample)
+        else:
+            cache.known.pop(part.name, None)
+    return seen
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds the elements: of a DTensor, this rank's part."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        local: torch.Tensor = tensor._local_tensor
+        return local
+    return tensor
+
+
+def _mark(tensor: Any) -> _Mark | None:
+    """None for a value that is no tensor, or not worth it, or whose writes nobody counts, or that has no memory."""
+    if not isinstance(tensor, torch.Tensor):
         return None
-    if not tensor.untyped_storage().nbytes():  # its memory was given back
+    local = _memory(tensor)
+    num_bytes = local.numel() * local.element_size()
+    if num_bytes < MIN_BYTES or tensor.is_inference() or local.is_inference() or local.layout is not torch.strided:
         return None
-    address = tensor.data_ptr()
+    if type(local).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl or local.is_meta:
+        return None
+    if not local.is_contiguous() or local.is_conj() or local.is_neg():
+        return None
+    if ends_at(local) > local.untyped_storage().nbytes():  # its memory was given back
+        return None
+    address = local.data_ptr()
+    version = tensor._version if local is tensor else tensor._version + local._version
+    if not on_host(local):
+        return _Mark(address, num_bytes, version, b"")
     places = (address, address + num_bytes // 2, address + num_bytes - SAMPLE_BYTES)
-    return _Mark(address, num_bytes, tensor._version, b"".join([string_at(at, SAMPLE_BYTES) for at in places]))
+    return _Mark(address, num_bytes, version, b"".join([string_at(at, SAMPLE_BYTES) for at in places]))

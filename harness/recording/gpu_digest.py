@@ -1,28 +1,30 @@
 """`shardsum_128` of tensors where they lie: on a GPU, and of shards. `trace/digests.py` has its definition.
 
-    shard_of(tensor) -> Shard -> shardsum_lanes -> 2 int64 on the tensor's device -> lanes_digest -> 16 bytes
+    shard_of(tensor) -> Shard -> lanes_of_shard -> 2 int64 on the tensor's device -> lanes_digest -> 16 bytes
 
-Only these 16 bytes leave a GPU. Where Triton can be imported, CUDA tensors go through the kernel of `gpu_kernel.py`,
-which reads each element once; all others through torch's own operations, a chunk at a time, a few times as slow and
-the same to the bit. Shards of one whole add up: nothing is gathered.
+This is torch's way, a chunk at a time: that of shards on the host, and of GPUs without Triton. Where Triton can be
+imported, tensors on a GPU go through one launch of `gpu_kernel.py` instead (`gpu_batch.py`), to the same bits. Only 16
+bytes of each leave a GPU. Shards of one whole add up: nothing is gathered.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import prod
 
 import torch
 
 from harness.core.errors import TraceError
+from harness.recording.gpu_table import Runs, runs_of, words_per_element
 from harness.trace.digests import BLOCK_WORDS, GAMMA, U_SEEDS, V_SEEDS, WORD_BYTES
 
 CHUNK_WORDS = 2**20
 """So many words are computed on at once by torch's operations; each takes some 50 bytes meanwhile."""
 MIN_RUN_WORDS = 2**12
 """Shorter runs of consecutive words are taken together, one index per word."""
+PIECE_BYTES = 2**26
+"""Tensors whose memory has another order than their elements are copied in pieces of this size."""
 _UNSIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _BITS = {1: 2**8 - 1, 2: 2**16 - 1, 4: 2**32 - 1}
 
@@ -70,98 +72,100 @@ def shard_of(tensor: torch.Tensor) -> Shard:
     return Shard(local, tuple(tensor.shape), tuple(offset), is_first)
 
 
-def shardsum_lanes(shard: Shard) -> torch.Tensor:
-    """Return both hash halves of a shard as int64 [2], on its device, without waiting for the GPU."""
-    words, words_per_element = words_of(shard.local)
-    starts, run_elements = runs_of(shard)
-    run_words = run_elements * words_per_element
-    starts = [start * words_per_element for start in starts]
-    if not words.numel():
-        return torch.zeros(2, dtype=torch.int64, device=words.device)
-    if words.is_cuda and (len(starts) == 1 or run_words >= BLOCK_WORDS // 2) and not kernel_problem():
-        return lanes_by_kernel(words, starts, run_words)
-    return lanes_by_torch(words, starts, run_words)
-
-
 def lanes_digest(lanes: torch.Tensor) -> bytes:
     """Return the 16 bytes of two hash halves; wait for the GPU."""
     return b"".join([(lane % 2**64).to_bytes(8, "big") for lane in lanes.tolist()])
 
 
-def words_of(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(the words of a tensor in C order, one dimension; how many make an element).
+def pieces_of(shard: Shard, max_bytes: int) -> Iterator[Shard]:
+    """The shard, or parts of it of about so many bytes, whose copies are small where it has to be copied."""
+    local = shard.local
+    dim = next((dim for dim, size in enumerate(local.shape) if size > 1), None)
+    if dim is None or local.nbytes <= max_bytes:
+        yield shard
+        return
+    size = local.shape[dim]
+    part = max(1, size * max_bytes // local.nbytes)
+    for first in range(0, size, part):
+        offset = tuple(at + first * (each == dim) for each, at in enumerate(shard.offset))
+        piece = local.narrow(dim, first, min(part, size - first))
+        yield from pieces_of(Shard(piece, shard.shape, offset, shard.is_counted), max_bytes)
 
-    TraceError for elements of another size than 1, 2, 4, 8 or 16 bytes, and for tensors without memory of their own.
+
+def is_readable_in_place(local: torch.Tensor) -> bool:
+    """Whether the memory of a tensor has its bits; else they are those of the conjugate or the negative."""
+    return not (local.is_conj() or local.is_neg())
+
+
+def contiguous_runs(shard: Shard) -> Runs:
+    """The words of a shard as they lie in a contiguous copy."""
+    return runs_of(shard.local, shard.shape, shard.offset, contiguous_strides(shard.local.shape))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """In elements."""
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def words_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The words of a tensor in C order, one dimension: its own memory where it lies so, else a copy.
+
+    TraceError for elements of another size than 1, 2, 4, 8 or 16 bytes, and for sparse tensors.
     """
-    num_bytes = tensor.element_size()
-    if tensor.layout is not torch.strided or num_bytes not in (1, 2, 4, 8, 16):
-        raise TraceError(f"a {tensor.layout} tensor of {tensor.dtype}", legal="dense elements of up to 16 bytes")
+    check_dense(tensor)
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(_UNSIGNED[min(num_bytes, WORD_BYTES)]), max(1, num_bytes // WORD_BYTES)
+    return flat.view(_UNSIGNED[min(tensor.element_size(), WORD_BYTES)])
 
 
-def runs_of(shard: Shard) -> tuple[list[int], int]:
-    """(where in the whole each run of consecutive elements begins, how many elements a run has), in C order."""
-    sizes, whole = tuple(shard.local.shape), shard.shape
-    if len(sizes) != len(whole) or any(
-        at + size > all_ for at, size, all_ in zip(shard.offset, sizes, whole, strict=True)
-    ):
-        raise TraceError(f"a part of {sizes} at {shard.offset} lies outside of {whole}")
-    cut = max((dim for dim in range(len(sizes)) if sizes[dim] != whole[dim]), default=0)
-    strides = [prod(whole[dim + 1 :]) for dim in range(len(whole))]
-    starts = [0]
-    for dim, (size, offset) in enumerate(zip(sizes[:cut], shard.offset[:cut], strict=True)):
-        starts = [start + (offset + place) * strides[dim] for start in starts for place in range(size)]
-    if not sizes:
-        return starts, 1
-    first = shard.offset[cut] * strides[cut]
-    return [start + first for start in starts], sizes[cut] * strides[cut]
+def check_dense(tensor: torch.Tensor) -> None:
+    """TraceError for a tensor whose words have no addresses."""
+    if tensor.layout is not torch.strided:
+        raise TraceError(f"a {tensor.layout} tensor of {tensor.dtype}", legal="dense elements of up to 16 bytes")
+    words_per_element(tensor.element_size())
 
 
-# ---------------------------------------------------------------------------------------------------- by the kernel
-
-
-@cache
-def kernel_problem() -> str:
-    """Why the kernel is not used on CUDA, tried once; empty where it is."""
-    try:
-        words = torch.zeros(BLOCK_WORDS, dtype=torch.int32, device="cuda")
-        lanes_by_kernel(words, [0], BLOCK_WORDS)
-    except Exception as error:  # no Triton, no compiler for it, a GPU it does not know: torch's operations do it too
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def lanes_by_kernel(words: torch.Tensor, starts: Sequence[int], run_words: int) -> torch.Tensor:
-    """The same as lanes_by_torch, in one pass; ImportError where Triton is not installed."""
-    from harness.recording import gpu_kernel
-
-    keys = _keys(words.device, (max(starts) + run_words - 1) // BLOCK_WORDS + 1)
-    return gpu_kernel.lanes(words, starts, run_words, keys)
+def lanes_of_shard(shard: Shard) -> torch.Tensor:
+    """Both hash halves of a shard by torch's operations, int64 [2] on its device, without waiting for the GPU."""
+    check_dense(shard.local)
+    total = torch.zeros(2, dtype=torch.int64, device=shard.local.device)
+    is_copied = not shard.local.is_contiguous() or not is_readable_in_place(shard.local)
+    for piece in pieces_of(shard, PIECE_BYTES) if is_copied else [shard]:
+        total += lanes_by_torch(words_of(piece.local), contiguous_runs(piece))
+    return total
 
 
 # -------------------------------------------------------------------------------------------- by torch's operations
 
 
-def lanes_by_torch(words: torch.Tensor, starts: Sequence[int], run_words: int) -> torch.Tensor:
-    """Return both hash halves of consecutive runs of words, as int64 [2]; run i begins at `starts[i]` of the tensor."""
+def lanes_by_torch(words: torch.Tensor, runs: Runs) -> torch.Tensor:
+    """Return both hash halves of `words`, one dimension, whose indices in the global value follow from `runs`."""
     total = torch.zeros(2, dtype=torch.int64, device=words.device)
-    if len(starts) == 1 or run_words >= MIN_RUN_WORDS:
-        for number, start in enumerate(starts):
-            run = words[number * run_words : (number + 1) * run_words]
-            for first, last in _pieces(start, run_words):
+    if not words.numel():
+        return total
+    if not runs.levels or runs.run_words >= MIN_RUN_WORDS:
+        for number, start in enumerate(_starts(torch.arange(runs.num_runs), runs).tolist()):
+            run = words[number * runs.run_words : (number + 1) * runs.run_words]
+            for first, last in _pieces(start, runs.run_words):
                 is_whole = (start + first) % BLOCK_WORDS == (last - first) % BLOCK_WORDS == 0
                 total += (_sum_blocks if is_whole else _sum_from)(run[first:last], start + first)
         return total
-    begins = torch.tensor(starts, dtype=torch.int64, device=words.device)
     for first in range(0, words.numel(), CHUNK_WORDS):
         chunk = words[first : first + CHUNK_WORDS]
         place = torch.arange(first, first + chunk.numel(), device=words.device)
-        run = place.div(run_words, rounding_mode="floor")
-        total += _sum_at(chunk, begins[run] + place.remainder(run_words))
+        run = place.div(runs.run_words, rounding_mode="floor")
+        total += _sum_at(chunk, _starts(run, runs) + place.remainder(runs.run_words))
     return total
+
+
+def _starts(numbers: torch.Tensor, runs: Runs) -> torch.Tensor:
+    """Where in the global value the runs of these numbers begin, in words."""
+    starts = torch.full_like(numbers, runs.first)
+    for level in reversed(runs.levels):
+        starts += numbers.remainder(level.repeats) * level.whole
+        numbers = numbers.div(level.repeats, rounding_mode="floor")
+    return starts
 
 
 def _pieces(start: int, num_words: int) -> Iterator[tuple[int, int]]:
@@ -174,11 +178,10 @@ def _pieces(start: int, num_words: int) -> Iterator[tuple[int, int]]:
 
 def _sum_blocks(words: torch.Tensor, start: int) -> torch.Tensor:
     """Both lanes of whole blocks: a dot product with u for each, times its v."""
-    keys = _keys(words.device, (start + words.numel()) // BLOCK_WORDS)
     blocks = _plus_one(words).view(-1, BLOCK_WORDS)
-    first = start // BLOCK_WORDS
-    u, v = _u(keys), _v(keys)[first : first + len(blocks)]
-    return torch.stack([((blocks * u[lane]).sum(1) * v[:, lane]).sum() for lane in (0, 1)])
+    u = keys_of_places(words.device)
+    numbers = torch.arange(start // BLOCK_WORDS, start // BLOCK_WORDS + len(blocks), device=words.device)
+    return torch.stack([((blocks * u[lane]).sum(1) * _key(V_SEEDS[lane], numbers)).sum() for lane in (0, 1)])
 
 
 def _sum_from(words: torch.Tensor, start: int) -> torch.Tensor:
@@ -187,7 +190,7 @@ def _sum_from(words: torch.Tensor, start: int) -> torch.Tensor:
 
 def _sum_at(words: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Both lanes of words of any indices."""
-    u = _u(_keys(words.device, 0))
+    u = keys_of_places(words.device)
     values, places, blocks = _plus_one(words), indices & (BLOCK_WORDS - 1), indices >> 10
     return torch.stack([(values * u[lane][places] * _key(V_SEEDS[lane], blocks)).sum() for lane in (0, 1)])
 
@@ -200,26 +203,14 @@ def _plus_one(words: torch.Tensor) -> torch.Tensor:
 
 
 _tables: dict[torch.device, torch.Tensor] = {}
-"""By device: u of both hash halves, then v of both for as many blocks as were needed so far; one dimension."""
 
 
-def _keys(device: torch.device, num_blocks: int) -> torch.Tensor:
-    """The keys of a device, v of at least so many blocks."""
-    if device not in _tables or len(_v(_tables[device])) < num_blocks:
+def keys_of_places(device: torch.device) -> torch.Tensor:
+    """u of both hash halves for each word of a block, int64 [2, 1024]; made once for each device."""
+    if device not in _tables:
         places = torch.arange(BLOCK_WORDS, device=device)
-        blocks = torch.arange(max(BLOCK_WORDS, 1 << (num_blocks - 1).bit_length()), device=device)
-        u = torch.stack([_key(seed, places) for seed in U_SEEDS])
-        v = torch.stack([_key(seed, blocks) for seed in V_SEEDS], dim=1)
-        _tables[device] = torch.cat([u.flatten(), v.flatten()])
+        _tables[device] = torch.stack([_key(seed, places) for seed in U_SEEDS])
     return _tables[device]
-
-
-def _u(keys: torch.Tensor) -> torch.Tensor:
-    return keys[: 2 * BLOCK_WORDS].view(2, BLOCK_WORDS)
-
-
-def _v(keys: torch.Tensor) -> torch.Tensor:
-    return keys[2 * BLOCK_WORDS :].view(-1, 2)
 
 
 def _key(seed: int, number: torch.Tensor) -> torch.Tensor:

@@ -1,86 +1,138 @@
-"""`shardsum_128` as a Triton kernel: one pass over the words of a tensor on a GPU.
+"""`shardsum_128` as a Triton kernel: one launch sums many tensors on a GPU, and reads each word once.
 
-A program takes ROWS blocks of one run. It sums columns first: v of the block is one number for a whole row of 1024
-words, u of the position is needed once, at the end. A word has 32 bits: a product with 64 modulo 2^64 is one wide
-multiplication with the key's lower half and a plain one with its upper half; the 1 that is added to every word is added
-as one v for each whole row.
+A program takes ROWS blocks of one run of one row of the table (`gpu_table.py`). It sums columns first: v of the block
+is one number for a whole row of 1024 words, u of the position is needed once, at the end. A word has 32 bits: a product
+with 64 modulo 2^64 is one wide multiplication with the key's lower half and a plain one with its upper half; the 1 that
+is added to every word is added as one v for each whole row. Sums of integers are the same in any order: programs add
+theirs to those of the row's owner.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from harness.trace.digests import BLOCK_WORDS
+from harness.recording.gpu_table import NUM_FIELDS, ROWS
+from harness.trace.digests import BLOCK_WORDS, GAMMA, V_SEEDS
 
-BLOCK = tl.constexpr(BLOCK_WORDS)
-ROWS = tl.constexpr(32)
+_BLOCK = tl.constexpr(BLOCK_WORDS)
+_ROWS = tl.constexpr(ROWS)
+_FIELDS = tl.constexpr(NUM_FIELDS)
+_GAMMA = tl.constexpr(GAMMA)
+_V_0 = tl.constexpr((V_SEEDS[0] + GAMMA) % 2**64)
+_V_1 = tl.constexpr((V_SEEDS[1] + GAMMA) % 2**64)
+_MIX_0 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_1 = tl.constexpr(0x94D049BB133111EB)
+_NOT_SPECIALIZED = ["num_rows"]
+"""Arguments for whose divisibility Triton compiles no variants."""
 
 
-def lanes(words: torch.Tensor, starts: Sequence[int], run_words: int, keys: torch.Tensor) -> torch.Tensor:
-    """Return both hash halves of consecutive runs of words as int64 [2], on their device; run i begins at `starts[i]`.
+def launch_sums(
+    table: torch.Tensor, sums: torch.Tensor, u: torch.Tensor, *, num_programs: int, word_bytes: int, is_aligned: bool
+) -> None:
+    """Add both hash halves of every row of `table` to int64 `sums` [owners, 2]; u are the keys of positions [2, 1024].
 
-    `keys` are u of both halves, then v of both halves for each block: int64 [2 * 1024 + 2 * blocks].
+    Shapes: table int64 [rows, NUM_FIELDS], whose first column is the number of each row's first program.
     """
-    most_blocks = max((start + run_words - 1) // BLOCK_WORDS - start // BLOCK_WORDS for start in starts) + 1
-    num_parts = triton.cdiv(most_blocks, ROWS.value)
-    sums = torch.empty((len(starts) * num_parts, 2), dtype=torch.int64, device=words.device)
-    begins = torch.tensor(starts, dtype=torch.int64, device=words.device) if len(starts) > 1 else words
-    with torch.cuda.device(words.device) if words.is_cuda else nullcontext():  # Triton launches on the current one
-        sum_words[(len(sums),)](
-            words, begins, keys, sums, starts[0], run_words, num_parts, HAS_ONE_RUN=len(starts) == 1
-        )
-    return sums.sum(0)
+    _on_device_of(
+        table,
+        lambda: sum_runs[(num_programs,)](table, sums, u, len(table), WORD_BYTES=word_bytes, IS_ALIGNED=is_aligned),
+    )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def sum_words(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    words,
-    begins,
-    keys,
-    sums,
-    first,
-    run_words,
-    num_parts,
-    HAS_ONE_RUN: tl.constexpr,
+def launch_copies(table: torch.Tensor, sums: torch.Tensor) -> None:
+    """Copy up to 16 bytes to row `owner` of `sums`, for each row (owner, address, number of bytes, 0) of `table`."""
+    _on_device_of(table, lambda: copy_bytes[(len(table),)](table, sums))
+
+
+def _on_device_of(table: torch.Tensor, launch: Callable[[], Any]) -> None:
+    with torch.cuda.device(table.device) if table.is_cuda else nullcontext():  # Triton launches on the current one
+        launch()
+
+
+@triton.jit(do_not_specialize=_NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
+def sum_runs(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    table, sums, u, num_rows, WORD_BYTES: tl.constexpr, IS_ALIGNED: tl.constexpr
 ):
-    """The two sums of ROWS blocks of one run."""
-    run = tl.program_id(0).to(tl.int64) // num_parts
-    start = first if HAS_ONE_RUN else tl.load(begins + run)
-    columns = tl.arange(0, BLOCK)
-    low_0 = tl.zeros([BLOCK], dtype=tl.uint64)
-    low_1 = tl.zeros([BLOCK], dtype=tl.uint64)
-    high_0 = tl.zeros([BLOCK], dtype=tl.uint32)
-    high_1 = tl.zeros([BLOCK], dtype=tl.uint32)
+    """The two sums of ROWS blocks of one run. All arithmetic on indices has 64 bits."""
+    number = tl.program_id(0).to(tl.int64)
+    row, end = number * 0, num_rows + number * 0
+    while end - row > 1:
+        middle = (row + end) // 2
+        is_after = tl.load(table + middle * _FIELDS) <= number
+        row = tl.where(is_after, middle, row)
+        end = tl.where(is_after, end, middle)
+    entry = table + row * _FIELDS
+    number -= tl.load(entry)
+    first, run_words, num_parts = tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
+    run, part = number // num_parts, number % num_parts
+    outer, inner = run // tl.load(entry + 6), run % tl.load(entry + 6)
+    start = first + inner * tl.load(entry + 7) + outer * tl.load(entry + 9)
+    offset = inner * tl.load(entry + 8) + outer * tl.load(entry + 10) - start
+    if WORD_BYTES == 1:
+        words = tl.load(entry + 2).to(tl.pointer_type(tl.uint8))
+    elif WORD_BYTES == 2:
+        words = tl.load(entry + 2).to(tl.pointer_type(tl.uint16))
+    else:
+        words = tl.load(entry + 2).to(tl.pointer_type(tl.uint32))
+    columns, last = tl.arange(0, _BLOCK), start + run_words
+    low_0 = tl.zeros([_BLOCK], dtype=tl.uint64)
+    low_1 = tl.zeros([_BLOCK], dtype=tl.uint64)
+    high_0 = tl.zeros([_BLOCK], dtype=tl.uint32)
+    high_1 = tl.zeros([_BLOCK], dtype=tl.uint32)
     ones_0 = tl.full([], 0, dtype=tl.uint64)
     ones_1 = tl.full([], 0, dtype=tl.uint64)
-    first_block = start // BLOCK + tl.program_id(0).to(tl.int64) % num_parts * ROWS
-    for row in range(ROWS):
-        block = first_block + row
-        place = block * BLOCK - start + columns
-        is_there = (place >= 0) & (place < run_words)
-        word = tl.load(words + run * run_words + place, mask=is_there, other=0).to(tl.uint32)
-        word &= (1 << words.dtype.element_ty.primitive_bitwidth) - 1  # a narrow one has brought its sign along
-        is_used = block * BLOCK < start + run_words
-        v = keys + 2 * BLOCK + 2 * block
-        key_0 = tl.load(v, mask=is_used, other=0).to(tl.uint64, bitcast=True)
-        key_1 = tl.load(v + 1, mask=is_used, other=0).to(tl.uint64, bitcast=True)
+    block = start // _BLOCK + part * _ROWS
+    end_block = tl.minimum(block + _ROWS, (last - 1) // _BLOCK + 1)
+    while block < end_block:
+        at = block * _BLOCK
+        key_0, key_1 = _v(block, _V_0), _v(block, _V_1)
+        if (at >= start) & (at + _BLOCK <= last):
+            places = words + (offset + at) + columns
+            if IS_ALIGNED:
+                places = tl.multiple_of(places, 16)
+            word = tl.load(places).to(tl.uint32)
+            ones_0 += key_0
+            ones_1 += key_1
+        else:
+            is_there = (at + columns >= start) & (at + columns < last)
+            word = tl.load(words + (offset + at) + columns, mask=is_there, other=0).to(tl.uint32)
+            low_0 += tl.where(is_there, key_0, 0)
+            low_1 += tl.where(is_there, key_1, 0)
         low_0 += word.to(tl.uint64) * (key_0 & 0xFFFFFFFF)
         low_1 += word.to(tl.uint64) * (key_1 & 0xFFFFFFFF)
         high_0 += word * (key_0 >> 32).to(tl.uint32)
         high_1 += word * (key_1 >> 32).to(tl.uint32)
-        if (block * BLOCK >= start) & (block * BLOCK + BLOCK <= start + run_words):
-            ones_0 += key_0
-            ones_1 += key_1
-        else:
-            low_0 += tl.where(is_there, key_0, 0)
-            low_1 += tl.where(is_there, key_1, 0)
-    u_0 = tl.load(keys + columns).to(tl.uint64, bitcast=True)
-    u_1 = tl.load(keys + BLOCK + columns).to(tl.uint64, bitcast=True)
+        block += 1
+    u_0 = tl.load(u + columns).to(tl.uint64, bitcast=True)
+    u_1 = tl.load(u + _BLOCK + columns).to(tl.uint64, bitcast=True)
     sum_0 = tl.sum((low_0 + ones_0 + (high_0.to(tl.uint64) << 32)) * u_0, axis=0)
     sum_1 = tl.sum((low_1 + ones_1 + (high_1.to(tl.uint64) << 32)) * u_1, axis=0)
-    out = sums + 2 * tl.program_id(0).to(tl.int64)
-    tl.store(out, sum_0.to(tl.int64, bitcast=True))
-    tl.store(out + 1, sum_1.to(tl.int64, bitcast=True))
+    out = sums + 2 * tl.load(entry + 1)
+    tl.atomic_add(out, sum_0.to(tl.int64, bitcast=True), sem="relaxed")
+    tl.atomic_add(out + 1, sum_1.to(tl.int64, bitcast=True), sem="relaxed")
+
+
+@triton.jit
+def _v(block, seed):  # type: ignore[no-untyped-def]
+    """mix(seed + block * GAMMA) | 1: the key of a block."""
+    state = block.to(tl.uint64) * tl.full([], _GAMMA, tl.uint64) + tl.full([], seed, tl.uint64)
+    state = (state ^ (state >> 30)) * tl.full([], _MIX_0, tl.uint64)
+    state = (state ^ (state >> 27)) * tl.full([], _MIX_1, tl.uint64)
+    return (state ^ (state >> 31)) | 1
+
+
+@triton.jit
+def copy_bytes(table, sums):  # type: ignore[no-untyped-def]
+    """The bytes of one small value, filled up with zeros, as two numbers."""
+    entry = table + tl.program_id(0) * 4
+    columns = tl.arange(0, 16)
+    source = tl.load(entry + 1).to(tl.pointer_type(tl.uint8)) + columns
+    byte = tl.load(source, mask=columns < tl.load(entry + 2), other=0).to(tl.uint64)
+    shifted = byte << ((columns % 8) * 8).to(tl.uint64)
+    out = sums + 2 * tl.load(entry)
+    tl.store(out, tl.sum(tl.where(columns < 8, shifted, 0), axis=0).to(tl.int64, bitcast=True))
+    tl.store(out + 1, tl.sum(tl.where(columns >= 8, shifted, 0), axis=0).to(tl.int64, bitcast=True))

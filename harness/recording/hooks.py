@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from harness.recording.batch_origins import tasks_of
 from harness.recording.closures import Arguments
 from harness.recording.compiled import CompiledSteps, breaks_graph, keep_uncompiled
 
@@ -90,15 +91,20 @@ def hook_backward(before: Callable[[Any], None], after: Callable[[], None]) -> N
     torch.autograd.backward = _replace(original, backward)
 
 
-def hook_loaders(receive: Callable[[Any], None]) -> None:
-    """Call `receive` with each batch that a DataLoader has handed out."""
+def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
+    """Call `receive` with each batch that a DataLoader has handed out, its iterator, and the tasks of its workers.
+
+    The tasks are those before the batch was handed out.
+    """
     loader = torch.utils.data.dataloader._BaseDataLoaderIter
     original = loader.__next__
 
     def next_batch(iterator: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(iterator)
+        tasks = tasks_of(iterator)
         batch = original(iterator)
-        if not torch.compiler.is_compiling():
-            receive(batch)
+        receive(batch, iterator, tasks)
         return batch
 
     _leave_to_python(receive)

@@ -2,14 +2,19 @@
 
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from harness.recording.gpu_memory import can_ask_driver, is_engines
 from harness.recording.recorder import look
+from harness.recording.tensors import on_host
 
 Named = list[tuple[str, torch.Tensor]]
+Held = tuple[str, Named]
+"""Class of a module, and what it holds."""
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What DistributedDataParallel, torch.compile, FSDP and activation checkpointing put between a model and its parts."""
 
@@ -57,7 +62,7 @@ class ParameterNames:
         """Name what has no name yet, in an order that depends on names, shapes and values only."""
         known = {id(tensor) for reference, _ in self._untracked if (tensor := reference()) is not None}
         held = [(_class_name(root), _held(root)) for root in outermost(living_modules())]
-        for prefix, tensors in sorted(held, key=lambda each: (not self._is_trained(each[1]), _encoded(each))):
+        for prefix, tensors in _ordered(held, lambda each: self._is_trained(each[1])):
             for dotted, tensor in tensors:
                 if id(tensor) not in known and self.name(tensor) is None:
                     known.add(id(tensor))
@@ -92,16 +97,37 @@ def owners_of(parameters: Sequence[torch.Tensor]) -> dict[int, tuple[str, str]]:
 
 
 def _held(root: nn.Module) -> Named:
-    """(dotted name, tensor) of every parameter and buffer below a module that has memory on the host or a GPU."""
+    """(dotted name, tensor) of every parameter and buffer below a module that has memory on the host or a GPU.
+
+    Of an engine whose memory may sleep, nothing on a GPU whose driver does not say whether it does.
+    """
     tensors = [*root.named_parameters(), *root.named_buffers()]
-    return [(unwrapped(dotted), tensor) for dotted, tensor in tensors if not tensor.is_meta]
+    may_sleep = is_engines(root) and not can_ask_driver()
+    return [
+        (unwrapped(dotted), tensor)
+        for dotted, tensor in tensors
+        if not tensor.is_meta and not (may_sleep and not on_host(tensor))
+    ]
 
 
-def _encoded(held: tuple[str, Named]) -> tuple[str, list[str], list[bytes]]:
-    """By what modules are put in order; of those that are alike in all else, by what is in them."""
-    prefix, tensors = held
-    kinds = [f"{dotted} {tuple(tensor.shape)} {tensor.dtype}" for dotted, tensor in tensors]
-    return prefix, kinds, [seen.digested.digest for seen in look(tensors)]
+def _ordered(held: list[Held], is_trained: Callable[[Held], bool]) -> Iterator[Held]:
+    """Trained modules first, then by class, names, shapes and dtypes; values are digested only of those alike in these.
+
+    Nothing else is read: modules that nobody trains may be large.
+    """
+    alike: dict[Any, list[Held]] = {}
+    for each in held:
+        alike.setdefault((not is_trained(each), each[0], _kinds(each[1])), []).append(each)
+    for _, group in sorted(alike.items()):
+        yield from group if len(group) == 1 else sorted(group, key=lambda each: _digests(each[1]))
+
+
+def _kinds(tensors: Named) -> tuple[str, ...]:
+    return tuple([f"{dotted} {tuple(tensor.shape)} {tensor.dtype}" for dotted, tensor in tensors])
+
+
+def _digests(tensors: Named) -> list[bytes]:
+    return [seen.digested.digest for seen in look(tensors)]
 
 
 def living_modules() -> list[nn.Module]:

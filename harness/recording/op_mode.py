@@ -23,6 +23,7 @@ from xxhash import xxh3_64_hexdigest
 
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.compiled import is_in_compiled_call
+from harness.recording.cuda_state import is_capturing
 from harness.recording.op_log import OpLog
 from harness.recording.op_schema import Argument, OpSchema, generator_in, named_arguments, schema_of, tensors_in
 from harness.recording.op_source import SourceLines
@@ -131,7 +132,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if torch._C._len_torch_dispatch_stack():  # torch's own modes lie below all others: this is traced, not computed
             return func(*args, **kwargs)
-        if torch.cuda._initialized and torch.cuda.is_current_stream_capturing():  # to read would break the graph
+        if is_capturing():  # to read would break the graph
             return func(*args, **kwargs)
         if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # the subclass opens itself, and its parts come here

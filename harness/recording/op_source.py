@@ -5,6 +5,15 @@ whose gradient it is, found again by its autograd node's sequence number. Recomp
 functions that the user wrote have frames of their own between the engine and the operation, which identify them.
 
 A function that hides itself from pytest's tracebacks is passed over: a wrapper that calls operations for others.
+
+Functions of ours lie around the program's, and call them: what is done below the program's is the program's.
+
+| frames from the operation outwards | the operation is |
+|---|---|
+| a function of the recorder's that is called `guarded`, at any depth | the recorder's |
+| the program's or a package's, then a wrapper of ours | the program's |
+| torch's alone, then one of `_WRAPPERS`, which call torch's own functions | the program's |
+| torch's alone, then any other of ours | the recorder's |
 """
 
 import os
@@ -21,8 +30,9 @@ ENGINE = "engine"
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _WRAPPERS = frozenset(os.path.join(_HERE, name) for name in ("automatic.py", "hooks.py", "closures.py"))
-_GUARD = "guarded"
-"""In the files of the wrappers, through which the program's own calls pass, what the recorder does is below this."""
+"""Ours that are in the place of functions of torch, and call these."""
+_GUARDS = frozenset(("guarded", "_guarded"))
+"""What the recorder and the sentinel do within such a function of theirs is below these."""
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _ENGINE_FILE = os.path.join(_TORCH, "autograd", "graph.py")
 _ENGINE_ENTRY = "_engine_run_backward"
@@ -91,7 +101,7 @@ class SourceLines:
             kind, shown = self._files.get(code.co_filename) or self._look(code.co_filename)
             if kind is _File.USER and _HIDES_ITSELF not in code.co_varnames:
                 return Line(f"{shown}:{frame.f_lineno} {code.co_name}", via), False
-            if kind is _File.RECORDER and (shown or code.co_name == _GUARD):
+            if kind is _File.RECORDER and (code.co_name in _GUARDS or (shown and not via)):
                 return None, True
             if kind is _File.PACKAGE and not via:
                 via = f"{shown}:{frame.f_lineno} {code.co_name}"

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from xxhash import xxh3_128_hexdigest
 
 from harness.recording.sharded_digest import digest_placed
-from harness.recording.tensors import dtype_name
+from harness.recording.tensors import dtype_name, ends_at
 from harness.trace.chain import DIGEST_BYTES
 from harness.trace.digests import RAW, XXH3_128
 
@@ -85,7 +85,7 @@ class OpValues:
         memory = self._memory(storage)
         if memory.content in (WORKING_MEMORY, UNFINISHED):  # unwritten memory may have been written to unseen
             return self._not_read(tensor, memory.content), memory.maker
-        if _ends_at(tensor) > storage.nbytes():  # FSDP gives memory back under living tensors
+        if ends_at(tensor) > storage.nbytes():  # FSDP gives memory back under living tensors
             return self._not_read(tensor, "freed"), memory.maker
         return f"{self._head(tensor)} {self._describe(tensor, memory)}", memory.maker
 
@@ -215,13 +215,3 @@ def _obstacle(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided:
         return str(tensor.layout).removeprefix("torch.")
     return "meta" if tensor.is_meta else "nested" if tensor.is_nested else ""
-
-
-def _ends_at(tensor: torch.Tensor) -> int:
-    """Up to which byte of its storage a tensor reaches."""
-    if not tensor.numel():
-        return 0
-    if tensor.is_contiguous():
-        return int(tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(tensor.storage_offset() + last + 1) * tensor.element_size()

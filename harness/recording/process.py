@@ -17,6 +17,7 @@ from harness.core.errors import TraceError
 from harness.core.redaction import redact_argv, redact_fields
 from harness.core.replaced_file import write_replacing
 from harness.recording.callbacks import RecorderCallback
+from harness.recording.gpu_facts import gpus_in_use
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import Kept, Recorder, Step
@@ -24,7 +25,7 @@ from harness.recording.recording_config import PROCESSES, RecordingConfig, Repor
 from harness.trace.chain import RecordedValue
 from harness.trace.fingerprint import fingerprint
 from harness.trace.layout import UNFINISHED, log_name
-from harness.trace.manifest import Fingerprint, Manifest
+from harness.trace.manifest import Fingerprint, Manifest, with_gpus
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 
@@ -90,6 +91,8 @@ class ProcessLog:
                 self.give_up(error.what)
                 return
             self._writer.log_values(self._early)
+        if not self._report.gpus:
+            self._note_gpus()
         num_before = self._writer.num_steps
         self._writer.append(step, recorded_values, tensors=tensors)
         if self._writer.ended_by:  # reported at once: nobody knows how this process will end
@@ -160,12 +163,26 @@ class ProcessLog:
         if not self.is_recording:
             return
         if self._writer is not None:
+            self._note_gpus()
             self._writer.close()
             if self._writer.ended_by != "closed":
                 self._report = replace(self._report, problem=self._writer.ended_by)
         unfinished = None if self.recorder is None else self.recorder.unfinished_step
         self._report = replace(self._report, is_closed=True, unfinished_step=unfinished)
         self.save_report()
+
+    def _note_gpus(self) -> None:
+        """Report the GPUs that the program uses by now, if it uses others than were reported."""
+        try:
+            found = tuple(sorted({*self._report.gpus, *gpus_in_use()}))
+        except RuntimeError:  # a GPU that does not answer: the program will meet it itself
+            return
+        if found == self._report.gpus or self._manifest is None or self._writer is None:
+            return
+        self._report = replace(self._report, gpus=found)
+        self.save_report()
+        self._manifest = with_gpus(self._manifest, found)
+        self._writer.replace_manifest(self._manifest)
 
     def save_report(self) -> None:
         """Write what this process says of itself; what cannot be written is no reason to end."""

@@ -7,16 +7,17 @@
 A value is digested when it is recorded, where it lies, and is left as it is; nothing draws a random number.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from harness.core.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
+from harness.recording.notices import say_once
 from harness.recording.recording_config import RunEnded
-from harness.recording.sharded_digest import PlacedShard, digest_placed, place
-from harness.recording.tensors import Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
+from harness.recording.sharded_digest import PlacedShard, digest_and_sample, place
+from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.digests import digest
 from harness.trace.values import FLOATS, Float
@@ -24,6 +25,9 @@ from harness.trace.values import FLOATS, Float
 KEPT_PHASES = frozenset(("rollout", "reward", "advantage"))
 MAX_KEPT_BYTES = 2**16
 """Of a value in one of KEPT_PHASES that is kept in every step: so that flipped tokens can be named afterwards."""
+
+MAX_HELD_BYTES = 2**28
+"""So many bytes of values that are recorded together are held until they are digested."""
 
 Kept = tuple[RecordedValue, bytes]
 
@@ -140,6 +144,19 @@ class Recorder:
         for seen in look([(name, value)], scope):
             self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
 
+    def record_all(self, phase: str, values: Iterable[tuple[str, Any]], *, scope: Scope = Scope.LOGICAL) -> None:
+        """Record many named values, as `record` does each: those on a GPU with one launch and one wait for all.
+
+        `values` may be made one after the other: they are digested whenever MAX_HELD_BYTES of them have come.
+        """
+        if self._callbacks:  # which stand at one value after the other
+            for name, value in values:
+                self.record(phase, name, value, scope=scope)
+            return
+        for batch in _batches(values):
+            for seen in look(batch, scope):
+                self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
+
     def record_seen(self, phase: str, seen: Observation, *, is_kept: bool = False) -> None:
         """Record a value that `look` has digested; it is kept if `is_kept`, or if all of this step's are."""
         if self._step is None:
@@ -208,6 +225,11 @@ class NullRecorder:
     def record(self, phase: str, name: str, value: Any, *, scope: Scope = Scope.LOGICAL) -> None:
         """Nothing."""
 
+    def record_all(self, phase: str, values: Iterable[tuple[str, Any]], *, scope: Scope = Scope.LOGICAL) -> None:
+        """Make the values, since ranks may make them together, and record none."""
+        for _ in values:
+            pass
+
     def end_step(self, **values: Any) -> None:
         """Nothing."""
 
@@ -219,26 +241,61 @@ class NullRecorder:
         """Nothing."""
 
 
+class Asked(NamedTuple):
+    """A value that is to be looked at."""
+
+    name: str
+    value: Any
+    scope: Scope = Scope.LOGICAL
+
+
 def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
     """Digest these named values, all at once; a sparse tensor gives two. TraceError for what cannot be recorded."""
-    found: list[Observation | None] = []
-    placed: list[tuple[int, str, PlacedShard]] = []
-    for name, value in values:
+    seen, _ = look_and_sample([Asked(name, value, scope) for name, value in values])
+    return [each for of_one in seen for each in of_one]
+
+
+def look_and_sample(
+    values: Sequence[Asked], sampled: Sequence[torch.Tensor] = ()
+) -> tuple[list[list[Observation]], list[bytes]]:
+    """(what each of the values is, digests of some words of each sampled tensor on a GPU), with one wait for all."""
+    found: list[list[Observation]] = []
+    placed: list[tuple[list[Observation], str, PlacedShard]] = []
+    for name, value, scope in values:
+        found.append([])
         if is_plain(value):
-            found.append(Observation(name, digest_tensor(value), scope, value))
-            continue
-        tensor = as_tensor(value)
-        if tensor is None:
-            found.append(Observation(name, _digest_of_text(name, value), scope))
-            continue
-        for suffix, part in strided_parts(tensor):
-            placed.append((len(found), name + suffix, place(part, scope)))
-            found.append(None)
-    digests = digest_placed([each.value for _, _, each in placed])
-    for (index, name, each), digested in zip(placed, digests, strict=True):
+            found[-1].append(_observed(name, digest_tensor(value), scope, value))
+        elif (tensor := as_tensor(value)) is None:
+            found[-1].append(Observation(name, _digest_of_text(name, value), scope))
+        else:
+            placed += [(found[-1], name + suffix, place(part, scope)) for suffix, part in strided_parts(tensor)]
+    digests, samples = digest_and_sample([each.value for _, _, each in placed], sampled)
+    for (of_one, name, each), digested in zip(placed, digests, strict=True):
         whole = each.value if isinstance(each.value, torch.Tensor) else None
-        found[index] = Observation(name, digested, each.scope, whole)
-    return [each for each in found if each is not None]
+        of_one.append(_observed(name, digested, each.scope, whole))
+    return found, samples
+
+
+def _observed(name: str, digested: Digested, scope: Scope, whole: torch.Tensor | None) -> Observation:
+    """What was looked at; a value without memory is none that could decide a comparison."""
+    if digested.dtype not in MISSING:
+        return Observation(name, digested, scope, whole)
+    say_once(f"{name} and other values without memory are recorded as `{digested.dtype}`, and not compared")
+    return Observation(name, digested, Scope.PHYSICAL)
+
+
+def _batches(values: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    """The values in order, in batches of MAX_HELD_BYTES at least: each may be a copy that nobody else holds."""
+    batch: list[tuple[str, Any]] = []
+    num_bytes = 0
+    for name, value in values:
+        batch.append((name, value))
+        num_bytes += value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+        if num_bytes >= MAX_HELD_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def _is_small(tensor: torch.Tensor | None) -> bool:

@@ -104,6 +104,8 @@ class Report:
     """The step in whose middle it ended, where something of that was recorded; None where it ended between two."""
     has_returned: bool = False
     """Whether the entry that it called has returned, or was ended where that was wanted; False for a program."""
+    gpus: tuple[str, ...] = ()
+    """Models of the GPUs that it uses; empty while it has not initialised CUDA."""
     has_rank: bool = True
     """Whether `rank` is one that it was given, and not the order in which processes arrived."""
 
@@ -115,7 +117,8 @@ class Report:
     def parse(cls, text: str) -> "Report":
         """The inverse of to_text, but that what has a default may be absent; ValueError, TypeError or KeyError else."""
         fields = json.loads(text)
-        return cls(**{**fields, "argv": tuple(fields["argv"]), "metrics": tuple(fields.get("metrics", ()))})
+        tuples = {name: tuple(fields.get(name, ())) for name in ("metrics", "gpus")}
+        return cls(**{**fields, "argv": tuple(fields["argv"]), **tuples})
 
 
 def boot_directory() -> Path:

@@ -1,7 +1,7 @@
 """Tensors wherever they are: on the host, on a GPU, in parts over ranks. Many are digested at once.
 
 on the host            xxh3_128 of its bytes, where they lie
-on a GPU              shardsum_128, computed there; all digests of a batch come to the host in one copy
+on a GPU               shardsum_128, computed there; all digests of a batch come to the host in one copy
 a part of a DTensor    shardsum_128 of this rank's part: the parts' sums add up to the whole's
 """
 
@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 
 from harness.core.errors import TraceError
-from harness.recording.gpu_digest import Shard, lanes_digest, shard_of, shardsum_lanes
-from harness.recording.tensors import Digested, digest_tensor, dtype_name
+from harness.recording.gpu_batch import Sample, Value, lanes_of
+from harness.recording.gpu_digest import Shard, lanes_digest, shard_of
+from harness.recording.gpu_memory import obstacle
+from harness.recording.tensors import Digested, digest_tensor, dtype_name, missing, on_host
 from harness.trace.chain import DIGEST_BYTES, Scope
 from harness.trace.digests import RAW, SHARDSUM_128
 
@@ -43,37 +45,43 @@ def place(tensor: torch.Tensor, scope: Scope) -> PlacedShard:
 
 
 def digest_placed(values: Sequence[torch.Tensor | Shard]) -> list[Digested]:
-    """The digest of each; waits once for every GPU that any of them lies on."""
-    found: dict[int, Digested] = {}
-    waiting: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    """The digest of each; waits once for every GPU that any of them lies on. What has no memory is `missing`."""
+    return digest_and_sample(values)[0]
+
+
+def digest_and_sample(
+    values: Sequence[torch.Tensor | Shard], sampled: Sequence[torch.Tensor] = ()
+) -> tuple[list[Digested], list[bytes]]:
+    """(the digest of each value; for each sampled tensor a digest of some of its words, b"" without memory)."""
+    digests: dict[int, Digested] = {}
+    on_gpus: dict[torch.device, list[tuple[int, Value]]] = {}
     for index, value in enumerate(values):
         tensor = value.local if isinstance(value, Shard) else value
-        if isinstance(value, torch.Tensor) and tensor.device.type == "cpu":
-            found[index] = digest_tensor(tensor)
-        elif isinstance(value, torch.Tensor) and tensor.numel() * tensor.element_size() <= DIGEST_BYTES:
-            waiting.setdefault(tensor.device, []).append((index, _raw(tensor)))
+        if isinstance(value, torch.Tensor) and on_host(tensor):
+            digests[index] = digest_tensor(tensor)
+        elif why := obstacle(tensor):
+            digests[index] = missing(tuple(value.shape), why)
         else:
-            shard = value if isinstance(value, Shard) else shard_of(value)
-            waiting.setdefault(tensor.device, []).append((index, shardsum_lanes(shard)))
-    for lanes in waiting.values():
-        fetched = torch.stack([each for _, each in lanes]).cpu()
-        for (index, _), each in zip(lanes, fetched, strict=True):
-            found[index] = _digested(values[index], each)
-    return [found[index] for index in range(len(values))]
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a small tensor, filled up with zeros, as int64 [2] on its device."""
-    filled = torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=tensor.device)
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    filled[: whole.numel()] = whole
-    return filled.view(torch.int64)
+            on_gpus.setdefault(tensor.device, []).append((index, value))
+    samples: dict[int, bytes] = {}
+    for index, tensor in enumerate(sampled, len(values)):
+        if obstacle(tensor):
+            samples[index] = b""
+        else:
+            on_gpus.setdefault(tensor.device, []).append((index, Sample(tensor)))
+    for device, batch in on_gpus.items():
+        for (index, each), lanes in zip(batch, lanes_of([each for _, each in batch], device), strict=True):
+            if isinstance(each, Sample):
+                samples[index] = lanes_digest(lanes)
+            else:
+                digests[index] = _digested(each, lanes)
+    return [digests[index] for index in sorted(digests)], [samples[index] for index in sorted(samples)]
 
 
 def _digested(value: torch.Tensor | Shard, fetched: torch.Tensor) -> Digested:
     if isinstance(value, Shard):
         return Digested(dtype_name(value.local.dtype), value.shape, SHARDSUM_128, lanes_digest(fetched))
     dtype, shape = dtype_name(value.dtype), tuple(value.shape)
-    if value.numel() * value.element_size() <= DIGEST_BYTES:
+    if value.nbytes <= DIGEST_BYTES:
         return Digested(dtype, shape, RAW, bytes(fetched.view(torch.uint8).tolist()))
     return Digested(dtype, shape, SHARDSUM_128, lanes_digest(fetched))

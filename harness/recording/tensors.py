@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from harness.core.errors import TraceError
-from harness.trace.digests import digest
+from harness.trace.chain import DIGEST_BYTES
+from harness.trace.digests import RAW, digest
 
 DTYPES = {
     torch.float64: "f64",
@@ -39,19 +40,43 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+FREED, UNMAPPED = MISSING = ("freed", "unmapped")
+"""In place of the dtype of a value whose memory was given back, or is not there while an engine sleeps."""
 NOT_OF_DTYPE = "not implemented for"
 """In what torch says of an operation that a dtype has not, as no other of its errors does."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose tensors are what they seem: a subclass may hold parts, or be a wrapper without memory."""
 
 
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor is the host's."""
+    return tensor.is_cpu
+
+
 def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a dense tensor on the host, of which nothing else has to be asked: most of them are."""
-    return type(value) in PLAIN and value.is_cpu and value.layout is torch.strided
+    return type(value) in PLAIN and on_host(value) and value.layout is torch.strided
+
+
+def ends_at(tensor: torch.Tensor) -> int:
+    """Up to which byte of its storage a dense tensor reaches."""
+    if not tensor.numel():
+        return 0
+    if tensor.is_contiguous():
+        return int(tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()
+
+
+def missing(shape: tuple[int, ...], why: str) -> Digested:
+    """The description of a value that was not read: in place of its dtype stands why, "freed" or "unmapped"."""
+    return Digested(why, shape, RAW, bytes(DIGEST_BYTES))
 
 
 def digest_tensor(tensor: torch.Tensor) -> Digested:
-    """The digest of a whole tensor on the host, over its bytes in C order."""
+    """The digest of a whole tensor on the host, over its bytes in C order; `missing` if its memory was given back."""
+    if not tensor.is_meta and ends_at(tensor) > tensor.untyped_storage().nbytes():
+        return missing(tuple(tensor.shape), FREED)
     algorithm, value = digest(memoryview(_memory(tensor)))
     return Digested(DTYPES.get(tensor.dtype) or dtype_name(tensor.dtype), tuple(tensor.shape), algorithm, value)
 
@@ -67,7 +92,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 def _memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
     """The same as an array that owns what it shows."""
-    if tensor.is_meta or (tensor.nbytes and not tensor.untyped_storage().nbytes()):
+    if tensor.is_meta or ends_at(tensor) > tensor.untyped_storage().nbytes():
         raise TraceError(
             f"a tensor of {tuple(tensor.shape)} without memory", remedy="with FSDP's first version, use fully_shard"
         )

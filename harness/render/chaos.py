@@ -48,6 +48,10 @@ def chaos_text(chaos: Chaos, *, colour: bool) -> str:
     lines += [
         f"  not applied: {one_line(format_perturbation(e.perturbation))}: {one_line(e.why)}" for e in chaos.not_applied
     ]
+    if unvaried := chaos.plan.subject.unvaried:
+        lines.append(
+            f"  never varied: {one_line(', '.join(unvaried))}: runtime settings without a factor in chaos.factors"
+        )
     if chaos.finding is not None:
         lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
     if words := command(chaos):
@@ -238,6 +242,7 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         "output_tail": output_tail(chaos.output) if chaos.output else [],
         "interrupted_by": chaos.interrupted_by,
         "is_out_of_time": chaos.is_out_of_time,
+        "never_varied": list(plan.subject.unvaried),
         "not_applied": [{"perturbation": dict(e.perturbation), "why": e.why} for e in chaos.not_applied],
         "finding": _finding_json(chaos),
     }

@@ -77,9 +77,9 @@ def _headline(verdict: Verdict, colour: bool) -> str:
 
 
 def headline(verdict: Verdict) -> str:
-    """Return the text after the label: 40 steps, every bit; step 7, backward layers.3.weight, rank 1."""
+    """Return the text after the label: 40 steps, every recorded bit; step 7, backward layers.3.weight, rank 1."""
     if verdict.kind is Kind.EQUAL:
-        return f"{count(verdict.num_steps, 'step')}, every bit"
+        return f"{count(verdict.num_steps, 'step')}, every recorded bit"
     if verdict.first is not None:
         shown = "" if verdict.kind is Kind.DIVERGED else "first difference: "
         payload = " (NaN payloads only)" if verdict.is_nan_payload_only else ""

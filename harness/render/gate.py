@@ -81,16 +81,16 @@ def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
 
 
 def where(scenario: GateScenario) -> str:
-    """: 12 steps, every bit; : step 3, backward layers.0.weight. Nothing where nothing was compared."""
+    """: 12 steps, every recorded bit; : step 3, backward layers.0.weight. Nothing where nothing was compared."""
     finding, golden = scenario.finding, scenario.golden
     if finding.place:
         return f": {finding.place}"
     if finding.change is Change.EQUAL and golden is not None:
-        return f": {count(len(golden.steps), 'step')}, every bit"
+        return f": {count(len(golden.steps), 'step')}, every recorded bit"
     if finding.verdict is None:
         return ""
     if finding.change is Change.EQUAL:  # also where one side records more
-        return f": {count(finding.verdict.num_steps, 'step')}, every bit"
+        return f": {count(finding.verdict.num_steps, 'step')}, every recorded bit"
     return f": {headline(finding.verdict)}"
 
 

@@ -39,6 +39,9 @@ SENTENCES = {
     ReasonCode.VALUE_ONLY_AT_HEAD: "a value is recorded at the head alone",
     ReasonCode.STEP_ONLY_AT_BASE: "the base has a step that the head has not",
     ReasonCode.STEP_ONLY_AT_HEAD: "the head has a step that the base has not",
+    ReasonCode.SYNC_MOVED_ALONE: (
+        "the digest of synced weights differs, and no weight before it: the sampler was sent other weights than these"
+    ),
     ReasonCode.NO_EVIDENCE: (
         "the trace has no tokens, rewards or kept tensors, so a change of numerics alone cannot be shown"
     ),

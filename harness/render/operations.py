@@ -1,17 +1,19 @@
 """Operations of a step as text or JSON: the first that differs, and the first NaN."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.core.text import count, one_line
 from harness.trace.digests import RAW
 from harness.trace.element_diff import compare
 from harness.trace.non_finite import NonFinite
+from harness.trace.nondeterministic_ops import has_deterministic_kernel
 from harness.trace.ops import INF, NAN, OpDifference, OpDivergence, Operation, OpValue, OpVerdict
 
 MAX_CHARS = 90
 MAX_VALUES = 6
 """Maximum number of inputs or outputs of an operation that are shown."""
+MAX_SUSPECTS = 8
 SHOWN = {NAN: "NaN", INF: "Inf"}
 VALIDITY = "valid only if this recording does not change the step; rlharness replay --step K --trace-ops checks that"
 FROM_OUTSIDE = (
@@ -19,6 +21,11 @@ FROM_OUTSIDE = (
 )
 ENTRANCE = "aten.lift_fresh."
 """Through it Python and NumPy values become tensors."""
+TAKEN_MEMORY = "aten.set_.source_Storage"
+"""With it a tensor takes memory that is there already: that of a batch which a worker process has filled."""
+FROM_WORKER = (
+    "it takes memory that another process filled, as a DataLoader worker does: look at __getitem__ and its seeds"
+)
 FROM_PYTHON = "its input comes from Python or NumPy and already differs"
 PHRASES = {
     OpDifference.ONLY_IN_A: "exists only in A",
@@ -58,7 +65,8 @@ def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
     assert operation is not None
     yield f"{title}: {named(operation)}"
     is_entrance = place.what is OpDifference.INPUT and operation.name.startswith(ENTRANCE)
-    yield f"  {FROM_PYTHON if is_entrance else PHRASES[place.what]}"
+    is_taken = place.what is OpDifference.OUTPUT and operation.name.startswith(TAKEN_MEMORY)
+    yield f"  {FROM_PYTHON if is_entrance else FROM_WORKER if is_taken else PHRASES[place.what]}"
     if place.a is None or place.b is None:
         return
     if place.what is OpDifference.OTHER_OPERATION:
@@ -76,6 +84,21 @@ def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
     yield from _values("outputs", place.a.outputs, place.b.outputs, place.outputs)
     for maker in place.makers:
         yield f"  the differing value was written by {named(maker)}" if maker else f"  {FROM_OUTSIDE}"
+
+
+def suspect_lines(step: int, suspects: Sequence[Operation]) -> Iterator[str]:
+    """Yield the operations that may be the cause of an intermittent difference, and what a level does about them."""
+    if not suspects:
+        yield f"torch documents none of the operations of step {step} as nondeterministic: look at threads and timing"
+        return
+    yield f"torch documents these operations of step {step} as nondeterministic:"
+    for operation in suspects[:MAX_SUSPECTS]:
+        held = "" if has_deterministic_kernel(operation) else "; torch has no deterministic kernel"
+        yield f"  {named(operation)}{held}"
+    if (more := len(suspects) - MAX_SUSPECTS) > 0:
+        yield f"  and {more:,} more"
+    if any(map(has_deterministic_kernel, suspects)):
+        yield "--level deterministic uses deterministic kernels where torch has them"
 
 
 def named(operation: Operation) -> str:

@@ -9,12 +9,21 @@ from typing import Any
 from harness.core.program_output import output_tail
 from harness.core.redaction import redact_argv
 from harness.core.text import count, one_line, path_text
-from harness.lab.experiments.hints import next_command, program_command
+from harness.determinism.level_environment import OFF
+from harness.lab.experiments.hints import level_command, next_command, program_command, report_command
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.experiments.run import Run
 from harness.lab.replay.comparison import Comparison, Replay
 from harness.render.divergence import STEP_ONLY, verdict_json, verdict_text
-from harness.render.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
+from harness.render.operations import (
+    VALIDITY,
+    non_finite_json,
+    non_finite_lines,
+    operation_json,
+    operations_json,
+    operations_text,
+    suspect_lines,
+)
 from harness.trace.verdict import EXIT_CODES, Kind
 
 VERSION = 1
@@ -67,6 +76,8 @@ def _operations(comparison: Comparison) -> Iterator[str]:
         yield from (line for line in operations_text(operations) if line.strip() != VALIDITY)
     if comparison.nan is not None:
         yield from (f"    {line}" for line in non_finite_lines(comparison.nan))
+    if comparison.suspects is not None and comparison.operations:
+        yield from (f"    {line}" for line in suspect_lines(comparison.operations[0].step, comparison.suspects))
     for note in comparison.notes:
         yield f"  note: {one_line(note)}"
     if comparison.operations and not comparison.notes:
@@ -109,14 +120,30 @@ def _step_to_open(replay: Replay) -> tuple[int, ...]:
 def _next_command(replay: Replay) -> str:
     """Return the command that inspects the first difference, else the first failed run; empty if there is none."""
     plan = replay.plan
+    run_spec = replace(plan.run_spec, typed=plan.typed)
     if step := _step_to_open(replay):
-        run_spec = replace(plan.run_spec, typed=plan.typed)
         return f"look closer: {program_command(run_spec, step[0], plan.timeout_s, plan.stdin)}"
     for run in replay.runs:
         found = next_command(plan.spec_of(run.number), run.recording)
         if found is not None and plan.op_step is None and not replay.interrupted_by:
             return str(found)
-    return ""
+    apart = next((each for each in replay.comparisons if each.verdict.kind is not Kind.EQUAL), None)
+    if apart is None:
+        return ""
+    if (
+        plan.op_step is not None
+        and apart.verdict.kind is Kind.DIVERGED
+        and plan.run_spec.level == OFF
+        and not plan.typed
+    ):
+        return str(level_command(run_spec, plan.timeout_s, plan.stdin))
+    return str(report_command(*(_directory_of(replay, name) for name in (apart.a, apart.b))))
+
+
+def _directory_of(replay: Replay, name: str) -> Path:
+    """The directory of the trace that a comparison calls so."""
+    found = [run.recording.directory for run in replay.runs if run.name == name and not run.has_operations]
+    return found[0] if found else Path(name)
 
 
 def replay_json(replay: Replay) -> dict[str, Any]:
@@ -140,6 +167,7 @@ def replay_json(replay: Replay) -> dict[str, Any]:
                 "operations": [operations_json(each) for each in comparison.operations],
                 "nan": non_finite_json(comparison.nan),
                 "operation_notes": list(comparison.notes),
+                "suspects": [operation_json(each) for each in comparison.suspects or ()],
             }
             for comparison in replay.comparisons
         ],

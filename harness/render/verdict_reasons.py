@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.trace.layout import CURVE
 from harness.trace.reasons import (
+    BatchOfWorker,
     ChainBroken,
     CurveDiffers,
     CurveDtypesDiffer,
@@ -24,6 +25,7 @@ from harness.trace.reasons import (
     TraceFault,
     VerdictCode,
     VerdictReason,
+    WrittenOutside,
 )
 
 MAX_NAMES = 5
@@ -59,6 +61,11 @@ def verdict_reason_text(reason: VerdictReason) -> str:
         case OtherSteps(steps=steps, first_step=first):
             recorded = ", ".join(map(str, steps))
             return f"operations were recorded for step {recorded}, but the first difference is in step {first}"
+        case BatchOfWorker():
+            return _batch_text(reason)
+        case WrittenOutside(name=name, traces=traces):
+            where = f"in {traces[0]} only" if len(traces) == 1 else "in both, with different values"
+            return f"{name} was written outside the optimizer {where}: after its last step, before this forward pass"
         case CurveDiffers() | CurveLinesMissing() | CurveDtypesDiffer():
             return _curve_text(reason)
         case OfTrace(code=VerdictCode.IDENTITY_UNKNOWN, trace=trace):
@@ -66,6 +73,13 @@ def verdict_reason_text(reason: VerdictReason) -> str:
         case OfTrace(trace=trace):
             return f"{trace}: {CURVE} is missing or empty: logged values were not compared"
     return SENTENCES[reason.code]
+
+
+def _batch_text(reason: BatchOfWorker) -> str:
+    where = f"batch {reason.index} was made by DataLoader worker {reason.worker} of {reason.num_workers}"
+    if reason.is_seed_equal:
+        return f"{where}, its seed is equal: look at __getitem__, and at generators that the worker does not seed"
+    return f"{where}, its seed differs: look at the generator of the loader, and at torch.manual_seed"
 
 
 def _matched(code: VerdictCode, numbers: Sequence[tuple[int, int]]) -> str:

@@ -160,7 +160,7 @@ class _Agent:
     # -------------------------------------------------------------------------------------------------------- orders
 
     async def _take_orders(self, channel: Channel, context: RunContext) -> None:
-        watch = GpuWatch(context.gpus.meter, context.clock)
+        watch = context.gpus.watch(context.clock)
         while True:
             match message := await channel.receive():
                 case messages.Bye():

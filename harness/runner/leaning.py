@@ -17,7 +17,6 @@ from harness.core.errors import HarnessError, UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.report_file import TestReport, read_report
 from harness.core.shrink import ddmin
-from harness.machine.gpu_watch import GpuWatch
 from harness.runner import events
 from harness.runner.attempts.leaning_check import failing_tests, files_before, passes_in
 from harness.runner.attempts.unit_run import UnitRunner
@@ -113,7 +112,7 @@ async def _find(context: RunContext, file: str, on_probe: Callable[[Probe], None
         options=options,
         collected=collected,
         attempts=context.supervisors,
-        watch=GpuWatch(context.gpus.meter, context.clock),
+        watch=context.gpus.watch(context.clock),
         ports=context.ports,
         run_id=context.run_id,
         run_directory=context.scratch / "leaning",

@@ -19,7 +19,6 @@ from harness.core.exit_codes import ExitCode
 from harness.core.malformed import MALFORMED
 from harness.core.need import Need
 from harness.core.regular_file import read_text
-from harness.machine.gpu_watch import GpuWatch
 from harness.runner import events
 from harness.runner.attempts.unit_result import why_uncollected
 from harness.runner.attempts.unit_run import UnitRunner
@@ -148,7 +147,7 @@ async def _profile(context: RunContext, test: str, on_probe: Callable[[LimitProb
         options=context.options,
         collected=planned.collected,
         attempts=context.supervisors,
-        watch=GpuWatch(context.gpus.meter, context.clock),
+        watch=context.gpus.watch(context.clock),
         ports=context.ports,
         run_id=context.run_id,
         run_directory=context.scratch / "profile",

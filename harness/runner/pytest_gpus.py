@@ -20,7 +20,13 @@ from harness.core.text import count
 from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Gpu, Inventory
 from harness.plugin import MarkError, need_of_mark, visible_gpu_ids
-from harness.process.child_env import ATTEMPT_MARKER, CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, child_env
+from harness.process.child_env import (
+    ATTEMPT_MARKER,
+    CUDA_VISIBLE_DEVICES,
+    HIP_VISIBLE_DEVICES,
+    child_env,
+    lease_variable,
+)
 from harness.process.claims import Claims
 from harness.runner.schedule.gpu_choice import GpuChoice
 
@@ -141,4 +147,5 @@ def _shown(gpus: Sequence[Gpu]) -> Mapping[str, str]:
     """The variables that show these GPUs and no others, and say what they are."""
     env = child_env(os.environ, gpus=gpus, tmpdir="", marker="", master_port=0)
     shown = {name: env[name] for name in (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES) if name in env}
-    return {**shown, LEASED: json.dumps([asdict(gpu) for gpu in gpus])}
+    leased = json.dumps([asdict(gpu) for gpu in gpus])
+    return {**shown, **lease_variable(f"pytest-{os.getpid()}-{gpus[0].gpu_id if gpus else ''}", gpus), LEASED: leased}

@@ -16,7 +16,6 @@ from pathlib import Path
 from harness.core.clock import Clock, SystemClock
 from harness.core.errors import HarnessError
 from harness.core.exit_codes import ExitCode
-from harness.machine.gpu_watch import GpuWatch
 from harness.machine.network.preflight import Preflight
 from harness.process.claims import Claims
 from harness.process.interruption import Interruption
@@ -200,7 +199,7 @@ class _Run:
             attempts=workers or context.supervisors,
             workers=workers,
             command_attempts=context.supervisors,
-            watch=watch_of(cluster) if cluster is not None else GpuWatch(context.gpus.meter, context.clock),
+            watch=watch_of(cluster) if cluster is not None else context.gpus.watch(context.clock),
             host_of=cluster.host if cluster is not None else None,
             ports=context.ports,
             run_id=context.run_id,
@@ -209,6 +208,7 @@ class _Run:
             t=self.recorder.t,
             pins=pins,
             num_slots=new_table(context).cpu_units + len(context.gpus.inventory.gpus),
+            num_gpus=0 if cluster is not None or context.gpus.inventory.pretended else len(context.gpus.inventory.gpus),
             warm=context.warm if cluster is None else None,  # that of each node learns there
             check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle if cluster is None else None,
             retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from harness.core.clock import Clock
 from harness.core.errors import InventoryError, UsageError
-from harness.machine.gpus import DriverMeter, read_inventory
+from harness.machine.gpu_watch import GpuWatch
+from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
 from harness.machine.meter import MemoryMeter, NoMeter
 from harness.process.claims import Claims
@@ -40,6 +41,10 @@ class RunGpus:
     meter: MemoryMeter
     """Never closed: a driver that hangs would hang in that too."""
 
+    def watch(self, clock: Clock) -> GpuWatch:
+        """Return what asks the meter about the GPUs of a lease."""
+        return GpuWatch(self.meter, clock, self.inventory.gpus)
+
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
@@ -67,11 +72,7 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
 
     def read() -> RunGpus:
-        environ = options.invocation.environ
-        inventory = read_inventory(options.gpus, environ, claims)
-        if inventory.pretended or not inventory.gpus:
-            return RunGpus(inventory, NoMeter())
-        return RunGpus(inventory, DriverMeter(environ, is_amd=inventory.gpus[0].is_amd))
+        return RunGpus(*read_with_meter(options.gpus, options.invocation.environ, claims))
 
     try:
         return await in_daemon_thread(read, limit_s=INVENTORY_S)

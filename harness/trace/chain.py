@@ -39,7 +39,7 @@ class Scope(IntEnum):
     SHARD = 2
     """One rank's part of a value whose digest is the sum over ranks (`shardsum_128`). Chained, in its rank's log."""
     CONTEXT = 3
-    """State of a random-number generator at the start of the step. It explains differences; not chained."""
+    """State of a random-number generator at the start of the step, or a batch's origin: explains; not chained."""
 
 
 CHAINED = (Scope.LOGICAL, Scope.SHARD)

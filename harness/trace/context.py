@@ -5,6 +5,12 @@ from harness.trace.format import Columns
 from harness.trace.reader import Trace
 from harness.trace.verdict import Context
 
+RANDOM = "random."
+"""Prefix of the names of states; other values of this scope explain a difference in their own way."""
+LOADER_SEED = "random.loader_seed"
+"""Name of the number from which a DataLoader seeds its workers."""
+BATCH_ORIGIN = "batch_origin"
+"""Name of where a batch came from: its number, its worker's number or -1, the number of workers; precedes the batch."""
 States = dict[tuple[str, int], tuple[str, str, bytes]]
 """Name and occurrence -> dtype, algorithm, digest."""
 
@@ -32,14 +38,15 @@ def _states(trace: Trace, step: int, rank: int) -> States:
         return {}
     return {
         (value.name, value.occurrence): (value.dtype, value.algorithm, value.digest)
-        for value in _contexts(trace.columns(step, rank))
+        for _, value in contexts(trace.columns(step, rank))
+        if value.name.startswith(RANDOM)
     }
 
 
-def _contexts(columns: Columns) -> list[RecordedValue]:
-    """Return the few values of this scope, without decoding the others."""
+def contexts(columns: Columns) -> list[tuple[int, RecordedValue]]:
+    """Return (index, value) of the few values of this scope, without decoding the others."""
     found, at = [], columns.scopes.find(Scope.CONTEXT)
     while at >= 0:
-        found.append(columns.value(at))
+        found.append((at, columns.value(at)))
         at = columns.scopes.find(Scope.CONTEXT, at + 1)
     return found

@@ -18,6 +18,7 @@ from harness.trace.chain import CHAINED, Scope, chain_start
 from harness.trace.context import compare_contexts
 from harness.trace.curve_diff import compare_curves, curves_to_show, uncompared
 from harness.trace.excerpt import common_ranks
+from harness.trace.explanation import explain
 from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.global_values import paired_global_values, shard_sums
 from harness.trace.manifest import PARTS, Fingerprint
@@ -78,6 +79,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
         names = tuple(each.name for each in curve)
         notes.append(CurveDiffers(VerdictCode.CURVE_DIFFERS, curve[0].step, names))
     if found.first is not None:
+        notes += explain(a, b, found.first)
         notes += ops_of_other_steps(*directories, found.first.step)
     return Verdict(
         kind=kind,

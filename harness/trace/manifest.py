@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from harness.trace.renames import current_level
 READ_BY = "0.1.0"
 """The first rlharness that reads FORMAT; raised together with it."""
 LEVELS = ("off", "deterministic", "invariant")
+GPU = "gpu"
+"""Name, among the numerics, of the models of the GPUs that a program uses."""
 PARTS = ("identity", "numerics", "subject", "perturbation")
 
 MAX_WORLD_SIZE = 1 << 20
@@ -132,6 +134,15 @@ def upgrade(version: str) -> str:
     if re.fullmatch(VERSION_NUMBER, version):
         return f"pip install 'rlharness>={version}'"
     return "pip install --upgrade rlharness"
+
+
+def with_gpus(manifest: Manifest, models: Iterable[str]) -> Manifest:
+    """The same manifest, with the models of the GPUs that its program uses among the numerics; unchanged for none."""
+    text = "; ".join(sorted(set(models)))
+    if not text:
+        return manifest
+    numerics = {**manifest.fingerprint.numerics, GPU: text}
+    return replace(manifest, fingerprint=replace(manifest.fingerprint, numerics=numerics))
 
 
 def finished(manifest: Manifest) -> Manifest:

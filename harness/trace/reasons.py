@@ -30,6 +30,8 @@ class VerdictCode(Enum):
     CURVE_LINES_MISSING = "curve_lines_missing"
     CURVE_DTYPES_DIFFER = "curve_dtypes_differ"
     OPERATIONS_OF_OTHER_STEPS = "operations_of_other_steps"
+    BATCH_OF_WORKER = "batch_of_worker"
+    WRITTEN_OUTSIDE = "written_outside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +146,24 @@ class OtherSteps(VerdictReason):
 
     steps: tuple[int, ...]
     first_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOfWorker(VerdictReason):
+    """The first difference is in a batch that a DataLoader's worker process has made: BATCH_OF_WORKER."""
+
+    index: int
+    """Number of the batch in its pass over the data."""
+    worker: int
+    num_workers: int
+    is_seed_equal: bool
+    """Whether the workers were seeded alike in both traces."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOutside(VerdictReason):
+    """The first difference is a weight that was written after its optimizer's last step: WRITTEN_OUTSIDE."""
+
+    name: str
+    traces: tuple[str, ...]
+    """Those in which it was."""

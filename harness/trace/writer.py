@@ -142,6 +142,18 @@ class TraceWriter:
         if not self.ended_by:
             self._repeated = read_log(self.directory / log_name(self.rank)).heads
 
+    def replace_manifest(self, manifest: Manifest) -> None:
+        """Write what has become known of the program since the trace was opened; its identity has to be the same.
+
+        Ranks but 0 have no manifest: there it does nothing.
+        """
+        self._manifest = manifest
+        if self.rank == 0 and not self.ended_by:
+            try:
+                write_manifest(self.directory, manifest)
+            except OSError as error:
+                self._end(error)
+
     def close(self, *, complete: bool = True) -> None:
         """End the recording; `complete` where the program has ended in order. Once is enough."""
         if not self.ended_by:

@@ -1,15 +1,22 @@
 """What every algorithm asks of its tensors, and the only ways in which they read through a mask."""
 
+from collections.abc import MutableMapping
+
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
+
+_passed: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
+"""Masks without an empty sample, with the number of writes that they had then: loss, KL and metrics share a mask."""
 
 
 def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
     """Refuse a mask that is not bool [samples, positions] or misses a sample, and tensors of another shape.
 
-    Raises ShapeError, and EmptyMaskError with the samples that have no loss token. Waits for the mask's device once.
+    Raises ShapeError, and EmptyMaskError with the samples that have no loss token. Waits for the device once
+    for each mask.
     """
     if loss_mask.dtype != torch.bool or loss_mask.ndim != 2:
         raise ShapeError(
@@ -24,6 +31,9 @@ def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
                 if tensor.ndim == 1
                 else "",
             )
+    num_writes = -1 if loss_mask.is_inference() else loss_mask._version
+    if num_writes >= 0 and _passed.get(loss_mask) == num_writes:
+        return
     empty = (~loss_mask.any(dim=-1)).nonzero().flatten().tolist()
     if empty or not len(loss_mask):
         raise EmptyMaskError(
@@ -31,6 +41,8 @@ def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
             legal="at least one loss token in each of at least one sample",
             remedy="leave samples without loss tokens out of the batch, and padding rows out of the slice",
         )
+    if num_writes >= 0:
+        _passed[loss_mask] = num_writes
 
 
 def check_samples(name: str, values: Tensor, included: Tensor | None, **tensors: Tensor) -> Tensor:

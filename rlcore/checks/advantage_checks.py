@@ -9,7 +9,9 @@ from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages
 from rlcore.batching.batch import Batch
+from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import StepError
+from rlcore.observability.events import GreedyScored
 
 ROUNDING = 1e-9
 """Of a sum of float64 advantages, relative to the largest of them."""
@@ -17,6 +19,10 @@ MEAN_ROUNDING = 1e-15
 """Of a float64 mean, relative to the largest of what it is of; some units in the last place."""
 ROUNDING_FP32 = 1e-3
 """Of the mean of whitened fp32 advantages, whose deviation is 1."""
+SMALL_SPREAD = 1e-3
+"""Deviation of a group's rewards, relative to the largest of them, from which their scale is looked at."""
+SCALE_ROUNDING = 1e-2
+"""Of a deviation: estimators add a small number to what they divide by."""
 
 
 def check_relative(advantages: Tensor, rewards: Tensor, groups: Tensor, included: Tensor) -> None:
@@ -52,6 +58,72 @@ def _wrong_with(pairs: Sequence[tuple[float, float]]) -> str:
     if advantages != sorted(advantages):
         return "do not rise with its rewards"
     return ""
+
+
+def check_scaled(advantages: Tensor, rewards: Tensor, groups: Tensor, included: Tensor, estimator: str) -> None:
+    """Check that advantages have the scale of their estimator in each group; raises StepError naming the group.
+
+    All [samples]. grpo: a deviation of 1; dr_grpo: the distances of the rewards; rloo: these times n / (n - 1).
+    """
+    members: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    columns = (each.tolist() for each in (rewards, advantages, groups, included))
+    for reward, advantage, group, counts in zip(*columns, strict=True):
+        if counts:
+            members[group].append((reward, advantage))
+    for group, pairs in members.items():
+        given, found = ([pair[column] for pair in pairs] for column in (0, 1))
+        count, spread = len(pairs), _deviation(given)
+        if spread <= SMALL_SPREAD * max(1.0, *map(abs, given)):
+            continue  # mostly rounding
+        expected = {"grpo": 1.0, "dr_grpo": spread, "rloo": spread * count / (count - 1)}[estimator]
+        if not math.isclose(_deviation(found), expected, rel_tol=SCALE_ROUNDING):
+            raise StepError(
+                f"advantages of group {group} have a deviation of {_deviation(found):.6g}",
+                legal=f"{expected:.6g}, by the estimator {estimator}, for rewards of deviation {spread:.6g}",
+                remedy="scale by the group's own rewards, not by those of the batch",
+                phases=("advantage",),
+            )
+
+
+def _deviation(numbers: Sequence[float]) -> float:
+    """Return the unbiased deviation; 0 of a single number."""
+    if len(numbers) == 1:
+        return 0.0
+    mean = math.fsum(numbers) / len(numbers)
+    return math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1))
+
+
+def check_greedy(batch: Batch, trajectories: Sequence[Trajectory], greedy: GreedyScored) -> None:
+    """Check that each sample's baseline is the reward of the greedy completion of its own prompt; raises StepError."""
+    pairs = zip(greedy.trajectories, greedy.scores.rewards, strict=True)
+    own = {each.request.prompt.id: reward for each, reward in pairs}
+    for trajectory, found in zip(trajectories, batch["greedy_rewards"].tolist(), strict=True):
+        expected = own[trajectory.request.prompt.id]
+        if expected is None or found != float(torch.tensor(expected, dtype=torch.float32)):
+            raise StepError(
+                f"the baseline of {trajectory.name} is {found!r}",
+                legal=f"{expected!r}, the reward of its own prompt's greedy completion",
+                phases=("reward",),
+            )
+
+
+def check_kl_in_rewards(token_rewards: Tensor, batch: Batch, kl_coef: float) -> None:
+    """Check that rewards of tokens are those of completions less the KL at each token; raises StepError.
+
+    `token_rewards` [samples, positions] with the penalty, the batch's `outcome_rewards` without it.
+    """
+    mask, outcome = batch["loss_mask"], batch["outcome_rewards"].double()
+    distance = batch["rollout_logprobs"].double() - batch["ref_logprobs"].double() if kl_coef else 0.0
+    expected = torch.where(mask, outcome - kl_coef * distance, 0.0)
+    wrong = ~torch.isclose(token_rewards.double(), expected, rtol=ROUNDING_FP32, atol=1e-5)
+    if bool(wrong.any()):
+        sample, position = wrong.nonzero()[0].tolist()
+        raise StepError(
+            f"the reward of sample {sample} at position {position} is {float(token_rewards[sample, position]):.6g}",
+            legal=f"{float(expected[sample, position]):.6g}: the completion's on its last token, less {kl_coef:g} times"
+            " the KL at every token",
+            phases=("reward",),
+        )
 
 
 def check_token_rewards(token_rewards: Tensor, batch: Batch) -> None:

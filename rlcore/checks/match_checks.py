@@ -47,7 +47,7 @@ class MatchChecks(Observer):
         """Raise LevelError with the deepest cause of a mismatch."""
         cause = next(self.causes(event, found.row))
         raise LevelError(
-            f"step {self.step}: {self.extent(found)}; {cause.what}. The largest: {self.largest(event, found)}",
+            f"{self.extent(found)}; {cause.what}. The largest: {self.largest(event, found)}",
             legal="equal bits at level invariant",
             remedy=cause.remedy,
             phases=("rollout", "forward"),

@@ -8,7 +8,7 @@ nothing. A check that fails is a bug of rlcore, or of what was put into it; the 
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,6 +18,7 @@ from rlcore.checks.branch_checks import check_branches, params_of
 from rlcore.environments.branches import by_request
 from rlcore.environments.trajectory import Trajectory, Turn
 from rlcore.errors import LevelError, StepError
+from rlcore.keys import completion_key
 from rlcore.rewards.score import Scores
 from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 from rlcore.weights.receipts import Receipt
@@ -44,22 +45,55 @@ def check_sent(policy: WeightSource, receipt: Receipt | None) -> None:
 
 @contextmanager
 def check_undrawn(*phases: str) -> Iterator[None]:
-    """Check that nothing draws from the generators of torch and Python inside: no checkpoint has them.
+    """Check that nothing draws from the generators of torch, its GPUs and Python inside: no checkpoint has them.
 
     Raises LevelError.
     """
     before = _generators()
     yield
-    if moved := [name for name, state in _generators().items() if state != before[name]]:
+    if moved := [name for name, state in _generators().items() if state != before.get(name, state)]:
         raise LevelError(
-            f"{' or '.join(phases)}: something has drawn from the generator of {' and '.join(moved)}",
+            f"something has drawn from the generator of {' and '.join(moved)}",
             legal="draws by key (rlcore.keys), which no other draw affects, and which a resumed run repeats",
             phases=phases,
         )
 
 
 def _generators() -> dict[str, object]:
-    return {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
+    states: dict[str, object] = {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states |= {
+            f"GPU {index}": generator.get_state().numpy().tobytes()
+            for index, generator in enumerate(torch.cuda.default_generators)
+        }
+    return states
+
+
+def check_keys(wanted: Sequence[SampleRequest], *, seed: int, step: int) -> None:
+    """Check that each key is that of the seed, the step, the prompt and the sample's number; raises StepError.
+
+    Anything else in it (a position in the batch, evaluations, a counter) is another key after a resume, or in another
+    order.
+    """
+    for request in wanted:
+        own = completion_key(seed=seed, step=step, prompt_id=request.prompt.id, sample_index=request.sample_index)
+        if request.key != own:
+            raise StepError(
+                f"{_named(request)} has key {request.key:016x} in step {step}",
+                legal=f"{own:016x}, of seed {seed}, the step, the prompt and the sample's number alone",
+                phases=("rollout",),
+            )
+
+
+def check_heldout(trajectories: Sequence[Trajectory], train: Collection[str]) -> None:
+    """Check that no evaluated prompt has the text of one that is trained on; raises StepError naming it."""
+    if known := [each.request.prompt for each in trajectories if each.request.prompt.text in train]:
+        raise StepError(
+            f"{len(known)} of {len(trajectories)} evaluated prompts are trained on, the first {known[0].text!r:.60}",
+            legal="held-out prompts alone: a reward on what was learned says nothing of the rest",
+            remedy="evaluate task.heldout",
+            phases=("rollout",),
+        )
 
 
 def check_requests(wanted: Sequence[SampleRequest], drawn_before: frozenset[int]) -> frozenset[int]:

@@ -5,6 +5,7 @@
 A check that fails is a bug of rlcore, or of what was put into it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,6 +16,12 @@ from rlcore.batching.batch import Batch
 from rlcore.config import OptimizerSection
 from rlcore.errors import StepError
 from rlcore.trainers.local_parts import local_part
+from rlcore.weights.digests import weights_digest
+
+NORM_ROUNDING = 1e-2
+"""Of a norm; a clip rounds bf16 gradients."""
+SMALLEST_NORM = 1e-15
+"""Below it, squares of fp32 gradients vanish."""
 
 
 def check_own_memory(models: Mapping[str, nn.Module]) -> None:
@@ -108,6 +115,44 @@ def check_configured(optimizer: torch.optim.Optimizer, section: OptimizerSection
         raise StepError(f"the optimizer has {', '.join(wrong)}", phases=("optimizer",))
 
 
+def check_norm(found: float | None, expected: float | None, what: str) -> None:
+    """Check the norm of gradients against another one, if both are known; raises StepError."""
+    if found is None or expected is None or math.isclose(found, expected, rel_tol=NORM_ROUNDING):
+        return
+    raise StepError(
+        f"the norm of {what} is {found:.6g}",
+        legal=f"{expected:.6g}",
+        remedy="take the norm of what is stepped, all of it, before the clip",
+        phases=("optimizer",),
+    )
+
+
+def norm_of(gradients: Sequence[Tensor]) -> float | None:
+    """Return the norm of whole gradients by torch's own sums; None if fp32 has no number for it, or for parts."""
+    if not gradients or any(local_part(each) is not each for each in gradients):
+        return None
+    norm = math.hypot(*map(float, torch._foreach_norm(list(gradients), 2, dtype=torch.float32)))
+    return norm if SMALLEST_NORM < norm < math.inf else None
+
+
+def check_group_rates(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Check that every group of weights is moved at the rate of the update; raises StepError."""
+    if wrong := [group["lr"] for group in optimizer.param_groups if group["lr"] != learning_rate]:
+        raise StepError(
+            f"a group of weights has learning rate {wrong[0]!r}", legal=repr(learning_rate), phases=("optimizer",)
+        )
+
+
+def check_scheduled(trainer: str, found: float, expected: float) -> None:
+    """Check that a learning rate is that of the model's own schedule; raises StepError."""
+    if found != expected:
+        raise StepError(
+            f"the {trainer} learns at rate {found!r}",
+            legal=f"{expected!r}, by its own peak rate and the schedule of the step",
+            phases=("optimizer",),
+        )
+
+
 def check_clipped(before: Tensor, after: Tensor, factor: float) -> None:
     """A gradient whose norm is too large is multiplied by what makes it as large as allowed; raises StepError."""
     limits = torch.finfo(after.dtype)
@@ -146,16 +191,17 @@ def check_stepped(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps_
             )
 
 
-def check_frozen(reference: nn.Module, num_writes_before: int | None) -> int:
-    """Check that the reference policy is unchanged since it was first read; return torch's count of its writes.
+def check_frozen(reference: nn.Module, digest_before: str) -> str:
+    """Check that the reference policy has the bits that it was first read with; return their digest.
 
-    Raises StepError.
+    `digest_before` is empty at the first reading. torch's count of writes moves neither with `parameter.data = x`, nor
+    with a write through `parameter.data`. Raises StepError.
     """
-    num_writes = sum(parameter._version for parameter in reference.parameters())
-    if num_writes_before not in (None, num_writes):
+    digest = weights_digest({name: local_part(parameter) for name, parameter in reference.named_parameters()})
+    if digest_before not in ("", digest):
         raise StepError(
             "the weights of the reference policy were written since the run began",
             remedy="give it a deep copy of the policy, which no optimizer moves",
             phases=("reference",),
         )
-    return num_writes
+    return digest

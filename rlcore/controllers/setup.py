@@ -10,6 +10,7 @@ from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.errors import CheckpointError
 from rlcore.models.decoder import Decoder
+from rlcore.observability.events import RunBegins
 from rlcore.observability.logs import RunLog
 from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
@@ -56,11 +57,11 @@ def prepare(
 
     `workers` is the handle of those that train the models, None to train them in this process.
     """
-    algorithm = config.algorithm
-    phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
+    phases, mismatches, checks = Phases(config.model.device), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
     remote = () if workers is None else (StepsOfWorkers(workers),)
     observers = Observers(phases, mismatches, *reports, *checks, *remote, StepRecorder(recorder))
+    observers.emit(RunBegins(config, task.train))
     longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say
@@ -77,16 +78,16 @@ def prepare(
         observers=observers,
         phases=phases,
         mismatches=mismatches,
-        kl_coef=algorithm.kl_coef,
+        kl_coef=config.algorithm.kl_coef,
     )
     if config.sampling.two_stage is not None:
         check_can_search(state.sampler)
     if not config.output.resume and config.warm_start.num_steps:
         state.warm_start = warm_up(state, log)
-    if isinstance(algorithm, PpoSection):
+    if isinstance(config.algorithm, PpoSection):
         with observers.stage("critic"):
-            state.critic = models.critic(algorithm.critic_learning_rate)
-    if algorithm.kl_coef:
+            state.critic = models.critic(config.algorithm.critic_learning_rate)
+    if config.algorithm.kl_coef:
         state.reference = models.reference()
     models.check()
     first = 0

@@ -99,7 +99,7 @@ def effective_values(environ: Mapping[str, str]) -> dict[str, str]:
         "sys.byteorder": sys.byteorder,
         "platform.machine()": platform.machine(),
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # a process on a CPU asks for no GPU
         values[GPU] = torch.cuda.get_device_name()
     return {name: str(value) for name, value in values.items()} | {
         name: environ[name] for name in sorted(MOVE_BITS & environ.keys()) if environ[name]

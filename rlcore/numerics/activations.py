@@ -23,12 +23,13 @@ ELEMENTS_AT_ONCE = 32_767
 def _blocks(is_cut: bool, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same parts of each [rows, width], as views, or all; where columns are cut does not depend on how many rows.
 
-    One thread divides nothing: it is handed all rows at once, each a loop all the same.
+    One thread divides nothing: it is handed all rows at once, each a loop all the same. A GPU has no such loops, and is
+    handed all.
     """
     num_rows, width = tensors[0].shape
     columns = min(width, ELEMENTS_AT_ONCE)
     rows = num_rows if torch.get_num_threads() == 1 else ELEMENTS_AT_ONCE // columns
-    if not is_cut or (rows >= num_rows and columns == width):
+    if not is_cut or not tensors[0].is_cpu or (rows >= num_rows and columns == width):
         yield tensors
         return
     for parts in zip(*(torch.split(x, rows) for x in tensors), strict=True):

@@ -70,10 +70,9 @@ class InvarianceReport:
 
 
 def machine() -> str:
-    """What a certificate is good for: another of any of these may choose other kernels."""
+    """What a certificate is good for: another of any of these may choose other kernels. It asks for no GPU."""
     isa = torch.backends.cpu.get_cpu_capability()
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"torch {torch.__version__}, {platform.machine()} {isa}{gpu}, {os.cpu_count()} cores"
+    return f"torch {torch.__version__}, {platform.machine()} {isa}, {os.cpu_count()} cores"
 
 
 @contextmanager

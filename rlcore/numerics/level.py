@@ -97,6 +97,21 @@ def check_length(num_keys: int) -> None:
         )
 
 
+def check_invariant_device(device: str) -> None:
+    """Raise LevelError for a device on which no strategy keeps the bits of a row: any but a CPU.
+
+    A GPU's libraries choose tiles, splits and blocks of reductions by the number of rows. A probe sees some numbers of
+    rows; a run has others.
+    """
+    if torch.device(device).type != "cpu":
+        raise LevelError(
+            f"level invariant on {device}: rlcore has no batch-invariant kernels for GPUs, whose libraries choose the"
+            " order of additions by the number of rows",
+            legal="cpu at level invariant; cuda at levels off and deterministic",
+            remedy="--set model.device=cpu, or --level deterministic",
+        )
+
+
 def check_arithmetic() -> None:
     """See that numbers below the smallest normal one survive in every thread, and that nothing rounds operands down.
 

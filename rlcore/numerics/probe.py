@@ -16,7 +16,13 @@ from rlcore.errors import LevelError
 from rlcore.numerics.cases import Case, Draw, of_attention, of_products, of_rows
 from rlcore.numerics.exact import Exact
 from rlcore.numerics.invariance_report import InvarianceReport, Measurement, machine
-from rlcore.numerics.level import KernelStrategy, check_arithmetic, following, is_compiled
+from rlcore.numerics.level import (
+    KernelStrategy,
+    check_arithmetic,
+    check_invariant_device,
+    following,
+    is_compiled,
+)
 from rlcore.numerics.padding import Padding
 from rlcore.numerics.product import be_strict
 from rlcore.numerics.tiles import Tiles
@@ -39,13 +45,30 @@ THREADS = (1, 2)
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """torch computes with this many threads inside."""
+    """torch computes with this many threads inside.
+
+    Raises LevelError at the end if something inside has set another number, where a level of determinism is on.
+    """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
         yield
+        if torch.are_deterministic_algorithms_enabled():
+            check_num_threads(count)
     finally:
         torch.set_num_threads(before)
+
+
+def check_num_threads(expected: int | None) -> int:
+    """Check that torch computes with this number of threads; None: with any. Return its number. Raises LevelError."""
+    found = torch.get_num_threads()
+    if expected not in (None, found):
+        raise LevelError(
+            f"torch computes with {found} threads: something has set the number since, such as an import",
+            legal=f"{expected}",
+            remedy="leave torch.set_num_threads alone; runtime.training_threads and runtime.sampling_threads set it",
+        )
+    return found
 
 
 def certify(
@@ -62,10 +85,11 @@ def certify(
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds. With compiled kernels it is those that are looked at, and no recipe is followed: theirs
-    are `layers` too, (width, ffn_width), with a row of heads each. MKL is asked to be strict first
-    (`product.be_strict`).
+    LevelError where none holds, and for any device but a CPU. With compiled kernels it is those that are looked at, and
+    no recipe is followed: theirs are `layers` too, (width, ffn_width), with a row of heads each, compared with plain
+    formulas in fp64 too. MKL is asked to be strict first (`product.be_strict`).
     """
+    check_invariant_device(device)
     be_strict(os.environ)
     check_arithmetic()
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
@@ -78,7 +102,12 @@ def certify(
         own = _Inspection(strategy, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, layers, length))
         found += own
         if all(measurement.held for measurement in own):
-            kernels = "compiled" if is_compiled() else "torch"
+            kernels = "torch"
+            if is_compiled():
+                from rlcore.numerics.compiled.plain import check_layers
+
+                check_layers(Draw.seeded(dtype, device), layers, heads, MIN_LENGTH)
+                kernels = "compiled"
             return InvarianceReport(strategy, dtype, device, length, tuple(found), machine(), kernels)
     told = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(

@@ -1,10 +1,10 @@
-"""Run as a program: looks at this machine's operations and prints what was certified, for `rlharness doctor`.
+"""Run as a program: looks at this CPU's operations and prints what was certified, for `rlharness doctor`.
 
 A JSON line for each type: {"dtype", "device", "machine"} and either {"problem"} or {"strategy", "length", "duration_s",
 "naive"}, the last being what torch's own operations do: [{"operation", "num_cases", "num_different", "first"}]. One
 line says whether compiled kernels can be had, {"compiler"} or {"uncompiled", "remedy"}, and one is all, {"missing":
 module}, where the engine's extra is not installed. Widths and lengths are the probe's own: a run looks
-again, at those of its model.
+again, at those of its model. GPUs are not looked at: level invariant is refused there.
 """
 
 import json
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 NEEDS = ("torch", "numpy")
+DEVICE = "cpu"
 
 
 def survey() -> Iterator[dict[str, Any]]:
@@ -26,13 +27,12 @@ def survey() -> Iterator[dict[str, Any]]:
 
     from rlcore.numerics.invariance_report import machine
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     for dtype in (torch.float32, torch.bfloat16):
         yield {
             "dtype": str(dtype).removeprefix("torch."),
-            "device": device,
+            "device": DEVICE,
             "machine": machine(),
-            **_certified(dtype, device),
+            **_certified(dtype),
         }
     yield _compiled()
 
@@ -49,12 +49,12 @@ def _compiled() -> dict[str, Any]:
         return {"uncompiled": error.what, "remedy": error.remedy}
 
 
-def _certified(dtype: Any, device: str) -> dict[str, Any]:
+def _certified(dtype: Any) -> dict[str, Any]:
     from rlcore.errors import LevelError
     from rlcore.numerics.probe import certify
 
     try:
-        invariance_report = certify(dtype, device)
+        invariance_report = certify(dtype, DEVICE)
     except LevelError as error:
         return {"problem": error.what}
     naive = [

@@ -14,17 +14,26 @@ from torch import Tensor, nn
 
 from rlcore.algorithms.aggregation import Denominators
 from rlcore.batching.batch import Batch
-from rlcore.config import GrpoSection, OptimizerSection, PpoSection
+from rlcore.config import GrpoSection, OptimizerSection, PpoSection, RunConfig
 from rlcore.environments.trajectory import Trajectory
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.rewards.score import Scores
-from rlcore.types import SampleRequest, Tokenizer
+from rlcore.types import Prompt, SampleRequest, Tokenizer
 from rlcore.weights.receipts import Receipt
 from rlcore.weights.target import WeightTarget
 
 if TYPE_CHECKING:
     from rlcore.trainers.base import MicrobatchLoss
     from rlcore.weights.source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegins:
+    """A run has its configuration and its task; nothing has been computed yet."""
+
+    config: RunConfig
+    train: Sequence[Prompt]
+    """Prompts of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,16 @@ class StepEnds:
 
     curve: Mapping[str, float]
     """Values of the step's training curve by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Held-out prompts have been sampled and scored, between steps."""
+
+    step: int
+    """Steps that were made before it."""
+    trajectories: Sequence[Trajectory]
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +117,14 @@ class RolloutBatched:
 
 
 @dataclass(frozen=True, slots=True)
+class GreedyScored:
+    """The greedy completions of a step, one for each prompt, have their rewards."""
+
+    trajectories: Sequence[Trajectory]
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceUsed:
     """The reference policy is about to be read."""
 
@@ -132,6 +159,8 @@ class GroupAdvantagesEstimated:
     """The batch has an advantage for each sample, relative to those of its prompt."""
 
     batch: Batch
+    estimator: str
+    """Value of algorithm.advantage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +169,8 @@ class AdvantagesEstimated:
 
     batch: Batch
     section: GrpoSection | PpoSection
+    kl_coef: float
+    """Coefficient of the KL in the rewards of tokens; 0 if it is not in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +200,23 @@ class PassBegins:
     """A forward pass with a gradient is about to begin."""
 
     parameters: Sequence[nn.Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardBegins:
+    """The backward pass of a microbatch's loss is about to begin."""
+
+    trainer: str
+    parameters: Sequence[nn.Parameter]
+    loss: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsSummed:
+    """The gradients of all microbatches of an update are summed in this process, fp32, in the order of parameters."""
+
+    trainer: str
+    gradients: Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +257,7 @@ class Clipped:
 
     gradients: Sequence[Tensor]
     factor: float
+    max_norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +265,7 @@ class WeightsMove:
     """The optimizer is about to write the weights."""
 
     optimizer: torch.optim.Optimizer
+    learning_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +284,8 @@ class Updated:
     trainer: str
     step: int
     learning_rate: float
+    norm: float
+    """Norm of the gradient, before clipping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,18 +293,22 @@ class WeightsSynced:
     """The sampler has the policy's weights; the receipt proves it."""
 
     receipt: Receipt
+    policy: "WeightSource"
 
 
 Event = (
-    ModelsBuilt
+    RunBegins
+    | ModelsBuilt
     | WarmStartBegins
     | WarmStartEnds
     | StepBegins
     | StepEnds
+    | Evaluated
     | SamplingBegins
     | RequestsBuilt
     | TrajectoriesSampled
     | RolloutBatched
+    | GreedyScored
     | ReferenceUsed
     | BatchExtended
     | PolicyMatched
@@ -262,6 +318,8 @@ Event = (
     | EpochDivided
     | MinibatchLearned
     | PassBegins
+    | BackwardBegins
+    | GradientsSummed
     | PassesDone
     | OptimizerStepBegins
     | GradientsReduced

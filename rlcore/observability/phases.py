@@ -17,9 +17,14 @@ TIMED = ("rollout", "reward", "reference", "update", "optimizer", "sync", "evalu
 
 
 class Phases(Observer):
-    """Measures the phases of one step; begins again with each step."""
+    """Measures the phases of one step; begins again with each step.
 
-    def __init__(self) -> None:
+    `device` is the model's. Of a GPU, memory is that GPU's, and a phase ends when the GPU has done what was asked of it
+    in the phase. A run on a CPU asks for no GPU, whatever its machine has.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = torch.device(device)
         self._seconds: dict[str, float] = {}
         self._peak_gb: dict[str, float] = {}
         self._run_seconds: dict[str, float] = {}
@@ -31,12 +36,14 @@ class Phases(Observer):
         if name not in TIMED:
             yield
             return
-        _forget_peak()
+        _wait(self._device)
+        _forget_peak(self._device)
         began_s = time.perf_counter()
         try:
             yield
         finally:
-            seconds, peak_gb = time.perf_counter() - began_s, _peak_gb()
+            _wait(self._device)
+            seconds, peak_gb = time.perf_counter() - began_s, _peak_gb(self._device)
             for all_seconds, all_peaks in ((self._seconds, self._peak_gb), (self._run_seconds, self._run_peak_gb)):
                 all_seconds[name] = all_seconds.get(name, 0.0) + seconds
                 all_peaks[name] = max(all_peaks.get(name, 0.0), peak_gb)
@@ -65,20 +72,25 @@ class Phases(Observer):
         ]
 
 
-def _forget_peak() -> None:
+def _wait(device: torch.device) -> None:
+    """Wait until a GPU has done what was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _forget_peak(device: torch.device) -> None:
     """Reset the peak to the present use; where the kernel does not allow it, peaks are those of the run."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError):
         _CLEAR.write_text("5")
 
 
-def _peak_gb() -> float:
-    """Return the peak of the GPU if there is one, else of this process's memory."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() / 1e9
+def _peak_gb(device: torch.device) -> float:
+    """Return the peak of a GPU's memory, or of this process's on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
     for line in _STATUS.read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e9

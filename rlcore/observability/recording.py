@@ -1,6 +1,8 @@
 """The observer that hands values to a recorder, in canonical order."""
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,19 +11,21 @@ from rlcore.config import PpoSection
 from rlcore.observability.events import (
     AdvantagesEstimated,
     BatchExtended,
+    Evaluated,
     Event,
     GradientsReduced,
     PassesDone,
     RolloutBatched,
     StepBegins,
     StepEnds,
+    Updated,
     WarmStartBegins,
     WarmStartEnds,
     WeightsMoved,
     WeightsSynced,
 )
 from rlcore.observability.observers import Observer
-from rlcore.trace import Recorder
+from rlcore.trace import Recorder, record_all
 
 Named = Iterable[tuple[str, Tensor]]
 Selection = Callable[[Named], Named]
@@ -36,6 +40,7 @@ class StepRecorder(Observer):
         self._recorder = recorder
         self._own = own
         self._is_resting = False
+        self._evaluated: Evaluated | None = None
 
     def observe(self, event: Event) -> None:
         """Record the values of an event, if it has any; those of a warm start come with the first step."""
@@ -45,55 +50,78 @@ class StepRecorder(Observer):
             self._record(event)
 
     def _record(self, event: Event) -> None:
-        record = self._recorder.record
         match event:
             case StepBegins(step, warm_start):
                 self._recorder.begin_step(step)
                 if warm_start is not None:
                     warm_start.record(self._recorder)
+                self._first_evaluation()
+            case Evaluated(step=0):
+                self._evaluated = event
             case RolloutBatched():
                 self._rollout(event)
             case BatchExtended(batch, phase, names):
-                for name in names:
-                    record(phase, name, batch[name])
+                self._all(phase, [(name, batch[name]) for name in names])
             case AdvantagesEstimated(batch, section):
-                if isinstance(section, PpoSection):
-                    record("reward", "token_rewards", batch["token_rewards"])
-                record("advantage", "advantages", batch["advantages"])
-                if isinstance(section, PpoSection):
-                    record("advantage", "returns", batch["returns"])
-            case PassesDone(trainer, losses):
-                for each in losses:
-                    for name, value in each.observed.items():
-                        record("forward", f"{trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
-                    record("loss", trainer, each.loss)
+                self._advantages(batch, isinstance(section, PpoSection))
+            case PassesDone():
+                self._passes(event)
             case GradientsReduced(trainer, gradients):
-                for name, gradient in self._own(gradients.items()):
-                    record("backward", f"{trainer}.{name}", gradient)
+                self._all("backward", ((f"{trainer}.{name}", value) for name, value in self._own(gradients.items())))
             case WeightsMoved():
-                self._weights(event)
+                moved = self._own(_moved(event))
+                self._all("optimizer", ((f"{event.trainer}.{name}", value) for name, value in moved))
+            case Updated(trainer, _, learning_rate, norm):
+                self._recorder.record("backward", f"{trainer}.gradient_norm", norm)
+                self._recorder.record("optimizer", f"{trainer}.learning_rate", learning_rate)
             case WeightsSynced(receipt):
-                record("sync", "weights_digest", receipt.weights_digest)
+                self._recorder.record("sync", "weights_digest", receipt.weights_digest)
             case StepEnds(curve):
                 self._recorder.end_step(**curve)
 
-    def _rollout(self, event: RolloutBatched) -> None:
-        record, batch, trajectories = self._recorder.record, event.batch, event.trajectories
-        record("rollout", "prompt_ids", [each.request.prompt.id for each in trajectories])
-        digests = {digest for each in trajectories for digest in each.weights_digests.values()}
-        record("rollout", "weights_digest", sorted(digests))
-        record("rollout", "loss_mask", batch["loss_mask"])
-        record("rollout", "tokens", batch["tokens"])
-        record("rollout", "logprobs", batch["rollout_logprobs"])
-        for name in ("prompt_lengths", "lengths", "groups"):
-            record("rollout", name, batch[name])
-        record("reward", "included", batch["included"])
-        record("reward", "rewards", batch["rewards"])
+    def _all(self, phase: str, values: Iterable[tuple[str, Any]]) -> None:
+        """Record values of one phase, with one wait for a GPU."""
+        record_all(self._recorder, phase, values)
 
-    def _weights(self, event: WeightsMoved) -> None:
-        record = self._recorder.record
-        for name, value in self._own(_moved(event)):
-            record("optimizer", f"{event.trainer}.{name}", value)
+    def _rollout(self, event: RolloutBatched) -> None:
+        batch, trajectories = event.batch, event.trajectories
+        digests = {digest for each in trajectories for digest in each.weights_digests.values()}
+        values = {
+            "prompt_ids": [each.request.prompt.id for each in trajectories],
+            "weights_digest": sorted(digests),
+            "loss_mask": batch["loss_mask"],
+            "tokens": batch["tokens"],
+            "logprobs": batch["rollout_logprobs"],
+        }
+        values |= {name: batch[name] for name in ("prompt_lengths", "lengths", "groups")}
+        self._all("rollout", values.items())
+        self._all("reward", [(name, batch[name]) for name in ("included", "rewards")])
+
+    def _advantages(self, batch: Mapping[str, Tensor], is_ppo: bool) -> None:
+        if is_ppo:
+            self._recorder.record("reward", "token_rewards", batch["token_rewards"])
+        self._all("advantage", [(name, batch[name]) for name in ("advantages", *(["returns"] if is_ppo else []))])
+
+    def _passes(self, event: PassesDone) -> None:
+        for each in event.losses:
+            observed = [
+                (f"{event.trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
+                for name, value in each.observed.items()
+            ]
+            self._all("forward", observed)
+            self._recorder.record("loss", event.trainer, each.loss)
+
+    def _first_evaluation(self) -> None:
+        """Record the evaluation before step 0 in that step; later ones are as often as a setting that is free says."""
+        if self._evaluated is None:
+            return
+        trajectories = self._evaluated.trajectories
+        prompts = [each.request.prompt.id for each in trajectories]
+        tokens = [token for each in trajectories for token in each.tokens]
+        self._all("rollout", [("evaluation.prompt_ids", prompts), ("evaluation.tokens", tokens)])
+        rewards = [math.nan if reward is None else reward for reward in self._evaluated.scores.rewards]
+        self._recorder.record("reward", "evaluation.rewards", torch.tensor(rewards, dtype=torch.float64))
+        self._evaluated = None
 
 
 def _moved(event: WeightsMoved) -> Iterator[tuple[str, Tensor]]:

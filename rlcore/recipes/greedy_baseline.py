@@ -9,7 +9,7 @@ from rlcore.batching.batch import Batch
 from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import RewardError
 from rlcore.keys import key
-from rlcore.observability.events import BatchExtended, TrajectoriesSampled
+from rlcore.observability.events import BatchExtended, GreedyScored, TrajectoriesSampled
 from rlcore.recipes.rollout import collect, sampling_params
 from rlcore.rewards.score import score
 from rlcore.train_state import TrainState
@@ -32,7 +32,9 @@ def add_greedy_rewards(state: TrainState, batch: Batch, trajectories: Sequence[T
         drawn = collect(state.sampler, wanted, state.config.runtime)
         state.observers.emit(TrajectoriesSampled(wanted, drawn, state.receipt, state.tokenizer))
     with state.observers.stage("reward"):
-        rewards = dict(zip(prompts, score(state.task.rewards, drawn, step=step).rewards, strict=True))
+        scores = score(state.task.rewards, drawn, step=step)
+        state.observers.emit(GreedyScored(drawn, scores))
+    rewards = dict(zip((request.prompt.id for request in wanted), scores.rewards, strict=True))
     if unjudged := [name for name, reward in rewards.items() if reward is None]:
         raise RewardError(
             f"the greedy completion of prompt {unjudged[0]} has no reward, and it is ReMax's baseline",

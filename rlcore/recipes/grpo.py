@@ -62,7 +62,7 @@ def add_group_advantages(state: TrainState, section: GrpoSection, batch: Batch) 
         case "reinforce_pp_baseline" | "remax":
             return batch
     batch = batch.extended(group_advantages=found)
-    state.observers.emit(GroupAdvantagesEstimated(batch))
+    state.observers.emit(GroupAdvantagesEstimated(batch, section.advantage))
     return batch
 
 
@@ -86,7 +86,7 @@ def add_advantages(state: TrainState, section: GrpoSection, batch: Batch) -> Bat
             at_end = advantages.at_last_token(rewards.float(), mask, included)
             found = advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages
     batch = batch.extended(advantages=found.float())
-    state.observers.emit(AdvantagesEstimated(batch, section))
+    state.observers.emit(AdvantagesEstimated(batch, section, 0.0))
     return batch
 
 

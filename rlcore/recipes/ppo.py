@@ -59,10 +59,11 @@ def add_values(state: TrainState, batch: Batch) -> Batch:
 def add_advantages(state: TrainState, section: PpoSection, batch: Batch) -> Batch:
     """Add rewards of tokens, advantages and returns; move an adaptive KL coefficient."""
     mask, included = batch["loss_mask"], batch["included"]
+    kl_coef = 0.0 if state.reference is None else state.kl_coef
     token_rewards = outcome_rewards = at_last_token(batch["rewards"].float(), mask, included)
     if state.reference is not None:
         sampled, reference = batch["rollout_logprobs"], batch["ref_logprobs"]
-        token_rewards = in_rewards(token_rewards, sampled, reference, mask, kl_coef=state.kl_coef)
+        token_rewards = in_rewards(token_rewards, sampled, reference, mask, kl_coef=kl_coef)
         if section.kl_target is not None:
             state.kl_coef = adaptive_kl_coef(
                 state.kl_coef,
@@ -79,7 +80,7 @@ def add_advantages(state: TrainState, section: PpoSection, batch: Batch) -> Batc
         returns=returns,
         advantages=whiten(estimated, mask, included) if section.whitens_advantages else estimated,
     )
-    state.observers.emit(AdvantagesEstimated(batch, section))
+    state.observers.emit(AdvantagesEstimated(batch, section, kl_coef))
     return batch
 
 

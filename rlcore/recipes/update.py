@@ -20,7 +20,7 @@ def update(state: TrainState, trainer: Trainer, minibatch: Minibatch, loss: Loss
     rate = learning_rate(section, trainer.peak_rate, step, state.config.training.num_steps)
     with observers.stage("optimizer"):
         norm = trainer.optimizer_step(learning_rate=rate, max_norm=section.max_gradient_norm)
-    observers.emit(Updated(trainer.name, step, rate))
+    observers.emit(Updated(trainer.name, step, rate, norm))
     return Update(trainer.name, norm, rate, losses)
 
 

@@ -8,17 +8,21 @@ Whole numbers are mixed with splitmix64's finaliser (Steele, Lea and Flood 2014)
 are those of uint64; only shifts to the right need a mask. The same on any device, up to the last bit of log.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlcore.errors import StepError
 from rlcore.numerics.level import is_compiled
 
 BITS = 52
 """Of a uniform number. With 24, no noise is above 17.4, and what is less probable than that is never drawn."""
 ELEMENTS_AT_ONCE = 1 << 16
-"""Mixed together: half a megabyte, which stays in a core's cache."""
+"""Mixed together on a CPU: half a megabyte, which stays in a core's cache."""
+GPU_ELEMENTS_AT_ONCE = 1 << 24
+"""Mixed together on a GPU, where each piece costs a dozen launches: 128 MB, all rows of most batches."""
 
 
 def signed(number: int) -> int:
@@ -79,8 +83,9 @@ class GumbelNoise:
         return cls(torch.arange(1, vocab_size + 1, device=device) * GOLDEN)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """States int64 [rows] -> fp64 [rows, vocabulary]."""
-        rows = max(1, ELEMENTS_AT_ONCE // len(self.ids))
+        """States int64 [rows] -> fp64 [rows, vocabulary]; pieces have the bits of the whole."""
+        elements = ELEMENTS_AT_ONCE if self.ids.is_cpu else GPU_ELEMENTS_AT_ONCE
+        rows = max(1, elements // len(self.ids))
         parts = [gumbels_(self._uniforms(part)) for part in torch.split(states, rows)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -91,3 +96,27 @@ class GumbelNoise:
 
             return compiled.uniforms(states, self.ids)
         return uniforms(mixed_(states.unsqueeze(1) + self.ids))
+
+
+KNOWN = (
+    (0x5EED, 310, 41570, 18.500252284603345),
+    (0x5EED, 912, 51550, 18.322933128170035),
+    (-5, 7, 99, -0.1260209392112426),
+)
+"""Key, position, token, and their noise. Two are beyond 17.4, the most that 24 bits of a uniform number give."""
+KNOWN_ROUNDING = 1e-12
+"""Of a logarithm, relative."""
+
+
+def check_known() -> None:
+    """Check the noise of some keys, positions and tokens against constants; raises StepError."""
+    for key, position, token, expected in KNOWN:
+        noise = GumbelNoise(torch.tensor([signed((token + 1) * GOLDEN)]))
+        found = float(noise(states(torch.tensor([key]), torch.tensor([position]))))
+        if not math.isclose(found, expected, rel_tol=KNOWN_ROUNDING):
+            raise StepError(
+                f"the noise of key {key}, position {position} and token {token} is {found!r}",
+                legal=f"{expected!r}: {BITS} bits of a uniform number, mixed by splitmix64",
+                remedy="restore rlcore.samplers.gumbel: every draw of every earlier run depends on it",
+                phases=("rollout",),
+            )

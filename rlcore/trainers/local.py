@@ -23,9 +23,11 @@ from rlcore.errors import NonFiniteError
 from rlcore.numerics.probe import num_threads
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.observability.events import (
+    BackwardBegins,
     ClipBegins,
     Clipped,
     GradientsReduced,
+    GradientsSummed,
     OptimizerStepBegins,
     PassBegins,
     WeightsMove,
@@ -79,11 +81,13 @@ class LocalTrainer:
                     self._observers.emit(PassBegins(parameters))
                     part = loss(self.model, microbatch)
                     check_loss(part.loss, microbatch)
+                    self._observers.emit(BackwardBegins(self.name, parameters, part.loss))
                     with own.collecting(microbatch.number):
                         part.loss.backward()  # type: ignore[no-untyped-call]
                     found[microbatch.number] = part._replace(loss=part.loss.detach())
                 total.absorb(own)
             self.gradients = total.total()
+            self._observers.emit(GradientsSummed(self.name, self.gradients))
         return tuple(found[number] for number in sorted(found))
 
     def optimizer_step(self, *, learning_rate: float, max_norm: float | None) -> float:
@@ -112,10 +116,10 @@ class LocalTrainer:
                 own = list(self._own_memory(gradients))
                 self._observers.emit(ClipBegins(own))
                 torch._foreach_mul_(own, max_norm / norm)
-                self._observers.emit(Clipped(own, max_norm / norm))
+                self._observers.emit(Clipped(own, max_norm / norm, max_norm))
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
-            self._observers.emit(WeightsMove(self.optimizer))
+            self._observers.emit(WeightsMove(self.optimizer, learning_rate))
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             self._observers.emit(WeightsMoved(self.name, self.model, self.optimizer))

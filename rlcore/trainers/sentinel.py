@@ -20,7 +20,7 @@ from rlcore.observability.events import Event, GradientsReduced, WeightsMove, We
 from rlcore.observability.observers import Observer
 from rlcore.trainers.local_parts import local_part
 from rlcore.trainers.rank_grid import RankGrid
-from rlcore.weights.digests import combined_digest, tensor_digest
+from rlcore.weights.digests import combined_digest, tensor_digests
 
 
 class _Seen(NamedTuple):
@@ -60,9 +60,9 @@ class ReplicaSentinel(Observer):
                 if self._is_due():
                     self._compare(tensors, "after its weights moved")
                 if self._grid.shard.size > 1 and self._grid.replicate.size == 1:
+                    digests = tensor_digests({name: local_part(tensor) for name, tensor in tensors.items()})
                     self._seen[trainer] = {
-                        name: _Seen(_mark(tensor), tensor_digest(local_part(tensor)))
-                        for name, tensor in tensors.items()
+                        name: _Seen(_mark(tensor), digests[name]) for name, tensor in tensors.items()
                     }
                 self._num_updates[trainer] = self._num_updates.get(trainer, 0) + 1
 
@@ -82,17 +82,17 @@ class ReplicaSentinel(Observer):
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare shards with what they were after the last update, unless they were written since."""
         seen = self._seen.get(self._trainer, {})
-        self._changed |= {
-            name: seen[name].digest
+        unwritten = {
+            name: local_part(tensor)
             for name, tensor in self._tensors(optimizer, has_gradients=False)
-            if name in seen
-            and seen[name].mark == _mark(tensor)
-            and seen[name].digest != tensor_digest(local_part(tensor))
+            if name in seen and seen[name].mark == _mark(tensor)
         }
+        found = tensor_digests(unwritten)
+        self._changed |= {name: seen[name].digest for name in unwritten if found[name] != seen[name].digest}
 
     def _compare(self, tensors: Mapping[str, Tensor], when: str) -> None:
         """Compare this rank with its replicas; all ranks of the grid learn what any of them found."""
-        own = {name: tensor_digest(local_part(tensor)) for name, tensor in tensors.items()}
+        own = tensor_digests({name: local_part(tensor) for name, tensor in tensors.items()})
         replicas = self._grid.replicate if self._grid.shard.size > 1 else self._grid.world
         combined = replicas.gather_objects(combined_digest(own))
         found: list[ReplicaDifference] = []

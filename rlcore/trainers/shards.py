@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcore.trainers.rank_grid import RankGrid
 from rlcore.trainers.ranks import Ranks
-from rlcore.weights.digests import tensor_digest
+from rlcore.weights.digests import digests_of
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def on_first(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tu
 
 def owned_digests(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> dict[str, str]:
     """Return the digest of each whole tensor, on every rank; each is computed by one. Collective."""
-    own = {name: tensor_digest(tensor) for name, tensor in owned(named, grid)}
+    own = digests_of(owned(named, grid))
     return {name: digest for part in grid.world.gather_objects(own) for name, digest in part.items()}
 
 

@@ -5,7 +5,7 @@
 The trainer keeps its way of sending. What is compared are digests, and log-probabilities where both sides give them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.weights.canary import canary_distance
-from rlcore.weights.digests import combined_digest, tensor_digest
+from rlcore.weights.digests import combined_digest, digests_of
 from rlcore.weights.receipts import Check, Receipt
 from rlcore.weights.verify import changed_names, check_policy_changed
 
@@ -54,11 +54,16 @@ def receipt_for(
     means that the optimizer has moved the policy since. Raises WeightSyncError with the check and the parameter:
     coverage (missing), liveness (as it was before), read-back (different), canary (it computes with others).
     """
-    began, num_bytes = perf_counter(), 0
-    expected: dict[str, str] = {}
-    for name, tensor in tensors:
-        expected[name] = tensor_digest(tensor)
-        num_bytes += tensor.nbytes
+    began = perf_counter()
+    num_bytes = 0
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        nonlocal num_bytes
+        for name, tensor in tensors:
+            num_bytes += tensor.nbytes
+            yield name, tensor
+
+    expected = digests_of(counted())
     if previous is not None and has_learned:
         check_policy_changed(expected, previous)
     found = sampler.digests(tuple(expected))

@@ -1,7 +1,8 @@
 """Digests of tensors by their bits: equal digests are equal bits, of one type and one shape.
 
 A digest is 32 hexadecimal digits of xxh3_128. It finds accidents, not forgers. -0.0 and the payload of a NaN count;
-where a tensor lies, its strides and its device do not. Bytes are those of a little-endian machine.
+where a tensor lies, its strides and its device do not. Bytes are those of a little-endian machine. Tensors on a GPU are
+read there, many at once (`rlcore.weights.gpu_digests`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,10 @@ from torch import Tensor
 from xxhash import xxh3_128, xxh3_128_digest, xxh3_128_hexdigest
 
 from rlcore.errors import InvalidValueError
+from rlcore.weights import gpu_digests
+
+GPU_BYTES_AT_ONCE = 1 << 30
+"""Of tensors on a GPU before the host waits for their digests; what was read of them takes a sixteenth meanwhile."""
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -18,25 +23,75 @@ def tensor_digest(tensor: Tensor) -> str:
 
     Raises InvalidValueError for a tensor that has no memory, or not one address for each element.
     """
-    if tensor.is_meta or tensor.layout != torch.strided:
-        raise InvalidValueError(
-            f"a digest of a tensor on {tensor.device}, layout {tensor.layout}", legal="a dense tensor with memory"
-        )
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    content = xxh3_128_digest(plain.reshape(-1).view(torch.uint8).numpy().data)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return xxh3_128_hexdigest(f"{dtype} {list(tensor.shape)} ".encode() + content)
+    (digest,) = digests_of([("", tensor)]).values()
+    return digest
 
 
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The digest of each, in the order of `tensors`; raises InvalidValueError with the name of one that has none."""
-    digests = {}
-    for name, tensor in tensors.items():
-        try:
-            digests[name] = tensor_digest(tensor)
-        except InvalidValueError as error:
-            raise InvalidValueError(f"{name}: {error.what}", legal=error.legal) from None
-    return digests
+    return digests_of(tensors.items())
+
+
+def digests_of(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """The same for tensors that come one by one; each is read before the next comes, and not held."""
+    digests: dict[str, str] = {}
+    waiting = _Waiting()
+    for name, tensor in named:
+        if tensor.is_meta or tensor.layout != torch.strided:
+            where = f"{name}: " if name else ""
+            raise InvalidValueError(
+                f"{where}a digest of a tensor on {tensor.device}, layout {tensor.layout}",
+                legal="a dense tensor with memory",
+            )
+        digests[name] = ""  # its place in the order
+        if is_read_there(tensor):
+            digests |= waiting.add(name, tensor)
+        else:
+            digests[name] = _named(_prefix(tensor), xxh3_128_digest(_bytes(tensor).cpu().numpy().data))
+    return digests | waiting.take()
+
+
+def is_read_there(tensor: Tensor) -> bool:
+    """Whether a tensor's bytes stay on its device."""
+    return tensor.is_cuda and not gpu_digests.problem(tensor.device)
+
+
+class _Waiting:
+    """Tensors of one GPU that were read, and whose digests the host does not have yet."""
+
+    def __init__(self) -> None:
+        self._device: torch.device | None = None
+        self._named: list[tuple[str, str]] = []  # (name, type and shape)
+        self._contents = gpu_digests.Contents()
+
+    def add(self, name: str, tensor: Tensor) -> dict[str, str]:
+        """Read a tensor; return the digests of those before it if it is on another GPU, or if they are many."""
+        is_full = self._device != tensor.device or self._contents.num_bytes >= GPU_BYTES_AT_ONCE
+        before = self.take() if is_full else {}
+        self._device = tensor.device
+        self._named.append((name, _prefix(tensor)))
+        self._contents.add(_bytes(tensor))
+        return before
+
+    def take(self) -> dict[str, str]:
+        """Return the digests of all that were read since the last call."""
+        named, self._named = self._named, []
+        found = zip(named, self._contents.take(), strict=True)
+        return {name: _named(prefix, content) for (name, prefix), content in found}
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The elements in C order: uint8 [bytes], on the tensor's device."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _prefix(tensor: Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)} "
+
+
+def _named(prefix: str, content: bytes) -> str:
+    return xxh3_128_hexdigest(prefix.encode() + content)
 
 
 def combined_digest(digests: Mapping[str, str]) -> str:

@@ -39,7 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
         (["run", "--events", ""], "--events ''", "a path"),
         (["plan", "--needs", ""], "--needs ''", "a path"),
         (["replay", "--step"], "--step needs a value", "--step K"),
-        (["run", "--gpus"], "--gpus needs a value", "--gpus auto|none|N|0,2,GPU-uuid|sim:N"),
+        (["run", "--gpus"], "--gpus needs a value", "--gpus auto|none|N|0,2,GPU-uuid|as-is:0|sim:N"),
         (["run", "--json=3"], "--json takes no value", "--json"),
         (["diff", "a"], "rlharness diff: B is missing", "rlharness diff A B [OPTIONS]"),
         (["train", "x"], "rlharness train: --out DIR is missing", "rlharness train SCENARIO --out DIR [OPTIONS]"),

@@ -1,4 +1,4 @@
-"""The engine on a GPU: it learns, its bits stay under perturbation, and what each level costs.
+"""The engine on a GPU: it learns and repeats itself, what is refused there, and what its level costs.
 
 All of it through the commands a user types, whose environment is set before the interpreter starts.
 """
@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
 ]
-ON_CARD = ("--set", "model.device=cuda")
+ON_GPU = ("--set", "model.device=cuda")
+REPEATED = ("--level", "deterministic")
 
 
 def rlharness(*words: str | Path, expected: int = 0) -> str:
@@ -35,20 +37,29 @@ def steps_of(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("scenario", ["grpo_reverse_text", "ppo_arithmetic"])
-def test_perturbations_move_no_bit_on_a_card(scenario: str, tmp_path: Path) -> None:
-    varied = ("runtime.concurrency=1,16", "runtime.world_size=1,2", "runtime.preempt_every=0,3")
-    words = [word for each in varied for word in ("--sweep", each)]
-    rlharness("replay", scenario, "--size", "smoke", "--out", tmp_path / "replay", *ON_CARD, *words)
+def test_a_run_repeats_every_bit_on_a_gpu(scenario: str, tmp_path: Path) -> None:
+    """At level deterministic, in fresh processes."""
+    rlharness("replay", scenario, "--size", "smoke", "--out", tmp_path / "replay", *ON_GPU, *REPEATED)
 
 
-def test_without_the_level_concurrency_moves_bits_on_a_card(tmp_path: Path) -> None:
+def test_level_invariant_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    words = ("train", "grpo_reverse_text", "--size", "smoke", "--level", "invariant", "--out", tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *map(str, words), *ON_GPU], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "level invariant on cuda" in done.stderr
+    assert "--level deterministic" in done.stderr
+
+
+def test_without_the_level_concurrency_moves_bits_on_a_gpu(tmp_path: Path) -> None:
     """At level off a GPU's products depend on the batch: 10 is the exit code of a divergence."""
     words = ("--level", "off", "--sweep", "runtime.concurrency=1,16", "--size", "smoke")
-    rlharness("replay", "grpo_reverse_text", "--out", tmp_path / "replay", *ON_CARD, *words, expected=10)
+    rlharness("replay", "grpo_reverse_text", "--out", tmp_path / "replay", *ON_GPU, *words, expected=10)
 
 
-def test_it_learns_on_a_card(tmp_path: Path) -> None:
-    rlharness("train", "grpo_reverse_text", "--out", tmp_path / "run", *ON_CARD)
+def test_it_learns_on_a_gpu(tmp_path: Path) -> None:
+    rlharness("train", "grpo_reverse_text", "--out", tmp_path / "run", *ON_GPU, *REPEATED)
     rewards = [
         line["evaluation/reward_mean"] for line in steps_of(tmp_path / "run") if "evaluation/reward_mean" in line
     ]
@@ -56,17 +67,51 @@ def test_it_learns_on_a_card(tmp_path: Path) -> None:
     assert rewards[-1] - rewards[0] >= 0.15
 
 
-def test_what_each_level_costs_on_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_level_costs_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Printed, for the documents; that both levels come to an end is all that is asserted."""
     told = {}
-    for level in ("off", "invariant"):
-        rlharness(
-            "train", "grpo_reverse_text", "--size", "smoke", "--level", level, "--out", tmp_path / level, *ON_CARD
-        )
+    for level in ("off", "deterministic"):
+        rlharness("train", "grpo_reverse_text", "--size", "smoke", "--level", level, "--out", tmp_path / level, *ON_GPU)
         steps = [line for line in steps_of(tmp_path / level) if "loss" in line][1:]
         phases = ("rollout", "update", "optimizer", "sync")
         told[level] = {name: statistics.median(line[f"seconds/{name}"] for line in steps) for name in phases}
     with capsys.disabled():
         for name, off in told["off"].items():
-            print(f"{name}: off {off * 1e3:.1f} ms, invariant {told['invariant'][name] / off:.2f} times that")
+            print(f"{name}: off {off * 1e3:.1f} ms, deterministic {told['deterministic'][name] / off:.2f} times that")
     assert all(seconds > 0 for level in told.values() for seconds in level.values())
+
+
+def test_digests_of_weights_are_those_of_the_host_and_weights_stay_on_the_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every kind of tensor; then how fast, printed for the documents."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from rlcore.weights import gpu_digests
+    from rlcore.weights.digests import tensor_digests
+
+    pytest.importorskip("triton")
+    assert gpu_digests.problem(torch.device("cuda", torch.cuda.current_device())) == ""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((), (7,), (0, 3), (1023, 5), (256, 1024))
+    on_host = {
+        f"{dtype} {shape}": (torch.randn(shape, generator=generator) * 9).to(dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
+        for shape in shapes
+    }
+    on_gpu = {name: tensor.cuda() for name, tensor in on_host.items()}
+    on_gpu["at an odd address"] = on_gpu["torch.bfloat16 (1023, 5)"].reshape(-1)[1:]
+    on_host["at an odd address"] = on_host["torch.bfloat16 (1023, 5)"].reshape(-1)[1:]
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        found = tensor_digests(on_gpu)
+    assert found == tensor_digests(on_host)
+    assert sum("DtoH" in event.name for event in profiler.events()) == 1
+
+    weights = {str(number): torch.randn(4096, 4096, device="cuda").bfloat16() for number in range(64)}
+    tensor_digests(weights)
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    tensor_digests(weights)
+    seconds = time.perf_counter() - began_s
+    with capsys.disabled():
+        print(f"\n{torch.cuda.get_device_name()}: digests of 2.1 GB in 64 tensors, {seconds * 1e3:.1f} ms")

@@ -4,16 +4,13 @@ Each test starts a runner of its own inside the lease it was given, on files it 
 saying so.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.gpu.inner_runs import need_gpus, run_inside
+
+pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs
 
 HOLDS_MEMORY = """
@@ -59,44 +56,10 @@ def test_waits_for_a_kernel_that_does_not_end():
     torch.cuda.synchronize()
 """
 
-WRITES_ITS_CARD = """
-import os, pytest, torch
-
-@pytest.mark.gpus(1)
-def test_sees_one_card(pytestconfig):
-    assert torch.cuda.device_count() == 1
-    identity = str(torch.cuda.get_device_properties(0).uuid)
-    (pytestconfig.rootpath / os.path.basename(__file__)).with_suffix(".card").write_text(identity)
-"""
-
-
-def run_inside(tmp_path: Path, files: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
-    """Run a runner of its own on `files`, which this test writes; its exit code and its JSON summary."""
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "run", "--gpus", "auto", "--json", *options],
-        cwd=tmp_path,
-        check=False,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=300,
-    )
-    return done.returncode, json.loads(done.stdout)
-
-
-def need_cards(count: int) -> None:
-    """Skip on a machine, or within a lease, of fewer GPUs."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device is visible")
-    if torch.cuda.device_count() < count:
-        pytest.skip(f"{count} CUDA devices are needed, {torch.cuda.device_count()} visible")
-
 
 @pytest.mark.gpus(1)
 def test_memory_left_by_a_killed_test_is_given_back_before_the_next_lease(tmp_path: Path) -> None:
-    need_cards(1)
+    need_gpus(1)
     files = {"test_a_holds.py": HOLDS_MEMORY, "test_b_sees.py": SEES_AN_EMPTY_CARD}
     code, summary = run_inside(tmp_path, files)
     outcomes = {unit["path"]: unit["outcome"] for unit in summary["units"]}
@@ -107,7 +70,7 @@ def test_memory_left_by_a_killed_test_is_given_back_before_the_next_lease(tmp_pa
 
 @pytest.mark.gpus(1)
 def test_a_kernel_that_hangs_is_ended_and_the_card_is_usable_again(tmp_path: Path) -> None:
-    need_cards(1)
+    need_gpus(1)
     files = {"test_a_hangs.py": HANGS_IN_A_KERNEL, "test_b_sees.py": SEES_AN_EMPTY_CARD}
     code, summary = run_inside(tmp_path, files, "--grace", "2")
     units = {unit["path"]: unit for unit in summary["units"]}
@@ -116,14 +79,3 @@ def test_a_kernel_that_hangs_is_ended_and_the_card_is_usable_again(tmp_path: Pat
     assert "synchronize" in stacks
     assert units["test_b_sees.py"]["outcome"] == "passed"
     assert code == 1
-
-
-@pytest.mark.gpus(2)
-def test_two_units_run_on_two_halves_of_a_lease(tmp_path: Path) -> None:
-    need_cards(2)
-    code, summary = run_inside(tmp_path, {"test_a.py": WRITES_ITS_CARD, "test_b.py": WRITES_ITS_CARD}, "--gpus", "2")
-    assert code == 0, summary
-    gpus = {path.read_text() for path in tmp_path.glob("*.card")}
-    assert len(gpus) == 2
-    inherited = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    assert all(gpu in inherited for gpu in gpus) or not inherited

@@ -45,4 +45,4 @@ def test_a_run_in_an_actor_with_a_gpu_is_equal_to_one_in_the_controller(tmp_path
     there = type_command(tmp_path, "train", "grpo_reverse_text", "--out", "there", *ON_GPU, *SPREAD)
     assert (here.code, there.code) == (ExitCode.OK, ExitCode.OK), here.stderr + there.stderr
     found = type_command(tmp_path, "diff", "here", "there")
-    assert found.stdout.startswith("EQUAL  3 steps, every bit"), found.stdout
+    assert found.stdout.startswith("EQUAL  3 steps, every recorded bit"), found.stdout

@@ -22,6 +22,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 DEVICE = os.environ.get("RLHARNESS_TEST_DEVICE", "cuda")
+LEVEL = "invariant" if DEVICE == "cpu" else "deterministic"
+"""The strictest level that the engine holds on the device."""
 PROBE = Path(__file__).parents[1] / "support" / "programs" / "vllm_batch_probe.py"
 pytestmark = [
     pytest.mark.gpus(1),
@@ -30,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed"),
 ]
 needs_cuda = pytest.mark.skipif(DEVICE != "cuda", reason="its kernels are for GPUs")
+needs_invariant = pytest.mark.skipif(DEVICE == "cuda", reason="level invariant is for CPUs")
 
 
 def rlharness(*words: str | Path, expected: int = 0) -> str:
@@ -42,7 +45,9 @@ def rlharness(*words: str | Path, expected: int = 0) -> str:
 
 def trained(out: Path, *words: str) -> list[dict[str, Any]]:
     """Train at the smallest size on the device; return the metrics of the steps."""
-    rlharness("train", "grpo_reverse_text", "--size", "tiny", "--out", out, "--set", f"model.device={DEVICE}", *words)
+    level = () if "--level" in words else ("--level", LEVEL)
+    on_device = ("--set", f"model.device={DEVICE}", *level)
+    rlharness("train", "grpo_reverse_text", "--size", "tiny", "--out", out, *on_device, *words)
     lines = (out / "metrics.jsonl").read_text("utf-8").splitlines()
     return [step for step in map(json.loads, lines) if "loss" in step]
 
@@ -83,6 +88,7 @@ def test_the_probe_compares_completions(capsys: pytest.CaptureFixture[str]) -> N
 # --------------------------------------------------------------------------------------------------------------- parity
 
 
+@needs_invariant
 def test_a_run_with_vllm_has_every_bit_of_the_run_with_the_local_sampler(tmp_path: Path) -> None:
     local = trained(tmp_path / "local")
     perturbed = ("sampler.name=vllm", "sampler.block_size=4", "sampler.num_blocks=160", "runtime.concurrency=5")
@@ -181,7 +187,7 @@ def test_the_engine_on_the_device_is_synced_with_a_receipt(tmp_path: Path) -> No
     own = tmp_path / "own.yaml"
     config = {**payload("grpo", sampler={"name": "vllm"}, model={"device": DEVICE}), "fault": {}}
     own.write_text(
-        "about: the engine with a fault\nentry: tests.benchmarks.mutations.entry:run\ndeterminism: invariant\ngpus: 0\n"
+        f"about: the engine with a fault\nentry: tests.benchmarks.mutations.entry:run\ndeterminism: {LEVEL}\ngpus: 0\n"
         f"runtime_sections: [runtime, output, sampler, fault]\nconfig: {json.dumps(config)}\n",
         "utf-8",
     )
@@ -200,9 +206,9 @@ def test_what_each_sampler_costs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     told = {}
     for name, words in {
         "local, off": ("--level", "off"),
-        "local, invariant": (),
+        f"local, {LEVEL}": (),
         "vLLM, off": ("--level", "off", "--set", "sampler.name=vllm"),
-        "vLLM, invariant": ("--set", "sampler.name=vllm"),
+        f"vLLM, {LEVEL}": ("--set", "sampler.name=vllm"),
     }.items():
         steps = trained(tmp_path / name, *words, "--set", "training.num_steps=6")[1:]
         phases = ("rollout", "update", "sync")

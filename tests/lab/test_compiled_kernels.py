@@ -22,7 +22,7 @@ def test_processes_agree_and_a_record_of_operations_has_the_kernels_and_moves_no
     compiled = (*SMALL, "--set", "model.kernels=compiled")
     replayed = type_command(tmp_path, "replay", *compiled, "--step", "1", "--trace-ops", "--out", "r")
     assert replayed.code == ExitCode.OK, replayed.stdout + replayed.stderr
-    assert replayed.stdout.startswith("A: run 1  B: run 2\nEQUAL  2 steps, every bit\n")
+    assert replayed.stdout.startswith("A: run 1  B: run 2\nEQUAL  2 steps, every recorded bit\n")
     assert "none differs\n    valid: this recording did not change step 1\n" in replayed.stdout
     found = read_ops(tmp_path / "r" / "run-1-op", 0, 1)
     assert found is not None
@@ -37,7 +37,7 @@ def test_processes_agree_and_a_record_of_operations_has_the_kernels_and_moves_no
     trained = type_command(tmp_path, "train", *compiled, "--out", "t")
     assert trained.code == ExitCode.OK, trained.stderr
     diff = type_command(tmp_path, "diff", "t", "r/run-2")
-    assert (diff.code, "EQUAL  2 steps, every bit" in diff.stdout) == (ExitCode.OK, True), diff.stdout
+    assert (diff.code, "EQUAL  2 steps, every recorded bit" in diff.stdout) == (ExitCode.OK, True), diff.stdout
     manifest = read_trace(tmp_path / "t").manifest
     assert manifest is not None
     assert manifest.fingerprint.identity["model.kernels"] == '"compiled"'

@@ -78,7 +78,7 @@ HARMLESS = ("recording.json", "processes/1.json", "stacks.txt", "leader.pid", "r
 def test_what_does_not_decide_what_was_recorded_changes_no_verdict(tmp_path: Path, name: str) -> None:
     done = type_command(tmp_path, "replay", "--out", "r", "--", *PRETENDER, "--fifo", name)
     assert done.code == ExitCode.OK, done.stdout + done.stderr
-    assert "EQUAL  3 steps, every bit\n" in done.stdout
+    assert "EQUAL  3 steps, every recorded bit\n" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["curve.jsonl", "rank-0.log"])

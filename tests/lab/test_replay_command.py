@@ -34,7 +34,7 @@ def told(done: Done) -> dict[str, Any]:
 def test_runs_that_agree(tmp_path: Path) -> None:
     done = replay(tmp_path, "--steps", "4")
     assert done.code == ExitCode.OK, done.stderr
-    assert done.stdout == "A: run 1  B: run 2\nEQUAL  4 steps, every bit\n  traces: r\n"
+    assert done.stdout == "A: run 1  B: run 2\nEQUAL  4 steps, every recorded bit\n  traces: r\n"
     shown = [line.partition(" in ")[0] for line in done.stderr.splitlines()]
     assert shown == [
         "rlharness: run 1 of 2 begins",

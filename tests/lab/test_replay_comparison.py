@@ -10,7 +10,7 @@ from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.replay.comparison import Replay, compare_runs
 from harness.recording.op_log import OpLog
-from harness.trace.chain import RecordedValue
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
@@ -195,6 +195,42 @@ def test_the_hash_seed_is_no_cause_if_only_floats_of_a_batch_differ(
         for number, change in ((1, batches(99, 99)), (2, batches(1, labels_from)))
     ]
     assert len(compare_runs(plan_of(tmp_path), runs).notes) == num_notes
+
+
+def loss_after(name: str, *, has_state: bool) -> Change:
+    """A change to steps: the loss is another one from step 1 on, after a value of this name that is equal."""
+    flip = flip_bit(1, "loss", "loss")
+
+    def change(step: int, value: RecordedValue) -> RecordedValue | None:
+        if value.name == "tokens":
+            return value._replace(name=name, phase="rollout" if name == "batch.0" else "forward")
+        if value.name == "logprobs" and has_state:
+            return flip_bit(1, "rollout", "random.python")(
+                step, value._replace(phase="rollout", name="random.python", scope=Scope.CONTEXT)
+            )
+        return flip(step, value) if value.name == "loss" else None
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "has_state", "num_notes"), [("batch.0", False, 0), ("weight", False, 1), ("weight", True, 0)]
+)
+def test_the_hash_seed_is_no_cause_after_equal_batches_or_other_random_states(
+    tmp_path: Path, name: str, has_state: bool, num_notes: int
+) -> None:
+    other = loss_after(name, has_state=has_state)
+
+    def same(step: int, value: RecordedValue) -> RecordedValue | None:
+        return other(0, value)  # nothing is flipped before step 1
+
+    runs = [
+        with_reports(run_of(tmp_path, number, change), report(number, str(number)))
+        for number, change in ((1, same), (2, other))
+    ]
+    replay = compare_runs(plan_of(tmp_path), runs)
+    assert replay.comparisons[0].verdict.kind is Kind.DIVERGED
+    assert len(replay.notes) == num_notes
 
 
 @pytest.mark.parametrize(("ops", "num_notes"), [(("b1", "b2"), 0), (("b", "b"), 1)])

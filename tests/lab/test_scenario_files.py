@@ -37,7 +37,8 @@ def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
     scenario = file.read()
     assert scenario.chaos.crash is not None
     factors = scenario.chaos.payload_factors({})
-    assert {"runtime.concurrency", "runtime.world_size"} <= {factor.name for factor in factors}
+    names = {factor.name for factor in factors}
+    assert {"runtime.concurrency", "output.evaluate_every", "output.checkpoint_every"} <= names
     for factor in factors:
         values = factor.values.options if isinstance(factor.values, Choice) else (factor.values.low, factor.values.high)
         for value in values:

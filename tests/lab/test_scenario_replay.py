@@ -32,7 +32,7 @@ def replay(directory: Path, *words: str, **env: str) -> Done:
 def test_what_must_not_matter_does_not_and_where_it_does_that_is_shown(tmp_path: Path) -> None:
     holds = replay(tmp_path, "--out", "holds")
     assert holds.code == ExitCode.OK, holds.stdout + holds.stderr
-    assert holds.stdout.startswith("A: run 1  B: run 2\nEQUAL  3 steps, every bit\n")
+    assert holds.stdout.startswith("A: run 1  B: run 2\nEQUAL  3 steps, every recorded bit\n")
     assert "    runtime.num_parts  A 1  B 7\n" in holds.stdout, "it is told that they were not alike"
     seen = [json.loads((tmp_path / "holds" / f"run-{run}" / "seen.json").read_text("utf-8")) for run in (1, 2)]
     assert [each["config"]["runtime"]["num_parts"] for each in seen] == [1, 7]

@@ -11,12 +11,12 @@ TEXT = PAGE.read_text("utf-8")
 VERDICTS = {
     "diff": "DIVERGED  step 0, rollout batch.1",
     "operation": "words.py:10 <module>",
-    "deterministic": "EQUAL  5 steps, every bit",
-    "mended": "EQUAL  5 steps, every bit",
+    "deterministic": "EQUAL  5 steps, every recorded bit",
+    "mended": "EQUAL  5 steps, every recorded bit",
     "chaos": "DIVERGED  runtime.num_parts=3 alone changes the gradient of weights at step 0",
     "sweep": "DIVERGED  step 0, backward weights",
     "step": "mean.py:12 <genexpr>",
-    "scenario_mended": "EQUAL  3 steps, every bit",
+    "scenario_mended": "EQUAL  3 steps, every recorded bit",
 }
 """Of some blocks of output a line that the text around them is about."""
 

@@ -11,7 +11,8 @@ from harness.machine.inventory import Gpu
 from harness.process import child_env as contract
 from harness.process.child_env import child_env
 
-WRITTEN = {"CUDA_VISIBLE_DEVICES", "TMPDIR", "RLHARNESS_ATTEMPT", "MASTER_PORT"}
+WRITTEN = {"CUDA_VISIBLE_DEVICES", "TMPDIR", "RLHARNESS_ATTEMPT", "RLHARNESS_LEASE", "MASTER_PORT"}
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 PINS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
 REMOVED = {"RAY_ADDRESS", "RAY_TMPDIR"}
 NAMES = st.one_of(
@@ -32,7 +33,9 @@ def _without_amd_driver() -> Iterator[None]:
 
 
 def of(parent: dict[str, str], gpus: tuple[Gpu, ...] | None) -> dict[str, str]:
-    return child_env(parent, gpus=gpus, tmpdir="/tmp/rlh-1/0001", marker="run-0001", master_port=20064)
+    parent = {CACHE: "/cache", **parent}
+    child = child_env(parent, gpus=gpus, tmpdir="/tmp/rlh-1/0001", marker="run-0001", master_port=20064)
+    return {name: value for name, value in child.items() if name != CACHE}
 
 
 @settings(derandomize=True)
@@ -55,6 +58,7 @@ def test_the_lease_in_its_order() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a",
         "TMPDIR": "/tmp/rlh-1/0001",
         "RLHARNESS_ATTEMPT": "run-0001",
+        "RLHARNESS_LEASE": "run-0001 GPU-b,GPU-a",
         "MASTER_PORT": "20064",
     }
 
@@ -126,3 +130,28 @@ def test_pins_are_set_and_said_to_be_where_there_was_a_preflight() -> None:
     assert without.keys() & {"RLHARNESS_PREFLIGHT", "GLOO_SOCKET_IFNAME"} == set()
     nothing_wrong = child_env(parent, gpus=(), tmpdir="/t", marker="m", master_port=1, pins={})
     assert nothing_wrong["RLHARNESS_PREFLIGHT"] == "done"
+
+
+def test_the_lease_of_a_child_is_read_within_it_and_ends_with_it() -> None:
+    gpus = (Gpu("GPU-b", 1, "A", 80.0), Gpu("GPU-a", 0, "A", 80.0))
+    inner = of({}, gpus)
+    assert contract.surrounding_lease(inner) == contract.Surroundings("run-0001", ("GPU-b", "GPU-a"))
+    assert contract.surrounding_lease(of(inner, None)) == contract.surrounding_lease(inner)
+    for outside in ({}, of(inner, ()), {"RLHARNESS_LEASE": "odd"}):
+        assert contract.surrounding_lease(outside) == contract.Surroundings()
+
+
+def test_compiled_code_is_kept_between_files_where_the_user_has_not_said() -> None:
+    def cache(parent: dict[str, str]) -> str:
+        return child_env(parent, gpus=(), tmpdir="/t", marker="m", master_port=1)[CACHE]
+
+    assert cache({"TMPDIR": "/big"}).startswith("/big/torchinductor_")
+    assert cache({CACHE: "/mine"}) == "/mine"
+
+
+def test_the_cache_is_where_torch_itself_would_have_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    utils = pytest.importorskip("torch._inductor.runtime.cache_dir_utils")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert child_env({"TMPDIR": str(tmp_path)}, gpus=(), tmpdir="/t", marker="m", master_port=1)[CACHE] == (
+        utils.default_cache_dir()
+    )

@@ -118,3 +118,22 @@ def test_a_gpu_without_error_counters_has_no_fault(driver: Driver, code: int) ->
 def test_no_driver_is_no_error() -> None:
     health = read_gpu_health({})
     assert health.has_driver or health.problem
+
+
+NOT_STARTED, IN_PROGRESS, COMPLETED = 1, 2, 3
+
+
+@pytest.mark.parametrize(
+    ("fabric", "problem"),
+    [
+        (None, ""),
+        ((0, 0), ""),
+        ((NOT_STARTED, 0), "it has not been started"),
+        ((IN_PROGRESS, 0), "it is still coming up"),
+        ((COMPLETED, 0), ""),
+        ((COMPLETED, UNKNOWN), f"joining it has failed with status {UNKNOWN}"),
+    ],
+)
+def test_the_fabric_of_nvswitches(driver: Driver, fabric: tuple[int, int] | None, problem: str) -> None:
+    (gpu,) = driver.read_gpu_health(machine_of(StubGpu(fabric=fabric))).gpus
+    assert gpu.fabric_problem == problem

@@ -3,9 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from harness.machine.gpu_health import FaultKind, GpuFault
-from harness.machine.gpu_watch import HURRIED_WAIT_S, GpuWatch
+from harness.machine.gpu_watch import HURRIED_WAIT_S, STRANGER_BYTES, GpuWatch
+from harness.machine.inventory import Gpu
 from harness.machine.meter import GpuProcess, NoMeter
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_meter import FakeMeter
@@ -27,7 +29,7 @@ class Story(FakeMeter):
 
 
 def watch(meter: FakeMeter | NoMeter, clock: FakeClock | None = None, **limits: float) -> GpuWatch:
-    return GpuWatch(meter, clock or FakeClock(), **{"poll_s": 0.0, **limits})
+    return GpuWatch(meter, clock or FakeClock(), (), **{"poll_s": 0.0, **limits})
 
 
 def test_a_check_leaves_out_memory_that_cannot_be_read_and_names_a_gpu_that_does_not_answer() -> None:
@@ -53,6 +55,48 @@ def test_a_check_names_the_fault_of_a_gpu_and_its_remedy() -> None:
     assert (baseline, list(unfit)) == ({"b": 5}, ["a"])
     assert "3 uncorrected errors" in unfit["a"]
     assert "nvidia-smi --gpu-reset -i GPU-a" in unfit["a"]
+
+
+def as_is(gpu_id: str, **fields: Any) -> Gpu:
+    return Gpu(gpu_id, 0, "A", 80.0, **{"is_as_is": True, **fields})
+
+
+def test_what_is_on_a_card_taken_as_it_is_is_no_leak_and_what_comes_later_is() -> None:
+    browser, train = GpuProcess(7, GB, "firefox"), GpuProcess(8, GB, "python train.py")
+    meter = FakeMeter({"a": GB}, {"a": (browser,)})
+    watched = GpuWatch(meter, FakeClock(), (as_is("a"),), poll_s=0.0, wait_s=0.0)
+    baseline, unfit = asyncio.run(watched.check(("a",)))
+    assert (baseline, unfit) == ({"a": GB}, {})
+    assert asyncio.run(watched.not_back(("a",), baseline)) == {}
+    meter.processes["a"] = (browser, train)
+    held = asyncio.run(watched.not_back(("a",), baseline))["a"]
+    assert "pid 8 (python train.py)" in held
+    assert "firefox" not in held
+
+
+def test_a_card_with_a_display_may_miss_its_baseline_by_more() -> None:
+    meter = FakeMeter({"a": GB, "b": GB})
+    gpus = (as_is("a", is_as_is=False, idle_bytes=2 * GB), as_is("b", is_as_is=False))
+    watched = GpuWatch(meter, FakeClock(), gpus, poll_s=0.0, wait_s=0.0)
+    assert asyncio.run(watched.not_back(("a", "b"), {"a": 0, "b": 0})).keys() == {"b"}
+
+
+def test_a_check_finds_memory_that_came_after_the_inventory_without_a_process() -> None:
+    gpus = tuple(as_is(name, is_as_is=False, used_bytes=10**7) for name in "abc")
+    watched = GpuWatch(FakeMeter({"a": 2 * GB, "b": 10**7 + STRANGER_BYTES}), FakeClock(), gpus)
+    _, unfit = asyncio.run(watched.check(("a", "b", "c")))
+    assert unfit == {
+        "a": "busy before the lease: 2.0 GB more in use than when the run began, by no process that can be named"
+    }
+
+
+def test_an_error_that_the_driver_reported_between_leases_makes_a_card_unfit_if_it_is_a_fatal_one() -> None:
+    meter = FakeMeter({"a": 0, "b": 0}, xids={"a": [31, 79], "b": [31]})
+    watched = watch(meter)
+    _, unfit = asyncio.run(watched.check(("a", "b")))
+    assert unfit == {"a": "found before the lease: the driver reported Xid 79 (it has fallen off the bus)"}
+    meter.xids = {"b": [13]}
+    assert asyncio.run(watched.new_xids(("a", "b"))) == {"b": (13,)}
 
 
 def test_cards_that_are_back_at_once_are_asked_once() -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess, Holder, NoMeter, holder_of, return_to_baseline
+from harness.machine.inventory import IDLE_MEMORY_BYTES
+from harness.machine.meter import GpuProcess, Holder, NoMeter, holder_of, return_to_baseline
 from tests.support.fake_meter import FakeMeter
 
 GB = 10**9

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.recording import op_source
 from harness.recording.op_mode import OpMode
 from harness.recording.tensors import digest_tensor
+from harness.recording.trl_rollouts import hook_grpo
 from harness.trace.ops import OpRecord
 from tests.recording.op_records import line_of, named, only, record
 
@@ -141,3 +143,62 @@ def test_what_recording_does_itself_is_not_recorded() -> None:
 
 def test_the_files_whose_frames_are_skipped_exist() -> None:
     assert [path for path in op_source._WRAPPERS if not Path(path).is_file()] == []
+
+
+def package(directory: Path, name: str, text: str) -> dict[str, Any]:
+    """The names of a package's file that was installed below `directory`."""
+    path = directory / "site-packages" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(text, str(path), "exec"), scope)
+    return scope
+
+
+TRAINER = """
+class GRPOTrainer:
+    def _calculate_rewards(self, completions):
+        return self.reward(completions)
+
+    def _generate_and_score_completions(self, prompts):
+        completions = prompts.cumsum(0)
+        rewards = self._calculate_rewards(completions)
+        return {"completion_ids": completions, "advantages": rewards.sub(1)}
+
+    def train(self, prompts):
+        return self._generate_and_score_completions(prompts)["advantages"].exp()
+"""
+
+
+def test_operations_below_a_wrapper_of_ours_are_the_programs(tmp_path: Path) -> None:
+    """As TRL's trainer generates and scores: our wrapper records what it returns, and that alone is ours."""
+    trainer = package(tmp_path, "trl/grpo_trainer.py", TRAINER)["GRPOTrainer"]
+
+    def guarded(phase: str, name: str, found: torch.Tensor) -> None:
+        digest_tensor(found.t() if found.dim() > 1 else found)
+
+    hook_grpo(SimpleNamespace(GRPOTrainer=trainer), guarded, print)  # type: ignore[arg-type]
+    prompts = torch.ones(2, 3)
+
+    def program(_: OpMode) -> None:
+        trainer.reward = lambda self, completions: completions.tanh()
+        trainer().train(prompts)
+
+    found = record(program).operations
+    assert [each.name.split(".")[1] for each in found] == ["cumsum", "tanh", "sub", "exp"]
+    assert found[1].at == line_of(program, "completions.tanh()").replace(" program", " <lambda>")
+    called = line_of(program, "trainer().train")
+    assert [(found[index].at, found[index].via) for index in (0, 3)] == [
+        (called, "trl/grpo_trainer.py:7 _generate_and_score_completions"),
+        (called, "trl/grpo_trainer.py:12 train"),
+    ]
+
+
+def test_operations_of_a_package_that_the_recorder_calls_are_the_recorders(tmp_path: Path) -> None:
+    """As the sentinel repeats the step of an optimizer that is a package's."""
+    scope = package(tmp_path, "optimizers/step.py", "def step(x):\n    return x.exp()\n")
+    scope |= {"__name__": "sentinel", "x": torch.ones(3)}
+    sentinel = str(Path(op_source.__file__).parent / "sentinel" / "sentinel.py")
+    text = "def _guarded():\n    step(x)\n\ndef begin():\n    step(x)\n    x.sin()\n    _guarded()\n"
+    exec(compile(text, sentinel, "exec"), scope)
+    assert [each.name for each in record(lambda _: scope["begin"]()).operations] == ["aten.exp.default"]

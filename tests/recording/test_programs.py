@@ -16,6 +16,7 @@ import torch
 from harness.recording.recording_config import PROCESSES, Report
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope
+from harness.trace.ops import read_ops
 from tests.support.recorded_programs import PEERS_VARIABLE, PROGRAMS, compared, place, program, record, run, told
 
 TORCHRUN = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--standalone", "--nproc-per-node", "2"]
@@ -93,7 +94,10 @@ class Trainings:
         with ThreadPoolExecutor(2) as pool:
             plain = pool.submit(run, *command("plain"))
             plants = {"a": "none", "b": "none", "sick": "bit:1"}
-            done = list(pool.map(lambda n: record(directory / n, command(n), env={"PLANT": plants[n]}), plants))
+            options = {"a": [], "b": ["--trace-ops", "0"], "sick": []}
+            done = list(
+                pool.map(lambda n: record(directory / n, command(n), *options[n], env={"PLANT": plants[n]}), plants)
+            )
         assert plain.result().exit_code == 0
         return Trainings(directory, done[0].output)
 
@@ -116,6 +120,17 @@ def test_a_grpo_trainer_is_recorded_with_its_rollouts_and_no_bit_of_it_changed(t
     assert recorded_values >= {("rollout", "completion_ids"), ("reward", "rewards"), ("advantage", "advantages")}
     verdict = compared(trainings.directory / "a", trainings.directory / "b")
     assert (verdict["num_steps"], verdict["num_steps_different"], verdict["first"]) == (4, 0, None)
+
+
+@pytest.mark.full
+@NEEDS_PEERS
+def test_operations_of_generation_rewards_and_advantages_are_recorded(trainings: Trainings) -> None:
+    """The trainer's functions stand below wrappers of ours, which record what they return."""
+    found = read_ops(trainings.directory / "b", 0, 0)
+    assert found is not None and found.problem == ""
+    by_function = {each.via.rpartition(" ")[2] for each in found.operations if "grpo_trainer.py" in each.via}
+    assert by_function >= {"_calculate_rewards", "_generate_and_score_completions", "_generate_single_turn"}
+    assert any("_sample" in each.via for each in found.operations)
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import TraceError
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
@@ -20,6 +21,7 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.digests import digest
 from harness.trace.ops import read_ops
 from harness.trace.values import Float
+from tests.recording.counted_gpu import pretend_gpu
 
 
 class Steps:
@@ -206,10 +208,48 @@ def test_a_value_of_the_curve_is_one_number(value: Any) -> None:
         as_float(value)
 
 
+MANY = [("tokens", torch.arange(40)), ("text", "a b"), ("sparse", torch.eye(3).to_sparse()), ("tokens", 7)]
+
+
+@pytest.mark.parametrize("callbacks", [(), (RecorderCallback(),)])
+def test_many_values_at_once_are_recorded_as_one_after_the_other(
+    callbacks: Sequence[RecorderCallback], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.recording.recorder.MAX_HELD_BYTES", 300)
+    sink = Steps()
+    recorder = Recorder(sink, callbacks=callbacks)
+    recorder.begin_step(0)
+    for name, value in MANY:
+        recorder.record("rollout", name, value)
+    recorder.end_step()
+    recorder.begin_step(1)
+    recorder.record_all("rollout", iter(MANY))
+    recorder.end_step()
+    (_, one_by_one, kept), (_, at_once, kept_at_once) = sink.steps
+    assert at_once == one_by_one
+    assert kept_at_once == kept
+    assert len(kept) == 4, "the parts of a sparse tensor, no text"
+
+
+def test_many_values_on_a_gpu_are_recorded_with_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = pretend_gpu(monkeypatch)
+    values = [(f"layers.{number}", torch.randn(100)) for number in range(30)]
+    recorder = Recorder(Steps())
+    recorder.begin_step(0)
+    for name, value in values:
+        recorder.record("backward", name, value)
+    assert gpu.taken()["waits"] == 30
+    recorder.record_all("backward", values)
+    assert gpu.taken() == {"launches": 1, "uploads": 1, "waits": 1, "by torch": 0}
+
+
 def test_the_null_recorder_takes_the_same_calls() -> None:
     recorder = NullRecorder()
     recorder.begin_step(0)
     recorder.record("no such phase", "x", object())
+    made = iter([("x", object())])
+    recorder.record_all("no such phase", made)
+    assert next(made, None) is None, "ranks make values together"
     recorder.end_step(loss="nothing")
 
 

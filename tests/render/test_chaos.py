@@ -33,6 +33,15 @@ FOREIGN = RunSpec(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwx
 FACTORS = (Factor("runtime.n", Span(1, 9)), Factor("threads", Span(1, 2)))
 
 
+def test_settings_that_no_factor_varies_are_reported() -> None:
+    searched = chaos(None)
+    plan = replace(searched.plan, subject=replace(searched.plan.subject, unvaried=("output.evaluate_every", "a.b")))
+    text = chaos_text(replace(searched, plan=plan), colour=False)
+    assert "\n  never varied: output.evaluate_every, a.b: runtime settings without a factor" in text
+    assert "never varied" not in chaos_text(searched, colour=False)
+    assert chaos_json(replace(searched, plan=plan))["never_varied"] == ["output.evaluate_every", "a.b"]
+
+
 @pytest.fixture
 def moved(tmp_path: Path) -> Outcome:
     a = trace(tmp_path / "run-1", steps_of(4))

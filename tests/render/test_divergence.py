@@ -244,7 +244,7 @@ def test_a_leaf_that_one_has_more_and_ranks_parts(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", [[part, recorded_value("loss", "loss", 1)]])
     b = trace(tmp_path / "b", [[part._replace(digest=bytes(16)), recorded_value("loss", "loss", 1)]])
     assert verdict_text(diff(a, b), colour=False).splitlines() == [
-        "EQUAL  1 step, every bit",
+        "EQUAL  1 step, every recorded bit",
         "  first difference in microbatches (does not affect the verdict): step 0, forward hidden",
     ]
     c = trace(tmp_path / "c", [[part]])

@@ -109,7 +109,7 @@ def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
     assert gate_json(gate)["scenarios"][0]["golden"][0]["by"] == "Ada"
     equal = replace(scenario, finding=Finding(Change.EQUAL), golden=golden, against="golden 0123")
     assert gate_text(gate_of(equal), colour=False).splitlines()[1:3] == [
-        "EQUAL  a (golden 0123): 2 steps, every bit",
+        "EQUAL  a (golden 0123): 2 steps, every recorded bit",
         "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower",
     ]
 

@@ -31,7 +31,7 @@ from harness.lab.gate.reasons import (
 from harness.lab.gate.reasons import ReasonCode as Code
 from harness.render.gate_reasons import SENTENCES, reason_text
 from harness.render.verdict_reasons import reason_json
-from harness.trace.reasons import OfTrace, VerdictCode
+from harness.trace.reasons import CurveDiffers, OfTrace, VerdictCode
 
 NAMES = tuple("abcdefg")
 REASONS = (
@@ -55,6 +55,7 @@ REASONS = (
     RecordedAlone(Code.RECORDED_ALONE, "base", ("loss clip_fraction",)),
     RecordedAlone(Code.RECORDED_ALONE, "head", NAMES),
     OfTraces(Code.TRACES_NOT_COMPARABLE, OfTrace(VerdictCode.IDENTITY_UNKNOWN, "A")),
+    OfTraces(Code.NOTED, CurveDiffers(VerdictCode.CURVE_DIFFERS, 3, ("gradient_norm",))),
     Reported(Code.BASE_REJECTED, "unknown key lrr"),
     Reported(Code.LEGAL, "lr"),
     Reported(Code.REMEDY, "name it lr"),

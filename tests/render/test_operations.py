@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.render.divergence import verdict_json, verdict_text
-from harness.render.operations import MAX_VALUES, operations_json, operations_text
+from harness.render.operations import FROM_WORKER, MAX_VALUES, PHRASES, operations_json, operations_text
 from harness.trace.diff import diff
-from harness.trace.ops import Operation, OpRecord, OpValue, OpVerdict, compare_ops
+from harness.trace.ops import OpDifference, OpDivergence, Operation, OpRecord, OpValue, OpVerdict, compare_ops
 from harness.trace.reader import read_trace
 from tests.support.traces import flip_bit, steps_of, write, write_ops
 
@@ -108,3 +108,12 @@ def test_the_verdict_on_two_traces_shows_the_operations_of_its_step(tmp_path: Pa
     shown = verdict_json(verdict, exit_code=10)["operations"]
     assert (shown["first"]["what"], shown["first"]["a"]["at"]) == ("output", "train.py:31 forward")
     assert diff(read_trace(a), read_trace(a)).operations is None
+
+
+def test_a_batch_from_a_worker_is_explained() -> None:
+    taken = replace(EMBED, name="aten.set_.source_Storage_storage_offset", inputs=(), makers=())
+    a, b = (replace(taken, outputs=(digest("1", each),)) for each in "23")
+    found = OpDivergence(OpDifference.OUTPUT, a, b, (), (False,))
+    lines = "\n".join(operations_text(OpVerdict(0, 0, 1, 1, found)))
+    assert FROM_WORKER in lines
+    assert PHRASES[OpDifference.OUTPUT] not in lines

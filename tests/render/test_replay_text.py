@@ -5,12 +5,14 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from harness.cli.main import cli
 from harness.core.program_output import TAIL_LINES, output_tail
 from harness.lab.experiments.hints import program_command
 from harness.lab.replay.comparison import Replay, compare_runs
 from harness.render.divergence import verdict_text
-from harness.render.operations import operations_text
+from harness.render.operations import operations_text, suspect_lines
 from harness.render.replay import replay_json, replay_text, run_line
 from tests.support.replays import plan_of, report, run_of, with_reports
 from tests.support.traces import flip_bit
@@ -29,7 +31,7 @@ def verdicts(replay: Replay) -> list[list[str]]:
 
 def test_equal_runs(tmp_path: Path) -> None:
     replay = compare_runs(plan_of(tmp_path), [run_of(tmp_path, 1), run_of(tmp_path, 2)])
-    assert lines_of(replay) == ["A: run 1  B: run 2", "EQUAL  3 steps, every bit", f"  traces: {tmp_path}"]
+    assert lines_of(replay) == ["A: run 1  B: run 2", "EQUAL  3 steps, every recorded bit", f"  traces: {tmp_path}"]
 
 
 def test_diverged_runs(tmp_path: Path) -> None:
@@ -96,12 +98,53 @@ def test_operations_follow_their_verdict(tmp_path: Path) -> None:
     (comparison,) = replay.comparisons
     shown = [line for line in operations_text(comparison.operations[0]) if "rlharness replay" not in line]
     lines = lines_of(replay)
-    assert lines[1:-2] == [*verdicts(replay)[0], *shown]
-    assert lines[-2] == "    valid: this recording did not change step 1"
+    assert lines[1:-3] == [*verdicts(replay)[0], *shown]
+    assert lines[-3:-1] == [
+        "    valid: this recording did not change step 1",
+        "  test whether a level removes it: rlharness replay --level deterministic -- python train.py --lr 1e-3",
+    ]
     (told,) = replay_json(replay)["comparisons"]
     assert told["operations"][0]["first"]["what"] == "output"
     elsewhere = lines_of(compare_runs(plan_of(tmp_path, op_step=2), runs))
     assert "  look closer: rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3" in elsewhere
+
+
+def test_a_difference_that_vanishes_under_operations_has_suspects(tmp_path: Path) -> None:
+    runs = [
+        run_of(tmp_path, number, SAME if op else change, op=op)
+        for number, change in ((1, SAME), (2, OTHER))
+        for op in ("", "b")
+    ]
+    replay = compare_runs(plan_of(tmp_path, op_step=1), runs)
+    lines = lines_of(replay)
+    at = lines.index("    torch documents these operations of step 1 as nondeterministic:")
+    assert lines[at + 1 : at + 3] == [
+        "      backward aten.index_put.default (#0), train.py:41 forward",
+        "    --level deterministic uses deterministic kernels where torch has them",
+    ]
+    command = "rlharness replay --level deterministic -- python train.py --lr 1e-3"
+    assert f"  test whether a level removes it: {command}" in lines
+    (told,) = replay_json(replay)["comparisons"]
+    assert [each["name"] for each in told["suspects"]] == ["aten.index_put.default"]
+
+
+def test_an_innocent_step_has_no_suspects(tmp_path: Path) -> None:
+    assert list(suspect_lines(7, ())) == [
+        "torch documents none of the operations of step 7 as nondeterministic: look at threads and timing"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "command"),
+    [
+        ("deterministic", "see both on one page: rlharness report {0}/run-1 {0}/run-2"),
+        ("off", "test whether a level removes it: rlharness replay --level deterministic -- python"),
+    ],
+)
+def test_every_difference_ends_with_a_command(tmp_path: Path, level: str, command: str) -> None:
+    runs = [run_of(tmp_path, number, change, op=op) for number, change in ((1, SAME), (2, OTHER)) for op in ("", "b")]
+    lines = lines_of(compare_runs(plan_of(tmp_path, op_step=1, level=level), runs))
+    assert lines[-2].startswith("  " + command.format(tmp_path))
 
 
 def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_the_same_traces_make_the_same_page(tmp_path: Path) -> None:
 def test_equal_runs_have_no_first_place(tmp_path: Path) -> None:
     text = page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b"))
     told = Elements(text).text
-    assert "EQUAL 12 steps, every bit" in told and "No value differs in 12 steps." in told
+    assert "EQUAL 12 steps, every recorded bit" in told and "No value differs in 12 steps." in told
     assert "First difference" not in told and "Next commands" not in told
     assert data_of(text)["curves"]["parts"] == []
 

@@ -7,6 +7,7 @@ import pytest
 
 from harness.render.verdict_reasons import SENTENCES, reason_json, verdict_reason_text
 from harness.trace.reasons import (
+    BatchOfWorker,
     ChainBroken,
     CurveDiffers,
     CurveDtypesDiffer,
@@ -21,6 +22,7 @@ from harness.trace.reasons import (
     RootMismatch,
     TraceFault,
     VerdictReason,
+    WrittenOutside,
 )
 from harness.trace.reasons import VerdictCode as Code
 
@@ -44,6 +46,10 @@ REASONS = (
     CurveLinesMissing(Code.CURVE_LINES_MISSING, "B", (2, 3)),
     CurveDtypesDiffer(Code.CURVE_DTYPES_DIFFER, 1, ("loss", "kl"), "f32", "f64"),
     OtherSteps(Code.OPERATIONS_OF_OTHER_STEPS, (7, 9), 8),
+    BatchOfWorker(Code.BATCH_OF_WORKER, 3, 1, 2, is_seed_equal=True),
+    BatchOfWorker(Code.BATCH_OF_WORKER, 0, 0, 1, is_seed_equal=False),
+    WrittenOutside(Code.WRITTEN_OUTSIDE, "head.weight", ("B",)),
+    WrittenOutside(Code.WRITTEN_OUTSIDE, "head.weight", ("A", "B")),
     *map(VerdictReason, SENTENCES),
 )
 

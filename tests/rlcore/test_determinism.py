@@ -1,10 +1,21 @@
 """The level of a run, entered around all of it."""
 
+import os
+from functools import partial
+
 import pytest
+import torch
 
 from rlcore import determinism
-from rlcore.determinism import at_level
+from rlcore.determinism import at_level, check_level_of_device
+from rlcore.distributed.placement.inventory import this_machine
+from rlcore.distributed.process_report import effective_values
+from rlcore.entrypoint import check_device
+from rlcore.errors import LevelError
 from rlcore.models.config import DecoderConfig
+from rlcore.numerics.invariance_report import InvarianceReport, machine
+from rlcore.numerics.probe import certify
+from rlcore.observability.phases import Phases
 
 CONFIG = DecoderConfig("qwen3", 12, 8, 1, 2, 1, 4, 12, max_length=16)
 
@@ -21,3 +32,75 @@ def test_numbers_of_threads_that_no_certificate_holds_for_are_looked_at(monkeypa
         pass
     determinism._check_threads.cache_clear()
     assert looked_at == [3, 5]
+
+
+class Cuda:
+    """Counts what is asked of torch.cuda, by name; a model on a CPU has nothing to ask."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        for name in ("is_available", "get_device_name", "current_device", "synchronize", "_lazy_init"):
+            monkeypatch.setattr(torch.cuda, name, partial(self._answer, name))
+
+    def _answer(self, name: str, *_: object) -> bool:
+        self.asked.append(name)
+        return False
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps"])
+def test_level_invariant_is_refused_on_a_gpu_and_no_driver_is_asked(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Cuda(monkeypatch)
+    for enter in (
+        lambda: at_level("invariant", CONFIG, device=device, length=64).__enter__(),
+        lambda: certify(device=device),
+        lambda: check_device(device, "invariant"),
+    ):
+        with pytest.raises(LevelError, match=f"level invariant on {device}: .* no batch-invariant kernels") as caught:
+            enter()  # type: ignore[no-untyped-call]
+        assert "--level deterministic" in caught.value.remedy
+        assert caught.value.legal.startswith("cpu at level invariant")
+    assert cuda.asked == []
+
+
+@pytest.mark.parametrize(("value", "is_refused"), [("", True), (":8:8", True), (":16:8", False), (":4096:8", False)])
+def test_the_workspace_of_cublas_is_asked_for_before_the_first_product(
+    value: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would refuse at the first product; who calls the engine without rlharness learns it, and the remedy."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
+    for level, device in (("off", "cuda"), ("deterministic", "cpu")):
+        check_level_of_device(level, device)
+    if not is_refused:
+        check_level_of_device("deterministic", "cuda")
+        return
+    with pytest.raises(LevelError, match=f"CUBLAS_WORKSPACE_CONFIG is {value or 'not set'}, .* on cuda") as caught:
+        check_level_of_device("deterministic", "cuda")
+    assert ":4096:8 before Python starts" in caught.value.remedy
+
+
+def test_the_probe_looks_with_the_algorithms_that_the_run_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def certified(*arguments: object) -> InvarianceReport:
+        found.append(torch.are_deterministic_algorithms_enabled())
+        return certify(length=64)
+
+    monkeypatch.setattr("rlcore.determinism._certified", certified)
+    with at_level("invariant", CONFIG, length=64):
+        assert found == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_process_on_a_cpu_asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask breaks a later fork, and makes CUDA read CUDA_VISIBLE_DEVICES."""
+    cuda = Cuda(monkeypatch)
+    machine()
+    effective_values(os.environ)
+    this_machine()
+    with Phases("cpu").stage("rollout"):
+        pass
+    with at_level("invariant", CONFIG, length=64):
+        pass
+    assert cuda.asked == []

@@ -7,6 +7,7 @@ from hypothesis import given
 from rlcore.algorithms.masks import check_finite, check_samples, check_tokens, included_tokens, only, sample_mean
 from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
 from tests.rlcore.batches import SEEDED, Batch, batches
+from tests.rlcore.fake_gpu import Launches
 
 
 def test_a_refusal_says_what_and_what_else() -> None:
@@ -58,3 +59,18 @@ def test_reading_through_a_mask(batch: Batch) -> None:
     assert found.dtype == values.dtype and only(mask, values.float()).dtype == torch.float32
     means = [values[i][mask[i]].mean() for i in range(len(mask))]
     torch.testing.assert_close(sample_mean(mask, values), torch.stack(means))
+
+
+def test_a_mask_is_waited_for_once_until_it_is_written() -> None:
+    """Loss, KL and entropy of a microbatch share a mask; each wait for a GPU is a hole in its work."""
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    with Launches() as launches:
+        for _ in range(5):
+            check_tokens(mask, values=torch.zeros(3, 4))
+    assert launches.num_waits == 1
+    mask[1] = False
+    for _ in range(2):
+        with pytest.raises(EmptyMaskError, match="no loss token in sample 1"):
+            check_tokens(mask)
+    with torch.inference_mode(), pytest.raises(EmptyMaskError):
+        check_tokens(torch.zeros(1, 2, dtype=torch.bool))

@@ -104,7 +104,7 @@ class ScriptedRun:
                 options=RunOptions(invocation, self.directory, cpu_units=self.cpu_units, **self.options),
                 collected=Collected(self.units, self.rootdir or self.directory, self.pytest_args),
                 attempts=self.attempts,
-                watch=GpuWatch(self.meter, self.clock, **self.card_limits),
+                watch=GpuWatch(self.meter, self.clock, (), **self.card_limits),
                 ports=PortBlocks(claims, self.ephemeral),
                 run_id="run",
                 run_directory=self.directory / "run",

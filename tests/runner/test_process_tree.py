@@ -151,3 +151,17 @@ def test_a_marker_is_found_as_a_whole_value_only() -> None:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert bearing("run-0001") == [], "a zombie has ended"
+
+
+def test_a_process_that_is_exiting_is_given_longer_than_one_that_does_not_end(child: subprocess.Popen[bytes]) -> None:
+    living = known(child.pid)
+    assert not process_tree.is_exiting(child.pid)
+    assert not process_tree.is_unkillable(9.9, 10.0, lambda: [living])
+    assert process_tree.is_unkillable(10.0, 10.0, lambda: [living])
+    child.kill()
+    while not known(child.pid).is_zombie:  # which is as far as an exit can go without being reaped
+        signal.sigtimedwait([], 0.01)
+    assert process_tree.is_exiting(child.pid)
+    assert not process_tree.is_unkillable(10.0, 10.0, lambda: [living])
+    assert process_tree.is_unkillable(process_tree.EXITING_S, 10.0, lambda: [living])
+    assert not process_tree.is_exiting(2**22 + 1)

@@ -15,6 +15,8 @@ class FakeMeter:
     used_bytes: dict[str, int] = field(default_factory=dict)
     processes: dict[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
     faults: dict[str, GpuFault] = field(default_factory=dict)
+    xids: dict[str, list[int]] = field(default_factory=dict)
+    """Errors that the driver has not reported yet."""
     silent: set[str] = field(default_factory=set)
     """GPUs on which the driver hangs: a question about one of them never returns."""
 
@@ -28,6 +30,9 @@ class FakeMeter:
 
     def fault(self, gpu_id: str) -> GpuFault | None:
         return self.faults.get(gpu_id)
+
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        return tuple(self.xids.pop(gpu_id, ()))
 
     is_simulated = True
 

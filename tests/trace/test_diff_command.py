@@ -42,9 +42,29 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], other: str, code: ExitCo
     assert out.startswith(verdict.replace("_", " ").upper())
 
 
+@pytest.mark.parametrize(
+    ("other", "command"),
+    [
+        ("same", None),
+        ("sick", "  look closer: rlharness replay --step 1 --trace-ops -- python train.py --name 'a\\x1bb'"),
+        ("seed", "  see both on one page: rlharness report a seed"),
+        ("cut", "  look closer: rlharness replay -- python train.py --name 'a\\x1bb'"),
+    ],
+)
+def test_each_verdict_but_equal_ends_with_a_command(
+    traces: Path, capsys: pytest.CaptureFixture[str], other: str, command: str | None
+) -> None:
+    for manifest in traces.glob("*/manifest.json"):
+        fields = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({**fields, "argv": ["python", "train.py", "--name", "a\x1bb"]}))
+    main(["diff", "a", other])
+    *_, last = capsys.readouterr().out.splitlines()
+    assert (last == command) if command else "rlharness" not in last
+
+
 def test_paths_may_be_absolute(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(traces / "a"), "same", "--color", "always"]) == ExitCode.OK
-    assert capsys.readouterr().out == "\x1b[32mEQUAL\x1b[0m  3 steps, every bit\n"
+    assert capsys.readouterr().out == "\x1b[32mEQUAL\x1b[0m  3 steps, every recorded bit\n"
 
 
 def test_what_is_no_trace_is_a_usage_error(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

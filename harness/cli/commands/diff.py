@@ -9,10 +9,12 @@ from typing import Any
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, terminal_columns, wants_colour
-from harness.core.text import path_text
+from harness.core.text import harmless, path_text
+from harness.lab.report.subjects import Pair, Subject
 from harness.render.console import show
 from harness.render.curve_picture import is_ascii
 from harness.render.divergence import verdict_json, verdict_text
+from harness.render.report.next_commands import next_command
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import read_trace
@@ -37,10 +39,13 @@ def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
         first, last = span_of(text)
         a, b = excerpt(a, first, last), excerpt(b, first, last)
     verdict = diff(a, b)
+    pair = Pair(Subject("A", str(arguments["a"]), a), Subject("B", str(arguments["b"]), b), verdict)
     code = EXIT_CODES[verdict.kind]
     if arguments["json"]:
         show(json.dumps(verdict_json(verdict, exit_code=code)))
     else:
         colour = wants_colour(arguments["color"], invocation)
         show(verdict_text(verdict, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))
+        if command := next_command(pair):
+            show(f"  {harmless(command)}")
     return code

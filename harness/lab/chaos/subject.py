@@ -1,6 +1,6 @@
 """The subject of a perturbation, a scenario or a command, and its factors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ class Subject:
 
     latency: tuple[str, ...] = ()
     """module:function of what waits for something outside; none of a command."""
+    unvaried: tuple[str, ...] = ()
+    """Keys of the payload in sections of runtime settings that no factor varies."""
 
     @property
     def is_command(self) -> bool:
@@ -48,7 +50,7 @@ class Subject:
     def run_spec(self, perturbation: Perturbation, last_step: int | None = None) -> RunSpec:
         """That of a run under a perturbation, as far as it is a matter of what is called and of steps."""
         settings = self.crash_settings if CRASH in perturbation else None
-        run_spec = self.spec_of({**(settings or {}), **payload_values(perturbation)})
+        run_spec = self.spec_of({**payload_values(perturbation), **(settings or {})})
         return replace(run_spec, last_step=last_step, callbacks=callbacks_of(perturbation, self.latency))
 
 
@@ -77,13 +79,22 @@ def _scenario(invocation: Invocation, name: str, options: ScenarioOptions) -> Su
         varied = {key: (value,) for key, value in values.items()}
         return make_scenario_spec(replace(asked, swept=varied), options.recording)
 
+    own = section.payload_factors(usual, size=asked.size)
+    resume = asked.scenario.resume
+    resuming = (resume.run, resume.step) if resume else ()
     return Subject(
         spec_of,
-        (*section.payload_factors(usual), *outside_factors(num_cores(), invocation.environ), *latency, *crash),
+        (*own, *outside_factors(num_cores(), invocation.environ), *latency, *crash),
         (*asked.typed, *_metrics(options.recording)),
         section.crash,
         tuple(section.latency),
+        unvaried_of(usual, asked.scenario.runtime_sections, {*section.factors, *resuming}),
     )
+
+
+def unvaried_of(usual: Mapping[str, Any], free: Collection[str], known: Collection[str]) -> tuple[str, ...]:
+    """Return the dotted keys of a payload in sections of runtime settings that are not known to be varied."""
+    return tuple(key for key in usual if key.partition(".")[0] in free and key not in known)
 
 
 def _command_subject(invocation: Invocation, options: ScenarioOptions) -> Subject:

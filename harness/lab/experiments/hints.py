@@ -8,13 +8,14 @@ of a command, in step K        replay --step K --trace-ops -- COMMAND
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 
 from harness.core.redaction import redact_argv
 from harness.core.text import path_text
-from harness.determinism.level_environment import OFF
+from harness.determinism.level_environment import DETERMINISTIC, OFF
 from harness.lab.experiments.entry_call import INTERRUPTED
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Recording
@@ -70,6 +71,17 @@ def step_command(directory: Path, step: int) -> str:
     return shlex.join(["rlharness", "reproduce", path_text(directory), "--step", str(step), "--trace-ops"])
 
 
+def report_command(a: Path, b: Path) -> NextCommand:
+    """Return the command that shows two traces on one page."""
+    return NextCommand("see both on one page", shlex.join(["rlharness", "report", path_text(a), path_text(b)]))
+
+
+def level_command(run_spec: RunSpec, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> NextCommand:
+    """Return the command that runs a program again at level deterministic."""
+    words = ("rlharness", "replay", "--level", DETERMINISTIC)
+    return NextCommand("test whether a level removes it", _program_words(words, run_spec, timeout_s, stdin))
+
+
 def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
     """Return the command that records the operations of a step, run again under the same conditions.
 
@@ -78,7 +90,11 @@ def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin:
     words = ["rlharness", "replay", *run_spec.typed, "--step", str(step), "--trace-ops"]
     if run_spec.level != OFF and run_spec.call is None:
         words += ["--level", run_spec.level]
-    words += [word for metric in run_spec.metrics for word in ("--metric", metric)]
+    return _program_words(words, run_spec, timeout_s, stdin)
+
+
+def _program_words(begin: Sequence[str], run_spec: RunSpec, timeout_s: float, stdin: Path) -> str:
+    words = [*begin, *(word for metric in run_spec.metrics for word in ("--metric", metric))]
     if isfinite(timeout_s):
         words += ["--timeout", f"{timeout_s:g}"]
     if run_spec.call is None:

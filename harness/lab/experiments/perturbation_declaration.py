@@ -7,6 +7,7 @@ chaos:
     runtime.preempt_every: [0, 1, 2, 5]
     sampler.name: [torch, vllm]
     sampler.block_size: {min: 1, max: 16}
+  sizes: {tiny: {runtime.concurrency: {min: 1, max: 8}}}
   names: {runtime.concurrency: the sampler's concurrency}
   packages: {sampler.name: vllm}
   where: {sampler.block_size: {sampler.name: vllm}}
@@ -51,13 +52,19 @@ class Range(BaseModel):
         return self
 
 
+Declared = Range | Annotated[list[Any], Field(min_length=1)]
+"""The values of a factor."""
+
+
 class ChaosSection(BaseModel):
     """The section `chaos` of a scenario."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
-    factors: dict[FactorKey, Range | Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    factors: dict[FactorKey, Declared] = Field(default_factory=dict)
     """By dotted key, in a section of runtime settings: a range of integers, or a list of values, the simplest first."""
+    sizes: dict[str, dict[FactorKey, Declared]] = Field(default_factory=dict)
+    """Values of some of the factors in a size, where those of `factors` have no effect, or none that is legal."""
     names: dict[FactorKey, Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]] = Field(default_factory=dict)
     """What sentences call some of the factors: the trainer's thread count."""
     packages: dict[FactorKey, Annotated[str, Field(pattern=r"^\w+$")]] = Field(default_factory=dict)
@@ -69,12 +76,16 @@ class ChaosSection(BaseModel):
     crash: dict[FactorKey, Any] | None = None
     """Overrides of a run that will crash, which let another run resume from it; None: no crash."""
 
-    def faults(self, free: Collection[str], *, can_resume: bool) -> Iterator[str]:
+    def faults(self, free: Collection[str], *, sizes: Collection[str], can_resume: bool) -> Iterator[str]:
         """What in it does not go with the rest of the file."""
+        for size in self.sizes.keys() - sizes:
+            yield f"chaos.sizes: {size} is not one of the sizes, which are {', '.join(sizes) or 'none'}"
         for key in (*self.factors, *(self.crash or ())):
             if key.partition(".")[0] not in free:
                 yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
-        for section, keys in (("names", self.names), ("packages", self.packages), ("where", self.where)):
+        of_sizes = {f"sizes.{size}": values for size, values in self.sizes.items()}
+        named: Mapping[str, Mapping[str, Any]] = {"names": self.names, "packages": self.packages, "where": self.where}
+        for section, keys in {**named, **of_sizes}.items():
             for key in keys:
                 if key not in self.factors:
                     legal = ", ".join(self.factors) or "none"
@@ -83,9 +94,9 @@ class ChaosSection(BaseModel):
             yield "chaos.crash needs resume: another run has to resume from the crashed one"
 
     def payload_factors(
-        self, usual: Mapping[str, Any], is_installed: Callable[[str], bool] = is_importable
+        self, usual: Mapping[str, Any], is_installed: Callable[[str], bool] = is_importable, *, size: str = ""
     ) -> tuple[Factor, ...]:
-        """Return the factors of a payload, of which `usual` are the values at dotted keys.
+        """Return the factors of a payload in a size, of which `usual` are the values at dotted keys.
 
         Without those whose package is not installed.
         """
@@ -100,7 +111,7 @@ class ChaosSection(BaseModel):
                     Condition(name, wanted, usual.get(name)) for name, wanted in self.where.get(key, {}).items()
                 ),
             )
-            for key, declared in self.factors.items()
+            for key, declared in {**self.factors, **self.sizes.get(size, {})}.items()
             if key not in self.packages or is_installed(self.packages[key])
         )
 

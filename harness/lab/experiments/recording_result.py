@@ -21,6 +21,7 @@ from harness.lab.experiments.missing_data import unanswered
 from harness.lab.experiments.run_spec import RunSpec
 from harness.process.supervisor.process_tree import read_process
 from harness.recording.recording_config import PROCESSES, Report
+from harness.trace.manifest import with_gpus
 from harness.trace.reader import RankLog, Trace, read_trace
 from harness.trace.writer import close_log, write_manifest
 
@@ -166,7 +167,7 @@ def _replace_manifest(trace: Trace, reports: Sequence[Report], *, is_in_order: b
         return []
     arrived = sorted(report.rank for report in reports if report.rank is not None and not report.has_rank)
     manifest = replace(
-        trace.manifest,
+        with_gpus(trace.manifest, (model for report in reports for model in report.gpus)),
         world_size=max(trace.ranks, default=0) + 1,
         unranked=tuple(arrived) if len(arrived) > 1 else (),
         complete=is_in_order,

@@ -86,7 +86,7 @@ class Scenario(BaseModel):
     @model_validator(mode="after")
     def _perturbs_freely(self) -> Self:
         """What must not matter is no part of what a run is."""
-        for fault in self.chaos.faults(self.runtime_sections, can_resume=self.resume is not None):
+        for fault in self.chaos.faults(self.runtime_sections, sizes=self.sizes, can_resume=self.resume is not None):
             raise ValueError(fault)
         return self
 
@@ -136,6 +136,7 @@ LEGAL: Mapping[tuple[str, ...], str] = {
     ("chaos", "factors", "*"): (
         "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
     ),
+    ("chaos", "sizes"): "names of sizes, each with values of factors: {tiny: {runtime.n: [2, 1]}}",
     ("chaos", "names"): "dotted keys of its factors, each with what sentences call it",
     ("chaos", "names", "*"): "one line of text",
     ("chaos", "packages"): "dotted keys of its factors, each with the package that it needs: {sampler.name: vllm}",

@@ -3,7 +3,8 @@
 the same side differs from itself                      nondeterministic
 no bit differs; or none of what both sides record      equal
 tokens, rewards, signs of advantages, what is read,    behaviour
-shapes, steps, or floats beyond rounding
+shapes, steps, floats beyond rounding, or a text of a
+sync with all values before it equal
 floats alone, no further than rounding                 numerics
 """
 
@@ -26,6 +27,7 @@ from harness.lab.gate.reasons import (
 )
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
+from harness.trace.attribution import TEXTS
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -34,11 +36,13 @@ from harness.trace.verdict import (
     TOKENS,
     Count,
     Difference,
+    Divergence,
     FieldDifference,
     Kind,
     Verdict,
 )
 
+SYNC = "sync"
 DECIDING = (BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS)
 
 
@@ -86,7 +90,7 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
     Both ran on one machine and in one environment: where the fingerprint's numerics differ, the change itself has made
     them differ, by what it imports.
     """
-    notes = tuple(_imported(verdict))
+    notes = (*_imported(verdict), *noted(verdict))
     first = verdict.first
     if first is None:
         if verdict.kind is Kind.EQUAL:
@@ -96,6 +100,8 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
     reasons: list[Reason] = []
     if first.what is not Difference.VALUE:
         reasons.append(Reason(CODE_OF_DIFFERENCE[first.what]))
+    elif _is_text_of_sync(first):
+        reasons.append(Reason(ReasonCode.SYNC_MOVED_ALONE))
     reasons += [reason for kind in DECIDING if (reason := _moved(kind, verdict.attribution))]
     if not reasons and rounding is not None and not rounding.is_rounding:
         reasons.append(beyond_rounding(rounding))
@@ -112,7 +118,19 @@ def equal_but_for(verdict: Verdict, alone: Alone) -> Finding:
         for side, names in (("base", alone.in_a), ("head", alone.in_b))
         if names
     ]
-    return Finding(Change.EQUAL, notes=(*notes, Reason(ReasonCode.COMMON_VALUES_EQUAL)), verdict=verdict)
+    return Finding(
+        Change.EQUAL, notes=(*notes, Reason(ReasonCode.COMMON_VALUES_EQUAL), *noted(verdict)), verdict=verdict
+    )
+
+
+def noted(verdict: Verdict) -> tuple[Reason, ...]:
+    """Return the notes of a verdict, as `rlharness diff` shows them: logged values that differ, say."""
+    return tuple(OfTraces(ReasonCode.NOTED, note) for note in verdict.notes)
+
+
+def _is_text_of_sync(first: Divergence) -> bool:
+    """Whether what differs first is a digest of weights that were sent, so that the weights themselves do not."""
+    return first.a is not None and first.a.phase == SYNC and first.a.dtype in TEXTS
 
 
 def _moved(kind: str, attribution: Mapping[str, Count]) -> KindChanged | None:

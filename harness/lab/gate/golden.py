@@ -21,13 +21,14 @@ from harness.core.errors import HarnessError
 from harness.core.malformed import MALFORMED
 from harness.core.regular_file import read_text
 from harness.core.replaced_file import write_replacing
-from harness.lab.gate.change import DECIDING, Change, Finding
+from harness.lab.gate.change import DECIDING, SYNC, Change, Finding
 from harness.lab.gate.reasons import (
     CODE_OF_KIND,
     CurveApart,
     GoldenReplaced,
     KindChanged,
     Named,
+    OfTraces,
     Reason,
     ReasonCode,
 )
@@ -41,6 +42,7 @@ from harness.trace.digests import digest
 from harness.trace.element_diff import numbers
 from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
+from harness.trace.reasons import CurveDiffers, VerdictCode
 from harness.trace.renames import current_identity
 from harness.trace.values import FLOATS
 from harness.trace.verdict import ADVANTAGE_SIGNS
@@ -164,7 +166,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
         return Finding(Change.CONFIGURATION, (Named(ReasonCode.GOLDEN_CONFIGURATION, tuple(names)),))
     step = _first(golden, now, STEP)
     if step is None:
-        return Finding(Change.EQUAL)
+        return Finding(Change.EQUAL, notes=tuple(_logged_apart(golden, now)))
     phases = [phase for phase in PHASES if _first(golden, now, phase) == step]
     reasons: list[Reason] = [
         KindChanged(CODE_OF_KIND[kind], at) for kind in DECIDING if (at := _first(golden, now, kind)) is not None
@@ -172,9 +174,24 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
     if _has_unknown_signs(golden, now):
         reasons.append(KindChanged(ReasonCode.ADVANTAGE_SIGNS_UNKNOWN))
     reasons += _further_than_rounding(golden, now, step)
+    if phases == [SYNC]:
+        reasons.append(Reason(ReasonCode.SYNC_MOVED_ALONE))
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     notes = () if reasons else (Reason(ReasonCode.GOLDEN_HAS_NO_TENSORS),)
     return Finding(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
+
+
+def _logged_apart(golden: Golden, now: Golden) -> Iterator[Reason]:
+    """Yield the note that logged values differ while recorded ones do not, as `rlharness diff` has it."""
+    for one, other in zip(golden.curve, now.curve, strict=True):
+        names = sorted(
+            name
+            for name in one.values.keys() & other.values.keys()
+            if not is_cost(name) and one.values[name] != other.values[name]
+        )
+        if names:
+            yield OfTraces(ReasonCode.NOTED, CurveDiffers(VerdictCode.CURVE_DIFFERS, one.step, tuple(names)))
+            return
 
 
 def acceptance_finding(before: Golden | None, now: Golden) -> Finding:

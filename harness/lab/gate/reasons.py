@@ -30,6 +30,8 @@ class ReasonCode(Enum):
     ZERO_AT_BASE = "zero_at_base"
     NAN_CHANGED = "nan_changed"
     CURVE_BEYOND_ROUNDING = "curve_beyond_rounding"
+    SYNC_MOVED_ALONE = "sync_moved_alone"
+    """A digest of a sync differs, and no value before it: no rounding does that."""
     NO_EVIDENCE = "no_evidence"
     """The trace cannot show a change of numerics alone."""
     TRACES_NOT_COMPARABLE = "traces_not_comparable"
@@ -53,6 +55,7 @@ class ReasonCode(Enum):
     NUMERICS_DIFFER = "numerics_differ"
     RECORDED_ALONE = "recorded_alone"
     COMMON_VALUES_EQUAL = "common_values_equal"
+    NOTED = "noted"
     SAME_TREE = "same_tree"
     SHARED_CODE = "shared_code"
 
@@ -166,7 +169,7 @@ class Reported(Reason):
 
 @dataclass(frozen=True, slots=True)
 class OfTraces(Reason):
-    """A reason of the verdict on both traces: TRACES_NOT_COMPARABLE."""
+    """A reason or a note of the verdict on both traces: TRACES_NOT_COMPARABLE, NOTED."""
 
     reason: VerdictReason
 

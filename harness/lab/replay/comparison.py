@@ -15,10 +15,22 @@ from harness.determinism.level_environment import DETERMINISTIC, OFF
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.trace.diff import diff
+from harness.trace.manifest import GPU
 from harness.trace.matching import match_processes
 from harness.trace.non_finite import NonFinite, find_non_finite
-from harness.trace.ops import NAN, OpDifference, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
+from harness.trace.nondeterministic_ops import suspects
+from harness.trace.ops import (
+    NAN,
+    OpDifference,
+    Operation,
+    OpVerdict,
+    compare_ops,
+    is_faithful,
+    read_ops,
+    recorded_steps,
+)
 from harness.trace.reader import Trace, read_trace
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import BATCHES, BY_WEIGHT, EXIT_CODES, INTEGERS, TOKENS, Verdict
 
 MAX_OUTPUT_BYTES = 2**30
@@ -42,6 +54,8 @@ class Comparison:
     nan: NonFinite | None = None
     """Where the first NaN among the operations of B came from; None where there is none."""
     notes: tuple[str, ...] = ()
+    suspects: tuple[Operation, ...] | None = None
+    """Operations that may be the cause of a difference that did not occur while they were recorded; None without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +124,24 @@ def _compare(a: _Side, b: _Side, op_step: int | None) -> Comparison:
     numbers = {log.number: rank for rank, log in recorded[1].ranks.items()}
     ranks = [numbers.get(number, number) for number, step in recorded_steps(recorded[1].directory) if step == op_step]
     found, nans = [], []
+    all_operations: list[Operation] = []
     for rank in ranks:
         of_a, of_b = (read_ops(trace.directory, _number(trace, rank), op_step) for trace in recorded)
         if of_a is not None and of_b is not None:
             found.append(compare_ops(of_a, of_b, rank, op_step))
             nans.append(find_non_finite(of_b))
+            all_operations += of_a.operations
     if not found:
         return Comparison(a.name, b.name, verdict, notes=(f"no operations of step {op_step} were recorded",))
     nan = next((each for each in nans if each is not None and each.kind == NAN), None)
-    return Comparison(a.name, b.name, verdict, tuple(found), nan, tuple(_doubts(op_step, ranks, *sides)))
+    doubts = tuple(_doubts(op_step, ranks, *sides))
+    has_vanished = verdict.first is not None and verdict.first.step == op_step and all(x.first is None for x in found)
+    may_be_why = suspects(all_operations, has_gpu=_has_gpu(a.with_operations)) if has_vanished else None
+    return Comparison(a.name, b.name, verdict, tuple(found), nan, doubts, may_be_why)
+
+
+def _has_gpu(trace: Trace) -> bool:
+    return trace.manifest is None or GPU in trace.manifest.fingerprint.numerics
 
 
 def _number(trace: Trace, rank: int) -> int:
@@ -200,10 +223,17 @@ def _may_come_from_hash_order(comparison: Comparison) -> bool:
     value = first.a or first.b
     if value is None:
         return True
+    context = comparison.verdict.context
+    if context is not None and context.step is not None:  # up to the first difference, and not after it
+        return False
+    if any(note.code is VerdictCode.WRITTEN_OUTSIDE for note in comparison.verdict.notes):
+        return False
     if value.phase == "rollout":  # a different order of a batch would show in its integers and texts too
         counts = comparison.verdict.attribution
         read = [counts[kind] for kind in (TOKENS, INTEGERS, BATCHES) if kind in counts]
         return not read or any(count.first is not None and count.first.step <= first.step for count in read)
+    if value.phase == "loss":  # computed from batches that are equal
+        return "rollout" not in first.phases_before
     return value.phase not in ("backward", "optimizer")
 
 

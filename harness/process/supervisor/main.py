@@ -113,7 +113,8 @@ class Attempt:
             self.escalate(now_s)
         if self.phase in (Phase.KILLING, Phase.UNKILLABLE):
             self.containment.kill()
-            if self.phase is Phase.KILLING and now_s >= self.phase_since_s + self.order["unkillable_after_s"]:
+            limits = now_s - self.phase_since_s, self.order["unkillable_after_s"]
+            if self.phase is Phase.KILLING and process_tree.is_unkillable(*limits, self.containment.alive):
                 self.say_finished(unkillable=self.name_the_living())
                 self.enter(Phase.UNKILLABLE)
         return False

@@ -3,11 +3,16 @@
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from typing import NamedTuple
 
 from harness.core.redaction import redact_argv
 
 MAX_COMMAND_BYTES = 1 << 16
+EXITING_S = 120.0
+"""For a process that unpins hundreds of GB of memory, frees that of eight GPUs, or writes a core."""
+PF_EXITING = 0x4
+"""Flag of the kernel (include/linux/sched.h) in the ninth field of /proc/PID/stat."""
 
 
 class Process(NamedTuple):
@@ -41,6 +46,23 @@ def read_process(pid: int) -> Process | None:
     if len(rest) < 20:
         return None
     return Process(pid, int(rest[1]), int(rest[19]), rest[0], text[name_start + 1 : name_end], int(rest[17]))
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether a process has begun to end, which may take it minutes: it gives back what it has pinned and on GPUs."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return bool(int(fields[6]) & PF_EXITING)
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def is_unkillable(waited_s: float, limit_s: float, living: Callable[[], list[Process]]) -> bool:
+    """Whether processes are given up on, `waited_s` seconds after SIGKILL: those that are exiting are given longer."""
+    if waited_s < limit_s:
+        return False
+    return waited_s >= EXITING_S or not any(is_exiting(process.pid) for process in living())
 
 
 def all_processes() -> list[Process]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from harness.recording.cuda_state import is_used
 from harness.recording.sentinel.sentinel_report import Location
 
 
@@ -82,7 +83,7 @@ def default_timeout() -> timedelta:
 def this_location() -> Location:
     """Where this process runs."""
     device = "CPU"
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if is_used():
         index = torch.cuda.current_device()
         properties: Any = torch.cuda.get_device_properties(index)
         device = f"GPU {index} {properties.name} {getattr(properties, 'uuid', '')}".strip()

@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 from torch.optim import Optimizer
 
+from harness.recording.cuda_state import is_used
 from harness.recording.sentinel.comparison import Table, differences, named_ranks
 from harness.recording.sentinel.peers import Peers
 from harness.recording.sentinel.replicas import Copy, digests_of
@@ -63,8 +64,7 @@ class KeptRandomStates:
     def __init__(self) -> None:
         self._python, self._torch = random.getstate(), torch.get_rng_state()
         self._numpy = None if (numpy := sys.modules.get("numpy.random")) is None else numpy.get_state()
-        has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._cuda = torch.cuda.get_rng_state_all() if has_cuda else None
+        self._cuda = torch.cuda.get_rng_state_all() if is_used() else None
 
     def restore(self) -> None:
         """Put the states back."""

@@ -39,6 +39,17 @@ def next_commands(pair: Pair) -> list[Next]:
     ]
 
 
+def next_command(pair: Pair) -> str:
+    """Return the command to type after the verdict on two traces, with a word on what it does; empty for equal ones."""
+    found = next_commands(pair)[:-1]  # the last one is diff itself
+    if pair.verdict.operations is not None:
+        found = found[1:]
+    if found:
+        return f"look closer: {found[0].command}"
+    is_equal = pair.verdict.kind is Kind.EQUAL
+    return "" if is_equal else f"see both on one page: {_typed('report', pair.a.name, pair.b.name)}"
+
+
 def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
     """Commands for runs of a command line, whose values cannot be restored."""
     if not argv:

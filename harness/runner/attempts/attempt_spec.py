@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
-from harness.process.child_env import child_env, xdist_variables
+from harness.process.child_env import OMP_NUM_THREADS, child_env, xdist_variables
 from harness.process.ports import PortBlocks
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner.attempts.host import Host, HostOf
@@ -43,6 +43,8 @@ class AttemptSpecs:
     """Short and local; each attempt's TMPDIR is a directory in it."""
     num_slots: int = 1
     """Number of GPUs and CPU slots of the run."""
+    num_gpus: int = 0
+    """Number of GPUs of this machine that the run has, among which its cores are divided; 0 to divide nothing."""
     host_of: HostOf | None = None
     """The host of each lease in a cluster; None where everything runs on this machine."""
     lost: dict[int, list[str]] = field(default_factory=dict)
@@ -134,6 +136,7 @@ class AttemptSpecs:
         environ = self._host(lease).environ
         return child_env(
             {
+                **self._threads(lease),
                 **(self.options.invocation.environ if environ is None else environ),
                 **self.setup_env.get(unit.path, {}),
                 **own,
@@ -146,6 +149,12 @@ class AttemptSpecs:
             pins=self.pins,
             xdist=xdist_variables(lease.slot, self.num_slots, self.run_id),
         )
+
+    def _threads(self, lease: Lease) -> dict[str, str]:
+        """The threads of OpenMP for a lease, which is to leave those of other GPUs alone; nothing without others."""
+        if not 0 < len(lease.gpus) < self.num_gpus:
+            return {}
+        return {OMP_NUM_THREADS: str(max(1, len(os.sched_getaffinity(0)) * len(lease.gpus) // self.num_gpus))}
 
     def _is_named(self, unit: Unit) -> bool:
         """Whether the command line names this very file, which pytest then takes whatever it is called."""

@@ -21,6 +21,7 @@ from harness.process.supervisor_client import ProcessEnd
 from harness.runner import events
 from harness.runner.attempts.attempt_report import put_back, read_attempt_report
 from harness.runner.attempts.attempt_spec import AttemptSpecs
+from harness.runner.attempts.gpu_notes import broken_by, unread_names, with_others, with_xids
 from harness.runner.attempts.gpu_suspicion import GpuSuspicion
 from harness.runner.attempts.host import NODE_LOST
 from harness.runner.attempts.lease_end import end_lease, refuse_lease
@@ -125,12 +126,18 @@ class UnitRunner(AttemptSpecs):
         if self.check_leaning is not None and self.retries.is_last(number):
             result, left = await self.check_leaning(self, number, lease, result, report)
             unkillable += left
+        xids = await self.watch.new_xids(gpu_ids)
+        result = with_xids(result, xids)
+        if note := await asyncio.to_thread(unread_names, result, report, lease.gpus):
+            self.notes.append(note)
         await asyncio.to_thread(self._clean_up, number, result)
+        unfit = self.suspicion.observe(unit.file_path, result.outcome, gpu_ids) | broken_by(xids)
         if self.workers is not None and self.workers.has(env):
             self.held_by_workers[gpu_ids] = baseline
-            end_lease(self.post, self.t(), unit.path, gpu_ids, self._suspected(result, gpu_ids))
         else:
-            await self._return_gpus(number, result, unkillable, lease, baseline)
+            held = await self._still_held(number, unkillable, lease, baseline)
+            result, unfit = result if unkillable else with_others(result, held), unfit | held
+        end_lease(self.post, self.t(), unit.path, gpu_ids, unfit)
         event = await asyncio.to_thread(partial(self.retries.end, number, result, report, spent=spent))
         self.post(replace(event, t=self.t()))
         if self.warm is not None:
@@ -266,20 +273,13 @@ class UnitRunner(AttemptSpecs):
         if attempts := self.active.get(number):
             attempts.kill(self.marker(number))
 
-    async def _return_gpus(
-        self, number: int, result: UnitResult, unkillable: tuple[str, ...], lease: Lease, baseline: dict[str, int]
-    ) -> None:
-        """Wait until the GPUs' memory is back; quarantine those on which it does not come back, and suspected ones."""
-        gpu_ids = lease.gpu_ids
-        suspected = self._suspected(result, gpu_ids)
+    async def _still_held(
+        self, number: int, unkillable: tuple[str, ...], lease: Lease, baseline: dict[str, int]
+    ) -> dict[str, str]:
+        """Wait until the GPUs' memory is back; those on which it does not come back, with who holds it."""
         if unkillable:
-            held = dict.fromkeys(gpu_ids, f"SIGKILL did not end a process: {unkillable[0]}")
-        else:
-            held = await self._watch_of(lease).not_back(gpu_ids, baseline, hurry=lambda: number in self.killed)
-        end_lease(self.post, self.t(), result.unit.path, gpu_ids, suspected | held)
-
-    def _suspected(self, result: UnitResult, gpu_ids: tuple[str, ...]) -> dict[str, str]:
-        return self.suspicion.observe(result.unit.file_path, result.outcome, gpu_ids)
+            return dict.fromkeys(lease.gpu_ids, f"SIGKILL did not end a process: {unkillable[0]}")
+        return await self._watch_of(lease).not_back(lease.gpu_ids, baseline, hurry=lambda: number in self.killed)
 
     def _clean_up(self, number: int, result: UnitResult) -> None:
         """Remove the attempt's TMPDIR, after Ray's logs where something went wrong. In a thread: it may be large."""

@@ -24,9 +24,11 @@ class Node:
 
 
 def this_machine() -> tuple[Node, ...]:
-    """Return this machine as the only node: the GPUs that torch sees, the CPUs that this process may use."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return (Node(platform.node() or "localhost", num_gpus, len(os.sched_getaffinity(0))),)
+    """Return this machine as the only node: the GPUs that torch sees, the CPUs that this process may use.
+
+    They are counted by NVML, which initialises nothing; `torch.cuda.is_available()` would break a later fork.
+    """
+    return (Node(platform.node() or "localhost", torch.cuda.device_count(), len(os.sched_getaffinity(0))),)
 
 
 def inventory_text(nodes: Iterable[Node]) -> str:

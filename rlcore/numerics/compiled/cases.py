@@ -43,10 +43,10 @@ def of_layers(
 ) -> Iterator[Case]:
     """A compiled layer of each (width, ffn_width): a sample alone, a shorter pass, and what follows a cache."""
     for (width, ffn_width), (num_heads, num_kv_heads, head_width) in zip(layers, cycle(heads), strict=False):
-        weights = _weights(draw, width, ffn_width, (num_heads, num_kv_heads, head_width))
+        weights = layer_weights(draw, width, ffn_width, (num_heads, num_kv_heads, head_width))
         by = Meeting(draw(length, 2 * head_width), num_heads, num_kv_heads, 1e-6)
         x, grad = draw(2, length, width), draw(2, length, width)
-        compute = partial(_layer, by)
+        compute = partial(compiled_layer, by)
         y, *gradients = whole = with_gradients(compute, grad, x, *weights)
         shape = f"layer {width} wide, heads {num_heads}/{num_kv_heads} of {head_width}"
         alone = partial(_first_two, partial(with_gradients, compute, grad[1:], x[1:], *weights))
@@ -75,7 +75,7 @@ def _behind(by: Turned, num_kv_heads: int, heads: Tensor, here: slice) -> Sequen
     return [y]
 
 
-def _weights(draw: Draw, width: int, ffn_width: int, heads: tuple[int, int, int]) -> list[Tensor]:
+def layer_weights(draw: Draw, width: int, ffn_width: int, heads: tuple[int, int, int]) -> list[Tensor]:
     """As `LayerWeights` has them, with all that a family may have; products do not outgrow what they are of."""
     num_heads, num_kv_heads, head_width = heads
     qkv_width, heads_width = (num_heads + 2 * num_kv_heads) * head_width, num_heads * head_width
@@ -86,7 +86,8 @@ def _weights(draw: Draw, width: int, ffn_width: int, heads: tuple[int, int, int]
     return [attention_norm, qkv, qkv_bias, q_norm, k_norm, out, mlp_norm, gate_up, down]
 
 
-def _layer(by: Meeting, x: Tensor, *weights: Tensor) -> Tensor:
+def compiled_layer(by: Meeting, x: Tensor, *weights: Tensor) -> Tensor:
+    """Compute a compiled layer, of weights in the order of `LayerWeights`."""
     return layer(x, LayerWeights(*weights), by)
 
 

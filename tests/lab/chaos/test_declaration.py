@@ -23,6 +23,13 @@ def test_factors_of_a_payload_have_values_and_know_what_is_usual() -> None:
     assert parse_scenario(HEAD, "f").chaos.payload_factors({}) == ()
 
 
+def test_a_size_may_have_values_of_its_own() -> None:
+    text = HEAD + "sizes: {tiny: {}}\nchaos: {factors: {spread.n: [9, 8]}, sizes: {tiny: {spread.n: [2, 1]}}}\n"
+    section = parse_scenario(text, "f").chaos
+    assert [each.values for each in section.payload_factors({}, size="tiny")] == [Choice((2, 1))]
+    assert [each.values for each in section.payload_factors({}, size="smoke")] == [Choice((9, 8))]
+
+
 def test_factors_have_names_and_what_takes_its_time_is_named() -> None:
     text = HEAD + "chaos: {factors: {spread.n: [1]}, names: {spread.n: how wide it is}, latency: [tools:ask]}\n"
     section = parse_scenario(text, "f").chaos
@@ -57,6 +64,7 @@ def test_a_crash_says_what_it_needs() -> None:
 @pytest.mark.parametrize(
     ("chaos", "said"),
     [
+        ("{sizes: {huge: {}}}", "chaos.sizes: huge is not one of the sizes, which are none"),
         ("{factors: {seed.x: [1]}}", "chaos: seed.x is not in a section of runtime settings"),
         ("{factors: {spread: [1]}}", "chaos.factors has the key 'spread'"),
         ("{factors: {spread.n: {min: 2, max: 2}}}", "chaos.factors.spread.n"),

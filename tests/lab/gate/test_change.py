@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.gate.change import Change, classify_change
+from harness.lab.gate.change import Change, classify_change, equal_but_for
 from harness.lab.gate.reasons import (
     CODE_OF_DIFFERENCE,
     CODE_OF_KIND,
@@ -14,11 +14,14 @@ from harness.lab.gate.reasons import (
     KindChanged,
     Named,
     NanChanged,
+    OfTraces,
     Reason,
     ReasonCode,
 )
+from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
 from harness.trace.diff import diff
+from harness.trace.reasons import CurveDiffers, VerdictCode
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -31,7 +34,7 @@ from harness.trace.verdict import (
     Kind,
     Verdict,
 )
-from tests.support.traces import flip_bit, manifest_of, steps_of, trace
+from tests.support.traces import Steps, flip_bit, manifest_of, steps_of, trace, value
 
 ROUNDING = Rounding(1, 3, 1, "backward w", 1, 1, "backward w", 1e-7, "backward", True)
 FAR = replace(ROUNDING, share=0.5, is_rounding=False)
@@ -54,6 +57,29 @@ def test_nothing_differs(tmp_path: Path) -> None:
 def test_floats_alone_within_rounding_are_numerics(moved: Verdict) -> None:
     found = classify_change(moved, ROUNDING)
     assert (found.change, found.reasons, found.rounding) == (Change.NUMERICS, (), ROUNDING)
+
+
+def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> None:
+    """In the last step nothing is sampled with it, and no float has moved."""
+    a, b = (trace(tmp_path / side, with_sync(digest)) for side, digest in (("a", b"w1"), ("b", b"w2")))
+    found = classify_change(replace(diff(a, b), attribution=SAME), replace(ROUNDING, num_different=0))
+    assert (found.change, found.reasons) == (Change.BEHAVIOUR, (Reason(ReasonCode.SYNC_MOVED_ALONE),))
+
+
+def with_sync(weights_digest: bytes) -> Steps:
+    """Steps whose last has a digest of synced weights."""
+    steps = steps_of(3)
+    synced, _ = value("sync", "weights_digest", "text", (2,), weights_digest)
+    return [*steps[:2], [*steps[2], synced]]
+
+
+def test_what_diff_notes_the_gate_notes_too(tmp_path: Path) -> None:
+    a, b = (trace(tmp_path / side, steps_of(3)) for side in "ab")
+    verdict = diff(a, b)
+    note = CurveDiffers(VerdictCode.CURVE_DIFFERS, 1, ("gradient_norm",))
+    found = classify_change(replace(verdict, notes=(note,)), None)
+    assert (found.change, found.notes) == (Change.EQUAL, (OfTraces(ReasonCode.NOTED, note),))
+    assert equal_but_for(replace(verdict, notes=(note,)), Alone((), ("loss x",))).notes[-1] == found.notes[0]
 
 
 def test_floats_further_apart_are_behaviour(moved: Verdict) -> None:

@@ -28,11 +28,13 @@ from harness.lab.gate.reasons import (
     GoldenReplaced,
     KindChanged,
     Named,
+    OfTraces,
     Reason,
     ReasonCode,
 )
 from harness.trace.curve import NAMES, CurvePoint
 from harness.trace.reader import read_trace
+from harness.trace.reasons import CurveDiffers, VerdictCode
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
@@ -68,6 +70,23 @@ def golden(directory: Path, steps: Step, *, num_steps: int = 3, keeps: bool = Tr
             told = {"gradient_norm": Float("f32", 0x40800000), "step_seconds": Float("f32", step)}
             writer.append(step, [recorded_value for recorded_value, _ in values], told, tensors=values if keeps else ())
     return golden_of(read_trace(directory), "sums", "smoke")
+
+
+def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> None:
+    def synced(digest: bytes) -> Step:
+        return lambda step: [*step_of()(step), value("sync", "weights_digest", "text", (2,), digest)]
+
+    one, other = (golden(tmp_path / digest.decode(), synced(digest)) for digest in (b"w1", b"w2"))
+    found = compare_with_golden(one, other)
+    assert (found.change, found.place) == (Change.BEHAVIOUR, "step 0, sync")
+    assert found.reasons == (Reason(ReasonCode.SYNC_MOVED_ALONE),)
+
+
+def test_logged_values_that_differ_alone_are_noted(before: Golden) -> None:
+    curve = [replace(point, values={"gradient_norm": Float("f32", 0x3F800000)}) for point in before.curve]
+    found = compare_with_golden(before, replace(before, curve=tuple(curve)))
+    note = CurveDiffers(VerdictCode.CURVE_DIFFERS, 0, ("gradient_norm",))
+    assert (found.change, found.notes) == (Change.EQUAL, (OfTraces(ReasonCode.NOTED, note),))
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_workers_killed_at_random_moments_are_replaced_and_no_bit_moves(tmp_path
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert f"restart {NUM_KILLS} of {NUM_KILLS} from the last checkpoint" in done.stderr
     train(tmp_path, "whole", {**HERE, **longer})
-    assert verdict(tmp_path, "whole", "killed") == f"EQUAL  {num_steps} steps, every bit"
+    assert verdict(tmp_path, "whole", "killed") == f"EQUAL  {num_steps} steps, every recorded bit"
     lines = (tmp_path / "killed" / "metrics.jsonl").read_text("utf-8").splitlines()
     assert sum('"loss"' in line for line in lines) == num_steps, "no step is written twice"
 

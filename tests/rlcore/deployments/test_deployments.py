@@ -10,7 +10,7 @@ from tests.rlcore.deployments.recorded_runs import HERE, HYBRID, SHARDED, TWO_RA
 from tests.support.cli_commands import type_command
 
 pytestmark = pytest.mark.full
-EQUAL = "EQUAL  3 steps, every bit"
+EQUAL = "EQUAL  3 steps, every recorded bit"
 PLACES = {"one": HERE, "two": TWO_RANKS, "four": SHARDED}
 
 
@@ -78,7 +78,7 @@ def test_a_critic_and_a_reference_in_two_copies_of_two_shards(tmp_path: Path) ->
     settings = {"algorithm.kl_coef": "0.05", "training.num_steps": "2"}
     train(tmp_path, "one", {**HERE, **settings}, "ppo_arithmetic")
     train(tmp_path, "four", {**HYBRID, **settings}, "ppo_arithmetic")
-    assert verdict(tmp_path, "one", "four") == "EQUAL  2 steps, every bit"
+    assert verdict(tmp_path, "one", "four") == "EQUAL  2 steps, every recorded bit"
 
 
 def test_at_level_deterministic_the_number_of_ranks_counts(tmp_path: Path) -> None:

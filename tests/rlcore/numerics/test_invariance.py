@@ -22,8 +22,10 @@ from rlcore.numerics.level import KernelStrategy, following
 from rlcore.numerics.linear import linear
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.padding import Padding
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.numerics.row_sum import ROWS_AT_ONCE, row_sum
+from tests.rlcore.fake_gpu import fake_gpu
 
 DTYPES = (torch.float32, torch.bfloat16)
 few = settings(max_examples=12)
@@ -177,6 +179,17 @@ def test_torchs_silu_depends_on_the_size_of_the_tensor() -> None:
     broken(
         "F.silu", any(not torch.equal(F.silu(x[first : first + 7]), whole[first : first + 7]) for first in range(999))
     )
+
+
+def test_a_gpu_is_handed_all_of_swiglu_whatever_the_number_of_threads() -> None:
+    counts = {}
+    for device in ("cpu", "cuda"):
+        with fake_gpu() as launches, following(Padding()), num_threads(2), torch.no_grad():
+            x = torch.zeros(64, 2 * 14_336, device=device)
+            launches.names.clear()
+            assert swiglu(x).device.type == device
+            counts[device] = launches.names.total()
+    assert counts["cuda"] < 20 < counts["cpu"]
 
 
 @pytest.mark.parametrize(("num_rows", "width"), [(301, 341), (5, 40_001)])

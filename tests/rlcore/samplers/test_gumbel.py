@@ -10,7 +10,17 @@ from torch import Tensor
 
 from rlcore.keys import key
 from rlcore.numerics.probe import num_threads
-from rlcore.samplers.gumbel import BITS, GOLDEN, GumbelNoise, mixed_, signed, states, uniforms
+from rlcore.samplers.gumbel import (
+    BITS,
+    GOLDEN,
+    GPU_ELEMENTS_AT_ONCE,
+    GumbelNoise,
+    mixed_,
+    signed,
+    states,
+    uniforms,
+)
+from tests.rlcore.fake_gpu import fake_gpu
 
 CPU = torch.device("cpu")
 few = settings(max_examples=25)
@@ -141,3 +151,24 @@ def test_large_vocabularies_are_done_in_parts() -> None:
     with num_threads(1):
         alone = [noise_of(50_000, keys[[row]], positions[[row]]) for row in range(5)]
     assert torch.equal(whole, torch.cat(alone))
+
+
+def test_on_a_gpu_all_rows_are_done_at_once() -> None:
+    """A launch costs more than what a core's cache would save there; on a CPU there are pieces."""
+    counts = {}
+    for device in ("cpu", "cuda"):
+        with fake_gpu() as launches:
+            noise = GumbelNoise.of(128_000, torch.device(device))
+            launches.names.clear()
+            found = noise(torch.zeros(64, dtype=torch.int64, device=device))
+            counts[device] = launches.names.total()
+        assert found.device.type == device
+        assert found.shape == (64, 128_000)
+    assert counts["cuda"] < 40 < counts["cpu"]
+
+
+def test_pieces_of_a_gpu_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, positions = keys_of(9), torch.arange(9)
+    in_pieces = noise_of(50_000, keys, positions)
+    monkeypatch.setattr("rlcore.samplers.gumbel.ELEMENTS_AT_ONCE", GPU_ELEMENTS_AT_ONCE)
+    assert torch.equal(noise_of(50_000, keys, positions), in_pieces)

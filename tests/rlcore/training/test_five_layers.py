@@ -7,7 +7,7 @@ import pytest
 from tests.rlcore.training.recorded import Digests
 from tests.support.five_layers import LAYERS, Layer, compare, remove
 
-CHECKED = {"environment propagation", "batch invariance", "scheduling and routing"}
+CHECKED = {"environment propagation", "per-request seed", "batch invariance", "scheduling and routing"}
 """Layers whose removal a check of the step finds by itself; the others show only against another run."""
 
 

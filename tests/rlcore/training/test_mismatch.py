@@ -1,6 +1,7 @@
 """Mismatch of trainer and sampler: how far, the worst token in its context, and the cause, each planted once."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
     with pytest.raises(LevelError) as caught:
         trained(config(training={"num_steps": 1}), tmp_path)
     said = caught.value.what
-    assert said.startswith("step 0: the trainer's log-probability is not the sampler's for 1 of ")
+    assert said.startswith("step 0: rollout or forward: the trainer's log-probability is not the sampler's for 1 of ")
     assert "by at most 0.125 nats" in said and "decoding differs from reading" in said
     assert "sample 2 of prompt" in said and "«" in said
 
@@ -171,7 +172,8 @@ def test_a_search_that_fails_does_not_hide_the_mismatch(tmp_path: Path, monkeypa
     with pytest.raises(LevelError) as caught:
         trained(config(training={"num_steps": 1}), tmp_path)
     assert "by at most 0.5 nats; the search for its cause failed: the sampler does not answer" in caught.value.what
-    assert caught.value.remedy == "look at its log"
+    first = "reproduce the step first: rlharness reproduce RUN --step 0 --trace-ops"
+    assert caught.value.remedy == f"{first}; then look at its log"
 
 
 def test_at_level_off_a_report_says_why_and_metrics_say_how_far(
@@ -213,7 +215,7 @@ def test_at_level_invariant_metrics_are_zero_and_the_run_ends_with_its_phases(
 
 def test_a_table_of_phases_adds_seconds_and_keeps_the_highest_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks, clock = iter((1.0, 3.0, 2.0)), iter((0.0, 1.0, 1.0, 2.0, 2.0, 4.0))
-    monkeypatch.setattr("rlcore.observability.phases._peak_gb", lambda: next(peaks))
+    monkeypatch.setattr("rlcore.observability.phases._peak_gb", lambda device: next(peaks))
     monkeypatch.setattr("rlcore.observability.phases.time.perf_counter", lambda: next(clock))
     phases = Phases()
     assert phases.lines() == []
@@ -227,3 +229,25 @@ def test_a_table_of_phases_adds_seconds_and_keeps_the_highest_peak(monkeypatch: 
         "sync           1.00 s   25.0%      3.00 GB",
         "total          4.00 s  100.0%      3.00 GB",
     ]
+
+
+def test_phases_of_a_gpu_end_when_it_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for before the clock is read, at both ends; memory is that of the model's GPU."""
+    said: list[str] = []
+
+    def saying(name: str, result: float) -> Callable[..., float]:
+        def say(*device: torch.device) -> float:
+            said.append(" ".join([name, *map(str, device)]))
+            return result
+
+        return say
+
+    for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, saying(name, 5e9))
+    monkeypatch.setattr("rlcore.observability.phases.time.perf_counter", saying("clock", 1.0))
+    phases = Phases("cuda:1")
+    with phases.stage("rollout"):
+        said.append("rollout")
+    before = ["synchronize cuda:1", "reset_peak_memory_stats cuda:1", "clock"]
+    assert said == [*before, "rollout", "synchronize cuda:1", "clock", "max_memory_allocated cuda:1"]
+    assert phases.take() == {"seconds/rollout": 0.0, "memory_gb/rollout": 5.0}

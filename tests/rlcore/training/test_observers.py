@@ -20,6 +20,7 @@ from rlcore.checks.observers import (
     RolloutChecks,
     checks_of_level,
 )
+from rlcore.checks.witnesses import DrawChecks, ReferenceChecks
 from rlcore.config import LEVELS, RunConfig
 from rlcore.entrypoint import train
 from rlcore.errors import RlcoreError
@@ -75,7 +76,7 @@ def test_each_level_has_its_checks() -> None:
     assert {type(check) for check in checks_of_level("off")} == set(ALWAYS)
     assert {type(check) for check in checks_of_level("deterministic")} == {*ALWAYS, LevelChecks}
     assert {type(check) for check in checks_of_level("invariant")} == {
-        *(*ALWAYS, LevelChecks, GeneratorChecks, MatchChecks)
+        *(*ALWAYS, LevelChecks, GeneratorChecks, MatchChecks, ReferenceChecks, DrawChecks)
     }
     one, other = checks_of_level("off"), checks_of_level("off")
     assert not set(map(id, one)) & set(map(id, other)), "no run has the state of another"
@@ -104,6 +105,8 @@ def adam(model: torch.nn.Module, section: Any, rate: float) -> torch.optim.Adam:
 
 def off_by_a_bit(policy: Decoder, microbatch: Microbatch, temperature: float) -> Scored:
     found = score(policy, microbatch, temperature)
+    if not policy.embedding.requires_grad:  # the reference
+        return found
     return found._replace(logprobs=found.logprobs * (1 + 2**-20))
 
 

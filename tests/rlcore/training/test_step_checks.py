@@ -181,6 +181,16 @@ def test_nothing_draws_from_a_generator_at_level_invariant(draw: Callable[[], ob
         raise ZeroDivisionError
 
 
+def test_draws_on_a_gpu_are_seen_and_a_gpu_that_is_first_used_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    with check_undrawn("rollout"):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    said = "rollout: something has drawn from the generator of GPU 1"
+    with pytest.raises(LevelError, match=said), check_undrawn("rollout"):
+        torch.rand(1, generator=gpus[1])
+
+
 @pytest.mark.parametrize(
     ("place", "phases"),
     [

@@ -35,6 +35,8 @@ def test_a_child_is_given_its_cards_a_port_and_places_of_its_own(tmp_path: Path)
         "CUDA_VISIBLE_DEVICES": f"{GPU_0},{GPU_1}",
         "TMPDIR": f"{run.scratch}/0000",
         "RLHARNESS_ATTEMPT": "run-0000",
+        "RLHARNESS_LEASE": f"run-0000 {GPU_0},{GPU_1}",
+        "TORCHINDUCTOR_CACHE_DIR": on_cards.env["TORCHINDUCTOR_CACHE_DIR"],
         "MASTER_PORT": on_cards.env["MASTER_PORT"],
         **xdist_variables(0, 1, "run"),
     }

@@ -53,7 +53,7 @@ class Process:
     used_mb: int = 0
     """-1 where NVML does not report it."""
     kind: str = "compute"
-    """Or "graphics"."""
+    """Or "graphics", or "mps" for a client of MPS."""
 
 
 @dataclass
@@ -96,6 +96,12 @@ class StubGpu:
     remap_pending: bool = False
     remap_failed: bool = False
     retirement_pending: bool = False
+    display: bool = False
+    """Whether a screen is on it."""
+    fabric: tuple[int, int] | None = None
+    """State and status in the fabric of NVSwitches; None without one."""
+    part_codes: dict[int, int] = field(default_factory=dict)
+    """Error with which asking for a MIG instance is answered, by its index, be it there or not."""
     accounted_mb: dict[int, int] | None = None
     """Most memory that each process has held, by pid; None where accounting mode is off."""
 
@@ -105,6 +111,8 @@ class Machine:
     """All that the library shows."""
 
     gpus: list[StubGpu] = field(default_factory=list)
+    xids: list[tuple[int, int]] = field(default_factory=list)
+    """GPU and number of each error that the driver has reported; only ever longer."""
     failures: list[tuple[str, int, int]] = field(default_factory=list)
     """NVML function, GPU (-1 for all), and the error code it then answers with."""
     driver: tuple[str, int] = ("570.86.15", 12080)
@@ -124,6 +132,9 @@ class Machine:
             errors = (gpu.uncorrected, gpu.remap_pending, gpu.remap_failed, gpu.retirement_pending)
             lines += [f"memory {number} {' '.join(str(int(each)) for each in errors)}"] if any(errors) else []
             lines += [f"slow {number} {gpu.slow}"] if gpu.slow else []
+            lines += [f"display {number} 1"] if gpu.display else []
+            lines += [f"fabric {number} {gpu.fabric[0]} {gpu.fabric[1]}"] if gpu.fabric else []
+            lines += [f"part {number} {index} {code}" for index, code in gpu.part_codes.items()]
             lines += [f"accounting {number} 1"] if gpu.accounted_mb is not None else []
             lines += [f"accounted {number} {pid} {most}" for pid, most in (gpu.accounted_mb or {}).items()]
             lines += [f"numa {number} {gpu.numa_node}"] if gpu.numa_node is not None else []
@@ -131,6 +142,7 @@ class Machine:
                 ids = f"{part.gpu_instance} {part.compute_instance}"
                 lines.append(f"mig {number} {part.uuid} {ids} {part.total_mb} {part.used_mb} {part.model}")
                 lines += [f"process {number} {place} {p.pid} {p.used_mb} {p.kind}" for p in part.processes]
+        lines += [f"xid {gpu_number} {xid}" for gpu_number, xid in self.xids]
         lines += [f"fail {function} {gpu_number} {code}" for function, gpu_number, code in self.failures]
         return "\n".join(lines) + "\n"
 
@@ -146,4 +158,4 @@ def machine_of(*gpus: StubGpu, failures: Sequence[tuple[str, int, int]] = ()) ->
     for number, gpu in enumerate(gpus):
         gpu.uuid = f"GPU-{chr(ord('a') + number)}"
         gpu.bus_id = f"00000000:{number + 1:02X}:00.0"
-    return Machine(list(gpus), list(failures))
+    return Machine(list(gpus), failures=list(failures))

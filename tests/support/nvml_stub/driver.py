@@ -80,6 +80,11 @@ class Driver:
         assert answer is None or isinstance(answer, GpuFault)
         return answer
 
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        answer = self._ask("meter", "new_xids", self._is_amd, gpu_id)
+        assert isinstance(answer, tuple)
+        return answer
+
     def memory_by_pid(self, gpu_id: str) -> dict[int, int | None]:
         answer = self._ask("meter", "memory_by_pid", self._is_amd, gpu_id)
         assert isinstance(answer, dict)

@@ -5,7 +5,7 @@
  *
  *   gpu UUID BUS_ID TOTAL_MB USED_MB MAJOR MINOR COMPUTE_MODE MIG_MODE MODEL...   gpus count from 0, in this order
  *   mig GPU UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL_MB USED_MB MODEL...          instances count from 0 per gpu
- *   process GPU INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole gpu; KIND compute or graphics; USED_MB -1 for
+ *   process GPU INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole gpu; KIND compute, graphics or mps; USED_MB -1 for
  *                                              a process whose memory is not available
  *   link GPU LINK ACTIVE PEER_BUS_ID           links not listed do not exist
  *   numa GPU NODE                              the gpu is a NUMA node
@@ -14,6 +14,10 @@
  *   driver VERSION CUDA                         CUDA as NVML writes it, 12040 for 12.4
  *   accounting GPU ON                          whether accounting mode is on
  *   accounted GPU PID MAX_MB                   the most memory that a process, ended or not, has held
+ *   display GPU ON                              whether a screen is on it
+ *   fabric GPU STATE STATUS                     its place in the fabric of NVSwitches, NVML's numbers
+ *   part GPU INDEX CODE                         what asking for that MIG instance answers, be it there or not
+ *   xid GPU NUMBER                              an error that the driver reports, once; lines must only be added
  *   fail FUNCTION GPU CODE                     that function answers CODE for that gpu; GPU -1 for every call of it
  *
  * MB are 10^6 bytes. The declarations follow NVML's documented C interface, cut to what is used.
@@ -25,8 +29,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { MAX_GPUS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, MAX_ACCOUNTED = 256, TEXT = 96 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
+enum { MAX_GPUS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, MAX_ACCOUNTED = 256, MAX_XIDS = 64, TEXT = 96 };
 #define MB 1000000ULL
 #define RESERVED (600 * MB) /* what a driver keeps for itself; version 1 of the memory call counts it as used */
 
@@ -37,8 +41,12 @@ typedef struct {
     char bus_id[32], peers[MAX_LINKS][32];
     int major, minor, compute_mode, mig_mode, num_instances, numa_node, accounting, links[MAX_LINKS];
     unsigned long long slow, uncorrected;
-    int remap_pending, remap_failed, retirement_pending;
+    int remap_pending, remap_failed, retirement_pending, display, has_fabric, part_codes[MAX_INSTANCES];
+    unsigned fabric_state, fabric_status;
 } Gpu;
+typedef struct { int gpu; unsigned long long number; } Xid;
+typedef struct { Handle device; unsigned long long type, number; unsigned gi, ci; } EventData;
+typedef struct { unsigned version; unsigned char cluster[16]; unsigned status, clique; unsigned char state; unsigned health; } FabricInfo;
 typedef struct { int gpu, instance; unsigned pid; long long used; char kind[16]; } Process;
 typedef struct { int gpu; unsigned pid; unsigned long long peak; } Accounted;
 typedef struct { unsigned gpu_use, memory_use; unsigned long long peak, time, start; unsigned running, reserved[5]; } AccountingStats;
@@ -51,7 +59,9 @@ typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsy
 static _Thread_local Gpu gpus[MAX_GPUS];
 static _Thread_local Process processes[MAX_PROCESSES];
 static _Thread_local Accounted accounted[MAX_ACCOUNTED];
-static _Thread_local int num_gpus, num_processes, num_accounted, driver_cuda;
+static _Thread_local Xid xids[MAX_XIDS];
+static _Thread_local int num_gpus, num_processes, num_accounted, num_xids, driver_cuda;
+static int num_opened, num_delivered; /* of the library, and of its Xids */
 static _Thread_local char driver_version[TEXT];
 
 static void read_part(const char *line, Part *part, int offset) {
@@ -67,7 +77,7 @@ static int load(const char *function, int gpu) {
     FILE *file = path ? fopen(path, "r") : NULL;
     int answer = SUCCESS;
     if (!file) { fprintf(stderr, "nvml stub: cannot read NVML_STUB_FILE\n"); abort(); }
-    num_gpus = num_processes = num_accounted = 0;
+    num_gpus = num_processes = num_accounted = num_xids = 0;
     memset(gpus, 0, sizeof gpus);
     while (fgets(line, sizeof line, file)) {
         char name[TEXT], peer[32];
@@ -113,6 +123,15 @@ static int load(const char *function, int gpu) {
         } else if (!strcmp(name, "memory")) {
             sscanf(line, "memory %*d %llu %d %d %d", &c->uncorrected, &c->remap_pending, &c->remap_failed,
                    &c->retirement_pending);
+        } else if (!strcmp(name, "display")) {
+            sscanf(line, "display %*d %d", &c->display);
+        } else if (sscanf(line, "fabric %*d %u %u", &c->fabric_state, &c->fabric_status) == 2) {
+            c->has_fabric = 1;
+        } else if (sscanf(line, "part %*d %d %d", &number, &value) == 2 && number < MAX_INSTANCES) {
+            c->part_codes[number] = value;
+        } else if (!strcmp(name, "xid") && num_xids < MAX_XIDS) {
+            xids[num_xids].gpu = owner;
+            if (sscanf(line, "xid %*d %llu", &xids[num_xids].number) == 1) num_xids++;
         } else if (!strcmp(name, "slow")) {
             sscanf(line, "slow %*d %llu", &c->slow);
         }
@@ -132,8 +151,22 @@ static Part *part_of(Handle handle) {
 
 #define ANSWER(gpu) do { int code = load(__func__, gpu); if (code) return code; } while (0)
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; ANSWER(-2); return SUCCESS; }
-int nvmlShutdown(void) { ANSWER(-2); return SUCCESS; }
+/* A byte in $NVML_STUB_FILE.`what`, if that exists: programs wait for it to grow, or count. */
+static void note(const char *what) {
+    char path[512];
+    snprintf(path, sizeof path, "%s.%s", getenv("NVML_STUB_FILE"), what);
+    int file = open(path, O_WRONLY | O_APPEND);
+    if (file >= 0 && write(file, "?", 1) == 1) close(file);
+}
+
+/* As NVML does, it counts: GPUs without persistence mode wake at the first opening and sleep after the last shutdown. */
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    ANSWER(-2);
+    if (!num_opened++) note("woken");
+    return SUCCESS;
+}
+int nvmlShutdown(void) { ANSWER(-2); num_opened--; return SUCCESS; }
 const char *nvmlErrorString(int code) { static char text[32]; snprintf(text, sizeof text, "stub error %d", code); return text; }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned size) {
@@ -222,6 +255,7 @@ int nvmlDeviceGetMigMode(Handle h, unsigned *current, unsigned *pending) {
 int nvmlDeviceGetMaxMigDeviceCount(Handle h, unsigned *count) { ANSWER(gpu_of(h)); *count = 7; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(Handle h, unsigned index, Handle *instance) {
     ANSWER(gpu_of(h));
+    if (index < MAX_INSTANCES && gpus[gpu_of(h)].part_codes[index]) return gpus[gpu_of(h)].part_codes[index];
     if ((int)index >= gpus[gpu_of(h)].num_instances) return NOT_FOUND;
     *instance = handle_of(gpu_of(h), (int)index);
     return SUCCESS;
@@ -241,15 +275,8 @@ static int list_processes(Handle h, const char *kind, unsigned *count, ProcessIn
     *count = num_found;
     return code;
 }
-/* A byte for each question about processes, if the file $NVML_STUB_FILE.asked exists: programs wait for it to grow. */
-static void note_question(void) {
-    char path[512];
-    snprintf(path, sizeof path, "%s.asked", getenv("NVML_STUB_FILE"));
-    int file = open(path, O_WRONLY | O_APPEND);
-    if (file >= 0 && write(file, "?", 1) == 1) close(file);
-}
 int nvmlDeviceGetComputeRunningProcesses_v3(Handle h, unsigned *count, ProcessInfo *infos) {
-    note_question();
+    note("asked");
     ANSWER(gpu_of(h)); return list_processes(h, "compute", count, infos);
 }
 int nvmlDeviceGetComputeRunningProcesses_v2(Handle h, unsigned *count, ProcessInfo *infos) {
@@ -257,6 +284,33 @@ int nvmlDeviceGetComputeRunningProcesses_v2(Handle h, unsigned *count, ProcessIn
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle h, unsigned *count, ProcessInfo *infos) {
     ANSWER(gpu_of(h)); return list_processes(h, "graphics", count, infos);
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(Handle h, unsigned *count, ProcessInfo *infos) {
+    ANSWER(gpu_of(h)); return list_processes(h, "mps", count, infos);
+}
+int nvmlDeviceGetDisplayActive(Handle h, int *on) {
+    ANSWER(gpu_of(h)); *on = gpus[gpu_of(h)].display; return SUCCESS;
+}
+int nvmlDeviceGetGpuFabricInfoV(Handle h, FabricInfo *info) {
+    ANSWER(gpu_of(h));
+    if (!gpus[gpu_of(h)].has_fabric) return NOT_SUPPORTED;
+    info->state = (unsigned char)gpus[gpu_of(h)].fabric_state, info->status = gpus[gpu_of(h)].fabric_status;
+    return SUCCESS;
+}
+
+/* One set of events for everybody: it has the errors that come after it was made. */
+int nvmlEventSetCreate(Handle *set) { ANSWER(-2); num_delivered = num_xids; *set = (Handle)(uintptr_t)1; return SUCCESS; }
+int nvmlDeviceRegisterEvents(Handle h, unsigned long long types, Handle set) {
+    (void)set; ANSWER(gpu_of(h)); return types == 8 ? SUCCESS : INVALID_ARGUMENT;
+}
+int nvmlEventSetWait_v2(Handle set, EventData *data, unsigned timeout_ms) {
+    (void)set, (void)timeout_ms;
+    ANSWER(-2);
+    if (num_delivered >= num_xids) return TIMEOUT;
+    Xid *xid = &xids[num_delivered++];
+    *data = (EventData){handle_of(xid->gpu, -1), 8, xid->number, ~0u, ~0u};
+    return SUCCESS;
 }
 
 int nvmlDeviceGetAccountingMode(Handle h, int *mode) {

@@ -133,6 +133,20 @@ def test_whole_layers_that_depend_on_the_batch_are_refused(
     assert "layers exact: " in caught.value.what and f"differ, first {first}" in caught.value.what
 
 
+def test_gradients_that_are_wrong_in_every_batch_alike_are_refused(
+    compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = layers.layer_backward
+
+    def broken(*given: Any, **named: Any) -> Any:
+        d_x, d_attention_norm, d_qkv, *others = compute(*given, **named)
+        return d_x, d_attention_norm, d_qkv * 1.01, *others
+
+    monkeypatch.setattr(layers, "layer_backward", broken)
+    with pytest.raises(LevelError, match=r"the gradient of qkv of a compiled layer, 32 wide, is 0\.01 of its norm"):
+        looked_at()
+
+
 def test_gradients_that_are_not_the_same_twice_are_refused(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     compute, calls = operations.attend_backward, iter(range(1000))
 

@@ -26,7 +26,7 @@ def test_a_run_on_ray_with_shards_and_two_engines_is_equal_to_one_process(tmp_pa
     spread = type_command(tmp_path, "train", "grpo_reverse_text", "--out", "spread", *SMALL, *settings, **variables)
     assert (local.code, spread.code) == (ExitCode.OK, ExitCode.OK), local.stderr + spread.stderr
     found = type_command(tmp_path, "diff", "local", "spread")
-    assert found.code == ExitCode.OK and found.stdout.startswith("EQUAL  2 steps, every bit"), found.stdout
+    assert found.code == ExitCode.OK and found.stdout.startswith("EQUAL  2 steps, every recorded bit"), found.stdout
     here = ("--set", "deployment.backend=in_process", "--set", "sampler.name=torch")
     again = type_command(tmp_path, "reproduce", "spread", "--step", "1", *here, **variables)
     assert again.code == ExitCode.OK, again.stdout + again.stderr

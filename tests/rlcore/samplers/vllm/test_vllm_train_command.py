@@ -22,4 +22,4 @@ def test_a_run_with_an_engine_process_is_equal_to_one_without(tmp_path: Path) ->
     assert (local.code, served.code) == (ExitCode.OK, ExitCode.OK), local.stderr + served.stderr
     assert "starting the engine's process" in served.stderr
     found = type_command(tmp_path, "diff", "local", "served")
-    assert found.code == ExitCode.OK and found.stdout.startswith("EQUAL  2 steps, every bit"), found.stdout
+    assert found.code == ExitCode.OK and found.stdout.startswith("EQUAL  2 steps, every recorded bit"), found.stdout

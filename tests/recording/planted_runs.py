@@ -1,0 +1,94 @@
+"""Records one small training several times in forked children, each with another cause planted: torch is imported once.
+
+python planted_runs.py DIRECTORY PLANT...
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from harness.recording import watch
+from harness.recording.active import active_log, start_recording
+from harness.recording.recording_config import RecordingConfig
+
+WIDTH, NUM_STEPS = 256, 4
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of numbers; noisy ones get a number that no seed decides."""
+
+    def __init__(self, is_noisy: bool) -> None:
+        self.is_noisy = is_noisy
+        self.rows = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = int.from_bytes(os.urandom(2), "little") / 2**16 if self.is_noisy and index == 9 else 0.0
+        return self.rows[index] + noise
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """The same rows as a stream, of which the first worker has a single batch."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = torch.utils.data.get_worker_info()
+        count = 4 if info is not None and info.id == 0 else 12
+        return iter(Rows(False).rows[:count])
+
+
+def loader_of(plant: str) -> DataLoader[torch.Tensor]:
+    if plant == "stream":
+        return DataLoader(Stream(), batch_size=4, num_workers=2)
+    if plant.startswith("worker"):
+        return DataLoader(Rows(True), batch_size=4, num_workers=2)
+    shuffled = torch.Generator().manual_seed(6 if plant == "generator" else 5)
+    return DataLoader(Rows(False), batch_size=4, shuffle=True, generator=shuffled)
+
+
+def train(plant: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(WIDTH, 128)
+    betas = (0.9, 0.99) if plant == "betas" else (0.9, 0.999)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=betas)
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+    watch("average", average)
+    for step, rows in enumerate(loader_of(plant)):
+        if plant == "write" and step == 2:
+            model.weight.data[60, 100] += 2**-10
+        if plant == "switch" and step == 2:
+            optimizer.param_groups[0]["maximize"] = True
+        optimizer.zero_grad()
+        model(rows).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, parameter in zip(average, model.parameters(), strict=True):
+                mean.lerp_(parameter, 0.5 if plant == "average" and step == 1 else 0.1)
+
+
+def record(directory: Path, plant: str) -> None:
+    start_recording(RecordingConfig(str(directory / plant)))
+    train(plant)
+    log = active_log()
+    assert log is not None
+    log.close()
+
+
+def main(directory: Path, plants: list[str]) -> None:
+    for plant in plants:
+        pid = os.fork()
+        if pid == 0:
+            record(directory, plant)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise SystemExit(f"{plant} ended with {status}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

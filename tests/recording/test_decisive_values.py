@@ -1,0 +1,121 @@
+"""Values that decide what a program computes are recorded: each planted cause is the first difference."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.trace import read_trace, verify
+from harness.trace.chain import RecordedValue, Scope
+from harness.trace.context import BATCH_ORIGIN, LOADER_SEED
+from harness.trace.diff import diff
+from harness.trace.element_diff import numbers
+from harness.trace.reasons import BatchOfWorker, VerdictCode, WrittenOutside
+from harness.trace.verdict import Kind, Verdict
+from tests.support.recorded_programs import ROOT, run
+
+PLANTS = ("none", "again", "betas", "switch", "generator", "write", "average", "worker1", "worker2", "stream")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("planted")
+    script = ROOT / "tests" / "recording" / "planted_runs.py"
+    done = run(sys.executable, str(script), str(directory), *PLANTS, env={"OMP_NUM_THREADS": "1"})
+    assert done.exit_code == 0, done.errors
+    assert "recording ended" not in done.errors
+    return directory
+
+
+def compare(traces: Path, a: str, b: str) -> Verdict:
+    return diff(read_trace(traces / a), read_trace(traces / b))
+
+
+def first_of(verdict: Verdict) -> tuple[int, str, str]:
+    first = verdict.first
+    assert first is not None
+    value = first.a or first.b
+    assert value is not None
+    return first.step, value.phase, value.name
+
+
+def test_an_honest_pair_is_equal(traces: Path) -> None:
+    trace = read_trace(traces / "none")
+    assert (verify(trace), trace.steps) == ([], (0, 1, 2, 3))
+    assert compare(traces, "none", "again").kind is Kind.EQUAL
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        ("betas", (0, "optimizer", "group0.betas.1")),
+        ("switch", (2, "optimizer", "group0.maximize")),
+        ("generator", (0, "rollout", "batch")),
+        ("write", (2, "forward", "weight")),
+        ("average", (2, "forward", "watch.average.0")),
+        ("worker2", (0, "rollout", "batch")),
+    ],
+)
+def test_the_planted_cause_is_the_first_difference(traces: Path, plant: str, expected: tuple[int, str, str]) -> None:
+    verdict = compare(traces, "none", plant)
+    assert verdict.kind is Kind.DIVERGED
+    assert first_of(verdict) == expected
+
+
+def test_the_generator_of_a_loader_is_named(traces: Path) -> None:
+    context = compare(traces, "none", "generator").context
+    assert context is not None
+    assert context.step == 0
+    assert "random.loader0" in context.names
+
+
+def test_a_batch_of_a_worker_is_explained(traces: Path) -> None:
+    verdict = compare(traces, "worker1", "worker2")
+    first = verdict.first
+    assert first is not None
+    (note,) = (each for each in verdict.notes if isinstance(each, BatchOfWorker))
+    assert note == BatchOfWorker(VerdictCode.BATCH_OF_WORKER, 2, 0, 2, is_seed_equal=True)
+    assert first.step == 2
+
+
+def test_a_weight_that_was_written_outside_the_optimizer_is_explained(traces: Path) -> None:
+    notes = compare(traces, "none", "write").notes
+    assert WrittenOutside(VerdictCode.WRITTEN_OUTSIDE, "weight", ("B",)) in notes
+    notes = compare(traces, "none", "average").notes
+    assert not any(isinstance(each, WrittenOutside) for each in notes)
+
+
+def values_of(directory: Path, step: int) -> list[RecordedValue]:
+    return read_trace(directory).ranks[0].columns(step).values()
+
+
+def origin_of(directory: Path, step: int) -> list[int]:
+    (value,) = (each for each in values_of(directory, step) if each.name == BATCH_ORIGIN)
+    assert value.scope is Scope.CONTEXT
+    return [int(each) for each in numbers(value.dtype, value.digest)[:3]]
+
+
+def test_each_batch_of_a_worker_says_which(traces: Path) -> None:
+    assert [origin_of(traces / "worker1", step) for step in range(4)] == [[i, i % 2, 2] for i in range(4)]
+    # The first worker of the stream ends after one batch: the third batch is the second worker's as the fourth is.
+    assert [origin_of(traces / "stream", step)[1:] for step in range(4)] == [[0, 2], [1, 2], [1, 2], [1, 2]]
+    assert BATCH_ORIGIN not in {each.name for each in values_of(traces / "none", 0)}
+
+
+def test_the_seed_of_workers_is_recorded(traces: Path) -> None:
+    seeds = [
+        [each.digest for each in values_of(traces / name, 0) if each.name == LOADER_SEED]
+        for name in ("worker1", "worker2", "none")
+    ]
+    assert len(seeds[0]) == 1
+    assert (seeds[0], seeds[2]) == (seeds[1], [])
+
+
+def test_settings_stand_in_the_first_step_and_in_those_that_change_them(traces: Path) -> None:
+    names = [{each.name for each in values_of(traces / "switch", step)} for step in range(4)]
+    assert {"group0.lr", "group0.betas.0", "group0.amsgrad", "group0.fused"} <= names[0]
+    assert [{"group0.lr", "group0.maximize", "group0.amsgrad"} & each for each in names[1:]] == [
+        {"group0.lr"},
+        {"group0.lr", "group0.maximize"},
+        {"group0.lr"},
+    ]

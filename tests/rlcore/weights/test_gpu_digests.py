@@ -1,0 +1,192 @@
+"""Digests of tensors on a GPU: the values of the host, and nothing but a few bytes of each tensor leaves the GPU."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from xxhash import xxh3_128_digest
+
+from rlcore.errors import InvalidValueError
+from rlcore.numerics.level import following
+from rlcore.numerics.padding import Padding
+from rlcore.weights import digests, gpu_digests
+from rlcore.weights.digests import tensor_digest, tensor_digests
+from rlcore.weights.gpu_digests import Contents
+from rlcore.weights.sync import sync
+from tests.rlcore.weights import slow_kernel
+from tests.rlcore.weights.targets import Target, policy
+from tests.support.suite_runs import ROOT
+
+DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64)
+
+
+class Host:
+    """What comes to the host: how often, and how many bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        copy = Tensor.cpu
+
+        def counted(tensor: Tensor, *given: Any, **named: Any) -> Tensor:
+            self.sizes.append(tensor.nbytes)
+            return copy(tensor, *given, **named)
+
+        monkeypatch.setattr(Tensor, "cpu", counted)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Read every tensor as one on a GPU, with torch's operations in place of the kernel."""
+    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    monkeypatch.setattr(digests, "is_read_there", lambda tensor: True)
+    gpu_digests.problem.cache_clear()
+    yield
+    gpu_digests.problem.cache_clear()
+
+
+def drawn(num_bytes: int, seed: int = 0) -> Tensor:
+    return torch.randint(256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=30)
+@given(lengths=st.lists(st.one_of(st.integers(0, 1100), st.integers(1020, 9000)), max_size=6))
+def test_any_number_of_contents_of_any_length(lengths: list[int], as_on_a_gpu: None) -> None:
+    parts = [drawn(length, length) for length in lengths]
+    contents = Contents()
+    for part in parts:
+        contents.add(part)
+    assert contents.num_bytes == sum(lengths)
+    assert contents.take() == [xxh3_128_digest(part.numpy().tobytes()) for part in parts]
+    assert (contents.take(), contents.num_bytes) == ([], 0)
+
+
+def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+    """Before, one copy of all of each tensor."""
+    tensors = {
+        f"{dtype}, {shape}": torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
+        for dtype in DTYPES
+        for shape in ((), (0, 3), (7,), (40, 301))
+    }
+    tensors |= {"transposed": tensors["torch.float32, (40, 301)"].t(), "a gradient": torch.ones(9, requires_grad=True)}
+    expected = tensor_digests(tensors)
+    assert host.sizes == [tensor.nbytes for tensor in tensors.values()]
+    host.sizes.clear()
+    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    monkeypatch.setattr(digests, "is_read_there", lambda tensor: True)
+    assert list(tensor_digests(tensors).items()) == list(expected.items())
+    assert len(host.sizes) == 1
+    assert host.sizes[0] <= len(tensors) * (64 + 1024) < sum(tensor.nbytes for tensor in tensors.values())
+    assert {name: tensor_digest(tensor) for name, tensor in tensors.items()} == expected
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_tensor_is_read_when_it_comes(host: Host) -> None:
+    """A trainer may send each parameter in one buffer: digests come later, their content does not."""
+    buffer, sent = torch.empty(3000), {}
+
+    def reused() -> Iterator[tuple[str, Tensor]]:
+        for number in range(4):
+            buffer.fill_(number)
+            sent[str(number)] = torch.full((3000,), float(number))
+            yield str(number), buffer
+
+    found = digests.digests_of(reused())
+    assert len(host.sizes) == 1
+    assert found == tensor_digests(sent)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_many_bytes_are_waited_for_in_between(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "GPU_BYTES_AT_ONCE", 5000)
+    tensors = {str(number): drawn(2000, number) for number in range(7)}
+    found = tensor_digests(tensors)
+    assert len(host.sizes) == 3, "after three, after six, at the end"
+    assert list(found) == list(tensors)
+    assert found == {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_has_no_memory_is_refused_by_name_there_too() -> None:
+    with pytest.raises(InvalidValueError, match="b: a digest of a tensor on meta"):
+        tensor_digests({"a": torch.ones(2), "b": torch.ones(2, device="meta")})
+
+
+def copies_of_a_sync(host: Host) -> tuple[int, int]:
+    """(copies, bytes) of the digests of the second of two syncs, which has all checks of a step."""
+    decoder = policy()
+    with following(Padding()):
+        target = Target(decoder)
+        receipt = sync(decoder, target, 1, None)
+        with torch.no_grad():
+            for parameter in decoder.parameters():
+                parameter.mul_(1.5)
+        host.sizes.clear()
+        sync(decoder, target, 2, receipt, has_learned=True)
+    return len(host.sizes), sum(host.sizes)
+
+
+def test_a_sync_copies_no_weights_to_the_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_parameters = len(dict(policy().named_parameters()))
+    num_bytes = sum(parameter.nbytes for parameter in policy().parameters())
+    before = copies_of_a_sync(host)
+    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    monkeypatch.setattr(digests, "is_read_there", lambda tensor: True)
+    after = copies_of_a_sync(host)
+    of_canary = before[0] - 3 * num_parameters
+    assert 0 < of_canary < 5
+    assert before[1] > 3 * num_bytes
+    assert after[0] == 3 + of_canary
+    assert after[1] < 3 * num_parameters * (64 + 1024)
+
+
+def test_without_its_kernel_a_gpu_is_said_to_copy_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Triton here, or no compiler for it there: the value is the same, the time is not."""
+    gpu_digests.problem.cache_clear()
+    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", None)
+    said = "weights on cpu are copied to the host for their digests: ModuleNotFoundError"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert gpu_digests.problem(torch.device("cpu"))
+    assert gpu_digests.problem(torch.device("cpu")), "the second time without a warning, which would be an error"
+    gpu_digests.problem.cache_clear()
+
+
+def test_a_kernel_that_is_wrong_on_a_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_digests.problem.cache_clear()
+    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    assert gpu_digests.problem(torch.device("cpu")) == ""
+    gpu_digests.problem.cache_clear()
+    wrong = SimpleNamespace(
+        block_sums=slow_kernel.block_sums, chained=lambda sums, counts: slow_kernel.chained(sums, counts) + 1
+    )
+    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", wrong)
+    with pytest.warns(RuntimeWarning, match="its kernel gives other digests than the host"):
+        assert gpu_digests.problem(torch.device("cpu"))
+    gpu_digests.problem.cache_clear()
+
+
+def test_the_kernel_is_the_library_to_the_bit() -> None:
+    """In Triton's interpreter, which is chosen before Triton is imported: in a process of its own."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kernel_in_interpreter.py"))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "20 equal\n"), done.stderr
