@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 import torch
 from torch import nn
 
 from harness.recording.automatic import AutomaticRecorder
 from harness.recording.process import ProcessLog
-from rlcore.observability.events import GradientsReduced, PassesDone, StepBegins, StepEnds, WeightsMoved
-from tests.recording.counted_gpu import CountedGpu, pretend_gpu
+from tests.recording.counted_gpu import CountedGpu
 
 NUM_LAYERS = 20
 WIDTH = 160
