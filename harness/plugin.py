@@ -245,7 +245,7 @@ def visible_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...]:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:  # no driver, no GPU
         return ()
-    return tuple(re.findall(r"^GPU \d+: .*\(UUID: (GPU-[^)]+)\)", done.stdout, re.MULTILINE))
+    return tuple(re.findall(r"\(UUID: (MIG-[^)]+|GPU-[^)]+(?=\)(?!\s*\n\s+MIG )))\)", done.stdout))  # instances, if any
 
 
 @pytest.fixture

@@ -95,8 +95,8 @@ def test_cards_are_those_of_cuda_visible_devices(value: str, ids: tuple[str, ...
     [
         (
             "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-12)\n  MIG 1g.10gb Device 0: (UUID: MIG-9)\n"
-            "GPU 1: NVIDIA RTX (Ada) 6000 (UUID: GPU-34)\n",
-            ("GPU-12", "GPU-34"),
+            "  MIG 1g.10gb     Device  1: (UUID: MIG-8)\nGPU 1: NVIDIA RTX (Ada) 6000 (UUID: GPU-34)\n",
+            ("MIG-9", "MIG-8", "GPU-34"),
         ),
         ("No devices were found\n", ()),
         (None, ()),

@@ -35,7 +35,7 @@ from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Superviso
 
 IMPORT_S = 90.0
 """Limit on importing torch or Ray, which a cold disk makes slow."""
-WALK_S = 60.0
+WALK_S = 120.0
 """Limit of one process after its imports: more than all layers' limits together."""
 GRACE_S = 0.5
 LAST_WORD_S = 3.0

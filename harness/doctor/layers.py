@@ -15,6 +15,8 @@ from harness.core.findings import Finding, Severity
 
 MAX_DETAILS = 6
 """Lines of one log that are shown."""
+NUM_FIRST = 2
+"""Of those, from its beginning."""
 UNTELLING = re.compile(r"NumPy|_conversion_method_template|^frame #\d|^Exception raised from")
 """Log lines of torch without information on the network."""
 TELLING = re.compile(
@@ -279,9 +281,13 @@ def _details(key: str, behind: Sequence[RankStory]) -> tuple[str, ...]:
 
 
 def telling_lines(log: str) -> list[str]:
-    """The last lines of a log that say something about a network, or its very last one where none does."""
+    """The first and last lines of a log that say something about a network, or its very last one where none does.
+
+    The first has the cause more often; what follows it are its consequences.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip() and not UNTELLING.search(line)]
-    return ([line for line in lines if TELLING.search(line)] or lines[-1:])[-MAX_DETAILS:]
+    found = [line for line in lines if TELLING.search(line)] or lines[-1:]
+    return found if len(found) <= MAX_DETAILS else [*found[:NUM_FIRST], *found[NUM_FIRST - MAX_DETAILS :]]
 
 
 def innermost(stacks: str, num_frames: int = 2) -> list[str]:

@@ -4,14 +4,22 @@ A name is an abstract Unix socket (`\\0rlharness-<name>`, see unix(7)): the kern
 when the holder's last descriptor closes, however the holder dies. Nothing is left on disk. The descriptor is closed on
 exec, so a child never holds on to a name; a child forked without exec would. The name space is the network
 namespace's: runs in two containers with networks of their own do not see each other's names.
+
+Abstract names have no permissions, so another user can bind them all. `try_claim_past` then holds a name among the runs
+of this user alone, by a lock on a file in the user's cache directory.
 """
 
 import errno
+import fcntl
 import os
 import socket
 import struct
 from dataclasses import dataclass
 from types import TracebackType
+from typing import BinaryIO
+
+from harness.core.regular_file import open_for_writing
+from harness.core.user_cache import user_cache
 
 _PREFIX = "\0rlharness-"
 _MAX_ADDRESS_BYTES = 107
@@ -26,6 +34,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._sockets: dict[str, socket.socket] = {}
+        self._locks: dict[str, BinaryIO] = {}
 
     def try_claim(self, name: str) -> bool:
         """Whether `name` (at most 96 bytes) is now held here; False where another holder has it.
@@ -47,14 +56,35 @@ class Claims:
         self._sockets[name] = holder
         return True
 
+    def try_claim_past(self, name: str) -> bool:
+        """Whether `name`, which a process of another user holds, is now held here among the runs of this user.
+
+        False where another run of this user has it, or where the name is free or this user's: `try_claim` is for these.
+        UsageError, OSError where the user has no cache directory.
+        """
+        holder = holder_of(name)
+        if holder is None or holder.uid == os.geteuid() or name in self._locks:
+            return False
+        directory = user_cache({}) / "claims"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        lock = open_for_writing(directory / f"{os.uname().nodename}-{name}")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        self._locks[name] = lock
+        return True
+
     def release(self, name: str) -> None:
         """Give `name` back; a name not held here raises KeyError."""
-        self._sockets.pop(name).close()
+        (self._locks if name in self._locks else self._sockets).pop(name).close()
 
     def close(self) -> None:
         """Give every name back."""
-        while self._sockets:
-            self._sockets.popitem()[1].close()
+        for held in (self._sockets, self._locks):
+            while held:
+                held.popitem()[1].close()
 
     def __enter__(self) -> "Claims":
         return self

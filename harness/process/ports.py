@@ -9,7 +9,7 @@ import os
 import socket
 
 from harness.core.errors import HarnessError
-from harness.process.claims import Claims, Holder, holder_of
+from harness.process.claims import Claims, holder_of
 
 BLOCK_SIZE = 64
 """Ports of one block: MASTER_PORT and the ones a test derives from it."""
@@ -84,19 +84,16 @@ class PortBlocks:
         if held is not None and is_listenable(held):
             return held
         self.release(slot)
-        taken = set(self._by_slot.values())
-        others: set[Holder] = set()
-        for port in self._starts:
-            name = _claim_name(port)
-            if port in taken:
-                continue
-            if not self._claims.try_claim(name):
-                others |= {holder} if (holder := holder_of(name)) else set()
-                continue
-            if is_listenable(port):
-                self._by_slot[slot] = port
-                return port
-            self._claims.release(name)
+        # Blocks that other users hold come last: they share them, and can hold the names of all without using any.
+        for claim in (self._claims.try_claim, self._claims.try_claim_past):
+            for port in self._starts:
+                if port in self._by_slot.values() or not claim(_claim_name(port)):
+                    continue
+                if is_listenable(port):
+                    self._by_slot[slot] = port
+                    return port
+                self._claims.release(_claim_name(port))
+        others = {holder for port in self._starts if (holder := holder_of(_claim_name(port)))}
         named = sorted(others, key=lambda holder: (holder.uid == os.geteuid(), holder.pid))[:MAX_HOLDERS]
         raise HarnessError(
             f"no free block of {BLOCK_SIZE} ports is left for slot {slot}",

@@ -13,7 +13,7 @@ without torch knowing: NumPy, compiled kernels. Below 64 KiB, and on GPUs, nothi
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from xxhash import xxh3_128_hexdigest
 
 from harness.recording.sharded_digest import digest_placed
-from harness.recording.tensors import dtype_name, ends_at
+from harness.recording.tensors import MISSING, dtype_name, ends_at, on_host
 from harness.trace.chain import DIGEST_BYTES
 from harness.trace.digests import RAW, XXH3_128
 
@@ -76,6 +76,8 @@ class OpValues:
         self._heads: dict[tuple[torch.dtype, torch.Size], str] = {}
         self._arrays: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
         """By length: ctypes forgets a type that nobody holds, and making one takes longer than a digest."""
+        self._fetched: dict[int, str] = {}
+        """By id: algorithms and digests of tensors on GPUs that are read next."""
 
     def read(self, tensor: torch.Tensor) -> tuple[str, int]:
         """(description, which operation wrote it last or OUTSIDE) of what an operation reads, or has written."""
@@ -88,6 +90,12 @@ class OpValues:
         if ends_at(tensor) > storage.nbytes():  # FSDP gives memory back under living tensors
             return self._not_read(tensor, "freed"), memory.maker
         return f"{self._head(tensor)} {self._describe(tensor, memory)}", memory.maker
+
+    def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Digest those of an operation's tensors that lie on GPUs, with two waits for all; `read` then has them."""
+        on_gpus = [each for each in tensors if not on_host(each) and not _obstacle(each) and each.numel()]
+        on_gpus = [each for each in on_gpus if ends_at(each) <= each.untyped_storage().nbytes()]
+        self._fetched = dict(zip(map(id, on_gpus), _described(on_gpus), strict=True)) if on_gpus else {}
 
     def look(self, tensor: torch.Tensor, why: str) -> tuple[str, int]:
         """The same where its value is not to be read: `why`."""
@@ -132,14 +140,13 @@ class OpValues:
         """Algorithm, digest and layout."""
         if not tensor.numel():
             return _NOTHING
-        dense, layout = (tensor, "") if tensor.is_contiguous() else _in_memory_order(tensor)
+        dense, layout = _in_memory_order(tensor)
         if offset := tensor.storage_offset():
             layout += f" offset={offset}"
         if tensor.is_conj() or tensor.is_neg():
             layout += (" conj" if tensor.is_conj() else "") + (" neg" if tensor.is_neg() else "")
-        if not tensor.is_cpu:
-            ((_, _, algorithm, value),) = digest_placed([dense])
-            return f"{algorithm} {value.hex()}{'' if algorithm == RAW else _not_finite(dense)}{layout}"
+        if not on_host(tensor):
+            return (self._fetched.pop(id(tensor), "") or _described([tensor])[0]) + layout
         address, num_bytes = dense.data_ptr(), dense.numel() * dense.element_size()
         if address % ALIGNMENT:
             layout += f" align={address % ALIGNMENT}"
@@ -176,6 +183,34 @@ def _remembered(
     return text
 
 
+def _described(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Algorithm, digest and words for what is not finite of each of these, which lie on GPUs."""
+    dense = [_in_memory_order(tensor)[0] for tensor in tensors]
+    found = digest_placed(dense)
+    are_large = [each.algorithm != RAW for each in found]
+    words = iter(_not_finite_of_all([each for each, is_large in zip(dense, are_large, strict=True) if is_large]))
+    return [
+        f"{NONE} {each.dtype}"
+        if each.dtype in MISSING
+        else f"{each.algorithm} {each.digest.hex()}{next(words) if is_large else ''}"
+        for each, is_large in zip(found, are_large, strict=True)
+    ]
+
+
+def _not_finite_of_all(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """The same as `_not_finite` of each; waits once for each GPU, and again only for those that are not finite."""
+    sums: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    for index, tensor in enumerate(tensors):
+        if (total := _sum(tensor)) is not None:
+            sums.setdefault(total.device, []).append((index, total.isfinite()))
+    are_finite = {
+        index: is_finite
+        for totals in sums.values()
+        for (index, _), is_finite in zip(totals, torch.stack([each for _, each in totals]).tolist(), strict=True)
+    }
+    return ["" if are_finite.get(index, True) else _not_finite(each) for index, each in enumerate(tensors)]
+
+
 def _digest_text(data: "bytes | ctypes.Array[ctypes.c_char]") -> str:
     if len(data) <= DIGEST_BYTES:
         return f"{RAW} {bytes(data).ljust(DIGEST_BYTES, _ZERO).hex()}"
@@ -187,19 +222,27 @@ def _not_finite(tensor: torch.Tensor) -> str:
 
     A sum that is finite has only finite parts, and takes one pass; only where it is not, each element is looked at.
     """
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    elif tensor.dtype in NARROW:
+    total = _sum(tensor)
+    if total is None or math.isfinite(total.item()):
+        return ""
+    if tensor.dtype in NARROW:
         tensor = tensor.float()
-    elif tensor.dtype not in FLOATS:
-        return ""
-    if math.isfinite(tensor.sum().item()):
-        return ""
     return (" nan" if tensor.isnan().any() else "") + (" inf" if tensor.isinf().any() else "")
 
 
+def _sum(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The sum of all elements, complex ones as two; None of integers."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj()).sum()
+    if tensor.dtype in NARROW:
+        return tensor.float().sum()
+    return tensor.sum() if tensor.dtype in FLOATS else None
+
+
 def _in_memory_order(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """(the same elements in the order in which they lie, without repetitions; its strides)."""
+    """(the same elements in the order in which they lie, without repetitions; its strides, if it is not contiguous)."""
+    if tensor.is_contiguous():
+        return tensor, ""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
     dense = tensor.detach().permute(order)

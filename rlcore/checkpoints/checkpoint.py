@@ -108,6 +108,11 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, checksums.step, tensors, values)
 
 
+def read_values(path: Path) -> Mapping[str, Any]:
+    """Return the values of a checkpoint, its file checked; raises CheckpointError."""
+    return decoded_values(_checksums(path).read_file(path, VALUES))
+
+
 def load_newest(directory: Path, at_most: int | None = None) -> Checkpoint | None:
     """The newest whole checkpoint of a directory, with the newer ones that are damaged; None where there is none.
 

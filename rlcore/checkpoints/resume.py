@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlcore.checkpoints.checkpoint import Checkpoint, Writer, load_newest, save
+from rlcore.checkpoints.checkpoint import Checkpoint, Writer, load_newest, read_values, save
 from rlcore.errors import CheckpointError
 from rlcore.keys import key
 from rlcore.models.checkpoints import load as load_decoder
@@ -49,7 +49,26 @@ def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
         "state": state_digests(state, step),
     }
     keep = state.config.output.keep_checkpoints
-    return save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy, **writers})
+    path = save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy, **writers})
+    check_written(state, path)
+    return path
+
+
+def check_written(state: TrainState, path: Path) -> None:
+    """Check that the values of a checkpoint are those of the live run, not only what was to be written.
+
+    Raises CheckpointError.
+    """
+    found, own = (
+        read_values(path),
+        {"identity": state.config.identity(), "level": state.level, "kl_coef": state.kl_coef},
+    )
+    if wrong := [name for name, value in own.items() if found[name] != value]:
+        raise CheckpointError(
+            f"{path} has {wrong[0]} {found[wrong[0]]!r:.60}",
+            legal=f"{own[wrong[0]]!r:.60}, as the run has it",
+            remedy="write every digit: a resumed run would continue with another value",
+        )
 
 
 def resume(state: TrainState, run: Path) -> Checkpoint:

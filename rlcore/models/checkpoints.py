@@ -69,11 +69,56 @@ def hub_tensors(decoder: Decoder) -> dict[str, Tensor]:
     return {part.name: own[part.parameter].detach()[part.first : part.last] for part in hub_parts(decoder.config)}
 
 
+KNOWN_CONFIG = DecoderConfig("qwen2", 3, 4, 1, 2, 1, 2, 5, max_length=1, is_tied=False)
+KNOWN_PARTS: Mapping[str, tuple[str, int, int]] = {
+    "model.embed_tokens.weight": ("embedding", 0, 3),
+    "model.layers.0.input_layernorm.weight": ("layers.0.attention_norm", 0, 4),
+    "model.layers.0.self_attn.q_proj.weight": ("layers.0.qkv", 0, 4),
+    "model.layers.0.self_attn.q_proj.bias": ("layers.0.qkv_bias", 0, 4),
+    "model.layers.0.self_attn.k_proj.weight": ("layers.0.qkv", 4, 6),
+    "model.layers.0.self_attn.k_proj.bias": ("layers.0.qkv_bias", 4, 6),
+    "model.layers.0.self_attn.v_proj.weight": ("layers.0.qkv", 6, 8),
+    "model.layers.0.self_attn.v_proj.bias": ("layers.0.qkv_bias", 6, 8),
+    "model.layers.0.self_attn.o_proj.weight": ("layers.0.out", 0, 4),
+    "model.layers.0.post_attention_layernorm.weight": ("layers.0.mlp_norm", 0, 4),
+    "model.layers.0.mlp.gate_proj.weight": ("layers.0.gate_up", 0, 5),
+    "model.layers.0.mlp.up_proj.weight": ("layers.0.gate_up", 5, 10),
+    "model.layers.0.mlp.down_proj.weight": ("layers.0.down", 0, 4),
+    "model.norm.weight": ("norm", 0, 4),
+    "lm_head.weight": ("head", 0, 3),
+}
+"""Where each tensor of that model's checkpoint is, by name: parameter, first and last row."""
+
+
+@torch.no_grad()
+def check_known_parts() -> None:
+    """Check where tensors of a small checkpoint are written and read, against a table; raises CheckpointError.
+
+    What is exchanged in writing and in reading alike, a round trip does not show.
+    """
+    decoder, other = Decoder(KNOWN_CONFIG), Decoder(KNOWN_CONFIG)
+    own, read = dict(decoder.named_parameters()), dict(other.named_parameters())
+    for number, parameter in enumerate(own.values()):
+        parameter.copy_(1000 * number + torch.arange(parameter.numel()).view(parameter.shape))
+    expected = {name: own[ours].detach()[first:last] for name, (ours, first, last) in KNOWN_PARTS.items()}
+    found = hub_tensors(decoder)
+    fill(other, expected.items())
+    for name, (ours, first, last) in KNOWN_PARTS.items():
+        is_written = name in found and torch.equal(found[name], expected[name])
+        if not is_written or not torch.equal(read[ours][first:last], expected[name]):
+            raise CheckpointError(
+                f"{name} is not where transformers has it",
+                legal=f"rows {first} to {last} of {ours}",
+                remedy="repair rlcore.models.checkpoints.hub_parts: other programs would read other weights",
+            )
+
+
 def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cpu") -> Decoder:
     """The decoder of a checkpoint, in its own type or in `dtype`.
 
     Raises InvalidValueError for an architecture that is not supported, CheckpointError for weights that do not fit.
     """
+    check_known_parts()
     found = read_json(directory / CONFIG)
     decoder = Decoder(read_config(found)).to(device, dtype or own_dtype(found))
     ignored = {"lm_head.weight"} if decoder.config.is_tied else set[str]()
@@ -117,6 +162,7 @@ def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
 
 def save(decoder: Decoder, directory: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Write config.json and the weights; in shards with an index where they are larger than `shard_bytes`."""
+    check_known_parts()
     dtype = str(decoder.embedding.dtype).removeprefix("torch.")
     write(directory, hub_tensors(decoder), written_config(decoder.config, dtype), shard_bytes=shard_bytes)
 

@@ -44,8 +44,8 @@ THREADS = (1, 2)
 
 
 @contextmanager
-def num_threads(count: int) -> Iterator[None]:
-    """torch computes with this many threads inside.
+def num_threads(count: int, *phases: str) -> Iterator[None]:
+    """torch computes with this many threads inside, which is in these phases of a step.
 
     Raises LevelError at the end if something inside has set another number, where a level of determinism is on.
     """
@@ -54,12 +54,12 @@ def num_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(count)
         yield
         if torch.are_deterministic_algorithms_enabled():
-            check_num_threads(count)
+            check_num_threads(count, *phases)
     finally:
         torch.set_num_threads(before)
 
 
-def check_num_threads(expected: int | None) -> int:
+def check_num_threads(expected: int | None, *phases: str) -> int:
     """Check that torch computes with this number of threads; None: with any. Return its number. Raises LevelError."""
     found = torch.get_num_threads()
     if expected not in (None, found):
@@ -67,6 +67,7 @@ def check_num_threads(expected: int | None) -> int:
             f"torch computes with {found} threads: something has set the number since, such as an import",
             legal=f"{expected}",
             remedy="leave torch.set_num_threads alone; runtime.training_threads and runtime.sampling_threads set it",
+            phases=phases,
         )
     return found
 

@@ -116,7 +116,7 @@ def _in_order(
     order = list(range(len(wanted)))
     if runtime.arrival_seed:
         order = permutation(len(wanted), "arrival", runtime.arrival_seed)
-    with num_threads(runtime.sampling_threads):
+    with num_threads(runtime.sampling_threads, "rollout"):
         arrived = sample([wanted[index] for index in order])
     found = dict(zip(order, arrived, strict=True))
     return [found[index] for index in range(len(wanted))]

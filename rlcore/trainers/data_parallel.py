@@ -53,7 +53,7 @@ class DataParallelTrainer(LocalTrainer):
         own = sorted(microbatches, key=lambda each: each.number)
         expected = len(own) if num_microbatches is None else num_microbatches
         assignment = agree_on_assignment(self.ranks, [each.number for each in own], expected)
-        with num_threads(self._runtime.training_threads):
+        with num_threads(self._runtime.training_threads, "forward", "loss", "backward"):
             total = GradientSum(list(self.model.parameters()), self._num_values(assignment, len(own)))
             found = self._passes(own, loss, total)
             self.gradients = list(self._sums(total, assignment))

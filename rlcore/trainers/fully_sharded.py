@@ -80,7 +80,7 @@ class FullyShardedTrainer(LocalTrainer):
         dummy = self._dummy(own, list(map(len, assignment.numbers)))
         for each in self._sums:
             each.reset()
-        with num_threads(self._runtime.training_threads), _views_allowed():
+        with num_threads(self._runtime.training_threads, "forward", "loss", "backward"), _views_allowed():
             found = self._passes(own, dummy, loss, assignment)
         by_parameter = {parameter: shard for each in self._sums for parameter, shard in each.take()}
         self.gradients = [by_parameter[parameter] for parameter in self.model.parameters()]
@@ -93,7 +93,7 @@ class FullyShardedTrainer(LocalTrainer):
             return []
         dummy, found = self._dummy(microbatches, counts), []
         first = self.grid.replicate.rank * self.grid.shard.size
-        with torch.no_grad(), num_threads(self._runtime.training_threads), _views_allowed():
+        with torch.no_grad(), num_threads(self._runtime.training_threads, "reference"), _views_allowed():
             for number in range(max(counts[first : first + self.grid.shard.size])):
                 microbatch = microbatches[number] if number < len(microbatches) else dummy
                 found.append(reading(self.model, microbatch))

@@ -73,7 +73,7 @@ class LocalTrainer:
         """
         parameters, num_values = list(self.model.parameters()), num_microbatches or len(microbatches)
         found: dict[int, MicrobatchLoss] = {}
-        with num_threads(self._runtime.training_threads):
+        with num_threads(self._runtime.training_threads, "forward", "loss", "backward"):
             total = GradientSum(parameters, num_values)
             for own_microbatches in divide_among_workers(microbatches, self._runtime.world_size):
                 own = GradientSum(parameters, num_values)
@@ -102,7 +102,7 @@ class LocalTrainer:
         self.gradients = None
         for (_, parameter), gradient in zip(named, gradients, strict=True):
             parameter.grad = gradient
-        with num_threads(self._runtime.training_threads):
+        with num_threads(self._runtime.training_threads, "optimizer"):
             by_name = dict(zip((name for name, _ in named), gradients, strict=True))
             self._observers.emit(GradientsReduced(self.name, by_name))
             norm = self._norm(gradients)
@@ -127,7 +127,7 @@ class LocalTrainer:
 
     def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
         """Read microbatches without a gradient; return what was read, in their order."""
-        with torch.no_grad(), num_threads(self._runtime.training_threads):
+        with torch.no_grad(), num_threads(self._runtime.training_threads, "reference"):
             return [reading(self.model, microbatch) for microbatch in microbatches]
 
     def gradient_digest(self) -> str:

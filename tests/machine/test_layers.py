@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.findings import Severity
+from harness.doctor.bootstrap import WALK_S
+from harness.doctor.distributed_probe import LIMITS_S
 from harness.doctor.layers import (
     BOOTSTRAP,
     COLLECTIVE,
@@ -207,3 +209,13 @@ def test_a_hang_that_waits_for_a_name_is_the_resolvers() -> None:
     silent = "[E1] [c10d] The client socket has timed out after 12500ms while trying to connect to (10.0.0.1, 29500)."
     assert not verdicts_of_ranks([story(n, 0, stuck=True, log=silent) for n in (0, 1)], with_nccl=False)[0].is_hang
     assert not verdicts_of_ranks([story(0, 0, error="E: x"), story(1, 0, stuck=True)], with_nccl=False)[-1].is_hang
+
+
+def test_of_many_telling_lines_the_first_and_the_last_are_shown() -> None:
+    """The first has the interface that is not there; what NCCL and torch report after it are consequences."""
+    log = "\n".join(f"NCCL WARN socket {number}" for number in range(20))
+    assert [line.rpartition(" ")[2] for line in telling_lines(log)] == ["0", "1", "16", "17", "18", "19"]
+
+
+def test_the_limit_of_a_process_is_more_than_those_of_its_layers() -> None:
+    assert sum(limit for layer, limit in LIMITS_S.items() if layer != "ray") < WALK_S

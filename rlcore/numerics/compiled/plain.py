@@ -25,7 +25,7 @@ def plain_layer(by: Meeting, x: Tensor, *weights: Tensor) -> Tensor:
     """Compute a layer [batch, length, width] with all that a family may have, in the type of `x`."""
     of = LayerWeights(*weights)
     normed = _norm(x, of.attention_norm, by.eps)
-    heads = F.linear(normed, of.qkv, of.qkv_bias).unflatten(-1, (by.num_heads + 2 * by.num_kv_heads, -1))  # type: ignore[no-untyped-call]
+    heads = F.linear(normed, of.qkv, of.qkv_bias).view(*x.shape[:2], by.num_heads + 2 * by.num_kv_heads, -1)
     q, k, v = heads.split_with_sizes([by.num_heads, by.num_kv_heads, by.num_kv_heads], 2)
     cosines, sines = (part[: x.shape[1], None].to(x.dtype) for part in by.turns.chunk(2, 1))
     assert of.q_norm is not None and of.k_norm is not None
@@ -51,11 +51,7 @@ def check_layers(
         by = Meeting(turns, num_heads, num_kv_heads, 1e-6)
         found = with_gradients(partial(compiled_layer, by), grad, *given)
         plain = with_gradients(partial(plain_layer, by), grad.double(), *(each.double() for each in given))
-        names = (
-            "the result",
-            "the gradient of the stream",
-            *(f"the gradient of {name}" for name in LayerWeights._fields),
-        )
+        names = ("the result", *(f"the gradient of {name}" for name in ("the stream", *LayerWeights._fields)))
         for name, one, other in zip(names, found, plain, strict=True):
             distance = float((one.double() - other).norm() / other.norm())
             if not distance <= TOLERANCE:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.models.checkpoints import CONFIG, INDEX, WEIGHTS, load, save
+from rlcore.models.checkpoints import CONFIG, INDEX, WEIGHTS, Part, hub_parts, load, save
 from rlcore.models.config import FAMILIES, DecoderConfig, RopeScaling
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import ARCHITECTURES, read_config, written_config
@@ -19,6 +20,8 @@ from rlcore.models.tokenizer import CharacterTokenizer
 from tests.support.recorded_programs import PEERS_VARIABLE, program, run
 
 PEERS = os.environ.get(PEERS_VARIABLE, "")
+OF_TRANSFORMERS = Path(__file__).parent / "of_transformers"
+"""Checkpoints by transformers 5.23 with its logits: tests/support/programs/hugging_face_logits.py small DIR."""
 NEEDS_PEERS = pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers")
 TINY = DecoderConfig("llama", 40, 32, 2, 4, 2, 16, 48, max_length=64)
 STRETCHED = RopeScaling(8.0, 1.0, 4.0, 16)
@@ -155,6 +158,38 @@ def assert_same_logits(decoder: Decoder, directory: Path) -> None:
         logits = decoder(expected["tokens"])
     assert expected["logits"].std() > 0.5, "near-uniform logits would agree with anything"
     torch.testing.assert_close(logits, expected["logits"], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_that_transformers_wrote_has_its_logits_and_is_written_as_it_was(
+    family: str, tmp_path: Path
+) -> None:
+    """Two projections that are exchanged in reading and in writing alike are read back to the bit."""
+    directory = OF_TRANSFORMERS / family
+    decoder = load(directory)
+    assert_same_logits(decoder, directory)
+    save(decoder, tmp_path)
+    written, expected = load_file(tmp_path / WEIGHTS), load_file(directory / WEIGHTS)
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("pair", [("gate_proj", "up_proj"), ("k_proj", "v_proj")])
+def test_exchanged_projections_are_seen(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchanged(config: DecoderConfig) -> Iterator[Part]:
+        others = {pair[0]: pair[1], pair[1]: pair[0]}
+        for part in hub_parts(config):
+            words = [others.get(word, word) for word in part.name.split(".")]
+            yield replace(part, name=".".join(words))
+
+    monkeypatch.setattr("rlcore.models.checkpoints.hub_parts", exchanged)
+    with pytest.raises(CheckpointError, match=f"{pair[0]}.* is not where transformers has it"):
+        load(OF_TRANSFORMERS / "qwen3")
+    with pytest.raises(CheckpointError, match=f"{pair[0]}.* is not where transformers has it"):
+        save(Decoder(TINY), OF_TRANSFORMERS / "never_written")
+    monkeypatch.setattr("rlcore.models.checkpoints.check_known_parts", lambda: None)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_same_logits(load(OF_TRANSFORMERS / "qwen3"), OF_TRANSFORMERS / "qwen3")
 
 
 @NEEDS_PEERS

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from rlcore.algorithms.advantages import dr_grpo, grpo, rloo
 from rlcore.batching.batch import Batch
+from rlcore.checkpoints.checkpoint import save
 from rlcore.checks.advantage_checks import check_scaled
 from rlcore.checks.observers import CHECKS
 from rlcore.config import RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.entrypoint import train
-from rlcore.errors import LevelError, RlcoreError, StepError
+from rlcore.errors import CheckpointError, LevelError, RlcoreError, StepError
 from rlcore.observability.events import BackwardBegins, Event, GreedyScored, ModelsBuilt, StepEnds, WeightsSynced
 from rlcore.observability.observers import Observer
 from rlcore.recipes.policy_pass import logprobs, read_in_bulk
@@ -184,7 +185,7 @@ def test_threads_that_change_within_a_phase_or_between_steps_are_seen(
 
     before = torch.get_num_threads()
     try:
-        with pytest.raises(LevelError, match="step 1: torch computes with 5 threads"):
+        with pytest.raises(LevelError, match="step 1: forward or loss or backward: torch computes with 5 threads"):
             meddled(PLAIN, Meddler(BackwardBegins, NUM_WARM + 6, more), tmp_path / "within", monkeypatch)
         torch.set_num_threads(before)
         with pytest.raises(LevelError, match="step 2: torch computes with 5 threads") as caught:
@@ -233,6 +234,21 @@ def test_greedy_rewards_stand_under_their_own_prompts(tmp_path: Path, monkeypatc
     of = config(algorithm={"name": "grpo", "advantage": "remax"}, training=SHORT)
     with pytest.raises(StepError, match=r"reward: the baseline of sample 0 of prompt .* is 0\.25"):
         meddled(of, Meddler(GreedyScored, 1, rotated), tmp_path, monkeypatch)
+
+
+def test_a_checkpoint_has_every_digit_of_the_live_coefficient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded(directory: Path, step: int, tensors: Any, values: dict[str, Any], **others: Any) -> Path:
+        return save(directory, step, tensors, {**values, "kl_coef": float(f"{values['kl_coef']:.6g}")}, **others)
+
+    monkeypatch.setattr("rlcore.checkpoints.resume.save", rounded)
+    with pytest.raises(CheckpointError, match=r"has kl_coef 0\.0512346") as caught:
+        train(
+            config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05123456789}, training={**SHORT, "num_steps": 1}),
+            level="off",
+            directory=tmp_path,
+            recorder=NullRecorder(),
+        )
+    assert caught.value.legal == "0.05123456789, as the run has it"
 
 
 def test_norms_rates_and_the_first_evaluation_are_recorded(tmp_path: Path) -> None:

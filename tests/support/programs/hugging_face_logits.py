@@ -1,6 +1,7 @@
 """Logits of transformers, to compare with: of checkpoints it makes itself, or of those it is given.
 
 python hugging_face_logits.py make DIR        # DIR/llama, qwen2, ... with random weights and logits.safetensors
+python hugging_face_logits.py small DIR       # DIR/llama, ... of a few kilobytes: tests/rlcore/models/of_transformers
 python hugging_face_logits.py read DIR...     # logits.safetensors into each
 """
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 SIZES = {
     "vocab_size": 40,
@@ -41,9 +42,19 @@ CONFIGS = {
 }
 
 
+SMALL = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+"""Sizes of checkpoints that are committed."""
+
+
+def small(config: PretrainedConfig) -> PretrainedConfig:
+    """Make a configuration of the same family of some thousand parameters."""
+    head_width = {"head_dim": 4} if config.model_type == "qwen3" else {}
+    return type(config)(**{**SIZES, **SMALL, **head_width, "num_key_value_heads": 1}, tie_word_embeddings=False)
+
+
 def write_logits(model: torch.nn.Module, directory: Path) -> None:
     """Of 50 tokens of two samples, and the tokens with them."""
-    tokens = torch.randint(3, 40, (2, 50), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(3, model.config.vocab_size, (2, 50), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = model(input_ids=tokens).logits.float()
     save_file({"tokens": tokens, "logits": logits.contiguous()}, directory / "logits.safetensors")
@@ -52,8 +63,9 @@ def write_logits(model: torch.nn.Module, directory: Path) -> None:
 def main() -> None:
     """As the usage says."""
     command, *directories = sys.argv[1:]
-    if command == "make":
-        for number, (name, config) in enumerate(CONFIGS.items()):
+    if command in ("make", "small"):
+        configs = CONFIGS if command == "make" else {name: small(CONFIGS[name]) for name in ("llama", "qwen2", "qwen3")}
+        for number, (name, config) in enumerate(configs.items()):
             torch.manual_seed(number)
             model = AutoModelForCausalLM.from_config(config)
             with torch.no_grad():  # norms and biases that are not all 1 and 0

@@ -1,0 +1,92 @@
+"""What a result and the notes of a run say about the GPUs of a failed attempt."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.need import Need
+from harness.core.report_file import TestReport
+from harness.machine.inventory import Gpu
+from harness.machine.meter import GpuProcess
+from harness.runner import events
+from harness.runner.attempts.gpu_notes import broken_by, unread_names, with_others, with_xids
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.runner.scripted_run import ScriptedRun
+from tests.support.fake_meter import FakeMeter
+from tests.support.scripted_attempts import Script
+
+GB = 10**9
+GPU_0 = "ID-0"
+UNREAD = "ValueError: invalid literal for int() with base 10: 'GPU-8f2'"
+
+
+def result(outcome: Outcome, directory: Path | None = None, reason: str = "") -> UnitResult:
+    return UnitResult(Unit("test_a.py", Need(), NeedSource.AST), outcome, reason, directory=str(directory or ""))
+
+
+def gpu(uuid: str = "GPU-8f2", **fields: bool) -> Gpu:
+    return Gpu(uuid, 0, "NVIDIA H200", 141.0, **fields)  # type: ignore[arg-type]
+
+
+def test_errors_of_the_driver_are_part_of_a_failure_and_only_fatal_ones_break_a_gpu() -> None:
+    xids = {"GPU-a": (31,), "GPU-b": (13, 79)}
+    failed = with_xids(result(Outcome.CRASHED, reason="SIGABRT"), xids)
+    assert failed.reason == (
+        "SIGABRT; the driver reported meanwhile GPU-a: Xid 31; GPU-b: Xid 13, Xid 79 (it has fallen off the bus)"
+    )
+    assert with_xids(result(Outcome.PASSED), xids).reason == ""
+    assert broken_by(xids) == {"GPU-b": "the driver reported Xid 79 (it has fallen off the bus)"}
+
+
+def test_another_user_of_a_gpu_is_part_of_a_failure_alone() -> None:
+    held = {"GPU-a": "1.0 GB above its baseline, held by pid 7 (python train.py)"}
+    assert "meanwhile (GPU-a: 1.0 GB" in with_others(result(Outcome.FAILED), held).reason
+    assert with_others(result(Outcome.PASSED), held).reason == ""
+    assert with_others(result(Outcome.FAILED), {}).reason == ""
+
+
+def test_names_that_are_not_read_are_found_in_the_output_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "output.log").write_text(f"worker\n{UNREAD}\n")
+    failed = result(Outcome.FAILED, tmp_path)
+    assert "--device-ids number" in unread_names(failed, TestReport(), (gpu(),))
+    (tmp_path / "output.log").write_text(UNREAD.replace("GPU-", "MIG-"))
+    assert "a MIG instance has no number" in unread_names(failed, TestReport(), (gpu("MIG-8f2", is_mig=True),))
+    (tmp_path / "output.log").write_text("AssertionError")
+    assert unread_names(failed, TestReport(), (gpu(),)) == ""
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.FAILED])
+def test_a_run_without_gpus_or_failures_looks_for_nothing(tmp_path: Path, outcome: Outcome) -> None:
+    (tmp_path / "output.log").write_text(UNREAD)
+    gpus = (gpu(),) if outcome is Outcome.PASSED else ()
+    assert unread_names(result(outcome, tmp_path), TestReport(), gpus) == ""
+    assert unread_names(result(Outcome.FAILED, tmp_path / "no such directory"), TestReport(), (gpu(),)) == ""
+
+
+def test_a_failed_file_names_the_program_that_came_to_its_gpu(tmp_path: Path) -> None:
+    class Later(FakeMeter):
+        num_asked = 0
+
+        def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
+            self.num_asked += 1
+            return (GpuProcess(7, GB, "python train.py"),) if self.num_asked > 1 else ()
+
+    limits = {"poll_s": 0.0, "wait_s": 0.0}
+    failing = {0: Script(exit_code=1, report=())}
+    run = ScriptedRun(tmp_path, [1], failing, meter=Later({GPU_0: 0}), num_gpus=1, card_limits=limits).run()
+    (finished,) = run.of(events.UnitFinished)
+    assert "something else may have used its GPUs meanwhile" in finished.result.reason
+    assert "pid 7 (python train.py)" in finished.result.reason
+
+
+def test_errors_of_the_driver_reach_the_result_and_the_table(tmp_path: Path) -> None:
+    class Breaks(FakeMeter):
+        num_asked = 0
+
+        def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+            self.num_asked += 1
+            return (79,) if self.num_asked == 2 else ()
+
+    run = ScriptedRun(tmp_path, [1], meter=Breaks({GPU_0: 0}), num_gpus=1).run()
+    (held,) = run.of(events.GpuQuarantined)
+    assert held.reason == "the driver reported Xid 79 (it has fallen off the bus)"
