@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from rlcore.errors import InvalidValueError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights import digests, gpu_digests
-from rlcore.weights.digests import tensor_digest, tensor_digests
+from rlcore.weights.digests import flat_digest, tensor_digest, tensor_digests
 from rlcore.weights.gpu_digests import Contents
 from rlcore.weights.sync import sync
 from tests.rlcore.weights import slow_kernel
@@ -72,6 +73,31 @@ def test_any_number_of_contents_of_any_length(lengths: list[int], as_on_a_gpu: N
     assert contents.num_bytes == sum(lengths)
     assert contents.take() == [xxh3_128_digest(part.numpy().tobytes()) for part in parts]
     assert (contents.take(), contents.num_bytes) == ([], 0)
+
+
+@settings(max_examples=30)
+@given(data=st.data(), length=st.integers(0, 5000))
+def test_a_content_may_come_in_any_parts(data: st.DataObject, length: int, as_on_a_gpu: None) -> None:
+    content = drawn(length)
+    edges = sorted(data.draw(st.lists(st.integers(0, length), max_size=9)))
+    parts = [content[a:b] for a, b in pairwise([0, *edges, length])]
+    contents = Contents()
+    contents.add(*parts)
+    contents.add(content)
+    assert contents.take() == [xxh3_128_digest(content.numpy().tobytes())] * 2
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_gradient_is_read_tensor_by_tensor(host: Host) -> None:
+    gradients = [torch.full((size, 7), float(size)) for size in (3, 0, 500, 1, 90)]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    found = flat_digest(iter(gradients))
+    assert len(host.sizes) == 1
+    assert found == tensor_digest(flat)
+    with pytest.MonkeyPatch.context() as on_host:
+        on_host.setattr(digests, "is_read_there", lambda tensor: False)
+        assert flat_digest(gradients) == tensor_digest(flat) == found
+        assert flat_digest([]) == tensor_digest(torch.zeros(0))
 
 
 def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
