@@ -41,12 +41,12 @@ class Contents:
 
     def take(self) -> list[bytes]:
         """Return xxh3_128 of each content added since the last call, in their order; waits for the GPU once."""
-        from rlcore.weights.gpu_kernel import chained
-
         lengths, sums, tails = self._lengths, self._sums, self._tails
         self._lengths, self._sums, self._tails, self.num_bytes = [], [], [], 0
         if not lengths:
             return []
+        from rlcore.weights.gpu_kernel import chained  # with Triton, which only a GPU needs
+
         words = chained(torch.cat(sums), [num_blocks(length) for length in lengths])
         packed = torch.cat([words.view(torch.uint8).flatten(), *tails]).cpu().numpy()
         on_host = np.split(packed, np.cumsum([words.nbytes, *map(len, tails[:-1])]))
