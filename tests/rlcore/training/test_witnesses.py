@@ -14,17 +14,22 @@ from rlcore.batching.batch import Batch
 from rlcore.checkpoints.checkpoint import save
 from rlcore.checks.advantage_checks import check_scaled
 from rlcore.checks.observers import CHECKS
+from rlcore.checks.witnesses import check_drawn
 from rlcore.config import RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.entrypoint import train
+from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import CheckpointError, LevelError, RlcoreError, StepError
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
 from rlcore.observability.events import BackwardBegins, Event, GreedyScored, ModelsBuilt, StepEnds, WeightsSynced
 from rlcore.observability.observers import Observer
 from rlcore.recipes.policy_pass import logprobs, read_in_bulk
 from rlcore.samplers.drawing import Plan, draw
-from rlcore.samplers.gumbel import GumbelNoise
+from rlcore.samplers.gumbel import GumbelNoise, states
 from rlcore.trace import NullRecorder
 from rlcore.trainers.local import LocalTrainer, global_norm, take_gradient
+from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from tests.rlcore.training.recorded import config, recorded
 
 SHORT = {"num_steps": 3, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
@@ -123,6 +128,30 @@ def test_a_fault_ends_the_run_where_it_begins(
     monkeypatch.setattr(*patch)
     with pytest.raises(RlcoreError, match=said):
         train(of, level="invariant", directory=tmp_path, recorder=NullRecorder())
+
+
+def test_which_of_equal_logits_a_filter_keeps_is_checked() -> None:
+    """All logits of a decoder of zeros are equal: of 12 tokens the first six are half of the probability."""
+    decoder = Decoder(DecoderConfig("qwen3", 12, 16, 1, 1, 1, 16, 16, max_length=64)).bfloat16()
+    params, num_tokens = SamplingParams(16, top_p=0.5), 12
+    request = SampleRequest(Prompt("p", "ab", (1, 2)), 0, 99, params)
+    noise = GumbelNoise.of(12, torch.device("cpu"))(states(torch.full((num_tokens,), 99), torch.arange(num_tokens)))
+
+    def completion(kept: slice) -> Trajectory:
+        tokens = (noise[:, kept].argmax(-1) + kept.start).tolist()
+        return build_single_turn(
+            request,
+            tokens,
+            [0.0] * num_tokens,
+            text="",
+            stop_reason=StopReason.LENGTH,
+            policy_version=0,
+            weights_digest="",
+        )
+
+    check_drawn(decoder, completion(slice(0, 6)), params)
+    with pytest.raises(LevelError, match="token 0 of sample 0 of prompt p is "):
+        check_drawn(decoder, completion(slice(6, 12)), params)
 
 
 class Meddler(Observer):
