@@ -15,7 +15,6 @@ from rlcore.errors import LevelError, StepError
 from rlcore.observability.events import (
     Evaluated,
     Event,
-    GreedyScored,
     PassesDone,
     RequestsBuilt,
     RolloutBatched,
@@ -60,8 +59,8 @@ class AgreementChecks(Observer):
             case TrajectoriesSampled(_, trajectories):
                 check_stops(trajectories)
                 check_items(trajectories)
-            case RolloutBatched(_, trajectories, scores) | GreedyScored(trajectories, scores) if config is not None:
-                if isinstance(event, GreedyScored) or not config.task.shuffles_rewards:
+            case RolloutBatched(_, trajectories, scores) if config is not None:
+                if not config.task.shuffles_rewards:
                     check_totals(scores, trajectories, weights_of(config, len(scores.by_function)))
             case PassesDone("policy", losses):
                 self._told.append(told_of(losses))
