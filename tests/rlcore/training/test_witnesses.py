@@ -22,6 +22,7 @@ from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import CheckpointError, LevelError, RlcoreError, StepError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.models.hub_config import written_config
 from rlcore.observability.events import BackwardBegins, Event, GreedyScored, ModelsBuilt, StepEnds, WeightsSynced
 from rlcore.observability.observers import Observer
 from rlcore.recipes.policy_pass import logprobs, read_in_bulk
@@ -278,6 +279,16 @@ def test_a_checkpoint_has_every_digit_of_the_live_coefficient(tmp_path: Path, mo
             recorder=NullRecorder(),
         )
     assert caught.value.legal == "0.05123456789, as the run has it"
+
+
+def test_a_checkpoint_describes_the_model_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def converted(model: Any, dtype: str) -> dict[str, Any]:
+        return {**written_config(model, dtype), "rms_norm_eps": 1e-3}
+
+    monkeypatch.setattr("rlcore.models.checkpoints.written_config", converted)
+    with pytest.raises(CheckpointError, match=r"has model DecoderConfig\(.*norm_eps=0\.001") as caught:
+        train(config("grpo", training=SHORT), level="off", directory=tmp_path, recorder=NullRecorder())
+    assert "norm_eps=1e-06" in caught.value.legal
 
 
 def test_norms_rates_and_the_first_evaluation_are_recorded(tmp_path: Path) -> None:
