@@ -169,7 +169,8 @@ def measure_start(args: argparse.Namespace, scratch: Path, env: dict[str, str]) 
         low, high = interval(extra)
         print(
             f"{kind} time to the end of the first step: {plain:.2f} s unrecorded, {recorded:.2f} s recorded;"
-            f" {statistics.median(extra):+.2f} s (95 % interval of the median {low:+.2f} to {high:+.2f}; {len(kept)} pairs)"
+            f" {statistics.median(extra):+.2f} s (95 % interval of the median {low:+.2f} to {high:+.2f};"
+            f" {len(kept)} pairs)"
         )
     cost_s = statistics.median(pair[1][0] - pair[0][0] for pair in kept)
     is_good = cost_s <= START_LIMIT_S
@@ -186,7 +187,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=9, help="steps with and without a record, in turns")
     parser.add_argument("--starts", type=int, default=7, help="pairs of starts; 0: start-up is not measured")
-    parser.add_argument("--long-s", type=float, default=2.5, help="from this length of a step on, the limit holds")
+    parser.add_argument("--long-s", type=float, default=2.0, help="from this length of a step on, the limit holds")
     parser.add_argument("--within", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.within is not None:

@@ -89,8 +89,8 @@ PROGRAMS = (
     own("foreach", "AdamW, foreach", "weight decay", Place(3, "optimizer", "group0.weight_decay")),
     own("fused", "AdamW, fused", "weight decay", Place(3, "optimizer", "group0.weight_decay")),
     own("graph-index-add", "index_add, four threads", "a feature", Place(3, "loss", "loss"), level="deterministic"),
-    own("muon", "Muon and AdamW", "Muon's rate", Place(6, "optimizer", "group0.lr"), 12),
-    own("optimizer-in-backward", "a step within backward", "a gradient", Place(23, "backward", "first.weight"), 36),
+    own("muon", "Muon and AdamW", "Muon's rate", Place(3, "optimizer", "Muon.group0.lr")),
+    own("optimizer-in-backward", "a step within backward", "a gradient", Place(3, "backward", "first.weight")),
     own("vae", "a variational autoencoder", "one more draw of the generator", Place(3, "loss", "loss")),
     Program(
         "loader-workers", "DataLoader, 2 workers", "", "loader_workers", 6, "a sample", Place(3, "rollout", "batch.0")
