@@ -183,6 +183,7 @@ class AutomaticRecorder:
         parameters = self._parameters(self._optimizers.living())
         if first or not self._gradients:
             self._record_weights(parameters)
+            self._record_untracked()  # before the loss, which may follow from a target network
         for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
             self._recorder.record("loss", "loss", tensor, scope=Scope.PHYSICAL)
             self._steps.loss = as_float(tensor) if tensor.numel() == 1 else None
