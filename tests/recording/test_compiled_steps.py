@@ -19,11 +19,13 @@ needs_cpp = pytest.mark.skipif(
 )
 
 
-def record_beside_plain(tmp_path: Path, kind: str, *options: str, backend: str = "eager", exit_code: int = 0) -> Ran:
+def record_beside_plain(
+    tmp_path: Path, kind: str, *options: str, name: str = "compiled_step", backend: str = "eager", exit_code: int = 0
+) -> Ran:
     """Run a program twice, recorded and not; AssertionError where a bit of its weights differs."""
     weights = [tmp_path / "plain.pt", tmp_path / "recorded.pt"]
-    arguments = [kind, "--backend", backend, "--weights"]
-    commands = [program("compiled_step", *arguments, str(each)) for each in weights]
+    arguments = [*filter(None, [kind]), "--backend", backend, "--weights"]
+    commands = [program(name, *arguments, str(each)) for each in weights]
     caches = [{"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name)} for name in ("cache_of_plain", "cache_of_recorded")]
     with ThreadPoolExecutor() as pool:
         recorded = pool.submit(record, tmp_path / "a", commands[1], *options, env=caches[1], exit_code=exit_code)
@@ -39,8 +41,6 @@ def record_beside_plain(tmp_path: Path, kind: str, *options: str, backend: str =
     ("kind", "backend"),
     [
         pytest.param("function", "inductor", marks=[needs_cpp, pytest.mark.full]),
-        pytest.param("closure", "eager", marks=pytest.mark.full),
-        pytest.param("train", "aot_eager", marks=pytest.mark.full),
     ],
 )
 def test_a_compiled_step_of_adamw_is_recorded_and_no_bit_of_it_changed(kind: str, backend: str, tmp_path: Path) -> None:
@@ -57,6 +57,19 @@ def test_a_compiled_step_of_adamw_is_recorded_and_no_bit_of_it_changed(kind: str
         assert received == {"0.weight", "0.bias"}
         made = {recorded_value.name for recorded_value in recorded_values if recorded_value.phase == "optimizer"}
         assert made >= {"0.weight", "0.weight exp_avg", "0.bias exp_avg_sq", "group0.lr"}
+
+
+@pytest.mark.full
+def test_no_way_of_compiling_a_training_has_other_bits_when_it_is_recorded(tmp_path: Path) -> None:
+    """Ten ways that are recorded, then three in which no hook is called, and that is reported."""
+    done = record_beside_plain(tmp_path, "", name="compiled_variants", backend="aot_eager", exit_code=12)
+    assert done.errors.count("torch.compile has compiled the optimizer's step") == 2, "when it happens, and at the end"
+    trace = read_trace(tmp_path / "a")
+    assert (len(trace.steps), trace.gaps) == (10 * 3, ("rank-0.log was not closed",))
+    for step in trace.steps:
+        values = trace.ranks[0].columns(step).values()
+        assert len([each for each in values if each.phase == "backward" and each.scope is Scope.LOGICAL]) == 4
+        assert [each.name for each in values if each.name.endswith("group0.lr")]
 
 
 @pytest.mark.full
