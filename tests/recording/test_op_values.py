@@ -331,7 +331,7 @@ def test_tensors_of_an_operation_on_a_gpu_are_digested_together(monkeypatch: pyt
         "plain": torch.randn(50, 4),
         "turned": torch.randn(50, 4).t(),
         "nan": torch.tensor([1.0, float("nan"), float("inf")] * 9),
-        "small": torch.tensor(2.0),
+        "small": torch.tensor([2.0]),
         "integers": torch.arange(100),
         "narrow": torch.ones(100).to(torch.float8_e4m3fn),
         "complex": torch.randn(20, dtype=torch.complex64),
