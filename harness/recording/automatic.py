@@ -321,13 +321,7 @@ class AutomaticRecorder:
     # ------------------------------------------------------------------------------------------------------- records
 
     def _record_inputs(
-        self,
-        optimizer: Optimizer,
-        untracked: Named,
-        others: Sequence[tuple[str, Any]],
-        *,
-        has_settings: bool = True,
-        is_closure: bool = False,
+        self, optimizer: Optimizer, untracked: Named, others: Named, *, is_first: bool = True, is_closure: bool = False
     ) -> None:
         """Record what a step of an optimizer, or a call of its closure, depends on; with one wait for a GPU.
 
@@ -343,7 +337,7 @@ class AutomaticRecorder:
                 Group(untracked, cache=self._unchanged),
                 Group(others),
                 Group(_gradients(parameters), cache=self._made_gradients),
-                Group(self._settings_of(optimizer) if has_settings else []),
+                Group(self._settings_of(optimizer) if is_first else []),
             ]
         )
         self._record_changed(changing)
@@ -362,9 +356,9 @@ class AutomaticRecorder:
 
     def _record_of_closure(self, optimizer: Optimizer) -> None:
         """What one call of a closure has left; the optimizer's settings with the first call of a step."""
-        has_settings, self._awaits_closure = self._awaits_closure, False
+        is_first, self._awaits_closure = self._awaits_closure, False
         untracked, watched = self._names.untracked(), list(self.watched.named())
-        self._record_inputs(optimizer, untracked, watched, has_settings=has_settings, is_closure=True)
+        self._record_inputs(optimizer, untracked, watched, is_first=is_first, is_closure=True)
 
     def _settings_of(self, optimizer: Optimizer) -> list[tuple[str, Any]]:
         """How an optimizer steps; with its name and the number of its step, where the program has several."""
