@@ -123,7 +123,9 @@ class AutomaticRecorder:
         if self._is_idle:
             return
         if is_capturing():
-            self._log.give_up("the step is captured into a CUDA graph, from which no value can be read")
+            self._log.give_up(
+                "the step is captured into a CUDA graph, from which no value can be read: call optimizer.step() outside it"
+            )
             return
         if self._compiled.have_run:
             self._look_for_compiled_steps()
