@@ -64,10 +64,27 @@ RAY_ROOMS = (
 RUN_AS_PROGRAMS = frozenset({"py-spy"})  # dependencies that are started, never imported
 PEERS = {"transformers", "trl", "tokenizers", "datasets", "tiny-language", "verl"}
 """Of programs with an environment of their own."""
-CONFORMANCE_PEERS = set(
-    "accelerate diffusers gymnasium hydra ignite kornia language-models lightning omegaconf outcome peft safetensors"
-    " schedulefree skorch stable-baselines3 tensordict tianshou torch-geometric torchrl".split()
-)
+CONFORMANCE_PEERS = {
+    "accelerate",
+    "diffusers",
+    "gymnasium",
+    "hydra",
+    "ignite",
+    "kornia",
+    "language-models",
+    "lightning",
+    "omegaconf",
+    "outcome",
+    "peft",
+    "safetensors",
+    "schedulefree",
+    "skorch",
+    "stable-baselines3",
+    "tensordict",
+    "tianshou",
+    "torch-geometric",
+    "torchrl",
+}
 """Of the conformance suite's programs, which import each other too."""
 
 

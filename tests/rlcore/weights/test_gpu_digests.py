@@ -1,7 +1,5 @@
 """Digests of tensors on a GPU: the values of the host, and nothing but a few bytes of each tensor leaves the GPU."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -25,7 +23,7 @@ from rlcore.weights.gpu_digests import Contents
 from rlcore.weights.sync import sync
 from tests.rlcore.weights import slow_kernel
 from tests.rlcore.weights.targets import Target, policy
-from tests.support.suite_runs import ROOT
+from tests.support.triton_interpreter import run_interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64)
 
@@ -205,14 +203,5 @@ def test_a_kernel_that_is_wrong_on_a_gpu_is_not_used(monkeypatch: pytest.MonkeyP
 
 
 def test_the_kernel_is_the_library_to_the_bit() -> None:
-    """In Triton's interpreter, which is chosen before Triton is imported: in a process of its own."""
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kernel_in_interpreter.py"))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_interpreted(Path(__file__).with_name("kernel_in_interpreter.py"))
     assert (done.returncode, done.stdout) == (0, "20 equal\n"), done.stderr
