@@ -1,4 +1,4 @@
-"""The rules of the house: functions from a source file to what in it breaks the rule. The tables stand in the test."""
+"""The rules of the house: functions from a source file to what in it breaks the rule. The tables stand beside them."""
 
 import ast
 import sys

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture_owners import CHILD_ROOMS, ENVIRONMENT, OWNED, SUPERVISOR
 from tests.architecture_rules import (
     FIRST_PARTY,
     MAX_FUNCTION_LINES,
@@ -34,15 +35,6 @@ from tests.architecture_rules import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-CHILD_ROOMS = (  # entered by child processes only
-    "harness/fixtures/",
-    "harness/recording/",
-    "harness/lab/experiments/scenario_main.py",
-    "harness/doctor/distributed_probe.py",
-    "harness/doctor/torch_facts.py",
-    "harness/runner/cluster/ray_boot.py",
-)
-SUPERVISOR = ("harness/process/supervisor/",)
 LAYERS = (
     ("harness.__main__",),
     ("harness.cli",),
@@ -76,124 +68,6 @@ LAYERS = (
     ("harness.plugin", "harness", "harness.lab"),
 )
 """Packages of harness, from the top down: each imports itself and what stands in a row below its own, nothing else."""
-ENVIRONMENT = (
-    "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
-    "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
-    "harness/fixtures/",
-    "harness/recording/",  # lives in the process of the program that is recorded
-    "harness/process/supervisor/fork_hazards.py",  # and these in the pytest from which test processes are forked
-    "harness/process/supervisor/forked_leader.py",
-    "harness/runner/sessions/own_coverage.py",
-    "harness/runner/sessions/memory_limit.py",
-    "harness/runner/pytest_gpus.py",
-    "harness/runner/cluster/ray_boot.py",  # lives in a worker of Ray
-    "harness/runner/sessions/worker_session.py",
-    "harness/runner/sessions/xdist_fixtures.py",
-)
-IN_PYTEST = (
-    "collection/discovery",
-    "pytest_gpus",
-    "sessions/forked_tests",
-    "sessions/memory_limit",
-    "sessions/odd_names",
-    "sessions/own_coverage",
-    "sessions/parts",
-    "sessions/plugin_facts",
-    "sessions/shared_cache",
-    "sessions/warm_session",
-    "sessions/worker_session",
-    "sessions/xdist_fixtures",
-)
-PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
-KERNELS_FILES = (  # below /proc and /sys, which no process can replace
-    *SUPERVISOR,
-    *("harness/process/ports.py", "harness/machine/network/interfaces.py", "harness/doctor/environment.py"),
-    *("harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
-    *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
-)
-PACKAGE_DATA = (  # files of an installed package
-    *("harness/render/report/page.py", "harness/render/run_page/page.py", "harness/lab/demo/project.py"),
-    *("harness/runner/sessions/plugin_facts.py", "harness/lab/experiments/scenario_files.py"),
-)
-OPEN_ALREADY = (  # descriptors, and new files in directories that are this process's own
-    *(
-        "harness/process/leaders_ahead.py",
-        "harness/process/run_directory.py",
-        "harness/runner/sessions/forked_tests.py",
-    ),
-    *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),
-    "harness/lab/experiments/call_signature.py",
-)
-NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
-    *("harness/render/jsonl.py", "harness/render/junit.py", "harness/lab/reproduce/debugger/lines.py"),
-)
-OWNED = (
-    Owned("rlcore/", ("harness", "scenarios"), ()),
-    Owned("rlcore/config", ("torch",), ()),
-    Owned("rlcore/errors", ("torch",), ()),
-    Owned("rlcore/observability/metrics", ("torch",), ()),
-    Owned("rlcore/keys", ("torch",), ()),
-    Owned("harness/", ("rlcore", "scenarios", "tests"), ()),
-    Owned("harness/", ("torch", "ray", "vllm", "transformers", "numpy"), CHILD_ROOMS),
-    # A question for GPUs initialises CUDA in the program that is recorded; cuda_state.py has what may be asked.
-    Owned(
-        "harness/recording/",
-        tuple(
-            f"torch.cuda.{name}" for name in ("is_available", "device_count", "init", "get_device_name", "mem_get_info")
-        ),
-        (),
-    ),
-    Owned("harness/recording/", ("torch.cuda.is_current_stream_capturing",), ("harness/recording/cuda_state.py",)),
-    Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/core/clock.py",)),
-    Owned("harness/", ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"), ENVIRONMENT),
-    # A crash that was asked for is a process's own death, at a moment that only it knows.
-    Owned(
-        "harness/",
-        ("os.kill", "os.killpg", "signal.pidfd_send_signal", "signal.raise_signal"),
-        (*SUPERVISOR, "harness/lab/chaos/crash.py"),
-    ),
-    # Fixtures end what they have started themselves: a user's pytest may have no supervisor above it.
-    Owned("harness/", (".kill()", ".terminate()", ".send_signal()"), (*SUPERVISOR, "harness/fixtures/children.py")),
-    # A rank leaves past torch's own exit, which aborts now and then.
-    # A process without its level's variables does not start.
-    Owned(
-        "harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/rank_main.py", "harness/recording/boot/")
-    ),
-    # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
-    Owned(
-        "harness/",
-        ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
-        ("harness/__main__.py", "harness/lab/experiments/scenario_main.py", "harness/recording/recording_config.py"),
-    ),
-    Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
-    Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
-    Owned("harness/", ("amdsmi",), ()),  # harness/machine/amd_smi.py loads it from ROCm
-    Owned("harness/", ("rich",), ("harness/render/live/",)),
-    Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
-    # One way to give a whole file its name. The others move directories, links and files that are held open.
-    Owned(
-        "harness/",
-        ("os.replace", "os.rename", "os.renames", "tempfile.mktemp"),
-        (
-            *("harness/core/replaced_file.py", "harness/runner/records/history_file.py"),
-            *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
-        ),
-    ),
-    # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/core/regular_file.py.
-    Owned(
-        "harness/",
-        ("builtins.open", ".read_text()", ".read_bytes()"),
-        (*KERNELS_FILES, *PACKAGE_DATA, *OPEN_ALREADY, *NAMED_BY_THE_USER),
-    ),
-    Owned("harness/", ("click",), ("harness/cli/",)),
-    Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),
-    Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),
-    Owned("harness/", ("jinja2",), ("harness/render/report/page.py",)),
-    Owned("harness/", ("pytest", "_pytest"), PYTEST),
-    Owned(
-        "tests/", ("hypothesis.HealthCheck",), ()
-    ),  # conftest.py decides for all: a list of a test's own replaces its
-)
 
 EXEMPT: dict[str, str] = {
     # "path", "path:function" (its length) or "path:function()" (its parameters) -> the reason

@@ -35,7 +35,13 @@ EXTRAS_OF = {
     "rlcore/weights/transports/ray_store.py": ("ray",),
 }
 """Files and folders that need more than the base -> the extras whose packages they import."""
-PEER_ROOMS = ("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")
+CONFORMANCE_ROOM = "tests/conformance/programs/scripts/"
+PEER_ROOMS = (
+    CONFORMANCE_ROOM,
+    "tests/support/programs/",
+    "tests/rlcore/peers/",
+    "tests/benchmarks/one_step/trl_step.py",
+)
 """Run with verl, transformers and TRL, in environments of their own."""
 VLLM_ROOMS = (
     "tests/benchmarks/vllm_sampler.py",
@@ -58,6 +64,28 @@ RAY_ROOMS = (
 RUN_AS_PROGRAMS = frozenset({"py-spy"})  # dependencies that are started, never imported
 PEERS = {"transformers", "trl", "tokenizers", "datasets", "tiny-language", "verl"}
 """Of programs with an environment of their own."""
+CONFORMANCE_PEERS = {
+    "accelerate",
+    "diffusers",
+    "gymnasium",
+    "hydra",
+    "ignite",
+    "kornia",
+    "language-models",
+    "lightning",
+    "omegaconf",
+    "outcome",
+    "peft",
+    "safetensors",
+    "schedulefree",
+    "skorch",
+    "stable-baselines3",
+    "tensordict",
+    "tianshou",
+    "torch-geometric",
+    "torchrl",
+}
+"""Of the conformance suite's programs, which import each other too."""
 
 
 def distribution_name(requirement: str) -> str:
@@ -104,6 +132,8 @@ def allowed_distributions(path: str) -> set[str]:
         return allowed | declared("vllm") | {"transformers"}
     if is_among(path, ("tests/fuzz/",)):
         return allowed | {"atheris"}  # installed by who fuzzes
+    if is_among(path, (CONFORMANCE_ROOM,)):
+        return allowed | PEERS | CONFORMANCE_PEERS
     if is_among(path, PEER_ROOMS):
         return allowed | declared("ray") | PEERS
     return allowed | declared("ray") if is_among(path, RAY_ROOMS) else allowed

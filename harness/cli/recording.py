@@ -210,6 +210,12 @@ def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
     metavar="FIRST-LAST",
     help="Compare only these steps, e.g. the part a resumed run shares with the original.",
 )
+@click.option(
+    "--shift",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="B was resumed at step K of A and counts from 0 again: compare its step 0 with A's step K.",
+)
 @click.option("--json", "json", is_flag=True, help="Print the verdict as JSON on standard output.")
 @color_option
 @click.pass_obj

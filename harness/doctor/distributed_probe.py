@@ -23,7 +23,7 @@ from harness.core.clock import SystemClock
 
 LIMITS_S = {"ray": 25.0, "store": 13.0, "gloo": 5.0, "nccl": 60.0, "collective": 15.0}
 """Limit of each layer, in seconds. Healthy ones take less than 3 (Ray), 1 (NCCL) and 0.1 (the others); NCCL's on eight
-cold GPUs behind NVSwitches many times that.
+cold GPUs with NVSwitches many times that.
 
 The store comes up slowly, and comes up, where a name server does not answer."""
 STORE_GIVES_UP_S = 12.5

@@ -271,7 +271,7 @@ def _why_busy(reading: GpuReading) -> str:
 def _claim(gpu: Gpu, claims: Claims | None, around: Surroundings) -> Gpu | LeftOut:
     """Takes the GPU for this run; why that was refused, where it was."""
     name = _claim_name(gpu.gpu_id, around)
-    if claims is None or claims.try_claim(name):
+    if claims is None or claims.try_claim(name) or (gpu.is_as_is and claims.try_claim_past(name)):
         return gpu
     holder = holder_of(name)
     reason = "leased by another rlharness run" + (f" ({holder})" if holder else "")

@@ -14,8 +14,6 @@ from harness.recording.op_mode import OpMode
 from harness.recording.process import Place, ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
 from harness.recording.recording_config import RecordingConfig
-from harness.recording.sentinel.running import start_sentinel
-from harness.recording.sentinel.sentinel import SentinelConfig
 
 
 @dataclass(slots=True)
@@ -35,6 +33,9 @@ def start_recording(orders: RecordingConfig) -> None:
     _active.log, _active.foreign = log, AutomaticRecorder(log)
     _active.foreign.install()
     if orders.sentinel:
+        from harness.recording.sentinel.running import start_sentinel
+        from harness.recording.sentinel.sentinel import SentinelConfig
+
         config = SentinelConfig(orders.sentinel, Path(orders.directory))
         start_sentinel(config, _active.foreign.pause)
     metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)

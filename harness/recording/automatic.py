@@ -31,7 +31,7 @@ from harness.recording.op_mode import OpMode
 from harness.recording.optimizer_settings import OptimizerSettings
 from harness.recording.optimizer_steps import OptimizerNames
 from harness.recording.process import ProcessLog
-from harness.recording.recorder import Observation, Recorder, as_float, look
+from harness.recording.recorder import Observation, Recorder, float_of, look
 from harness.recording.tensors import Digested
 from harness.recording.trace_steps import TraceSteps
 from harness.recording.training_threads import AT_ONCE, TrainingThreads, is_in_backward
@@ -123,7 +123,10 @@ class AutomaticRecorder:
         if self._is_idle:
             return
         if is_capturing():
-            self._log.give_up("the step is captured into a CUDA graph, from which no value can be read")
+            self._log.give_up(
+                "the step is captured into a CUDA graph, from which no value can be read:"
+                " call optimizer.step() outside it"
+            )
             return
         if self._compiled.have_run:
             self._look_for_compiled_steps()
@@ -181,11 +184,22 @@ class AutomaticRecorder:
         self._stepped_in_backward = []
         first = self._steps.begin()
         parameters = self._parameters(self._optimizers.living())
-        if first or not self._gradients:
-            self._record_weights(parameters)
-        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
-            self._recorder.record("loss", "loss", tensor, scope=Scope.PHYSICAL)
-            self._steps.loss = as_float(tensor) if tensor.numel() == 1 else None
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        is_new = first or not self._gradients
+        # State before the loss, which may follow from a target network.
+        *state, seen = look_at_groups(
+            [
+                Group(parameters if is_new else []),
+                Group(self._names.untracked() if is_new else [], cache=self._unchanged),
+                Group(list(self.watched.named()) if is_new else []),
+                Group([("loss", loss) for loss in losses], Scope.PHYSICAL),
+            ]
+        )
+        for values in state:
+            self._record_changed(values)
+        self._record("loss", seen)
+        if seen:
+            self._steps.loss = float_of(seen[-1])
 
     def after_backward(self) -> None:
         """The gradients are there; those that optimizers have not applied yet within backward."""
@@ -209,16 +223,16 @@ class AutomaticRecorder:
         self._steps.in_phase("optimizer")
         self._awaits_closure = has_closure
         first = self._steps.begin()
-        if not has_closure and not self._stepped_in_backward:
-            self._record_untracked()
+        has_untracked = not has_closure and not self._stepped_in_backward
+        untracked = self._names.untracked() if has_untracked else []
         if self._in_backward and is_in_backward():
             self._stepped_in_backward.append(optimizer)
         parameters = self._parameters([optimizer])
-        if first:
-            self._record_weights(parameters)
-        if not has_closure:
-            self._record_gradients(parameters)
-            self._record_settings(optimizer)
+        if has_closure:
+            self._record_changed(look(parameters if first else []))
+            return
+        watched = list(self.watched.named()) if has_untracked else []
+        self._record_inputs(optimizer, untracked, [*watched, *(parameters if first else [])])
 
     def before_closure(self) -> None:
         """An optimizer calls its closure."""
@@ -314,17 +328,34 @@ class AutomaticRecorder:
 
     # ------------------------------------------------------------------------------------------------------- records
 
-    def _record_weights(self, parameters: Named) -> None:
-        """Those that nobody has seen yet, or that somebody else than their optimizer has changed.
+    def _record_inputs(
+        self, optimizer: Optimizer, untracked: Named, others: Named, *, is_first: bool = True, is_closure: bool = False
+    ) -> None:
+        """Record what a step of an optimizer, or a call of its closure, depends on; with one wait for a GPU.
 
-        Every element is read: a write to a single one, past torch's count of writes, is found in its step.
+        In this order: untracked state (buffers, frozen weights, averaged and target networks) and `others`, where they
+        are not as they were; gradients as each backward has left them, then as the optimizer gets them, since clipping
+        lies in between; settings. Others are watched values, and weights that the recorder has not seen or that
+        something else than their optimizer may have changed. Every element of these is read, so that a write past
+        torch's count is found in its step.
         """
-        self._record_changed(look(parameters))
-
-    def _record_untracked(self) -> None:
-        """Buffers, frozen weights, averaged and target networks, watched values, where they are not as they were."""
-        self._record_changed(self._unchanged.look(self._names.untracked()))
-        self._record_changed(look(list(self.watched.named())))
+        parameters = self._parameters([optimizer])
+        changing, watched, final, settings = look_at_groups(
+            [
+                Group(untracked, cache=self._unchanged),
+                Group(others),
+                Group(_gradients(parameters), cache=self._made_gradients),
+                Group(self._settings_of(optimizer) if is_first else []),
+            ]
+        )
+        self._record_changed(changing)
+        self._record_changed(watched)
+        self._record_made([each.name for each in final])
+        self._record("backward", final)
+        if is_closure:  # it may end with zero_grad
+            names = {name for name, _ in parameters}
+            self._record_made([name for name in self._gradients if name.partition(" ")[0] in names])
+        self._record("optimizer", settings)
 
     def _record_changed(self, values: Sequence[Observation]) -> None:
         changed = [each for each in values if self._weights.get(each.name) != each.digested]
@@ -333,26 +364,15 @@ class AutomaticRecorder:
 
     def _record_of_closure(self, optimizer: Optimizer) -> None:
         """What one call of a closure has left; the optimizer's settings with the first call of a step."""
-        is_first_call, self._awaits_closure = self._awaits_closure, False
-        self._record_untracked()
-        parameters = self._parameters([optimizer])
-        self._record_gradients(parameters)
-        names = {name for name, _ in parameters}  # the closure may end with zero_grad
-        self._record_made([name for name in self._gradients if name.partition(" ")[0] in names])
-        if is_first_call:
-            self._record_settings(optimizer)
+        is_first, self._awaits_closure = self._awaits_closure, False
+        untracked, watched = self._names.untracked(), list(self.watched.named())
+        self._record_inputs(optimizer, untracked, watched, is_first=is_first, is_closure=True)
 
-    def _record_settings(self, optimizer: Optimizer) -> None:
+    def _settings_of(self, optimizer: Optimizer) -> list[tuple[str, Any]]:
         """How an optimizer steps; with its name and the number of its step, where the program has several."""
         prefix, number = self._optimizers.begin(optimizer)
         settings = [(f"{prefix}{name}", value) for name, value in self._settings.settings(optimizer)]
-        self._record("optimizer", look([*settings, *([(f"{prefix}step", number)] if prefix else [])]))
-
-    def _record_gradients(self, parameters: Named) -> None:
-        """What each backward has left, then what the optimizer gets: clipping lies in between."""
-        final = self._made_gradients.look(_gradients(parameters))
-        self._record_made([each.name for each in final])
-        self._record("backward", final)
+        return [*settings, *([(f"{prefix}step", number)] if prefix else [])]
 
     def _record_made(self, names: Sequence[str]) -> None:
         """What each backward has left of the gradients of these parameters."""

@@ -43,12 +43,13 @@ class ParameterNames:
         unnamed = [parameter for parameter in parameters if self.name(parameter) is None]
         if not unnamed:
             return
-        owners = owners_of(unnamed)
+        roots = outermost(living_modules())
+        owners = owners_of(unnamed, roots)
         for index, parameter in enumerate(unnamed):
             owner = owners.get(id(parameter))
             dotted, prefix = (f"parameter{index}", "") if owner is None else owner
             self._names[id(parameter)] = weakref.ref(parameter), self._free(dotted, prefix)
-        self._observe_untracked()
+        self._observe_untracked(roots)
 
     def untracked(self) -> Named:
         """(name, tensor) of what modules hold beside that: buffers, frozen weights, averaged and target networks.
@@ -58,10 +59,10 @@ class ParameterNames:
         alive = [(name, tensor) for reference, name in self._untracked if (tensor := reference()) is not None]
         return [(name, tensor) for name, tensor in alive if self.name(tensor) is None]
 
-    def _observe_untracked(self) -> None:
+    def _observe_untracked(self, roots: Sequence[nn.Module]) -> None:
         """Name what has no name yet, in an order that depends on names, shapes and values only."""
         known = {id(tensor) for reference, _ in self._untracked if (tensor := reference()) is not None}
-        held = [(_class_name(root), _held(root)) for root in outermost(living_modules())]
+        held = [(_class_name(root), _held(root)) for root in roots]
         for prefix, tensors in _ordered(held, lambda each: self._is_trained(each[1])):
             for dotted, tensor in tensors:
                 if id(tensor) not in known and self.name(tensor) is None:
@@ -82,10 +83,9 @@ class ParameterNames:
         return name
 
 
-def owners_of(parameters: Sequence[torch.Tensor]) -> dict[int, tuple[str, str]]:
-    """(dotted name, class of the outermost module) of each parameter that a module owns, by its id."""
+def owners_of(parameters: Sequence[torch.Tensor], roots: Sequence[nn.Module]) -> dict[int, tuple[str, str]]:
+    """(dotted name, class of its root) of each parameter that these outermost modules own, by its id."""
     wanted = {id(parameter) for parameter in parameters}
-    roots = outermost(living_modules())
     named = {id(root): _named(root, wanted) for root in roots}
     found: dict[int, tuple[str, str]] = {}
     # The module that owns most of them comes first: an agent before the network that it also holds alone.

@@ -163,22 +163,25 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase = self._phase if task == self._phase_task else "backward" if in_backward else "forward"
         call = _Call(self._num_ops, schema, phase, line.at, line.via)
         self._num_ops += 1
-        for key, value in named_arguments(args, kwargs):
-            for tensor in tensors_in(value):
-                call.reads.append(self._read(tensor, key, schema))
+        arguments = [(tensor, key) for key, value in named_arguments(args, kwargs) for tensor in tensors_in(value)]
+        self._values.fetch([tensor for tensor, key in arguments if not self._unread(tensor, key, schema)])
+        call.reads += [self._read(tensor, key, schema) for tensor, key in arguments]
         if schema.is_random:
             call.random = _random_state(args, kwargs)
         return call
 
     def _read(self, tensor: torch.Tensor, key: Argument, schema: OpSchema) -> tuple[str, int]:
         """(description, maker) of an argument."""
+        why = self._unread(tensor, key, schema)
+        return self._values.look(tensor, why) if why else self._values.read(tensor)
+
+    def _unread(self, tensor: torch.Tensor, key: Argument, schema: OpSchema) -> str:
+        """Why an operation does not read the value of an argument; empty where it does."""
         if key in schema.overwritten:
-            return self._values.look(tensor, "overwritten")
+            return "overwritten"
         if key in schema.written and self._values.is_unwritten(tensor):
-            return self._values.look(tensor, UNWRITTEN)
-        if schema.reads_shapes:
-            return self._values.look(tensor, "shape_only")
-        return self._values.read(tensor)
+            return UNWRITTEN
+        return "shape_only" if schema.reads_shapes else ""
 
     def _after(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write an operation down with what it has given."""
@@ -205,6 +208,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         schema, index = call.schema, call.index
         results = result if isinstance(result, list | tuple) else (result,)
         shown: list[torch.Tensor] = []
+        self._values.fetch(
+            [] if schema.is_unwritten or schema.is_unfinished else _read_after(schema, args, kwargs, results)
+        )
         for position, value in enumerate(results):
             for tensor in tensors_in(value):
                 shown.append(tensor)
@@ -223,6 +229,15 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if schema.is_unwritten or schema.is_unfinished:
             return self._values.look(tensor, UNWRITTEN if schema.is_unwritten else UNFINISHED)[0]
         return self._values.read(tensor)[0]
+
+
+def _read_after(
+    schema: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]
+) -> list[torch.Tensor]:
+    """The tensors that an operation has given or written, without its working memory."""
+    given = [value for position, value in enumerate(results) if position not in schema.unread_results]
+    written = [value for key, value in named_arguments(args, kwargs) if key in schema.written]
+    return list({id(tensor): tensor for tensor in tensors_in([*given, *written])}.values())
 
 
 def _random_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from harness.recording.recording_config import RunEnded
 from harness.recording.sharded_digest import PlacedShard, digest_and_sample, place
 from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
 from harness.trace.chain import RecordedValue, Scope
-from harness.trace.digests import digest
+from harness.trace.digests import RAW, digest
 from harness.trace.values import FLOATS, Float
 
 KEPT_PHASES = frozenset(("rollout", "reward", "advantage"))
@@ -328,6 +328,17 @@ def as_float(value: Any) -> Float:
     if (name := digest_tensor(tensor).dtype) in FLOATS:
         return Float(name, int.from_bytes(tensor_bytes(tensor), "little"))
     return Float.of(float(tensor.item()))
+
+
+def float_of(seen: Observation) -> Float | None:
+    """The number that was looked at, by its bits, as `as_float` has it; None for what is no single real number."""
+    dtype, _, algorithm, digested = seen.digested
+    tensor = seen.tensor
+    if tensor is None or algorithm != RAW or tensor.numel() != 1 or tensor.is_complex():
+        return None
+    if dtype in FLOATS:
+        return Float(dtype, int.from_bytes(digested[: tensor.element_size()], "little"))
+    return as_float(tensor)
 
 
 def _scalar(value: bool | int | float) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
 from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json
 from harness.render.gate_reasons import KINDS, reason_text
+from harness.render.rare_events import rare_events_line
 from harness.render.replay import ending_lines
 from harness.render.verdict_reasons import reason_json
 from harness.trace.curve import common_names
@@ -111,6 +112,8 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
     yield from map(cost_line, shown_costs(scenario))
     if scenario.golden is not None:
         yield from golden_lines(scenario.golden, is_new=finding.change is Change.ACCEPTED)
+    if verdict and finding.change is Change.EQUAL:
+        yield rare_events_line(verdict.num_steps, 2)
     for note in (*finding.notes, *scenario.notes):
         yield f"note: {one_line(reason_text(note))}"
 

@@ -24,6 +24,7 @@ from harness.render.operations import (
     operations_text,
     suspect_lines,
 )
+from harness.render.rare_events import rare_events_line
 from harness.trace.verdict import EXIT_CODES, Kind
 
 VERSION = 1
@@ -56,6 +57,10 @@ def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_as
     lines += _failures([run for run in replay.runs if not run.recording.is_complete])
     lines += _recording_notes(replay.runs)
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
+    kinds = {each.verdict.kind for each in replay.comparisons}
+    if kinds == {Kind.EQUAL} and plan.against is None:
+        num_steps = min(each.verdict.num_steps for each in replay.comparisons)
+        lines.append(f"  {rare_events_line(num_steps, 1 + len(replay.comparisons))}")
     if command := _next_command(replay):
         lines.append(f"  {command}")
     lines.append(f"  traces: {shlex.quote(path_text(plan.directory))}")

@@ -15,6 +15,7 @@ from harness.runner.events import (
     CollectionFinished,
     Event,
     GpuQuarantined,
+    GpuReadmitted,
     LeaseRefused,
     NodeLost,
     RunStarted,
@@ -91,6 +92,8 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
         case GpuQuarantined():
             text = f"{gpus([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
             return [Sentence(Tone.BAD, "QUARANTINED", text)]
+        case GpuReadmitted():
+            return [Sentence(Tone.QUIET, "leased again", f"{gpus([event.gpu_id], state)}: it is as it was before")]
         case SetupStarted():
             return [Sentence(Tone.QUIET, "setup", f"{one_line(event.path)}, {gpus(event.gpu_ids, state)}")]
         case SetupFinished(reason=reason) if reason:

@@ -21,6 +21,8 @@ from harness.trace.reasons import (
     ProcessesMatched,
     RankDisagrees,
     RanksMissing,
+    Resumed,
+    ResumedAt,
     RootMismatch,
     TraceFault,
     VerdictCode,
@@ -66,6 +68,11 @@ def verdict_reason_text(reason: VerdictReason) -> str:
         case WrittenOutside(name=name, traces=traces):
             where = f"in {traces[0]} only" if len(traces) == 1 else "in both, with different values"
             return f"{name} was written outside the optimizer {where}: after its last step, before this forward pass"
+        case Resumed(shift=shift, first_step=first, last_step=last, names=names):
+            identity = f"; not compared: identity ({', '.join(names[:MAX_NAMES])})" if names else ""
+            return f"B's step 0 is A's step {shift}: compared steps {first} to {last}, curves were not{identity}"
+        case ResumedAt(shift=shift):
+            return f"B begins with A's weights after step {shift - 1}, as a resumed run does: --shift {shift} aligns it"
         case CurveDiffers() | CurveLinesMissing() | CurveDtypesDiffer():
             return _curve_text(reason)
         case OfTrace(code=VerdictCode.IDENTITY_UNKNOWN, trace=trace):

@@ -34,6 +34,8 @@ from harness.runner.setup_scripts import SetupScripts
 from harness.runner.units import Outcome, Unit, UnitResult
 
 TICK_S = 0.5
+LOOK_AGAIN_S = 30.0
+"""Between looks at GPUs in quarantine."""
 HEARTBEAT_S = 30.0
 
 
@@ -130,6 +132,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Start what fits and take events until every unit has its outcome; raises what is our own bug after that."""
         ticker = asyncio.create_task(self._guarded(self._tick))
+        looker = asyncio.create_task(self._guarded(self._look_again))
         try:
             self._finish_uncollected()
             self._finish_impossible()
@@ -138,7 +141,7 @@ class Dispatcher:
                     self._start_what_fits()
                 self._take(await self._inbox.get())
         finally:
-            tasks = [ticker, *(running.task for running in self._running.values())]
+            tasks = [ticker, looker, *(running.task for running in self._running.values())]
             tasks += [self._script[2]] if self._script is not None else []
             for task in tasks:  # units only where the loop above broke: no process may outlive it
                 task.cancel()
@@ -160,6 +163,8 @@ class Dispatcher:
             self._finish_impossible()
         elif isinstance(event, events.GpuQuarantined):
             self._table.quarantine(event.gpu_id)
+        elif isinstance(event, events.GpuReadmitted):
+            self._table.readmit(event.gpu_id)
         elif isinstance(event, events.CancelRequested):
             self._on_cancel(event)
 
@@ -328,6 +333,13 @@ class Dispatcher:
             t = self._recorder.t()
             if t - self._recorder.last_said_t >= HEARTBEAT_S:
                 self.post(events.Heartbeat(t, len(self._running), self._recorder.state.num_queued))
+
+    async def _look_again(self) -> None:
+        """Lease GPUs again that have come back in quarantine."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            for gpu_id in await self._runner.take_back():
+                self.post(events.GpuReadmitted(self._recorder.t(), gpu_id))
 
 
 def _named(error: Exception) -> str:

@@ -164,11 +164,18 @@ class LeaseReturned(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuQuarantined(Event):
-    """A GPU will not be leased again in this run."""
+    """A GPU will not be leased again in this run, unless it is readmitted."""
 
     path: str
     gpu_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReadmitted(Event):
+    """A quarantined GPU is as it was before, and is leased again."""
+
+    gpu_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from harness.trace.reasons import (
     VerdictReason,
 )
 from harness.trace.renames import ENTRY, current_entry, current_identity, current_settings
+from harness.trace.resumption import resumed_at
 from harness.trace.value_diff import StepDifference, compare_columns, compare_values
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 
@@ -80,6 +81,8 @@ def diff(a: Trace, b: Trace) -> Verdict:
         notes.append(CurveDiffers(VerdictCode.CURVE_DIFFERS, curve[0].step, names))
     if found.first is not None:
         notes += explain(a, b, found.first)
+        if b.steps and found.first.step in (a.steps[0], b.steps[0]) and (resumed := resumed_at(a, b)):
+            notes.append(resumed)
         notes += ops_of_other_steps(*directories, found.first.step)
     return Verdict(
         kind=kind,

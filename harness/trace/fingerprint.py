@@ -110,11 +110,27 @@ def processor(cpu_info: str) -> dict[str, str]:
 
 
 def packages(modules: Iterable[str]) -> dict[str, str]:
-    """Versions of the installed packages that these modules are from, by name; without rlharness itself."""
-    brought_by = metadata.packages_distributions()
+    """Versions of the installed packages that these modules are from, by name; without rlharness itself.
+
+    The same as `importlib.metadata.packages_distributions` finds, which parses the metadata of every package.
+    """
     loaded = {module.partition(".")[0] for module in modules}
-    names = {name for module in loaded for name in brought_by.get(module, ())} - {"rlharness"}
+    brought = [each for each in metadata.distributions() if not loaded.isdisjoint(_top_level(each))]
+    names = {each.metadata["Name"] for each in brought} - {"rlharness"}
     return {name: metadata.version(name) for name in sorted(names)}
+
+
+def _top_level(distribution: metadata.Distribution) -> set[str]:
+    """Names of the modules that a package installs, as it declares them, or as its list of files has them."""
+    if declared := distribution.read_text("top_level.txt"):
+        return set(declared.split())
+    record = distribution.read_text("RECORD")
+    if record is None:
+        paths = [str(path) for path in distribution.files or ()]
+    else:  # path, digest, size; a path with a comma is quoted
+        paths = [line.rsplit(",", 2)[0].strip('"') for line in record.splitlines()]
+    first = {path.partition("/")[0] for path in paths if path.endswith((".py", ".so", ".pyd"))}
+    return {each.partition(".")[0] for each in first}
 
 
 def _perturbs(name: str) -> bool:

@@ -51,6 +51,10 @@ class RankLog:
     """Whether it ends as a log that was closed in order, and has as many steps as it says."""
     num_skipped_bytes: int
     """Number of bytes after the last complete frame."""
+    shift: int = 0
+    """By how much its steps have larger numbers than in its files: comparing a resumed run moves them."""
+    changed: Mapping[int, Columns] = field(default_factory=dict, repr=False)
+    """Values of steps that are compared in place of those in the file."""
 
     @property
     def number(self) -> int:
@@ -64,6 +68,8 @@ class RankLog:
 
         TraceError if the file has changed.
         """
+        if step in self.changed:
+            return self.changed[step]
         place = self.places[step]
         try:
             with open_regular(self.path, follows_links=True) as file:
@@ -144,8 +150,8 @@ class Trace:
         """
         if recorded_value.algorithm == RAW:
             return raw_value(recorded_value)
-        number = self.ranks[rank].number if rank in self.ranks else rank
-        path = self.directory / TENSORS / tensors_name(number, step)
+        number, shift = (self.ranks[rank].number, self.ranks[rank].shift) if rank in self.ranks else (rank, 0)
+        path = self.directory / TENSORS / tensors_name(number, step - shift)
         try:
             return read_digested(path, recorded_value)
         except DamagedTensor:

@@ -32,6 +32,8 @@ class VerdictCode(Enum):
     OPERATIONS_OF_OTHER_STEPS = "operations_of_other_steps"
     BATCH_OF_WORKER = "batch_of_worker"
     WRITTEN_OUTSIDE = "written_outside"
+    RESUMED = "resumed"
+    RESUMED_AT = "resumed_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +169,24 @@ class WrittenOutside(VerdictReason):
     name: str
     traces: tuple[str, ...]
     """Those in which it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(VerdictReason):
+    """B was compared as a run that was resumed: RESUMED."""
+
+    shift: int
+    """The step of A that is B's step 0."""
+    first_step: int
+    last_step: int
+    """By A's numbers: the steps that both have."""
+    names: tuple[str, ...]
+    """Fields of the identity that differ; they decide nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedAt(VerdictReason):
+    """B begins with weights that A had after a step, as a resumed run does: RESUMED_AT."""
+
+    shift: int
+    """The step of A that is B's step 0."""

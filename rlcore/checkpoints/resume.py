@@ -11,8 +11,10 @@ from torch import Tensor
 from rlcore.checkpoints.checkpoint import Checkpoint, Writer, load_newest, read_values, save
 from rlcore.errors import CheckpointError
 from rlcore.keys import key
+from rlcore.models.checkpoints import CONFIG, read_json
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
+from rlcore.models.hub_config import read_config
 from rlcore.recipes.rollout import prompts_of
 from rlcore.train_state import TrainState
 from rlcore.trainers.base import TrainerState
@@ -57,16 +59,20 @@ def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
 def check_written(state: TrainState, path: Path) -> None:
     """Check that the values of a checkpoint are those of the live run, not only what was to be written.
 
-    Raises CheckpointError.
+    A resumed run does not read the policy's config.json: other programs do. Raises CheckpointError.
     """
-    found, own = (
-        read_values(path),
-        {"identity": state.config.identity(), "level": state.level, "kl_coef": state.kl_coef},
-    )
+    written = read_config(read_json(path / "policy" / CONFIG))
+    found = {**read_values(path), "model": written}
+    own = {
+        "identity": state.config.identity(),
+        "level": state.level,
+        "kl_coef": state.kl_coef,
+        "model": state.decoder.config,
+    }
     if wrong := [name for name, value in own.items() if found[name] != value]:
         raise CheckpointError(
-            f"{path} has {wrong[0]} {found[wrong[0]]!r:.60}",
-            legal=f"{own[wrong[0]]!r:.60}, as the run has it",
+            f"{path} has {wrong[0]} {found[wrong[0]]!r:.300}",
+            legal=f"{own[wrong[0]]!r:.300}, as the run has it",
             remedy="write every digit: a resumed run would continue with another value",
         )
 

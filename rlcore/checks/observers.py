@@ -20,6 +20,7 @@ from rlcore.checks.advantage_checks import (
     check_token_rewards,
     check_whitened,
 )
+from rlcore.checks.agreement_checks import AgreementChecks
 from rlcore.checks.match_checks import MatchChecks
 from rlcore.checks.rollout_checks import (
     check_batch,
@@ -281,6 +282,7 @@ ALWAYS: tuple[Callable[[], Observer], ...] = (
     MinibatchChecks,
     OptimizerChecks,
     GradientChecks,
+    AgreementChecks,
 )
 CHECKS: Mapping[str, tuple[Callable[[], Observer], ...]] = {
     "off": ALWAYS,

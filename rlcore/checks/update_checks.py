@@ -26,10 +26,10 @@ SMALLEST_NORM = 1e-15
 
 def check_own_memory(models: Mapping[str, nn.Module]) -> None:
     """No two models have a parameter in the same memory; raises StepError naming both."""
-    owners: dict[tuple[str, int], str] = {}
+    owners: dict[tuple[torch.device, int], str] = {}
     for name, model in models.items():
         here = [local_part(parameter) for parameter in model.parameters()]
-        places = {(str(p.device), p.untyped_storage().data_ptr()) for p in here if p.numel()}
+        places = {(p.device, p.untyped_storage().data_ptr()) for p in here if p.numel()}
         if shared := next((owners[place] for place in places if place in owners), ""):
             raise StepError(
                 f"the {name} has weights in the memory of the {shared}: what moves one moves the other",

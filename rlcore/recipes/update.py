@@ -14,9 +14,9 @@ def update(state: TrainState, trainer: Trainer, minibatch: Minibatch, loss: Loss
     section, observers = state.config.optimizer, state.observers
     with observers.stage("update"):
         losses = trainer.forward_backward(minibatch.microbatches, loss)
+    observers.emit(PassesDone(trainer.name, losses, minibatch.denominators))
     if trainer is state.policy:
         match_policy(state, minibatch, losses)
-    observers.emit(PassesDone(trainer.name, losses, minibatch.denominators))
     rate = learning_rate(section, trainer.peak_rate, step, state.config.training.num_steps)
     with observers.stage("optimizer"):
         norm = trainer.optimizer_step(learning_rate=rate, max_norm=section.max_gradient_norm)

@@ -5,7 +5,8 @@ where a tensor lies, its strides and its device do not. Bytes are those of a lit
 read there, many at once (`rlcore.weights.gpu_digests`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -102,11 +103,25 @@ def combined_digest(digests: Mapping[str, str]) -> str:
 
 def flat_digest(tensors: Iterable[Tensor]) -> str:
     """Return the digest of fp32 tensors as one flat tensor, which is not made: that of `tensor_digest`."""
-    content, num_elements = xxh3_128(), 0
-    for tensor in tensors:
-        num_elements += tensor.numel()
-        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content.digest())
+    rest, num_elements = iter(tensors), 0
+
+    def parts() -> Iterator[Tensor]:
+        nonlocal num_elements
+        for tensor in chain(first, rest):
+            num_elements += tensor.numel()
+            yield _bytes(tensor)
+
+    first = list(islice(rest, 1))
+    if first and is_read_there(first[0]):
+        contents = gpu_digests.Contents()
+        contents.add_parts(parts())
+        (content,) = contents.take()
+    else:
+        on_host = xxh3_128()
+        for part in parts():
+            on_host.update(part.cpu().numpy().data)
+        content = on_host.digest()
+    return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content)
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -9,6 +9,7 @@ block, all of them in one copy.
 """
 
 import warnings
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
-from rlcore.weights.xxh3 import finished, num_blocks, tail_length
+from rlcore.weights.xxh3 import BLOCK, STRIPE, finished, num_blocks, tail_length
 
 
 class Contents:
@@ -29,13 +30,30 @@ class Contents:
         self._sums: list[Tensor] = []
         self._tails: list[Tensor] = []
 
-    def add(self, content: Tensor) -> None:
-        """Read bytes, uint8 [n]; they may be overwritten afterwards. Raises ImportError without Triton."""
+    def add(self, *parts: Tensor) -> None:
+        """Read one content, in parts of uint8 [n]; they may be overwritten afterwards. Raises ImportError."""
+        self.add_parts(parts)
+
+    def add_parts(self, parts: Iterable[Tensor]) -> None:
+        """The same for parts that come one by one; each is read before the next comes."""
         from rlcore.weights.gpu_kernel import block_sums
 
-        length = len(content)
-        self._sums.append(block_sums(content, num_blocks(length)))
-        self._tails.append(content[length - tail_length(length) :].clone())
+        length, sums = 0, list[Tensor]()
+        kept: Tensor | None = None  # the bytes after the blocks that were read, and up to 64 bytes before them
+        num_before = 0  # of these 64
+        for part in parts:
+            length += len(part)
+            joined = part if kept is None else torch.cat([kept, part])
+            unread = joined[num_before:]
+            count = num_blocks(len(unread))
+            sums.append(block_sums(unread, count))
+            end = num_before + count * BLOCK
+            first = max(0, end - STRIPE)
+            kept, num_before = joined[first:].clone(), end - first
+        if kept is None:
+            return
+        self._sums.append(torch.cat(sums))
+        self._tails.append(kept[len(kept) - tail_length(length) :])
         self._lengths.append(length)
         self.num_bytes += length
 

@@ -34,7 +34,8 @@ def told(done: Done) -> dict[str, Any]:
 def test_runs_that_agree(tmp_path: Path) -> None:
     done = replay(tmp_path, "--steps", "4")
     assert done.code == ExitCode.OK, done.stderr
-    assert done.stdout == "A: run 1  B: run 2\nEQUAL  4 steps, every recorded bit\n  traces: r\n"
+    chance = "  a fault in 1 of 50 steps is seen by 2 runs of 4 steps with a chance of 15 %\n"
+    assert done.stdout == f"A: run 1  B: run 2\nEQUAL  4 steps, every recorded bit\n{chance}  traces: r\n"
     shown = [line.partition(" in ")[0] for line in done.stderr.splitlines()]
     assert shown == [
         "rlharness: run 1 of 2 begins",

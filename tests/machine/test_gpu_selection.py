@@ -32,6 +32,8 @@ VISIBLE = tuple(Device(n, uuid, uuid, "A") for n, uuid in enumerate(["GPU-aa0", 
         ("0,2", Named(("0", "2"))),
         ("00,GPU-b, MIG-GPU-x/1/0", Named(("0", "GPU-b", "MIG-GPU-x/1/0"))),
         ("GPU-b", Named(("GPU-b",))),
+        ("as-is:0", Named(("0",), is_as_is=True)),
+        ("as-is:00,GPU-b,", Named(("0", "GPU-b"), is_as_is=True)),
     ],
 )
 def test_legal_texts(text: str, expected: Selection) -> None:
@@ -39,7 +41,7 @@ def test_legal_texts(text: str, expected: Selection) -> None:
 
 
 ILLEGAL_COUNTS = ["", " all", "-1", "1.5", "²", "Auto"]
-ILLEGAL_LISTS = [",", "0,,1", "0 1", "0;1", "0,x", "gpu-b", "auto,"]
+ILLEGAL_LISTS = [",", "0,,1", "0 1", "0;1", "0,x", "gpu-b", "auto,", "as-is:", "as-is:auto", "as-is:sim:2"]
 ILLEGAL_SIMS = ["sim", "sim:", "sim:x", "sim:0", "sim:4x", "sim:4xA,", "sim:2:", "sim:9999"]
 
 

@@ -15,6 +15,7 @@ from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.visible import ORDER_NOTE
 from harness.process.claims import Claims
+from tests.support.foreign_claims import NOBODY, held_by_another_user
 from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of
 from tests.support.nvml_stub.driver import Driver
 from tests.support.suite_runs import stub_gpus
@@ -199,6 +200,20 @@ def test_a_card_of_another_run_is_left_out_and_named(driver: Driver) -> None:
         with pytest.raises(InventoryError, match="another rlharness run"):
             driver.read_inventory(machine_of(StubGpu(), StubGpu()), "0,", claims=True)
     assert ids(driver.read_inventory(machine_of(StubGpu(), StubGpu()), claims=True)) == ["GPU-a", "GPU-b"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.usefixtures("own_cache")
+def test_a_gpu_whose_name_another_user_holds_can_be_insisted_on_by_one_run(driver: Driver) -> None:
+    machine = machine_of(StubGpu(), StubGpu())
+    with held_by_another_user("gpu-GPU-a") as pid:
+        inventory = driver.read_inventory(machine, claims=True)
+        assert reasons(inventory)[0] == f"leased by another rlharness run (pid {pid} of user {NOBODY})"
+        assert ids(driver.read_inventory(machine, "as-is:0", claims=True)) == ["GPU-a"]
+        with Claims() as other_run:
+            assert other_run.try_claim_past("gpu-GPU-a")
+            with pytest.raises(InventoryError, match="another rlharness run"):
+                driver.read_inventory(machine, "as-is:0", claims=True)
 
 
 # Runs in a child, which holds what it claimed while it asks what is still free.

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from harness.core.errors import HarnessError
 from harness.process.claims import Claims
 from harness.process.ports import BLOCK_SIZE, PortBlocks, block_starts, is_listenable, read_ephemeral_range
+from tests.support.foreign_claims import held_by_another_user
 
 LINUX = (32768, 60999)
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,22 +119,14 @@ def test_when_no_block_is_left_it_says_so(claims: Claims) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.usefixtures("own_cache")
 def test_another_user_who_holds_all_names_keeps_no_run_from_starting() -> None:
-    holding = (
-        "import os, sys\nfrom harness.process.claims import Claims\nos.setuid(65534)\nclaims = Claims()\n"
-        f"[claims.try_claim(f'ports-{{port}}') for port in range(20000, 20000 + 16 * {BLOCK_SIZE}, {BLOCK_SIZE})]\n"
-        "print('held', flush=True)\nsys.stdin.read()\n"
-    )
-    command = [sys.executable, "-c", holding]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with Claims() as one, Claims() as two:
-            ephemeral = (20000 + 16 * BLOCK_SIZE, 65535)
-            first, second = PortBlocks(one, ephemeral), PortBlocks(two, ephemeral)
-            taken = [first.master_port(0), second.master_port(0), first.master_port(1)]
-            assert len(set(taken)) == 3, "runs of one user share none among themselves"
-            first.release(0)
-            assert second.master_port(1) == taken[0]
-            with pytest.raises(HarnessError) as error:
-                list(map(first.master_port, range(2, 20)))
-        holder.communicate("")
-    assert f"blocks are held by pid {holder.pid} of user 65534" in error.value.remedy, "other users come first"
+    names = [f"ports-{port}" for port in range(20000, 20000 + 16 * BLOCK_SIZE, BLOCK_SIZE)]
+    with held_by_another_user(*names) as pid, Claims() as one, Claims() as two:
+        ephemeral = (20000 + 16 * BLOCK_SIZE, 65535)
+        first, second = PortBlocks(one, ephemeral), PortBlocks(two, ephemeral)
+        taken = [first.master_port(0), second.master_port(0), first.master_port(1)]
+        assert len(set(taken)) == 3, "runs of one user share none among themselves"
+        first.release(0)
+        assert second.master_port(1) == taken[0]
+        with pytest.raises(HarnessError) as error:
+            list(map(first.master_port, range(2, 20)))
+    assert f"blocks are held by pid {pid} of user 65534" in error.value.remedy, "other users come first"

@@ -15,7 +15,8 @@ from harness.recording import watch
 from harness.recording.active import active_log, start_recording
 from harness.recording.recording_config import RecordingConfig
 
-WIDTH, NUM_STEPS = 256, 4
+WIDTH = 256
+CHECKPOINT = Path(sys.argv[1]) / "checkpoint.pt"
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -58,7 +59,12 @@ def train(plant: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=betas)
     average = [parameter.detach().clone() for parameter in model.parameters()]
     watch("average", average)
+    first = 2 if plant.startswith("resumed") else 0
+    if first:
+        restore(model, optimizer, average, is_whole=plant == "resumed")
     for step, rows in enumerate(loader_of(plant)):
+        if step < first:
+            continue
         if plant == "write" and step == 2:
             model.weight.data[60, 100] += 2**-10
         if plant == "switch" and step == 2:
@@ -69,10 +75,26 @@ def train(plant: str) -> None:
         with torch.no_grad():
             for mean, parameter in zip(average, model.parameters(), strict=True):
                 mean.lerp_(parameter, 0.5 if plant == "average" and step == 1 else 0.1)
+        if plant == "none" and step == 1:
+            torch.save((model.state_dict(), optimizer.state_dict(), average, torch.get_rng_state()), CHECKPOINT)
+
+
+def restore(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: list[torch.Tensor], *, is_whole: bool
+) -> None:
+    """Resume after step 1; without the moments of the optimizer where the checkpoint is not restored whole."""
+    weights, moments, averages, random_state = torch.load(CHECKPOINT)
+    model.load_state_dict(weights)
+    if is_whole:
+        optimizer.load_state_dict(moments)
+    for mean, saved in zip(average, averages, strict=True):
+        mean.copy_(saved)
+    torch.set_rng_state(random_state)
 
 
 def record(directory: Path, plant: str) -> None:
-    start_recording(RecordingConfig(str(directory / plant)))
+    identity = {"program": "train.py", **({"--resume": "checkpoint.pt"} if plant.startswith("resumed") else {})}
+    start_recording(RecordingConfig(str(directory / plant), identity=identity))
     train(plant)
     log = active_log()
     assert log is not None

@@ -5,16 +5,31 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.errors import TraceError
 from harness.trace import read_trace, verify
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.context import BATCH_ORIGIN, LOADER_SEED
 from harness.trace.diff import diff
 from harness.trace.element_diff import numbers
-from harness.trace.reasons import BatchOfWorker, VerdictCode, WrittenOutside
+from harness.trace.reasons import BatchOfWorker, Resumed, ResumedAt, VerdictCode, WrittenOutside
+from harness.trace.resumption import align
 from harness.trace.verdict import Kind, Verdict
 from tests.support.recorded_programs import ROOT, run
 
-PLANTS = ("none", "again", "betas", "switch", "generator", "write", "average", "worker1", "worker2", "stream")
+PLANTS = (
+    "none",
+    "again",
+    "betas",
+    "switch",
+    "generator",
+    "write",
+    "average",
+    "worker1",
+    "worker2",
+    "stream",
+    "resumed",
+    "resumed-in-part",
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +134,32 @@ def test_settings_stand_in_the_first_step_and_in_those_that_change_them(traces: 
         {"group0.lr", "group0.maximize"},
         {"group0.lr"},
     ]
+
+
+def test_a_resumed_run_is_compared_from_its_step_on(traces: Path) -> None:
+    a, b = read_trace(traces / "none"), read_trace(traces / "resumed")
+    plain = diff(a, b)
+    assert plain.kind is Kind.NOT_COMPARABLE
+    assert ResumedAt(VerdictCode.RESUMED_AT, 2) in plain.notes
+    part_a, part_b, note = align(a, b, 2)
+    assert note == Resumed(VerdictCode.RESUMED, 2, 2, 3, ("--resume",))
+    verdict = diff(part_a, part_b)
+    assert (verdict.kind, verdict.num_steps, verdict.reasons) == (Kind.EQUAL, 2, ())
+    assert verdict.part is None
+    context = verdict.context
+    assert context is not None
+    assert context.step is None or set(context.names) <= {"random.numpy"}  # which the script does not seed
+
+
+def test_state_that_was_lost_when_a_run_was_resumed_is_named(traces: Path) -> None:
+    verdict = diff(*align(read_trace(traces / "none"), read_trace(traces / "resumed-in-part"), 2)[:2])
+    assert verdict.kind is Kind.DIVERGED
+    assert first_of(verdict) == (2, "optimizer", "weight")
+    verdict = diff(*align(read_trace(traces / "write"), read_trace(traces / "resumed"), 2)[:2])
+    assert first_of(verdict) == (2, "forward", "weight")
+
+
+def test_a_shift_without_a_common_step_is_refused(traces: Path) -> None:
+    with pytest.raises(TraceError) as caught:
+        align(read_trace(traces / "none"), read_trace(traces / "resumed"), 9)
+    assert caught.value.legal == "a number that moves the steps 0 to 1 to some of the steps 0 to 3"

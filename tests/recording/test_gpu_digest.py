@@ -1,9 +1,6 @@
 """`shardsum_128` of tensors where they lie: the reference's to the bit, whole and in shards, of every dtype."""
 
 import json
-import os
-import subprocess
-import sys
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -31,6 +28,7 @@ from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import tensor_bytes
 from harness.trace.digests import BLOCK_WORDS, add_shards, shardsum
 from tests.recording.counted_gpu import CountedGpu
+from tests.support.triton_interpreter import run_interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS = json.loads((ROOT / "harness" / "trace" / "vectors.json").read_text("utf-8"))
@@ -245,15 +243,5 @@ def test_fsdp2_and_dtensor_shards_add_up(distributed: StartRanks) -> None:
 
 
 def test_the_kernel_is_the_reference_to_the_bit() -> None:
-    """In Triton's interpreter, which is chosen before Triton is imported: in a process of its own."""
-    for name in ("triton", "numpy"):
-        pytest.importorskip(name)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kernel_in_interpreter.py"))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_interpreted(Path(__file__).with_name("kernel_in_interpreter.py"))
     assert (done.returncode, done.stdout) == (0, "61 equal\n"), done.stderr

@@ -1,18 +1,23 @@
 """What recording a step asks of a GPU: launches, uploads and waits, counted on a stand-in; and what it reads.
 
-`python tests/recording/test_gpu_steps.py` prints the table of harness/DESIGN.md.
+`python -m tests.recording.test_gpu_steps` prints the table of harness/DESIGN.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import nn
 
 from harness.recording.automatic import AutomaticRecorder
+from harness.recording.gpu_batch import NUM_SAMPLES, SAMPLE_WORDS
 from harness.recording.process import ProcessLog
-from tests.recording.counted_gpu import CountedGpu
+from harness.recording.recorder import Recorder, Sink
+from rlcore.observability.events import GradientsReduced, WeightsMoved
+from rlcore.observability.recording import StepRecorder
+from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
 NUM_LAYERS = 20
 WIDTH = 160
@@ -49,38 +54,103 @@ class Log:
         self.values = values
 
 
-def foreign_steps(gpu: CountedGpu, num_steps: int, *, clips: bool) -> Iterator[tuple[str, dict[str, int], int]]:
-    """(hook, counts, words that were read) of the last of some steps of a program that knows of no recorder."""
+Hook = tuple[str, dict[str, int], int]
+"""Its name, what it asked of the GPU, and how many words were read."""
+
+
+def program_steps(gpu: CountedGpu, num_steps: int, *, clips: bool = False) -> list[Hook]:
+    """The hooks of the last of some steps of a program that knows of no recorder."""
     torch.manual_seed(0)
-    log = Log()
-    recorder = AutomaticRecorder(cast("ProcessLog", log))
+    recorder = AutomaticRecorder(cast("ProcessLog", Log()))
     model = Model()
     optimizer = torch.optim.AdamW(model.trained.parameters())
     recorder.see_optimizer(optimizer)
+    found: list[Hook] = []
+
+    def call(name: str, hook: Callable[..., None], *arguments: Any) -> None:
+        with torch.no_grad():
+            hook(*arguments)
+        found.append((name, gpu.taken(), gpu.num_words))
+        gpu.num_words = 0
+
     for _ in range(num_steps):
-        found: list[tuple[str, dict[str, int], int]] = []
-
-        def note(hook: str, *, found: list[tuple[str, dict[str, int], int]] = found) -> None:
-            found.append((hook, gpu.taken(), gpu.num_words))
-            gpu.num_words = 0
-
         loss = model(torch.ones(4, WIDTH)).square().mean()
-        gpu.taken()
-        with torch.no_grad():
-            recorder.before_backward(loss)
-        note("before backward")
+        call("before backward", recorder.before_backward, loss)
         loss.backward()
-        with torch.no_grad():
-            recorder.after_backward()
-        note("after backward")
+        call("after backward", recorder.after_backward)
         if clips:
             nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        with torch.no_grad():
-            recorder.before_step(optimizer)
-        note("before step")
+        call("before step", recorder.before_step, optimizer)
         optimizer.step()
-        with torch.no_grad():
-            recorder.after_step(optimizer)
-        note("after step")
+        call("after step", recorder.after_step, optimizer)
         optimizer.zero_grad()
-    yield from found
+    return found[-4:]
+
+
+def engine_step(gpu: CountedGpu, recorder: Any) -> Hook:
+    """What one update of rlcore's engine records: 40 gradients, 40 weights, each with AdamW's three states."""
+    model = Model().trained
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, WIDTH)).sum().backward()
+    optimizer.step()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    steps = StepRecorder(recorder)
+    recorder.begin_step(0)
+    for event in (GradientsReduced("policy", gradients), WeightsMoved("policy", model, optimizer)):
+        steps.observe(event)
+    words, gpu.num_words = gpu.num_words, 0
+    return "update", gpu.taken(), words
+
+
+class OneByOne:
+    """A recorder of three calls."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.begin_step, self.record, self.end_step = recorder.begin_step, recorder.record, recorder.end_step
+
+
+def counts(launches: int, waits: int) -> dict[str, int]:
+    return {"launches": launches, "uploads": waits, "waits": waits, "by torch": 0}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> CountedGpu:
+    return pretend_gpu(monkeypatch)
+
+
+WEIGHTS = NUM_LAYERS * (WIDTH + 1) * WIDTH
+LARGE, SMALL = NUM_LAYERS * WIDTH * WIDTH, NUM_LAYERS * WIDTH
+SAMPLES = NUM_LAYERS * NUM_SAMPLES * SAMPLE_WORDS
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_hook_takes_a_launch_for_each_word_size_and_one_wait(gpu: CountedGpu, clips: bool) -> None:
+    """Gradients are read once unless they are clipped, frozen weights not at all: of both, samples."""
+    hooks = program_steps(gpu, 3, clips=clips)
+    gradients = WEIGHTS if clips else SMALL
+    assert hooks == [
+        ("before backward", counts(2, 1), WEIGHTS),
+        ("after backward", counts(1, 1), WEIGHTS + SAMPLES),
+        ("before step", counts(2, 1), gradients + SAMPLES + SMALL + SAMPLES),
+        ("after step", counts(2, 1), 3 * WEIGHTS),
+    ]
+
+
+def test_an_update_of_the_engine_takes_one_wait_for_gradients_and_one_for_weights(gpu: CountedGpu) -> None:
+    assert engine_step(gpu, Recorder(cast("Sink", Log()))) == ("update", counts(3, 2), 4 * WEIGHTS)
+    one_by_one = engine_step(gpu, OneByOne(Recorder(cast("Sink", Log()))))
+    assert one_by_one == ("update", counts(200, 200), 4 * WEIGHTS)
+
+
+def print_table() -> None:
+    """What a step costs now."""
+    patch = pytest.MonkeyPatch()
+    gpu = pretend_gpu(patch)
+    rows = [*program_steps(gpu, 3), engine_step(gpu, Recorder(cast("Sink", Log())))]
+    for name, asked, words in rows:
+        print(f"| {name} | {asked['launches']} | {asked['uploads']} | {asked['waits']} | {words:,} |")
+    patch.undo()
+
+
+if __name__ == "__main__":
+    print_table()

@@ -4,10 +4,14 @@ import copy
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
-from harness.recording.names import ParameterNames, living_modules, outermost, unwrapped
+from harness.recording import names
+from harness.recording.names import Named, ParameterNames, living_modules, outermost, unwrapped
+from harness.recording.recorder import Observation, look
+from tests.recording.counted_gpu import pretend_gpu
 
 
 def names_of(*modules_or_parameters: nn.Module | torch.Tensor) -> list[str | None]:
@@ -132,3 +136,35 @@ def test_bystanders_are_what_modules_hold_beside_the_parameters() -> None:
 
 def tensors_of(*modules: nn.Module) -> list[torch.Tensor]:
     return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+def test_values_are_read_only_of_modules_that_are_alike_in_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen weights of a large model are not digested to be named."""
+    trained, frozen, alike = nn.Linear(3, 2), nn.Linear(5, 2), [nn.Linear(7, 2) for _ in range(2)]
+    read: list[int] = []
+
+    def counted(tensors: Named) -> list[Observation]:
+        read.append(tensors[0][1].shape[1])
+        return look(tensors)
+
+    monkeypatch.setattr(names, "living_modules", lambda: [trained, frozen, *alike])
+    monkeypatch.setattr(names, "look", counted)
+    known = ParameterNames()
+    known.assign([*trained.parameters()])
+    assert read == [7, 7]
+    assert len(known.untracked()) == 6
+
+
+def test_an_engine_whose_memory_may_sleep_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the driver says what is mapped, each value is asked for when it is read."""
+    trained, engine = nn.Linear(3, 2), type("Qwen3ForCausalLM", (nn.Linear,), {"__module__": "vllm.models.qwen3"})(5, 2)
+    monkeypatch.setattr(names, "living_modules", lambda: [trained, engine])
+    counts = {}
+    for case, driver in (("host", False), ("no driver", False), ("driver", True)):
+        if case == "no driver":
+            pretend_gpu(monkeypatch)
+        monkeypatch.setattr(names, "can_ask_driver", lambda driver=driver: driver)
+        known = ParameterNames()
+        known.assign([*trained.parameters()])
+        counts[case] = len(known.untracked())
+    assert counts == {"host": 2, "no driver": 0, "driver": 2}

@@ -22,6 +22,7 @@ from harness.recording.op_mode import OpMode
 from harness.recording.op_values import OpValues
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import compare_ops, read_ops
+from tests.recording.counted_gpu import pretend_gpu
 from tests.recording.op_records import named, only, record
 
 
@@ -320,3 +321,36 @@ def test_floats_that_torch_does_not_add_are_looked_at_too() -> None:
     tensor = torch.ones(32).to(torch.float8_e5m2)
     assert "nan" not in OpValues().read(tensor)[0]
     assert OpValues().read(torch.full((32,), math.nan).to(torch.float8_e5m2))[0].endswith(" nan")
+
+
+# ----------------------------------------------------------------------------------------------------- on a GPU
+
+
+def test_tensors_of_an_operation_on_a_gpu_are_digested_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = {
+        "plain": torch.randn(50, 4),
+        "turned": torch.randn(50, 4).t(),
+        "nan": torch.tensor([1.0, float("nan"), float("inf")] * 9),
+        "small": torch.tensor([2.0]),
+        "integers": torch.arange(100),
+        "narrow": torch.ones(100).to(torch.float8_e4m3fn),
+        "complex": torch.randn(20, dtype=torch.complex64),
+        "none": torch.empty(0),
+    }
+    on_host = [OpValues().read(tensor)[0].split() for tensor in inputs.values()]
+    gpu = pretend_gpu(monkeypatch)
+    monkeypatch.setattr("harness.recording.op_values.on_host", lambda tensor: False)
+    values = OpValues()
+    values.fetch(inputs.values())
+    texts = [values.read(tensor)[0].split() for tensor in inputs.values()]
+    assert gpu.taken() == {"launches": 3, "uploads": 1, "waits": 1, "by torch": 0}
+    for (*head, algorithm, digest), words, found in [
+        (each[:4], [word for word in each[4:] if not word.startswith("align=")], text)
+        for each, text in zip(on_host, texts, strict=True)
+    ]:
+        assert found[:2] == head
+        assert found[4:] == words
+        assert found[2:4] == [algorithm, digest] if algorithm == "raw" else found[2] == "shardsum_128"
+    values.fetch([])
+    assert values.read(inputs["plain"])[0].split() == texts[0], "one that was not fetched is digested alone"
+    assert gpu.taken()["waits"] == 1

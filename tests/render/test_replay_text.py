@@ -31,7 +31,12 @@ def verdicts(replay: Replay) -> list[list[str]]:
 
 def test_equal_runs(tmp_path: Path) -> None:
     replay = compare_runs(plan_of(tmp_path), [run_of(tmp_path, 1), run_of(tmp_path, 2)])
-    assert lines_of(replay) == ["A: run 1  B: run 2", "EQUAL  3 steps, every recorded bit", f"  traces: {tmp_path}"]
+    assert lines_of(replay) == [
+        "A: run 1  B: run 2",
+        "EQUAL  3 steps, every recorded bit",
+        "  a fault in 1 of 50 steps is seen by 2 runs of 3 steps with a chance of 11 %",
+        f"  traces: {tmp_path}",
+    ]
 
 
 def test_diverged_runs(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from harness.trace.reasons import (
     ProcessesMatched,
     RankDisagrees,
     RanksMissing,
+    Resumed,
+    ResumedAt,
     RootMismatch,
     TraceFault,
     VerdictReason,
@@ -50,6 +52,9 @@ REASONS = (
     BatchOfWorker(Code.BATCH_OF_WORKER, 0, 0, 1, is_seed_equal=False),
     WrittenOutside(Code.WRITTEN_OUTSIDE, "head.weight", ("B",)),
     WrittenOutside(Code.WRITTEN_OUTSIDE, "head.weight", ("A", "B")),
+    Resumed(Code.RESUMED, 4, 4, 9, ("--resume",)),
+    Resumed(Code.RESUMED, 4, 4, 9, ()),
+    ResumedAt(Code.RESUMED_AT, 4),
     *map(VerdictReason, SENTENCES),
 )
 

@@ -14,7 +14,9 @@ from rlcore.entrypoint import check_device
 from rlcore.errors import LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.invariance_report import InvarianceReport, machine
+from rlcore.numerics.padding import Padding
 from rlcore.numerics.probe import certify
+from rlcore.numerics.survey import survey
 from rlcore.observability.phases import Phases
 
 CONFIG = DecoderConfig("qwen3", 12, 8, 1, 2, 1, 4, 12, max_length=16)
@@ -93,9 +95,16 @@ def test_the_probe_looks_with_the_algorithms_that_the_run_has(monkeypatch: pytes
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def certified_on_a_cpu(dtype: torch.dtype, device: str) -> InvarianceReport:
+    assert device == "cpu", "whatever GPUs there are"
+    return InvarianceReport(Padding(), dtype, device, 64, (), "")
+
+
 def test_a_process_on_a_cpu_asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """To ask breaks a later fork, and makes CUDA read CUDA_VISIBLE_DEVICES."""
     cuda = Cuda(monkeypatch)
+    monkeypatch.setattr("rlcore.numerics.probe.certify", certified_on_a_cpu)
+    assert [line["device"] for line in survey() if "dtype" in line] == ["cpu", "cpu"]
     machine()
     effective_values(os.environ)
     this_machine()

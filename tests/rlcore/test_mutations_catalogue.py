@@ -10,7 +10,7 @@ import pytest
 
 import tests.benchmarks.mutations.fault as fault_module
 from rlcore.config import read_config
-from tests.benchmarks.mutations.catalogue import FAULTS, named
+from tests.benchmarks.mutations.catalogue import COLLECTIONS, FAULTS, named
 from tests.benchmarks.mutations.fault import PLACES, Fault, Probe, honest, replaced
 from tests.benchmarks.mutations.faults import (
     advantages,
@@ -22,31 +22,40 @@ from tests.benchmarks.mutations.faults import (
     numerics,
     optimizer,
     resume,
+    review_learning,
+    review_rollouts,
+    review_state,
     rewards,
     sampling,
+    second_deployments,
+    second_learning,
+    second_rollouts,
+    second_state,
     weights,
 )
 from tests.benchmarks.mutations.settings import DIFFERENCES, payload
-from tests.benchmarks.mutations.table import BEGIN, END
+from tests.benchmarks.mutations.table import markers
 from tests.benchmarks.mutations.workers import ROOT
 
 MODULES = (
     *(advantages, between_steps, critics, decoding, losses, minibatches),
     *(numerics, optimizer, resume, rewards, sampling, weights),
+    *(review_learning, review_rollouts, review_state),
+    *(second_deployments, second_learning, second_rollouts, second_state),
 )
 THREAD = re.compile(r"^[\w./-]+ #\d+$")
 
 
 def test_there_are_enough_and_most_name_their_thread() -> None:
-    assert len(FAULTS) >= 60
+    assert all(len(faults) >= 40 for faults in COLLECTIONS.values())
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-    assert sum(bool(THREAD.match(fault.source)) for fault in FAULTS) >= 45
+    assert sum(bool(THREAD.match(fault.source)) for fault in FAULTS) >= 70
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_says_what_it_is(fault: Fault) -> None:
     assert fault.source
-    assert 15 < len(fault.about) < 90
+    assert 10 < len(fault.about) < 90
     assert fault.phases
     assert set(fault.phases) <= set(PLACES)
     assert fault.setting in DIFFERENCES
@@ -60,7 +69,7 @@ def test_every_fault_of_a_module_is_in_the_catalogue() -> None:
 @pytest.mark.parametrize("setting", DIFFERENCES)
 def test_settings_are_legal_and_tiny(setting: str) -> None:
     config = read_config(payload(setting))
-    assert config.training.num_steps == 5
+    assert config.training.num_steps in (5, 7, 60)
     assert config.model.width <= 96
 
 
@@ -125,11 +134,13 @@ def test_what_is_done_before_the_first_step_has_its_effect_there() -> None:
     assert (idle.num_reached, idle.first_effect) == (1, None)
 
 
-def test_the_table_in_the_design_is_of_this_catalogue() -> None:
+@pytest.mark.parametrize("collection", COLLECTIONS)
+def test_the_tables_in_the_design_are_of_this_catalogue(collection: str) -> None:
     text = (ROOT / "harness" / "DESIGN.md").read_text("utf-8")
-    table = text.partition(BEGIN)[2].partition(END)[0]
+    begin, end = markers(collection)
+    table = text.partition(begin)[2].partition(end)[0]
     rows = re.findall(r"^\| (\w+): (.+?) \| (.+?) \|", table, re.MULTILINE)
-    assert rows == [(fault.name, fault.about, fault.source) for fault in FAULTS]
+    assert rows == [(fault.name, fault.about, fault.source) for fault in COLLECTIONS[collection]]
     assert re.search(r"^\d{4}-\d\d-\d\d, Python \S+, torch \S+", table, re.MULTILINE)
 
 

@@ -1,6 +1,7 @@
 """What the benchmark of faults makes of its runs: findings, sums, the table."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from tests.benchmarks.mutations.__main__ import main
 from tests.benchmarks.mutations.catalogue import named
 from tests.benchmarks.mutations.perturbations import SINGLE, TOGETHER, drawn
 from tests.benchmarks.mutations.runner import Results
-from tests.benchmarks.mutations.table import BEGIN, END, as_json, as_markdown, as_text, write_into
+from tests.benchmarks.mutations.table import as_json, as_markdown, as_text, markers, write_into
 from tests.benchmarks.mutations.trials import Finding, Trial, differing, soonest, steps_from
 from tests.benchmarks.mutations.workers import Run
 from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
 KL = named("kl_sign")
-FOUND = Finding(KL, "gate", "the honest engine", ("loss",), "policy", 0, num_reached=4, num_runs=5)
+FOUND = Finding(KL, "gate", "the honest engine", ("loss",), "policy", step=2, steps_after=0, num_reached=4, num_runs=5)
 
 
 def finding(**other: object) -> Finding:
@@ -76,6 +77,21 @@ def test_a_check_that_is_late_does_not_end_it_where_another_is_sooner() -> None:
     assert told.how == "the honest engine; crash and resume, 4 steps after"
 
 
+def test_a_fault_on_which_no_bit_depends_is_right_where_nothing_is_found() -> None:
+    harmless = replace(KL, is_harmless=True)
+    nowhere = {"check": "nothing", "how": "", "phases": (), "leaf": "", "step": None, "steps_after": None}
+    unseen = finding(fault=harmless, **nowhere)
+    assert unseen.is_localised
+    assert Results((unseen,), 0, ()).shortcomings == []
+    assert "| nothing: no bit depends on it | - | - | yes |" in as_markdown(Results((unseen,), 0, ()), 1.0)
+    assert "1 of 1 faults found (1 by gate), 0 later" in as_text(Results((FOUND, unseen), 0, ()), 1.0)
+    assert "1 more move no bit" in as_text(Results((FOUND, unseen), 0, ()), 1.0)
+    seen = Results((finding(fault=harmless),), 0, ())
+    assert seen.shortcomings[0] == "kl_sign: found, and no bit depends on it"
+    missed = Results((replace(unseen, fault=KL),), 0, ())
+    assert "| **nothing** | - | - | no |" in as_markdown(missed, 1.0)
+
+
 def test_a_false_alarm_is_a_shortcoming() -> None:
     assert Results((FOUND,), 1, ("pair 0: step 1",)).shortcomings == ["false alarm: pair 0: step 1"]
 
@@ -121,7 +137,7 @@ def test_the_table_has_a_row_a_fault_and_the_sums(tmp_path: Path) -> None:
     text = as_markdown(results, 12.0)
     assert "2 of 2 faults found (1 by chaos, 1 by gate), 0 later than a step" in text
     assert "1 localised; 0 false alarms in 100 honest pairs; 12 s." in text
-    assert f"| kl_sign: {KL.about} | {KL.source} | gate: the honest engine | 0 | loss, `policy` | yes |" in text
+    assert f"| kl_sign: {KL.about} | {KL.source} | gate, a second revision alone | 2 | loss, `policy` | yes |" in text
     assert text.count("\n| ") == 3
     told = json.loads(as_json(results, 12.0))
     assert [each["name"] for each in told["faults"]] == ["kl_sign", "epoch_skipped"]
@@ -129,21 +145,24 @@ def test_the_table_has_a_row_a_fault_and_the_sums(tmp_path: Path) -> None:
     assert "kl_sign" in as_text(results, 12.0)
 
     document = tmp_path / "DESIGN.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", "utf-8")
-    write_into(document, results, 12.0)
+    (begin, end), others = markers("trainers"), "\n".join(markers("review"))
+    document.write_text(f"before\n{begin}\nold\n{end}\nafter\n{others}\n", "utf-8")
+    write_into(document, "trainers", results, 12.0)
     written = document.read_text("utf-8")
-    assert written == f"before\n{BEGIN}\n{text}\n{END}\nafter\n"
+    assert written == f"before\n{begin}\n{text}\n{end}\nafter\n{others}\n"
 
 
 def test_a_document_without_markers_is_not_written(tmp_path: Path) -> None:
     document = tmp_path / "DESIGN.md"
     document.write_text("nothing\n", "utf-8")
-    with pytest.raises(ValueError, match="mutations: begin"):
-        write_into(document, Results((FOUND,), 0, ()), 1.0)
+    with pytest.raises(ValueError, match="mutations: trainers: begin"):
+        write_into(document, "trainers", Results((FOUND,), 0, ()), 1.0)
     assert document.read_text("utf-8") == "nothing\n"
 
 
-@pytest.mark.parametrize("argv", [["--only", "kl_sing"], ["--only", "kl_sign", "--write"], ["--pears", "3"]])
+@pytest.mark.parametrize(
+    "argv", [["--only", "kl_sing"], ["--only", "kl_sign", "--write"], ["--of", "nobody"], ["--pears", "3"]]
+)
 def test_what_cannot_be_is_refused_before_anything_runs(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(argv)

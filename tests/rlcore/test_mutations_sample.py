@@ -3,12 +3,14 @@
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from harness.core.exit_codes import ExitCode
 from tests.benchmarks.mutations.catalogue import FAULTS
+from tests.benchmarks.mutations.fault import Fault
 from tests.benchmarks.mutations.runner import carry_out
 from tests.benchmarks.mutations.settings import payload
 from tests.benchmarks.mutations.workers import ROOT, Workers
@@ -30,9 +32,16 @@ config: %s
 """
 
 
+def _is_quick(fault: Fault) -> bool:
+    """Whether it needs no processes and no long run; the tables say of some that nothing finds them."""
+    table = (ROOT / "harness" / "DESIGN.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| {fault.name}: .+$", table, re.MULTILINE)
+    return not fault.is_in_ranks and fault.setting != "long" and "**nothing**" not in row
+
+
 @pytest.mark.timeout(300)
 def test_a_dozen_are_found_and_honest_pairs_are_alike() -> None:
-    chosen = random.Random(SEED).sample(FAULTS, NUM_FAULTS)
+    chosen = random.Random(SEED).sample([fault for fault in FAULTS if _is_quick(fault)], NUM_FAULTS)
     said: list[str] = []
     with Workers() as workers:
         results = carry_out(chosen, NUM_PAIRS, workers, said.append)

@@ -70,6 +70,8 @@ class ScriptedRun:
     needs: Sequence[int | Need | Unit]
     scripts: Mapping[int, Script] = field(default_factory=dict)
     num_gpus: int = 2
+    has_real_gpus: bool = False
+    """Whether the cores of this machine are divided among its GPUs."""
     cpu_units: int = 2
     meter: MemoryMeter = field(default_factory=FakeMeter)
     acts: Sequence[tuple[When, Act]] = ()
@@ -107,6 +109,7 @@ class ScriptedRun:
                 watch=GpuWatch(self.meter, self.clock, (), **self.card_limits),
                 ports=PortBlocks(claims, self.ephemeral),
                 run_id="run",
+                num_gpus=self.num_gpus if self.has_real_gpus else 0,
                 run_directory=self.directory / "run",
                 scratch=self.scratch,
                 retries=Retries(self.options.get("retries", 0)),

@@ -91,3 +91,20 @@ def test_what_is_no_trace_is_a_usage_error(traces: Path, capsys: pytest.CaptureF
 @pytest.mark.usefixtures("traces")
 def test_some_steps_are_compared_alone(other: str, steps: str, code: ExitCode) -> None:
     assert main(["diff", "a", other, "--steps", steps]) == code
+
+
+def test_a_resumed_run_is_compared_from_a_step_on(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = manifest_of(identity={"seed": "7", "--resume": "checkpoint"})
+    write(traces / "resumed", steps_of(5)[2:], again)
+    write(traces / "other", steps_of(5, flip_bit(3, "loss", "loss"))[2:], again)
+    write(traces / "long", steps_of(5))
+    assert main(["diff", "long", "resumed", "--shift", "2"]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines() == [
+        "EQUAL  3 steps, every recorded bit",
+        "  note: B's step 0 is A's step 2: compared steps 2 to 4, curves were not; not compared: identity (--resume)",
+    ]
+    assert main(["diff", "long", "other", "--shift", "2", "--json"]) == ExitCode.DIVERGED
+    assert json.loads(capsys.readouterr().out)["first"]["step"] == 3
+    assert main(["diff", "long", "resumed", "--shift", "1"]) == ExitCode.DIVERGED
+    assert main(["diff", "long", "resumed", "--shift", "7"]) == ExitCode.USAGE_ERROR
+    assert main(["diff", "long", "resumed", "--shift", "0"]) == ExitCode.USAGE_ERROR

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -63,6 +64,47 @@ def test_the_state_is_that_of_the_thread_that_asks() -> None:
     assert found == ["nearest, denormal results and operands flushed to zero (mxcsr 9fc0)", 0.0]
     assert control_state() == "nearest, denormals kept (mxcsr 1f80)"
     assert 1e-310 * halves[0] > 0
+
+
+# ----------------------------------------------------------------------------------------------------------- packages
+
+
+def packages_by_the_standard_library(modules: Iterable[str]) -> dict[str, str]:
+    brought_by = metadata.packages_distributions()
+    names = {name for module in modules for name in brought_by.get(module, ())} - {"rlharness"}
+    return {name: metadata.version(name) for name in names}
+
+
+def test_packages_are_those_that_the_standard_library_finds_for_the_same_modules() -> None:
+    every_module = set(metadata.packages_distributions())
+    found = read.packages(f"{module}.inner" for module in every_module)
+    assert found == packages_by_the_standard_library(every_module)
+    assert len(found) > 10
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    assert read.packages(sys.modules) == packages_by_the_standard_library(loaded)
+
+
+def test_a_package_is_found_by_its_declaration_by_its_files_and_without_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = {
+        "declaring": {"top_level.txt": "first\nsecond\n", "RECORD": "other/__init__.py,,\n"},
+        "recording": {"RECORD": 'alone.py,sha256=x,3\n"folder/a,b.py",,\n../../bin/tool,,\nnative.cpython-311.so,,\n'},
+        "empty": {},
+    }
+    for name, files in listed.items():
+        directory = tmp_path / f"{name}-1.0.dist-info"
+        directory.mkdir()
+        for file, text in {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", **files}.items():
+            (directory / file).write_text(text, "utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    def names(*modules: str) -> set[str]:
+        return set(read.packages(modules))
+
+    assert names("first") == names("second.part") == {"declaring"}
+    assert names("alone") == names("folder") == names("native") == {"recording"}
+    assert names("other", "tool", "empty", "bin") == set()
 
 
 # ---------------------------------------------------------------------------------------------------------- libraries

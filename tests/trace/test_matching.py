@@ -83,6 +83,34 @@ def test_a_difference_is_found_in_any_order_of_arrival(
     assert VerdictCode.PROCESSES_GUESSED not in [note.code for note in verdict.notes]
 
 
+PROCESSES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), min_size=1, max_size=4)
+"""(what it does, how many steps it has) of each process: there may be twins, and some end early."""
+
+
+@settings(SEEDED, max_examples=40)
+@given(st.data(), PROCESSES, PROCESSES)
+def test_the_verdict_does_not_depend_on_the_order_of_arrival(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    of_a: list[tuple[int, int]],
+    of_b: list[tuple[int, int]],
+) -> None:
+    """Twins, processes that end early, other numbers of processes: only a guess may depend on it, and says so."""
+    directory = tmp_path_factory.mktemp("matching")
+    logs_a, logs_b = ([steps_of_process(*each) for each in of] for of in (of_a, of_b))
+    a = trace_of_processes(directory / "a", logs_a)
+    found = []
+    for name in ("b", "c"):
+        other = trace_of_processes(directory / name, data.draw(st.permutations(logs_b)))
+        verdict = diff(a, other)
+        if VerdictCode.PROCESSES_GUESSED in [note.code for note in verdict.notes]:
+            return
+        found.append((verdict.kind, verdict.num_steps, verdict.num_steps_different))
+    assert found[0] == found[1]
+    if sorted(of_a) == sorted(of_b):
+        assert found[0][0] is Kind.EQUAL
+
+
 def test_the_verdict_says_which_process_is_which(tmp_path: Path) -> None:
     a = trace_of_processes(tmp_path / "a", [steps_of_process(0), steps_of_process(1)])
     b = trace_of_processes(tmp_path / "b", [steps_of_process(1), steps_of_process(0)])

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from harness.render.report.next_commands import next_command
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import read_trace
+from harness.trace.reasons import VerdictReason
+from harness.trace.resumption import align
 from harness.trace.verdict import EXIT_CODES
 
 _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
@@ -35,10 +38,15 @@ def span_of(text: str) -> tuple[int, int]:
 def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness diff`; raises TraceError for a user error."""
     a, b = (read_trace(Path(path_text(invocation.cwd / arguments[side]))) for side in ("a", "b"))
+    notes: tuple[VerdictReason, ...] = ()
+    if (shift := arguments["shift"]) is not None:
+        a, b, note = align(a, b, shift)
+        notes = (note,)
     if (text := arguments["steps"]) is not None:
         first, last = span_of(text)
         a, b = excerpt(a, first, last), excerpt(b, first, last)
     verdict = diff(a, b)
+    verdict = replace(verdict, notes=(*notes, *verdict.notes))
     pair = Pair(Subject("A", str(arguments["a"]), a), Subject("B", str(arguments["b"]), b), verdict)
     code = EXIT_CODES[verdict.kind]
     if arguments["json"]:

@@ -9,10 +9,6 @@ from harness.lab.experiments.break_conditions import conditions_of_one_run
 from harness.lab.experiments.command_spec import make_command_spec
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.terminal_run import run_here
-from harness.render.console import say
-from harness.render.recording import recording_lines
-from harness.render.sentinel import sentinel_lines
-from harness.render.stopping import stop_lines
 
 
 def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
@@ -24,6 +20,11 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     run_spec = make_command_spec(invocation, recording_options(arguments))
     conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
     run = run_here(run_spec, place_of(invocation.cwd, arguments["out"]), invocation.environ, conditions)
+    from harness.render.console import say  # late: the program has ended, and did not wait for them
+    from harness.render.recording import recording_lines
+    from harness.render.sentinel import sentinel_lines
+    from harness.render.stopping import stop_lines
+
     for line in recording_lines(run.recording, [*sentinel_lines(run.findings), *stop_lines(run)]):
         say(line)
     return run.exit_code

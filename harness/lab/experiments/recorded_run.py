@@ -17,7 +17,6 @@ from harness.lab.experiments.checkpoint_check import damage_of
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.flat_config import flattened, overridden
 from harness.lab.experiments.run_spec import TRAIN, RunSpec
-from harness.lab.experiments.scenario_spec import spec_of_call
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 
@@ -93,6 +92,8 @@ class RecordedRun:
                 legal=f"a value for each of {', '.join(hidden)}",
                 remedy=f"add {' '.join(f'--set {key}=VALUE' for key in hidden)}",
             )
+        from harness.lab.experiments.scenario_spec import spec_of_call  # brings pydantic: half of a command's start
+
         return replace(spec_of_call(call, self.level), last_step=step, typed=self.typed)
 
 

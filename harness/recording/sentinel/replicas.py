@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from harness.recording.names import living_modules, owners_of
+from harness.recording.names import living_modules, outermost, owners_of
 from harness.recording.sentinel.comparison import Key
 from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import strided_parts
@@ -77,7 +77,8 @@ class Replicas:
         unknown = [each for each in parameters if not self._is_known(each)]
         if not unknown:
             return
-        owners, wrapped = owners_of(unknown), _wrapped_parameters()
+        modules = living_modules()
+        owners, wrapped = owners_of(unknown, outermost(modules)), _wrapped_parameters(modules)
         names: dict[str, int] = {}
         for index, parameter in enumerate(parameters):
             dotted, _ = owners.get(id(parameter), (f"parameter{index}", ""))
@@ -106,10 +107,10 @@ def digests_of(copies: Sequence[Copy]) -> dict[Key, str]:
     return found
 
 
-def _wrapped_parameters() -> dict[int, Ranks]:
+def _wrapped_parameters(modules: Sequence[nn.Module]) -> dict[int, Ranks]:
     """Ranks of each parameter that a DistributedDataParallel averages the gradients of, by its id."""
     found: dict[int, Ranks] = {}
-    for module in living_modules():
+    for module in modules:
         if isinstance(module, DistributedDataParallel):
             ranks = tuple(sorted(distributed.get_process_group_ranks(module.process_group)))
             for name, parameter in module.module.named_parameters():

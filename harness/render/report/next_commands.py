@@ -11,6 +11,7 @@ from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.run_spec import TRAIN
 from harness.lab.report.subjects import Pair
 from harness.render.divergence import STEP_ONLY
+from harness.trace.reasons import ResumedAt
 from harness.trace.verdict import Kind
 
 
@@ -41,6 +42,8 @@ def next_commands(pair: Pair) -> list[Next]:
 
 def next_command(pair: Pair) -> str:
     """Return the command to type after the verdict on two traces, with a word on what it does; empty for equal ones."""
+    if shifts := [note.shift for note in pair.verdict.notes if isinstance(note, ResumedAt)]:
+        return f"compare as a resumed run: {_typed('diff', pair.a.name, pair.b.name, '--shift', str(shifts[0]))}"
     found = next_commands(pair)[:-1]  # the last one is diff itself
     if pair.verdict.operations is not None:
         found = found[1:]

@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.core.errors import HarnessError
 from harness.core.report_file import ReportTail, TestReport
 from harness.machine.gpu_watch import GpuWatch
+from harness.machine.inventory import IDLE_MEMORY_BYTES
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner import events
@@ -76,6 +77,8 @@ class UnitRunner(AttemptSpecs):
     """Running units: path and report, by number."""
     present: dict[int, str] = field(default_factory=dict)
     """Node id of the test that each running unit runs now, as its report says; empty between tests."""
+    away: dict[str, int | None] = field(default_factory=dict)
+    """Quarantined GPUs that may come back, with their memory before the lease; None where it is not known."""
     cancelled: set[int] = field(default_factory=set)
     killed: set[int] = field(default_factory=set)
     """Units whose end was asked for, and those of them that are to end at once."""
@@ -94,6 +97,7 @@ class UnitRunner(AttemptSpecs):
         env = self._env(unit, lease, "", "", 0)
         baseline, unfit = await self._check(unit, lease, env)
         if unfit:
+            self.away.update(dict.fromkeys(unfit))
             refuse_lease(self.post, self.t(), unit.path, gpu_ids, unfit)
             return
         unkillable: tuple[str, ...] = ()
@@ -136,6 +140,7 @@ class UnitRunner(AttemptSpecs):
             self.held_by_workers[gpu_ids] = baseline
         else:
             held = await self._still_held(number, unkillable, lease, baseline)
+            self.away.update({gpu_id: baseline.get(gpu_id) for gpu_id in held.keys() - unfit.keys()})
             result, unfit = result if unkillable else with_others(result, held), unfit | held
         end_lease(self.post, self.t(), unit.path, gpu_ids, unfit)
         event = await asyncio.to_thread(partial(self.retries.end, number, result, report, spent=spent))
@@ -280,6 +285,18 @@ class UnitRunner(AttemptSpecs):
         if unkillable:
             return dict.fromkeys(lease.gpu_ids, f"SIGKILL did not end a process: {unkillable[0]}")
         return await self._watch_of(lease).not_back(lease.gpu_ids, baseline, hurry=lambda: number in self.killed)
+
+    async def take_back(self) -> list[str]:
+        """Return the GPUs that are as they were before their quarantine, for a process or memory that is gone."""
+        as_is = {gpu.gpu_id for gpu in self.watch.gpus if gpu.is_as_is}  # what is on them may be a leak or not
+        back = []
+        for gpu_id, before in list(self.away.items()):
+            now, unfit = await self.watch.check((gpu_id,))
+            is_full = before is not None and now.get(gpu_id, 0) > before + IDLE_MEMORY_BYTES
+            if not unfit and not is_full and gpu_id not in as_is:
+                del self.away[gpu_id]
+                back.append(gpu_id)
+        return back
 
     def _clean_up(self, number: int, result: UnitResult) -> None:
         """Remove the attempt's TMPDIR, after Ray's logs where something went wrong. In a thread: it may be large."""

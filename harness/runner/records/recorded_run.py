@@ -19,6 +19,7 @@ from harness.runner.events import (
     CollectionFinished,
     Event,
     GpuQuarantined,
+    GpuReadmitted,
     RunFinished,
     RunStarted,
     UnitFinished,
@@ -31,6 +32,7 @@ KINDS: dict[str, type[Event]] = {
     "run_started": RunStarted,
     "collection_finished": CollectionFinished,
     "gpu_quarantined": GpuQuarantined,
+    "gpu_readmitted": GpuReadmitted,
     "unit_finished": UnitFinished,
     "run_finished": RunFinished,
 }
@@ -68,6 +70,8 @@ def read_recorded_run(path: Path) -> RecordedRun:
                 results[event.result.unit.path] = event.result
             case GpuQuarantined():
                 quarantined.append(event)
+            case GpuReadmitted():
+                quarantined = [each for each in quarantined if each.gpu_id != event.gpu_id]
             case _:
                 found[type(event)] = event
     if RunStarted not in found:

@@ -276,6 +276,11 @@ class _Reading:
         lost = LostGpu(_text(event["gpu_id"]), t, _text(event["path"]), _text(event["reason"]))
         self._record.lost_gpus.append(lost)
 
+    def _gpu_readmitted(self, event: dict[str, Any], t: float) -> None:
+        gpu_id = _text(event["gpu_id"])
+        self._record.lost_gpus = [each for each in self._record.lost_gpus if each.gpu_id != gpu_id]
+        self._record.notes += (f"{gpu_id} was leased again after {t:.1f} s: it was as it was before its quarantine",)
+
     def _node_lost(self, event: dict[str, Any], t: float) -> None:
         self._record.notes += (f"{_text(event['node'])} was lost after {t:.1f} s: {_text(event['reason'])}",)
 
@@ -317,6 +322,7 @@ _FOLDS: dict[str, Callable[[_Reading, dict[str, Any], float], None]] = {
     "setup_finished": _Reading._setup_finished,
     "gpu_memory_sampled": _Reading._gpu_memory_sampled,
     "gpu_quarantined": _Reading._gpu_quarantined,
+    "gpu_readmitted": _Reading._gpu_readmitted,
     "node_lost": _Reading._node_lost,
     "unit_finished": _Reading._unit_finished,
     "run_finished": _Reading._run_finished,

@@ -25,6 +25,7 @@ from harness.runner.events import (
     CollectionProgress,
     Event,
     GpuQuarantined,
+    GpuReadmitted,
     LeaseRefused,
     LeaseReturned,
     NodeLost,
@@ -228,6 +229,11 @@ class RunState:
             case GpuQuarantined():
                 self._lease_ended(event.path, (event.gpu_id,), event.t)
                 self.quarantined[event.gpu_id] = event
+            case GpuReadmitted():
+                _hold(
+                    self.quarantined.pop(event.gpu_id, None) is not None,
+                    f"{event.gpu_id} was readmitted but was not in quarantine",
+                )
             case LeaseRefused():
                 _hold(self.running.pop(event.path, None) is not None, f"{event.path} was refused but did not start")
             case NodeLost():

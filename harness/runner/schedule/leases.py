@@ -190,6 +190,13 @@ class LeaseTable:
         place = bit.bit_length() - 1
         self._set_room(place, self._free_bytes[place], is_open=False)
 
+    def readmit(self, gpu_id: str) -> None:
+        """Lease a quarantined GPU again, once it is given back if a lease still holds it."""
+        bit = self.choice.bit_of(gpu_id)
+        self._quarantined &= ~bit
+        if not any(gpus & bit for _, gpus, _ in self._out.values()):
+            self._free |= bit
+
     def lose_node(self, node: str) -> None:
         """Never lease anything of this node again. Leases that it has are still to be given back."""
         for gpu in self.choice.gpus_in(self.choice.node_gpus.get(node, 0)):

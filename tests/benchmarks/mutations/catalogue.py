@@ -1,6 +1,7 @@
-"""Every fault, in the order of a step."""
+"""Every fault, by collection, in the order of a step."""
 
 import difflib
+from collections.abc import Mapping
 
 from tests.benchmarks.mutations.fault import Fault
 from tests.benchmarks.mutations.faults import (
@@ -13,12 +14,19 @@ from tests.benchmarks.mutations.faults import (
     numerics,
     optimizer,
     resume,
+    review_learning,
+    review_rollouts,
+    review_state,
     rewards,
     sampling,
+    second_deployments,
+    second_learning,
+    second_rollouts,
+    second_state,
     weights,
 )
 
-FAULTS: tuple[Fault, ...] = (
+TRAINERS: tuple[Fault, ...] = (
     *sampling.FAULTS,
     *decoding.FAULTS,
     *rewards.FAULTS,
@@ -32,6 +40,13 @@ FAULTS: tuple[Fault, ...] = (
     *resume.FAULTS,
     *between_steps.FAULTS,
 )
+COLLECTIONS: Mapping[str, tuple[Fault, ...]] = {
+    "trainers": TRAINERS,
+    "second": (*second_deployments.FAULTS, *second_rollouts.FAULTS, *second_learning.FAULTS, *second_state.FAULTS),
+    "review": (*review_rollouts.FAULTS, *review_learning.FAULTS, *review_state.FAULTS),
+}
+"""Faults by who thought of them: those that other trainers had, and those of people who had not written the checks."""
+FAULTS: tuple[Fault, ...] = tuple(fault for faults in COLLECTIONS.values() for fault in faults)
 
 
 def named(name: str) -> Fault:

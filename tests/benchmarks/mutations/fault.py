@@ -64,15 +64,36 @@ class Fault:
     leaves: tuple[str, ...]
     """Parts of names of values, one of which has to be named where a value is; any of the phase will do without."""
     install: Install
+    is_in_ranks: bool = False
+    """Whether it lies in processes that train together: it is then tried in two of them too."""
+    is_harmless: bool = False
+    """Whether no bit of a run depends on it: right is then that nothing is found."""
 
 
 def fault(
-    source: str, about: str, *, phases: tuple[str, ...], setting: str = "grpo", leaves: tuple[str, ...] = ()
+    source: str,
+    about: str,
+    *,
+    phases: tuple[str, ...],
+    setting: str = "grpo",
+    leaves: tuple[str, ...] = (),
+    is_in_ranks: bool = False,
+    is_harmless: bool = False,
 ) -> Callable[[Callable[[Probe], Iterator[None]]], Fault]:
     """Make a fault of a generator function that patches, yields once, and undoes it; its name is the fault's."""
 
     def made(install: Callable[[Probe], Iterator[None]]) -> Fault:
-        return Fault(install.__name__, source, about, phases, setting, leaves, contextmanager(install))
+        return Fault(
+            install.__name__,
+            source,
+            about,
+            phases,
+            setting,
+            leaves,
+            contextmanager(install),
+            is_in_ranks=is_in_ranks,
+            is_harmless=is_harmless,
+        )
 
     return made
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from harness.lab.experiments.flat_config import overridden
 from tests.benchmarks.mutations.perturbations import Perturbation, drawn
 from tests.benchmarks.mutations.settings import CHECKPOINT_EVERY, CRASH_AFTER, payload
 from tests.benchmarks.mutations.trials import differing
@@ -33,10 +34,10 @@ def alarms(num_pairs: int, workers: Workers, progress: Progress) -> Iterator[str
 
 def perturbed_runs(base: dict[str, Any], perturbation: Perturbation, workers: Workers, worker: int) -> list[Run]:
     """One run, or one that is lost and one that goes on from it."""
-    perturbed = base | {"runtime": dict(perturbation.values)}
+    perturbed = overridden(base, perturbation.values, perturbation.name)
     if not perturbation.crashes:
         return [workers.run(perturbed, worker=worker)]
-    lossy = perturbed | {"output": {**base["output"], "checkpoint_every": CHECKPOINT_EVERY}}
+    lossy = overridden(perturbed, {"output.checkpoint_every": CHECKPOINT_EVERY}, perturbation.name)
     lost = workers.run(lossy, lost_after=CRASH_AFTER, worker=worker)
-    later = perturbed | {"output": {**base["output"], "resume": str(lost.directory)}}
+    later = overridden(perturbed, {"output.resume": str(lost.directory)}, perturbation.name)
     return [lost, workers.run(later, worker=worker)]

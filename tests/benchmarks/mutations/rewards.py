@@ -28,3 +28,15 @@ async def slowly(completions: Sequence[str], **columns: Any) -> list[float]:
 async def at_once(completions: Sequence[str], **_: Any) -> list[float]:
     """A tenth for each character."""
     return [len(text) / 10 for text in completions]
+
+
+def shortening(completion_ids: Sequence[list[int]], **_: Any) -> list[float]:
+    """Takes the last token off each list that it is given, and counts the others."""
+    for ids in completion_ids:
+        del ids[-1:]
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def by_ids(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """A tenth for each token."""
+    return [len(ids) / 10 for ids in completion_ids]

@@ -26,7 +26,16 @@ class Results:
     def shortcomings(self) -> list[str]:
         """Why the benchmark fails; nothing where it does not."""
         found = [f"{each.fault.name}: NOT REACHED" for each in self.findings if not each.num_reached]
-        found += [f"{each.fault.name}: not found by anything" for each in self.findings if each.check == NOTHING]
+        found += [
+            f"{each.fault.name}: not found by anything"
+            for each in self.findings
+            if each.check == NOTHING and not each.fault.is_harmless
+        ]
+        found += [
+            f"{each.fault.name}: found, and no bit depends on it"
+            for each in self.findings
+            if each.check != NOTHING and each.fault.is_harmless
+        ]
         found += [f"{each.fault.name}: {each.how}, by no check" for each in self.findings if not each.is_designed]
         found += [
             f"{each.fault.name}: found {each.steps_after} steps after its first effect"

@@ -66,11 +66,51 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
         "training.group_size": 16,
         "training.microbatch_size": 64,
     },
+    "seven": {"training.num_steps": 7},
+    "long": {"training.num_steps": 60},
+    "half_rounded": {
+        "model.dtype": "bfloat16",
+        "sampling.top_p": 0.5,
+        "sampling.max_tokens": 16,
+        "warm_start.num_steps": 1,
+    },
+    "uneven": {"algorithm": {"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1, "kl_horizon": 70}},
+    "lengthy": {"task.min_length": 8, "task.max_length": 8},
+    "changing": {"task.rewards": [f"{_REWARDS}:shortening", f"{_REWARDS}:by_ids"], "task.reward_weights": [0.1, 1.0]},
+    "remax": {"algorithm.advantage": "remax"},
+    "entropic": {"algorithm.entropy_coef": 0.01},
+    "clipped": {"optimizer.max_gradient_norm": 0.05},
+    "cold": {"sampling.temperature": 0.7, "algorithm.kl_coef": 0.1},
+    "thirds": {"training.prompts_per_step": 3},
+    "replicated": {"sampler.replicas": 2},
+    "stopped_by_two": {"sampling.stop_strings": ["00", "01", "10", "11"]},
+    "min_p": {"sampling.temperature": 0.7, "sampling.min_p": 0.2},
+    "top_k": {"sampling.top_k": 4, "sampling.top_p": 0.6},
+    "branched": {
+        "sampling.stop_strings": ["0", "1", "2"],
+        "sampling.two_stage": {"num_beams": 3, "max_item_tokens": 3, "forced_text": "+"},
+    },
+    "modelled": {"task.reward_model": {}},
+    "loo": {"algorithm.advantage": "rloo"},
+    "normed": {"algorithm.aggregation": "seq-mean-token-sum-norm"},
+    "gspo": {"algorithm.loss": "gspo", "training.num_epochs": 2, "optimizer.learning_rate": 1e-2},
+    "corrected": {"correction.weights": "token"},
+    "dual": {"algorithm.dual_clip": 1.5, "training.num_epochs": 3, "optimizer.learning_rate": 2e-2},
+    "valued": {
+        "algorithm": {"name": "ppo", "value_clip_eps": 0.01, "critic_learning_rate": 1e-2},
+        "training.num_epochs": 2,
+    },
+    "warming": {"algorithm": {"name": "ppo", "num_critic_warmup_steps": 2}},
 }
 """By name, what is other than in BASE, by dotted key."""
+LEAST_BUDGETS: Mapping[str, int] = {"wide": 1024, "branched": 96}
+"""By name, tokens of a setting's fixed microbatch, where it is larger than the smallest budget that is tried."""
+BUDGET = "runtime.token_budget"
 
 
-def payload(setting: str, **sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a setting, with the values of these sections over it."""
-    values = {f"{section}.{name}": value for section, given in sections.items() for name, value in given.items()}
-    return overridden(overridden(BASE, DIFFERENCES[setting], setting), values, "sections")
+def payload(setting: str, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the configuration of a setting, with these values at their dotted keys."""
+    given = dict(values or {})
+    if BUDGET in given:
+        given[BUDGET] = max(given[BUDGET], LEAST_BUDGETS.get(setting, 0))
+    return overridden(overridden(BASE, DIFFERENCES[setting], setting), given, "values")

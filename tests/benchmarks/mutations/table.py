@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.mutations.runner import Results
-from tests.benchmarks.mutations.trials import GATE, Finding
+from tests.benchmarks.mutations.trials import GATE, NOTHING, Finding
 
-BEGIN, END = "<!-- mutations: begin -->", "<!-- mutations: end -->"
-HEAD = "| fault | seen in | found by | steps | said to lie in | right |\n|---|---|---|---|---|---|"
+HEAD = "| fault | seen in | found by | step | said to lie in | right |\n|---|---|---|---|---|---|"
 
 
 def as_json(results: Results, took_s: float) -> str:
@@ -34,7 +33,7 @@ def as_json(results: Results, took_s: float) -> str:
 def as_text(results: Results, took_s: float) -> str:
     """A line a fault, then the sums."""
     lines = [
-        f"{each.fault.name:28} {each.check:8} {_steps(each):>4}  {'|'.join(each.phases) or '-':16}"
+        f"{each.fault.name:32} {each.check:8} {_steps(each):>6}  {'|'.join(each.phases) or '-':16}"
         f" {'right' if each.is_localised else 'WRONG':6} {each.how}"
         for each in results.findings
     ]
@@ -57,8 +56,9 @@ def as_markdown(results: Results, took_s: float) -> str:
 
 
 def summary(results: Results, took_s: float) -> str:
-    """The sums in two sentences."""
-    found = results.findings
+    """The sums in two sentences; faults that move no bit are not among those to be found."""
+    found = [each for each in results.findings if not each.fault.is_harmless]
+    num_harmless = len(results.findings) - len(found)
     checks = Counter(each.check for each in found)
     by_check = ", ".join(
         f"{checks[check]} by {check}" for check in ("engine", "replay", "chaos", "gate") if checks[check]
@@ -66,18 +66,25 @@ def summary(results: Results, took_s: float) -> str:
     late = sum(each.steps_after is not None and each.steps_after > 1 for each in found)
     return (
         f"{len(found) - checks['nothing']} of {len(found)} faults found ({by_check}), {late} later than a step after"
-        f" their first effect, {sum(each.is_localised for each in found)} localised; {len(results.alarms)} false alarms"
+        f" their first effect, {sum(each.is_localised for each in found)} localised;"
+        f"{f' {num_harmless} more move no bit;' if num_harmless else ''} {len(results.alarms)} false alarms"
         f" in {results.num_pairs} honest pairs; {took_s:.0f} s."
     )
 
 
-def write_into(path: Path, results: Results, took_s: float) -> None:
-    """Put the table between the markers of a document; ValueError where it has none."""
+def markers(collection: str) -> tuple[str, str]:
+    """Return what stands before and after the table of a collection."""
+    return f"<!-- mutations: {collection}: begin -->", f"<!-- mutations: {collection}: end -->"
+
+
+def write_into(path: Path, collection: str, results: Results, took_s: float) -> None:
+    """Put the table of a collection between its markers in a document; ValueError where it has none."""
     text = path.read_text("utf-8")
-    between = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    begin, end = markers(collection)
+    between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not between.search(text):
-        raise ValueError(f"{path} has no {BEGIN} and {END}")
-    made = f"{BEGIN}\n{as_markdown(results, took_s)}\n{END}"
+        raise ValueError(f"{path} has no {begin} and {end}")
+    made = f"{begin}\n{as_markdown(results, took_s)}\n{end}"
     path.write_text(between.sub(lambda _: made, text), "utf-8")
 
 
@@ -94,6 +101,7 @@ def _fields(finding: Finding) -> Mapping[str, Any]:
         "leaf": finding.leaf,
         "right_phases": list(fault.phases),
         "is_localised": finding.is_localised,
+        "step": finding.step,
         "steps_after_first_effect": finding.steps_after,
         "num_reached": finding.num_reached,
         "num_runs": finding.num_runs,
@@ -102,8 +110,21 @@ def _fields(finding: Finding) -> Mapping[str, Any]:
 
 
 def _found_by(finding: Finding) -> str:
-    return f"{finding.check}: {finding.how}" if finding.how else finding.check
+    """Return the check and what it said; the gate needs a trace of the engine as it was before the fault."""
+    if finding.check == NOTHING:
+        return "nothing: no bit depends on it" if finding.fault.is_harmless else "**nothing**"
+    if finding.check == GATE:
+        return f"{finding.check}, a second revision alone" + (f": {later}" if (later := _later(finding)) else "")
+    return f"{finding.check}: {finding.how}"
+
+
+def _later(finding: Finding) -> str:
+    """Return what found it too late, if another check did."""
+    return finding.how.partition("; ")[2]
 
 
 def _steps(finding: Finding) -> str:
-    return "-" if finding.steps_after is None else str(finding.steps_after)
+    """Return the step that is named, and how many steps after its first effect it is."""
+    if finding.step is None:
+        return "-" if finding.steps_after is None else "start"
+    return f"{finding.step}{f' (+{finding.steps_after})' if finding.steps_after else ''}"

@@ -21,7 +21,7 @@ from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Divergence, Kind
 from harness.trace.writer import TraceWriter
 from tests.benchmarks.mutations.fault import LEVEL, RESUME, Fault
-from tests.benchmarks.mutations.perturbations import CRASH, SINGLE, TOGETHER, Perturbation
+from tests.benchmarks.mutations.perturbations import CRASH, RANKS, SINGLE, TOGETHER, Perturbation
 from tests.benchmarks.mutations.settings import CHECKPOINT_EVERY, CRASH_AFTER, payload
 from tests.benchmarks.mutations.workers import Run, Workers
 
@@ -42,6 +42,8 @@ class Finding:
     phases: tuple[str, ...] = ()
     """Where it is said to lie; two where a check compares what two phases made."""
     leaf: str = ""
+    step: int | None = None
+    """The step that is named; None where there is none."""
     steps_after: int | None = None
     """Steps from its first effect to the one in which it was found."""
     num_reached: int = 0
@@ -51,7 +53,9 @@ class Finding:
 
     @property
     def is_localised(self) -> bool:
-        """Whether a phase it lies in was named, and the leaf where one has to be."""
+        """Whether a phase it lies in was named, and the leaf where one has to be; of one without effect, nothing."""
+        if self.fault.is_harmless:
+            return self.check == NOTHING
         has_leaf = not self.fault.leaves or not self.leaf or any(part in self.leaf for part in self.fault.leaves)
         return bool(set(self.phases) & set(self.fault.phases)) and has_leaf
 
@@ -113,11 +117,8 @@ class Trial:
         if (seen := _difference(self._golden.trace, a.trace, "the honest engine")) is not None:
             yield GATE, seen
 
-    def _payload(self, perturbation: Perturbation | None = None, **output: object) -> dict[str, Any]:
-        sections: dict[str, Mapping[str, Any]] = {"fault": {"name": self._fault.name}, "output": output}
-        if perturbation is not None:
-            sections["runtime"] = dict(perturbation.values)
-        return payload(self._fault.setting, **sections)
+    def _payload(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return payload(self._fault.setting, {"fault.name": self._fault.name, **(values or {})})
 
     def _kept(self, run: Run) -> Run:
         self._runs.append(run)
@@ -125,23 +126,27 @@ class Trial:
 
     def _chaos(self, a: Run) -> Iterator[_Seen]:
         """What moves under perturbations: the single one that does it where there is one."""
-        together = self._workers.start(self._payload(TOGETHER), worker=0)
+        together = self._workers.start(self._payload(TOGETHER.values), worker=0)
         lost = self._kept(self._workers.run(self._lost(), lost_after=CRASH_AFTER, worker=1))
         seen = _of_a_perturbed(a, self._kept(together.result()), TOGETHER)
         if seen is not None:
             for each in SINGLE:
-                run = self._kept(self._workers.run(self._payload(each), worker=1))
+                run = self._kept(self._workers.run(self._payload(each.values), worker=1))
                 if (alone := _of_a_perturbed(a, run, each)) is not None:
                     yield alone
             yield seen
+        if self._fault.is_in_ranks:
+            run = self._kept(self._workers.run(self._payload(RANKS.values), worker=1))
+            if (seen := _of_a_perturbed(a, run, RANKS)) is not None:
+                yield seen
         if lost.end != "lost":
             yield _of_a_perturbed(a, lost, CRASH) or _Seen(None, (), "", CRASH.name, f"{lost.end}: {lost.what}")
-        resumed = self._kept(self._workers.run(self._payload(resume=str(lost.directory)), worker=1))
+        resumed = self._kept(self._workers.run(self._payload({"output.resume": str(lost.directory)}), worker=1))
         if (seen := _of_a_resumed(a, lost, resumed, self._workers.new_directory())) is not None:
             yield seen
 
     def _lost(self) -> dict[str, Any]:
-        return self._payload(checkpoint_every=CHECKPOINT_EVERY)
+        return self._payload({"output.checkpoint_every": CHECKPOINT_EVERY})
 
     def _found(self, check: str, seen: _Seen) -> Finding:
         effects = [run.first_effect for run in self._runs if run.first_effect is not None]
@@ -154,6 +159,7 @@ class Trial:
             how=seen.how,
             phases=seen.phases,
             leaf=seen.leaf,
+            step=seen.step if check != NOTHING else None,
             steps_after=steps_after,
             num_reached=sum(run.num_reached for run in self._runs),
             num_runs=len(self._runs),

@@ -11,6 +11,7 @@ import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,28 @@ class TraceSink:
         self._writer.log_values(values)
 
 
+def open_part(directory: Path, manifest: Manifest, rank: int) -> Recorder:
+    """Open the recorder of another process, whose log lies beside that of the first."""
+    writer = TraceWriter(directory, manifest, rank=rank, say=lambda line: None)
+    return Recorder(TraceSink(writer, None), close=partial(writer.close, complete=True))
+
+
 def recorded(payload: Mapping[str, Any], directory: Path, lost_after: int | None = None) -> dict[str, Any]:
     """Make one run; its trace lies in `directory`/trace. What it came to, as plain values."""
     bound, free = parts(payload, (*RUNTIME_SECTIONS, "fault"))
     told = {"fault": "", **free.get("fault", {})}
     fingerprint = Fingerprint(flattened(bound), perturbation=flattened(free.get("runtime", {})))
-    writer = TraceWriter(directory / TRACE, Manifest(fingerprint, level=LEVEL), say=lambda line: None)
+    deployment = {"backend": "in_process", "num_ranks": 1, **free.get("deployment", {})}
+    num_logs = 1 if deployment["backend"] == "in_process" else 1 + deployment["num_ranks"]
+    manifest = Manifest(fingerprint, level=LEVEL, world_size=num_logs)
+    writer = TraceWriter(directory / TRACE, manifest, say=lambda line: None)
+
+    def share(num_others: int) -> list[partial[Recorder]]:
+        return [partial(open_part, directory / TRACE, manifest, rank) for rank in range(1, num_others + 1)]
+
     end: dict[str, Any] = {"end": "whole", **told}
     try:
-        run(payload, level=LEVEL, directory=directory, recorder=Recorder(TraceSink(writer, lost_after)))
+        run(payload, level=LEVEL, directory=directory, recorder=Recorder(TraceSink(writer, lost_after), share=share))
     except LostError:
         end["end"] = "lost"
     except RlcoreError as error:

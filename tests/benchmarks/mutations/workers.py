@@ -18,6 +18,8 @@ from select import select
 from types import TracebackType
 from typing import Any, Self
 
+from rlcore.distributed.level_variables import worker_environment
+from tests.benchmarks.mutations.settings import LEVEL
 from tests.benchmarks.mutations.worker import TRACE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,7 +55,8 @@ class _Worker:
     """One process, and its requests one after the other."""
 
     def __init__(self, hash_seed: str) -> None:
-        own = {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        level = worker_environment(LEVEL, {**os.environ, "OMP_NUM_THREADS": "1"})
+        own = {**level, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         self._env = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
         self._process: subprocess.Popen[str] | None = None
 

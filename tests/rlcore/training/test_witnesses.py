@@ -14,17 +14,23 @@ from rlcore.batching.batch import Batch
 from rlcore.checkpoints.checkpoint import save
 from rlcore.checks.advantage_checks import check_scaled
 from rlcore.checks.observers import CHECKS
+from rlcore.checks.witnesses import check_drawn
 from rlcore.config import RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.entrypoint import train
+from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import CheckpointError, LevelError, RlcoreError, StepError
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.hub_config import written_config
 from rlcore.observability.events import BackwardBegins, Event, GreedyScored, ModelsBuilt, StepEnds, WeightsSynced
 from rlcore.observability.observers import Observer
 from rlcore.recipes.policy_pass import logprobs, read_in_bulk
 from rlcore.samplers.drawing import Plan, draw
-from rlcore.samplers.gumbel import GumbelNoise
+from rlcore.samplers.gumbel import GumbelNoise, states
 from rlcore.trace import NullRecorder
 from rlcore.trainers.local import LocalTrainer, global_norm, take_gradient
+from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from tests.rlcore.training.recorded import config, recorded
 
 SHORT = {"num_steps": 3, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
@@ -123,6 +129,30 @@ def test_a_fault_ends_the_run_where_it_begins(
     monkeypatch.setattr(*patch)
     with pytest.raises(RlcoreError, match=said):
         train(of, level="invariant", directory=tmp_path, recorder=NullRecorder())
+
+
+def test_which_of_equal_logits_a_filter_keeps_is_checked() -> None:
+    """All logits of a decoder of zeros are equal: of 12 tokens the first six are half of the probability."""
+    decoder = Decoder(DecoderConfig("qwen3", 12, 16, 1, 1, 1, 16, 16, max_length=64)).bfloat16()
+    params, num_tokens = SamplingParams(16, top_p=0.5), 12
+    request = SampleRequest(Prompt("p", "ab", (1, 2)), 0, 99, params)
+    noise = GumbelNoise.of(12, torch.device("cpu"))(states(torch.full((num_tokens,), 99), torch.arange(num_tokens)))
+
+    def completion(kept: slice) -> Trajectory:
+        tokens = (noise[:, kept].argmax(-1) + kept.start).tolist()
+        return build_single_turn(
+            request,
+            tokens,
+            [0.0] * num_tokens,
+            text="",
+            stop_reason=StopReason.LENGTH,
+            policy_version=0,
+            weights_digest="",
+        )
+
+    check_drawn(decoder, completion(slice(0, 6)), params)
+    with pytest.raises(LevelError, match="token 0 of sample 0 of prompt p is "):
+        check_drawn(decoder, completion(slice(6, 12)), params)
 
 
 class Meddler(Observer):
@@ -249,6 +279,16 @@ def test_a_checkpoint_has_every_digit_of_the_live_coefficient(tmp_path: Path, mo
             recorder=NullRecorder(),
         )
     assert caught.value.legal == "0.05123456789, as the run has it"
+
+
+def test_a_checkpoint_describes_the_model_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def converted(model: Any, dtype: str) -> dict[str, Any]:
+        return {**written_config(model, dtype), "rms_norm_eps": 1e-3}
+
+    monkeypatch.setattr("rlcore.models.checkpoints.written_config", converted)
+    with pytest.raises(CheckpointError, match=r"has model DecoderConfig\(.*norm_eps=0\.001") as caught:
+        train(config("grpo", training=SHORT), level="off", directory=tmp_path, recorder=NullRecorder())
+    assert "norm_eps=1e-06" in caught.value.legal
 
 
 def test_norms_rates_and_the_first_evaluation_are_recorded(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Digests of tensors on a GPU: the values of the host, and nothing but a few bytes of each tensor leaves the GPU."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +18,12 @@ from rlcore.errors import InvalidValueError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights import digests, gpu_digests
-from rlcore.weights.digests import tensor_digest, tensor_digests
+from rlcore.weights.digests import flat_digest, tensor_digest, tensor_digests
 from rlcore.weights.gpu_digests import Contents
 from rlcore.weights.sync import sync
 from tests.rlcore.weights import slow_kernel
 from tests.rlcore.weights.targets import Target, policy
-from tests.support.suite_runs import ROOT
+from tests.support.triton_interpreter import run_interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64)
 
@@ -72,6 +71,31 @@ def test_any_number_of_contents_of_any_length(lengths: list[int], as_on_a_gpu: N
     assert contents.num_bytes == sum(lengths)
     assert contents.take() == [xxh3_128_digest(part.numpy().tobytes()) for part in parts]
     assert (contents.take(), contents.num_bytes) == ([], 0)
+
+
+@settings(max_examples=30)
+@given(data=st.data(), length=st.integers(0, 5000))
+def test_a_content_may_come_in_any_parts(data: st.DataObject, length: int, as_on_a_gpu: None) -> None:
+    content = drawn(length)
+    edges = sorted(data.draw(st.lists(st.integers(0, length), max_size=9)))
+    parts = [content[a:b] for a, b in pairwise([0, *edges, length])]
+    contents = Contents()
+    contents.add(*parts)
+    contents.add(content)
+    assert contents.take() == [xxh3_128_digest(content.numpy().tobytes())] * 2
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_gradient_is_read_tensor_by_tensor(host: Host) -> None:
+    gradients = [torch.full((size, 7), float(size)) for size in (3, 0, 500, 1, 90)]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    found = flat_digest(iter(gradients))
+    assert len(host.sizes) == 1
+    assert found == tensor_digest(flat)
+    with pytest.MonkeyPatch.context() as on_host:
+        on_host.setattr(digests, "is_read_there", lambda tensor: False)
+        assert flat_digest(gradients) == tensor_digest(flat) == found
+        assert flat_digest([]) == tensor_digest(torch.zeros(0))
 
 
 def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
@@ -179,14 +203,5 @@ def test_a_kernel_that_is_wrong_on_a_gpu_is_not_used(monkeypatch: pytest.MonkeyP
 
 
 def test_the_kernel_is_the_library_to_the_bit() -> None:
-    """In Triton's interpreter, which is chosen before Triton is imported: in a process of its own."""
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kernel_in_interpreter.py"))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_interpreted(Path(__file__).with_name("kernel_in_interpreter.py"))
     assert (done.returncode, done.stdout) == (0, "20 equal\n"), done.stderr

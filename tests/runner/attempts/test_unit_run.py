@@ -212,6 +212,15 @@ def test_what_a_test_puts_in_the_place_of_its_report_is_said_and_not_read(tmp_pa
     assert report.is_dir() if kind == "a directory" else read_report(report).finished_exit == 0
 
 
+def test_threads_are_shared_out_among_the_gpus_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(30))
+    run = ScriptedRun(tmp_path, [1, 2, 4, 0], num_gpus=4, has_real_gpus=True).run()
+    threads = [run.attempts.specs[number].env.get("OMP_NUM_THREADS") for number in range(4)]
+    assert threads == ["7", "15", None, None], "all GPUs have all cores, and so do files without any"
+    alone = ScriptedRun(tmp_path / "b", [1], num_gpus=1, has_real_gpus=True).run()
+    assert "OMP_NUM_THREADS" not in alone.attempts.specs[0].env
+
+
 def test_a_process_that_stays_on_a_card_is_named(tmp_path: Path) -> None:
     meter = FakeMeter({GPU_0: 0}, {GPU_0: (GpuProcess(7, GB, "python train.py"),)})
     run = ScriptedRun(tmp_path, [1], meter=meter, num_gpus=1).run()

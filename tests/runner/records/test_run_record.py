@@ -13,6 +13,7 @@ from harness.runner.events import (
     Event,
     GpuMemorySampled,
     GpuQuarantined,
+    GpuReadmitted,
     LeaseRefused,
     RunFinished,
     SetupFinished,
@@ -159,6 +160,12 @@ def test_a_refused_lease_is_no_part_of_the_timeline(path: Path) -> None:
     record = read_run_record(path, *refused(10.0), AttemptStarted(12.0, LATE, ("GPU-0001",), 3, "second"))
     span = record.files[LATE]
     assert (span.start_s, span.gpu_ids, span.directory) == (12.0, ("GPU-0001",), "second")
+
+
+def test_a_gpu_that_was_leased_again_is_not_lost(path: Path) -> None:
+    record = read_run_record(path, *refused(10.0), GpuReadmitted(40.0, "GPU-0000"))
+    assert record.lost_gpus == []
+    assert record.notes[-1] == "GPU-0000 was leased again after 40.0 s: it was as it was before its quarantine"
 
 
 @pytest.mark.parametrize("is_rest", [False, True])

@@ -1,0 +1,343 @@
+"""The programs: trainers of other people's packages, each with a cause that can be planted in it.
+
+The scripts lie in scripts/; the environments' packages in NAME.txt beside this file.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE / "scripts"
+PYTHON = "{bin}/python"
+TORCHRUN = "{bin}/torchrun --standalone --nproc-per-node 2"
+ACCELERATE = "{bin}/accelerate launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+
+
+class Environment(StrEnum):
+    """Packages that are installed together: those of NAME.txt."""
+
+    LIBRARIES = "libraries"
+    REINFORCEMENT = "reinforcement"
+    LANGUAGE = "language"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The first value that a planted cause changes."""
+
+    step: int
+    phase: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.phase} {self.name}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program and what must be seen of it."""
+
+    name: str
+    uses: str
+    """What of torch, or of its packages, it uses."""
+    package: str
+    """Distribution whose version is shown; empty for torch alone."""
+    arguments: str
+    """Script, without its suffix, and its arguments."""
+    num_steps: int
+    """Steps of rank 0; where processes have no ranks, of the first log."""
+    planted: str
+    """The cause, in words."""
+    place: Place
+    """Where `diff` must name it."""
+    environment: Environment = Environment.LIBRARIES
+    launcher: str = PYTHON
+    """Words before the script; `{bin}` is the environment's folder of programs."""
+    num_logs: int = 1
+    """Processes that record."""
+    level: str = "off"
+    """Level at which an honest pair must be equal."""
+
+    def command(self, bin_directory: Path) -> list[str]:
+        """The command line, in the environment with these programs."""
+        script, *arguments = self.arguments.split()
+        launcher = self.launcher.format(bin=bin_directory).split()
+        return [*launcher, str(SCRIPTS / f"{script}.py"), *arguments]
+
+
+def own(kind: str, uses: str, planted: str, place: Place, num_steps: int = 6, *, level: str = "off") -> Program:
+    """A loop written by hand, over torch alone."""
+    return Program(kind, uses, "", f"own_loops {kind}", num_steps, planted, place, level=level)
+
+
+LANGUAGE, REINFORCEMENT = Environment.LANGUAGE, Environment.REINFORCEMENT
+PROGRAMS = (
+    own("accumulated", "three micro-batches a step, clipping", "targets", Place(3, "loss", "loss")),
+    own("averaged", "AveragedModel", "a weight of the average", Place(3, "forward", "Perceptron.last.weight")),
+    own("betas", "AdamW", "beta1 in one step", Place(3, "optimizer", "group0.betas.0")),
+    own("written-weight", "AdamW", "a weight, through .data", Place(3, "forward", "first.weight")),
+    own("bf16-autocast", "autocast", "a running mean", Place(3, "forward", "norm.running_mean")),
+    own("fp16-scaler", "autocast and GradScaler on the CPU", "its scale", Place(3, "loss", "loss")),
+    own("checkpoint-hooks", "activation checkpointing", "a gradient", Place(3, "backward", "last.bias")),
+    own("checkpoint-reentrant", "checkpointing, reentrant", "a gradient", Place(3, "backward", "last.bias")),
+    own("closure-adamw", "AdamW with a closure", "a gradient", Place(3, "backward", "last.weight")),
+    own("closure-lbfgs", "LBFGS", "a gradient", Place(3, "backward", "last.weight")),
+    own("compiled-model", "torch.compile of the model", "a gradient", Place(3, "backward", "first.bias")),
+    own("compiled-step", "torch.compile of the step", "a gradient", Place(3, "backward", "first.bias")),
+    own("dqn", "a target network", "copied one step early", Place(3, "forward", "Perceptron.first.weight")),
+    own("foreach", "AdamW, foreach", "weight decay", Place(3, "optimizer", "group0.weight_decay")),
+    own("fused", "AdamW, fused", "weight decay", Place(3, "optimizer", "group0.weight_decay")),
+    own("graph-index-add", "index_add, four threads", "a feature", Place(3, "loss", "loss"), level="deterministic"),
+    own("muon", "Muon and AdamW", "Muon's rate", Place(3, "optimizer", "Muon.group0.lr")),
+    own("optimizer-in-backward", "a step within backward", "a gradient", Place(3, "backward", "first.weight")),
+    own("vae", "a variational autoencoder", "one more draw of the generator", Place(3, "loss", "loss")),
+    Program(
+        "loader-workers", "DataLoader, 2 workers", "", "loader_workers", 6, "a sample", Place(3, "rollout", "batch.0")
+    ),
+    Program(
+        "spawned", "2 spawned processes", "", "spawned", 4, "a gradient", Place(2, "backward", "2.bias"), num_logs=2
+    ),
+    Program("threads-in-turn", "2 threads", "", "threads_in_turn", 8, "the rate", Place(6, "optimizer", "group0.lr")),
+    Program(
+        "ddp",
+        "torchrun, DistributedDataParallel",
+        "",
+        "two_ranks",
+        6,
+        "noise on rank 1",
+        Place(3, "loss", "loss"),
+        launcher=TORCHRUN,
+        num_logs=2,
+    ),
+    Program(
+        "lightning-auto",
+        "automatic, clipping, validation, checkpoints",
+        "lightning",
+        "lightning_loops auto",
+        10,
+        "a gradient",
+        Place(4, "backward", "net.0.weight"),
+    ),
+    Program(
+        "lightning-swa",
+        "StochasticWeightAveraging",
+        "lightning",
+        "lightning_loops swa",
+        30,
+        "a batch",
+        Place(5, "loss", "loss"),
+    ),
+    Program(
+        "lightning-gan",
+        "manual, 2 optimizers",
+        "lightning",
+        "lightning_loops gan",
+        20,
+        "the second's rate",
+        Place(7, "optimizer", "group0.lr"),
+    ),
+    Program(
+        "schedule-free",
+        "AdamWScheduleFree",
+        "schedulefree",
+        "libraries schedule-free",
+        6,
+        "a gradient",
+        Place(3, "backward", "2.weight"),
+    ),
+    Program("gcn", "GCN", "torch_geometric", "libraries graph-network", 6, "no dropout", Place(3, "loss", "loss")),
+    Program(
+        "kornia",
+        "augmentation, batch norm",
+        "kornia",
+        "libraries vision",
+        6,
+        "a running mean",
+        Place(3, "forward", "1.running_mean"),
+    ),
+    Program("diffusion", "UNet2DModel", "diffusers", "libraries diffusion", 4, "a time step", Place(2, "loss", "loss")),
+    Program(
+        "ignite",
+        "supervised trainer",
+        "pytorch-ignite",
+        "libraries ignite-trainer",
+        6,
+        "a weight, in a handler",
+        Place(3, "forward", "0.weight"),
+    ),
+    Program(
+        "skorch",
+        "NeuralNetClassifier",
+        "skorch",
+        "libraries skorch-classifier",
+        6,
+        "a gradient, in a callback",
+        Place(3, "backward", "0.bias"),
+    ),
+    Program(
+        "hydra",
+        "multirun, 2 jobs",
+        "hydra-core",
+        "hydra_jobs --multirun +lr=0.1,0.2",
+        6,
+        "the rate in job 2",
+        Place(5, "optimizer", "group0.lr"),
+    ),
+    Program(
+        "clean-ppo",
+        "PPO in CleanRL's manner",
+        "gymnasium",
+        "reinforcement clean-ppo",
+        32,
+        "a reward of update 2",
+        Place(16, "loss", "loss"),
+        REINFORCEMENT,
+    ),
+    Program(
+        "sb3-ppo",
+        "PPO",
+        "stable_baselines3",
+        "reinforcement sb3-ppo",
+        48,
+        "a reward of rollout 1",
+        Place(16, "loss", "loss"),
+        REINFORCEMENT,
+    ),
+    Program(
+        "sb3-dqn",
+        "DQN",
+        "stable_baselines3",
+        "reinforcement sb3-dqn",
+        38,
+        "a weight of the target network",
+        Place(25, "forward", "q_net_target.q_net.0.weight"),
+        REINFORCEMENT,
+    ),
+    Program(
+        "torchrl-ppo",
+        "Collector, ReplayBuffer, ClipPPOLoss",
+        "torchrl",
+        "reinforcement torchrl-ppo",
+        12,
+        "an advantage of batch 1",
+        Place(4, "loss", "loss"),
+        REINFORCEMENT,
+    ),
+    Program(
+        "tianshou-dqn",
+        "DQN",
+        "tianshou",
+        "reinforcement tianshou-dqn",
+        8,
+        "a reward in the buffer",
+        Place(2, "loss", "loss"),
+        REINFORCEMENT,
+    ),
+    Program(
+        "hf-trainer",
+        "Trainer: accumulation, evaluation, checkpoints, workers",
+        "transformers",
+        "language_models trainer",
+        6,
+        "a token, in a worker",
+        Place(1, "rollout", "batch.input_ids"),
+        LANGUAGE,
+    ),
+    Program(
+        "hf-resnet",
+        "ResNet",
+        "transformers",
+        "language_models image-model",
+        4,
+        "a running mean",
+        Place(2, "forward", "resnet.embedder.embedder.normalization.running_mean"),
+        LANGUAGE,
+    ),
+    Program(
+        "trl-sft",
+        "SFTTrainer",
+        "trl",
+        "language_models trl-sft",
+        5,
+        "a weight between steps",
+        Place(3, "forward", "model.layers.1.mlp.up_proj.weight"),
+        LANGUAGE,
+    ),
+    Program(
+        "trl-grpo",
+        "GRPOTrainer",
+        "trl",
+        "language_models trl-grpo",
+        4,
+        "a reward",
+        Place(2, "reward", "rewards"),
+        LANGUAGE,
+    ),
+    Program(
+        "trl-dpo",
+        "DPOTrainer",
+        "trl",
+        "language_models trl-dpo",
+        4,
+        "a gradient",
+        Place(2, "backward", "model.norm.weight"),
+        LANGUAGE,
+    ),
+    Program(
+        "trl-console",
+        "the console script trl sft",
+        "trl",
+        "trl_console",
+        4,
+        "a text",
+        Place(0, "rollout", "batch.input_ids"),
+        LANGUAGE,
+    ),
+    Program(
+        "peft-lora",
+        "LoRA in SFTTrainer",
+        "peft",
+        "language_models peft-lora",
+        5,
+        "a frozen weight",
+        Place(3, "forward", "base_model.model.model.layers.0.mlp.down_proj.weight"),
+        LANGUAGE,
+    ),
+    Program(
+        "ddp-sft",
+        "torchrun, SFTTrainer",
+        "trl",
+        "language_models trl-sft",
+        5,
+        "a weight between steps",
+        Place(3, "forward", "model.layers.1.mlp.up_proj.weight"),
+        LANGUAGE,
+        launcher=TORCHRUN,
+        num_logs=2,
+    ),
+    Program(
+        "fsdp2-sft",
+        "torchrun, fully_shard",
+        "transformers",
+        "language_models fsdp2-sft",
+        4,
+        "a label of rank 1",
+        Place(2, "loss", "loss"),
+        LANGUAGE,
+        launcher=TORCHRUN,
+        num_logs=2,
+    ),
+    Program(
+        "accelerate",
+        "accelerate launch, 2 processes, accumulation",
+        "accelerate",
+        "language_models accelerated",
+        4,
+        "the scheduler's rate",
+        Place(3, "optimizer", "group0.lr"),
+        LANGUAGE,
+        launcher=ACCELERATE,
+        num_logs=2,
+    ),
+)
