@@ -85,7 +85,7 @@ recording() { # what a record costs a step of 1e9 parameters, and whether two ru
 
 programs() { # programs that fork, set CUDA_VISIBLE_DEVICES late, checkpoint reentrantly, step in backward
     local name
-    for name in forks late reentrant in_backward; do program "$name"; done
+    for name in forks late reentrant in_backward graph_trees; do program "$name"; done
 }
 
 engine() { # the engine on a GPU, and what its levels cost
