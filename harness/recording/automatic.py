@@ -30,6 +30,7 @@ from harness.recording.nested_values import named_values
 from harness.recording.op_mode import OpMode
 from harness.recording.optimizer_settings import OptimizerSettings
 from harness.recording.optimizer_steps import OptimizerNames
+from harness.recording.optimizer_values import gradients_of, states_of
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Observation, Recorder, float_of, look
 from harness.recording.tensors import Digested
@@ -39,7 +40,6 @@ from harness.recording.watched_values import WatchedValues
 from harness.trace.chain import Scope
 
 Named = list[tuple[str, torch.Tensor]]
-REMEMBERED = (int, float, torch.Tensor)
 SKIPPED = "skipped"
 """Name of the value that stands in a step that a GradScaler has left out."""
 
@@ -205,7 +205,7 @@ class AutomaticRecorder:
         """The gradients are there; those that optimizers have not applied yet within backward."""
         stepped, self._stepped_in_backward, self._in_backward = self._stepped_in_backward, [], False
         others = [each for each in self._optimizers.living() if not any(each is one for one in stepped)]
-        gradients = _gradients(self._parameters(others))
+        gradients = gradients_of(self._parameters(others))
         (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
         for seen in found:
             # What clipping changes later is kept as it is now.
@@ -256,7 +256,7 @@ class AutomaticRecorder:
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
         names = {name for name, _ in parameters}
-        seen = look(_states(optimizer, parameters))
+        seen = look(states_of(optimizer, parameters))
         self._record("optimizer", seen)
         self._weights |= {each.name: each.digested for each in seen if each.name in names}
         self._end_or_wait(optimizer)
@@ -344,7 +344,7 @@ class AutomaticRecorder:
             [
                 Group(untracked, cache=self._unchanged),
                 Group(others),
-                Group(_gradients(parameters), cache=self._made_gradients),
+                Group(gradients_of(parameters), cache=self._made_gradients),
                 Group(self._settings_of(optimizer) if is_first else []),
             ]
         )
@@ -389,17 +389,3 @@ class AutomaticRecorder:
         parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         self._names.assign(parameters)
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]
-
-
-def _gradients(parameters: Named) -> Named:
-    return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
-
-
-def _states(optimizer: Optimizer, parameters: Named) -> list[tuple[str, Any]]:
-    """Each weight, then what its optimizer remembers of it."""
-    found: list[tuple[str, Any]] = []
-    for name, parameter in parameters:
-        found.append((name, parameter))
-        state = optimizer.state.get(parameter, {})
-        found += [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
-    return found
