@@ -129,7 +129,7 @@ def test_a_hook_takes_a_launch_for_each_word_size_and_one_wait(gpu: CountedGpu, 
     hooks = program_steps(gpu, 3, clips=clips)
     gradients = WEIGHTS if clips else SMALL
     assert hooks == [
-        ("before backward", counts(2, 1), WEIGHTS),
+        ("before backward", counts(2, 1), WEIGHTS + SMALL + SAMPLES),
         ("after backward", counts(1, 1), WEIGHTS + SAMPLES),
         ("before step", counts(2, 1), gradients + SAMPLES + SMALL + SAMPLES),
         ("after step", counts(2, 1), 3 * WEIGHTS),
