@@ -133,7 +133,7 @@ def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
         receive(batch, iterator, tasks)
         return batch
 
-    _leave_to_python(receive)
+    _leave_to_python(receive, tasks_of)
     loader.__next__ = _replace(original, next_batch)  # type: ignore[method-assign]
 
 

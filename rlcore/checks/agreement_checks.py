@@ -1,6 +1,6 @@
-"""What a run says in two places agrees: prompts and the task, totals and functions, texts and ends, curves and passes.
+"""Statements that a run makes twice agree: prompts and the task, totals and functions, ends and texts, curves.
 
-A fault in one of the two places is wrong in the same way in every run: no replay shows it.
+A fault in one of the two is wrong in the same way in every run: no replay shows it.
 """
 
 import math
@@ -35,13 +35,13 @@ ROUNDING = 1e-5
 
 
 class AgreementChecks(Observer):
-    """Check what a run says in two places, from its beginning on."""
+    """Check that the statements of a run agree, from its beginning on."""
 
     def __init__(self) -> None:
         self._config: RunConfig | None = None
         self._prompts: Mapping[str, Prompt] = {}
         self._dtype = torch.get_default_dtype()
-        self._told: list[tuple[float, float]] = []
+        self._updates: list[tuple[float, float]] = []
         """Loss and entropy of each update of the policy in this step."""
 
     def observe(self, event: Event) -> None:
@@ -52,7 +52,7 @@ class AgreementChecks(Observer):
                 self._config, self._prompts = config, {prompt.id: prompt for prompt in train}
                 self._dtype = torch.get_default_dtype()
             case StepBegins():
-                self._told = []
+                self._updates = []
                 check_default_dtype(self._dtype)
             case RequestsBuilt(requests) if config is not None:
                 check_prompts(requests, self._prompts)
@@ -63,17 +63,17 @@ class AgreementChecks(Observer):
                 if not config.task.shuffles_rewards:
                     check_totals(scores, trajectories, weights_of(config, len(scores.by_function)))
             case PassesDone("policy", losses):
-                self._told.append(told_of(losses))
+                self._updates.append(loss_and_entropy(losses))
             case Updated(trainer, step) if config is not None:
                 check_warmup(config, trainer, step)
             case StepEnds(curve):
-                check_curve(curve, self._told)
+                check_curve(curve, self._updates)
             case Evaluated(_, trajectories) if config is not None:
                 check_temperature(trajectories, config.sampling.temperature)
 
 
 def check_default_dtype(before: torch.dtype) -> None:
-    """Nobody has changed torch's default type, in which new tensors and numbers are made; raises LevelError."""
+    """Torch's default type is as it was when the run began; raises LevelError."""
     if (now := torch.get_default_dtype()) != before:
         raise LevelError(
             f"torch's default type is {now}, and was {before} when the run began",
@@ -104,7 +104,7 @@ def check_prompts(requests: Sequence[SampleRequest], prompts: Mapping[str, Promp
 
 
 def check_stops(trajectories: Sequence[Trajectory]) -> None:
-    """A turn that ended by a stop string says one, and no other turn goes on after it; raises StepError.
+    """A turn that ended by a stop string has one in its text, and no turn continues after one; raises StepError.
 
     The last token of a stop id may itself complete a stop string.
     """
@@ -123,7 +123,7 @@ def check_stops(trajectories: Sequence[Trajectory]) -> None:
 
 
 def check_items(trajectories: Sequence[Trajectory]) -> None:
-    """The items of a reasoning come by falling log-probability, summed over their tokens; raises StepError."""
+    """Items of a reasoning are in the order of falling log-probability, summed over their tokens; raises StepError."""
     for reasoning, *items in by_request(trajectories):
         sums = [math.fsum(each.logprobs[each.turns[-1].begin :]) for each in items]
         if sums != sorted(sums, reverse=True):
@@ -185,18 +185,18 @@ def check_warmup(config: RunConfig, trainer: str, step: int) -> None:
         )
 
 
-def told_of(losses: Sequence[MicrobatchLoss]) -> tuple[float, float]:
+def loss_and_entropy(losses: Sequence[MicrobatchLoss]) -> tuple[float, float]:
     """Return the loss of an update, and the mean entropy of its tokens."""
     entropies = [each.observed["entropy"][each.loss_mask].double() for each in losses if "entropy" in each.observed]
     entropy = float(torch.cat(entropies).mean()) if entropies else math.nan
     return math.fsum(float(each.loss) for each in losses), entropy
 
 
-def check_curve(curve: Mapping[str, float], told: Sequence[tuple[float, float]]) -> None:
+def check_curve(curve: Mapping[str, float], updates: Sequence[tuple[float, float]]) -> None:
     """The loss and the entropy of a curve are those of the passes, over all updates of the step; raises StepError."""
-    if not told:
+    if not updates:
         return
-    for name, values in zip(("loss", "entropy"), zip(*told, strict=True), strict=True):
+    for name, values in zip(("loss", "entropy"), zip(*updates, strict=True), strict=True):
         expected = math.fsum(values) / len(values)
         if (
             name in curve

@@ -185,7 +185,7 @@ def test_the_engine_on_the_device_is_synced_with_a_receipt(tmp_path: Path) -> No
     from tests.benchmarks.mutations.settings import payload
 
     own = tmp_path / "own.yaml"
-    config = {**payload("grpo", sampler={"name": "vllm"}, model={"device": DEVICE}), "fault": {}}
+    config = {**payload("grpo", {"sampler.name": "vllm", "model.device": DEVICE}), "fault": {}}
     own.write_text(
         f"about: the engine with a fault\nentry: tests.benchmarks.mutations.entry:run\ndeterminism: {LEVEL}\ngpus: 0\n"
         f"runtime_sections: [runtime, output, sampler, fault]\nconfig: {json.dumps(config)}\n",

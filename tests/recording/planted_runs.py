@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from harness.recording import watch
+from harness.recording import process, watch
 from harness.recording.active import active_log, start_recording
 from harness.recording.recording_config import RecordingConfig
+from harness.trace.manifest import Fingerprint, Part
 
 WIDTH = 256
 CHECKPOINT = Path(sys.argv[1]) / "checkpoint.pt"
@@ -101,7 +102,14 @@ def record(directory: Path, plant: str) -> None:
     log.close()
 
 
+def known_fingerprint(identity: Part, **_: object) -> Fingerprint:
+    """Nothing of this machine, which takes half a second to read each time."""
+    return Fingerprint(identity=identity)
+
+
 def main(directory: Path, plants: list[str]) -> None:
+    vars(process)["fingerprint"] = known_fingerprint
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports torch's compiler: once, not in each child
     for plant in plants:
         pid = os.fork()
         if pid == 0:

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -92,26 +92,26 @@ def written(page: str, rows: Mapping[str, str], heading: str) -> str:
     return f"{head}{BEGIN}{table(merged, heading)}\n{END}{tail}"
 
 
-def run(programs: Sequence[Program], pythons: dict[Environment, Path], scratch: Path, num_jobs: int) -> list[Seen]:
-    """Check programs side by side, with a line for each that has ended."""
+def run(
+    programs: Sequence[Program],
+    pythons: Mapping[Environment, Path],
+    scratch: Path,
+    num_jobs: int,
+    on_seen: Callable[[Seen], None],
+) -> list[Seen]:
+    """Check programs side by side; `on_seen` is called in this thread for each that has ended."""
 
     def one(program: Program) -> Seen:
-        began_s = time.monotonic()
-        seen = check(program, pythons[program.environment].parent, scratch / program.name)
-        print(
-            f"{program.name:24} {'FAILED' if seen.problems else 'ok':6} {time.monotonic() - began_s:4.0f} s", flush=True
-        )
-        for problem in seen.problems:
-            print(f"    {problem}", flush=True)
-        return seen
+        return check(program, pythons[program.environment].parent, scratch / program.name)
 
     pool = ThreadPoolExecutor(num_jobs)
     try:
-        return list(pool.map(one, programs))
-    except KeyboardInterrupt:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    finally:
+        results = []
+        for future in as_completed([pool.submit(one, each) for each in programs]):
+            results.append(future.result())
+            on_seen(results[-1])
+        return sorted(results, key=lambda seen: programs.index(seen.program))
+    finally:  # an interrupt has ended what runs: the terminal sends it to all of them
         pool.shutdown(cancel_futures=True)
 
 
@@ -132,20 +132,27 @@ def main(words: Sequence[str]) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     pythons = environments(programs, (arguments.into or cache / "rlharness" / "programs").absolute())
     possible = [each for each in programs if each.environment in pythons]
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="rlh-programs-") as scratch:
-        results = run(possible, pythons, Path(scratch), arguments.jobs)
-    found = versions(possible, pythons)
-    rows = {each.program.name: row(each, found) for each in results}
+    began_s, found = time.monotonic(), versions(possible, pythons)
     heading = (
         f"Python {platform.python_version()}, torch {found.get('torch', '-')}, {platform.machine()},"
         f" {os.cpu_count()} cores, one thread a program unless it says more"
     )
-    print(table(rows, heading), f"{(time.monotonic() - began_s) / 60:.0f} minutes", sep="\n")
+
+    def on_seen(seen: Seen) -> None:
+        print(
+            f"{seen.program.name:24} {'FAILED' if seen.problems else 'ok':6} {time.monotonic() - began_s:5.0f} s",
+            flush=True,
+        )
+        print(*[f"    {problem}\n" for problem in seen.problems], sep="", end="", flush=True)
+        if arguments.write:  # at once: a run of all takes long, and may be interrupted
+            rows = {seen.program.name: row(seen, found)}
+            PAGE.write_text(written(PAGE.read_text("utf-8"), rows, heading), "utf-8")
+
+    with tempfile.TemporaryDirectory(prefix="rlh-programs-") as scratch:
+        results = run(possible, pythons, Path(scratch), arguments.jobs, on_seen)
+    print(table({each.program.name: row(each, found) for each in results}, heading))
     if arguments.json:
         arguments.json.write_text(json.dumps([_plain(each) for each in results], indent=1) + "\n", "utf-8")
-    if arguments.write:
-        PAGE.write_text(written(PAGE.read_text("utf-8"), rows, heading), "utf-8")
     return int(len(possible) < len(programs) or any(each.problems for each in results))
 
 

@@ -98,7 +98,9 @@ PROGRAMS = (
     Program(
         "spawned", "2 spawned processes", "", "spawned", 4, "a gradient", Place(2, "backward", "2.bias"), num_logs=2
     ),
-    Program("threads-in-turn", "2 threads", "", "threads_in_turn", 8, "the rate", Place(6, "optimizer", "group0.lr")),
+    Program(
+        "threads-in-turn", "2 threads", "", "threads_in_turn", 8, "the rate", Place(6, "optimizer", "SGD#2.group0.lr")
+    ),
     Program(
         "ddp",
         "torchrun, DistributedDataParallel",
@@ -135,7 +137,7 @@ PROGRAMS = (
         "lightning_loops gan",
         20,
         "the second's rate",
-        Place(7, "optimizer", "group0.lr"),
+        Place(7, "optimizer", "Adam#2.group0.lr"),
     ),
     Program(
         "schedule-free",
@@ -182,7 +184,7 @@ PROGRAMS = (
         "hydra_jobs --multirun +lr=0.1,0.2",
         6,
         "the rate in job 2",
-        Place(5, "optimizer", "group0.lr"),
+        Place(5, "optimizer", "SGD#2.group0.lr"),
     ),
     Program(
         "clean-ppo",
@@ -241,7 +243,7 @@ PROGRAMS = (
         "language_models trainer",
         6,
         "a token, in a worker",
-        Place(1, "rollout", "batch.input_ids"),
+        Place(5, "rollout", "batch.input_ids"),
         LANGUAGE,
     ),
     Program(

@@ -17,7 +17,7 @@ from rlcore.checks.agreement_checks import (
     check_temperature,
     check_totals,
     check_warmup,
-    told_of,
+    loss_and_entropy,
     weights_of,
 )
 from rlcore.config import read_config
@@ -132,14 +132,14 @@ def part(loss: float, entropies: list[float], counts: list[bool]) -> MicrobatchL
 
 def test_a_curve_is_that_of_the_passes() -> None:
     losses = [part(0.25, [1.0, 2.0, 9.0], [True, True, False]), part(0.5, [6.0, 9.0, 9.0], [True, False, False])]
-    told = [told_of(losses)]
-    check_curve({"loss": 0.75, "entropy": 3.0}, told)
-    check_curve({"loss": 0.375, "entropy": 3.0}, [*told, (0.0, 3.0)])
-    check_curve({}, told)
+    updates = [loss_and_entropy(losses)]
+    check_curve({"loss": 0.75, "entropy": 3.0}, updates)
+    check_curve({"loss": 0.375, "entropy": 3.0}, [*updates, (0.0, 3.0)])
+    check_curve({}, updates)
     check_curve({"loss": 5.0}, [])
     for curve, name in (({"loss": 0.25}, "loss"), ({"entropy": (1.5 + 6.0) / 2}, "entropy")):
         with pytest.raises(StepError, match=f"the {name} of the curve is"):
-            check_curve(curve, told)
+            check_curve(curve, updates)
 
 
 def test_an_evaluation_draws_as_training_does() -> None:

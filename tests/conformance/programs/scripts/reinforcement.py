@@ -93,7 +93,7 @@ def clean_ppo() -> None:
 
 
 def torchrl_ppo() -> None:
-    """torchrl: collector, replay buffer and clipped loss; planted: the advantages of the second batch."""
+    """torchrl: collector, replay buffer and clipped loss; planted: all advantages of the second batch."""
     from tensordict.nn import TensorDictModule
     from torchrl.collectors import Collector
     from torchrl.data import LazyTensorStorage, ReplayBuffer
@@ -125,7 +125,7 @@ def torchrl_ppo() -> None:
         with torch.no_grad():
             advantage(batch)
         if is_time(index, 1):
-            nudge(batch["advantage"])
+            batch["advantage"] += 0.01
         buffer.extend(batch.reshape(-1))
         for _ in range(4):
             losses = loss_of(buffer.sample())

@@ -48,7 +48,7 @@ def shared_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def scenario(directory: Path, entry: str, sampler: str) -> str:
-    asked = payload("grpo", sampler={"name": sampler}, training={"num_steps": 2}, runtime={"concurrency": 16})
+    asked = payload("grpo", {"sampler.name": sampler, "training.num_steps": 2, "runtime.concurrency": 16})
     (directory / "own.yaml").write_text(SCENARIO.format(entry=entry, config=json.dumps(asked)), "utf-8")
     return "own.yaml"
 

@@ -39,7 +39,8 @@ def trained(
     **settings: Mapping[str, Any],
 ) -> list[dict[str, float]]:
     """Train with a fault and vLLM; return the metrics."""
-    asked = {**payload("grpo", sampler={"name": "vllm"}, **settings), "fault": {"has_receipts": has_receipts}}
+    values = {f"{section}.{name}": value for section, given in settings.items() for name, value in given.items()}
+    asked = {**payload("grpo", {"sampler.name": "vllm", **values}), "fault": {"has_receipts": has_receipts}}
     if fault:
         asked["fault"]["name"] = fault
     directory.mkdir(parents=True)
