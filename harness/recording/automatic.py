@@ -385,7 +385,8 @@ class AutomaticRecorder:
             self._recorder.record_seen(phase, each)
 
     def _parameters(self, optimizers: Sequence[Optimizer]) -> Named:
-        """(name, parameter) of everything that these optimize."""
-        parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        """(name, parameter) of everything that these optimize, once where several do."""
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        parameters = list({id(each): each for group in groups for each in group["params"]}.values())
         self._names.assign(parameters)
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]

@@ -19,6 +19,7 @@ from harness.recording.process import write_report
 from harness.recording.recording_config import PROCESSES, Report
 from harness.recording.training_threads import TrainingThreads
 from harness.trace import read_trace, verify
+from harness.trace.chain import Scope
 from tests.support.recorded_programs import program, record, run
 
 EXPECTED = [
@@ -29,6 +30,7 @@ EXPECTED = [
     *["Adagrad#2 Adagrad"] * 2,
     *["Rprop"] * 2,
     *["Adamax ASGD"] * 2,
+    *["Wrapping"] * 2,
     *["SGD#3"] * 2,
     *["SGD#4"] * 2,
     *["SGD#5"] * 2,
@@ -56,7 +58,10 @@ def test_steps_are_counted_and_named_as_iterations_and_no_bit_changes(tmp_path: 
         found.append(" ".join([*told, *("skipped" for name in names if name.endswith(".skipped"))]))
         assert [each.name for each in values if each.phase == "loss"] == ["loss"], "a backward within another is no own"
     assert found == EXPECTED
-    assert "GradScaler skipped 1 of 24 steps: gradients were not finite" in recorded.result().errors
+    nested = trace.ranks[0].columns(EXPECTED.index("Wrapping")).values()
+    scopes = [each.scope for each in nested if each.phase == "backward" and each.name.endswith("weight")]
+    assert scopes == [Scope.PHYSICAL, Scope.LOGICAL], "made once, though two optimizers have the parameter"
+    assert "GradScaler skipped 1 of 26 steps: gradients were not finite" in recorded.result().errors
 
 
 # ------------------------------------------------------------------------------------- which steps are one of the trace

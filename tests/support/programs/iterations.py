@@ -175,6 +175,33 @@ def pretended_device() -> None:
     keep("pretended_device", inner, outer)
 
 
+class Wrapping(torch.optim.Optimizer):
+    """Calls its closure, then the step of another optimizer of the same parameters."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+        """Step."""
+        closure()
+        self.inner.step()
+
+
+def nested() -> None:
+    """An optimizer within another, which is given a closure."""
+    model = nn.Linear(3, 1)
+    optimizer = Wrapping(torch.optim.Adadelta(model.parameters()))
+
+    def compute_gradients() -> None:
+        model.zero_grad()
+        model(inputs()).sum().backward()
+
+    for _ in range(2):
+        optimizer.step(compute_gradients)
+    keep("nested", model)
+
+
 def in_threads() -> None:
     """Two threads, the second after the first; and the main one again."""
     for _ in range(2):
@@ -186,7 +213,9 @@ def in_threads() -> None:
 
 KINDS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (alone, joined, adversaries, overflow, within_backward, checkpointed, pretended_device, in_threads)
+    for each in (
+        *(alone, joined, adversaries, overflow, within_backward, checkpointed, pretended_device, nested, in_threads),
+    )
 }
 
 
