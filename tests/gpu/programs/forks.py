@@ -12,6 +12,9 @@ def child() -> None:
 
 
 if __name__ == "__main__":
+    model = torch.nn.Linear(4, 1)
+    model(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()  # on the host: a recording without a step is an error
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join()
