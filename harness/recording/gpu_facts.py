@@ -6,6 +6,8 @@ fork, or choose its GPUs.
 
 import torch
 
+from harness.recording.cuda_state import is_used
+
 GIB = 2**30
 
 
@@ -15,7 +17,7 @@ def gpus_in_use() -> tuple[str, ...]:
     Empty until the program has initialised CUDA. A model as torch names it, which for a part of a GPU includes its MIG
     profile: "NVIDIA H100 80GB HBM3, capability 9.0, 132 SMs, 79 GiB".
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not is_used():
         return ()
     indices = range(torch.cuda.device_count())
     current = torch.cuda.current_device()
