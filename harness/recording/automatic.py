@@ -182,8 +182,7 @@ class AutomaticRecorder:
         first = self._steps.begin()
         parameters = self._parameters(self._optimizers.living())
         if first or not self._gradients:
-            self._record_weights(parameters)
-            self._record_untracked()  # before the loss, which may follow from a target network
+            self._record_untracked(parameters)  # before the loss, which may follow from a target network
         for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
             self._recorder.record("loss", "loss", tensor, scope=Scope.PHYSICAL)
             self._steps.loss = as_float(tensor) if tensor.numel() == 1 else None
@@ -322,10 +321,14 @@ class AutomaticRecorder:
         """
         self._record_changed(look(parameters))
 
-    def _record_untracked(self) -> None:
-        """Buffers, frozen weights, averaged and target networks, watched values, where they are not as they were."""
-        self._record_changed(self._unchanged.look(self._names.untracked()))
-        self._record_changed(look(list(self.watched.named())))
+    def _record_untracked(self, weights: Sequence[tuple[str, torch.Tensor]] = ()) -> None:
+        """Buffers, frozen weights, averaged and target networks, watched values, where they are not as they were.
+
+        After these weights, as `_record_weights` does; of all of them, with one wait for a GPU.
+        """
+        untracked = Group(self._names.untracked(), cache=self._unchanged)
+        for seen in look_at_groups([Group(weights), untracked, Group(list(self.watched.named()))]):
+            self._record_changed(seen)
 
     def _record_changed(self, values: Sequence[Observation]) -> None:
         changed = [each for each in values if self._weights.get(each.name) != each.digested]
