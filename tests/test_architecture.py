@@ -140,6 +140,13 @@ def test_the_command_line_is_light() -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
+def test_a_program_starts_before_what_reports_on_it_is_imported() -> None:
+    names = ("pydantic", "yaml", "harness.render.stopping", "harness.lab.replay.comparison")
+    code = f"import harness.cli.commands.trace, sys; print([m for m in {names!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
 def test_a_run_of_tests_imports_nothing_of_the_lab() -> None:
     code = "import harness.cli.commands.run, sys; print([m for m in sys.modules if m.startswith('harness.lab')])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
