@@ -19,8 +19,9 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     """
     run_spec = make_command_spec(invocation, recording_options(arguments))
     conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
-    run = run_here(run_spec, place_of(invocation.cwd, arguments["out"]), invocation.environ, conditions)
-    from harness.render.console import say  # late: the program has ended, and did not wait for them
+    directory = place_of(invocation.cwd, arguments["out"])
+    run = run_here(run_spec, directory, invocation.environ, conditions, at_start=_import_reports)
+    from harness.render.console import say
     from harness.render.recording import recording_lines
     from harness.render.sentinel import sentinel_lines
     from harness.render.stopping import stop_lines
@@ -28,3 +29,11 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     for line in recording_lines(run.recording, [*sentinel_lines(run.findings), *stop_lines(run)]):
         say(line)
     return run.exit_code
+
+
+def _import_reports() -> None:
+    """Import what reports on the program while it runs: it did not wait, and an update meanwhile changes nothing."""
+    import harness.render.console
+    import harness.render.recording
+    import harness.render.sentinel
+    import harness.render.stopping  # noqa: F401

@@ -3,7 +3,7 @@
 run spec ─▶ prepare ─▶ the program, with this terminal as its own ─▶ its recorders are awaited ─▶ finish
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +63,11 @@ def run_here(
     conditions: Sequence[Condition] = (),
     *,
     stdout: int | None = None,
+    at_start: Callable[[], None] = lambda: None,
 ) -> TerminalRun:
     """Carry out one run, recorded in `directory`; `stdout` is a descriptor that replaces this process's own.
+
+    `at_start` is called once the program has started, and does not delay it.
 
     UsageError where it cannot be started, its entry refuses it before its first step, or a condition names what its
     curve has not: nothing is left then. TraceError if it is unknown which condition held: the recording is finished.
@@ -72,8 +75,13 @@ def run_here(
     run_spec = with_conditions(run_spec, conditions, directory / STOP)
     prepared = prepare(run_spec, directory, environ)
     started: list[int] = []
+
+    def on_start(pid: int) -> None:
+        started.append(pid)
+        at_start()
+
     try:
-        status = run_in_foreground(run_spec.argv, prepared.env, started.append, stdout=stdout)
+        status = run_in_foreground(run_spec.argv, prepared.env, on_start, stdout=stdout)
     except UsageError:
         abandon(prepared)
         raise

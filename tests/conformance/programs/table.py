@@ -293,7 +293,7 @@ PROGRAMS = (
         "trl_console",
         4,
         "a text",
-        Place(0, "rollout", "batch.input_ids"),
+        Place(2, "rollout", "batch.input_ids"),
         LANGUAGE,
     ),
     Program(
@@ -332,14 +332,13 @@ PROGRAMS = (
     ),
     Program(
         "accelerate",
-        "accelerate launch, 2 processes, accumulation",
+        "accelerate launch, accumulation",
         "accelerate",
         "language_models accelerated",
-        4,
+        8,
         "the scheduler's rate",
         Place(3, "optimizer", "group0.lr"),
         LANGUAGE,
         launcher=ACCELERATE,
-        num_logs=2,
     ),
 )
