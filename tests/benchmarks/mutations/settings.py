@@ -32,6 +32,7 @@ BASE: Mapping[str, Any] = {
 _REWARDS = "tests.benchmarks.mutations.rewards"
 DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
+    "roomy": {},
     "updates": {
         "algorithm.kl_coef": 0.1,
         "optimizer.learning_rate": 2e-2,
@@ -103,7 +104,7 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "warming": {"algorithm": {"name": "ppo", "num_critic_warmup_steps": 2}},
 }
 """By name, what is other than in BASE, by dotted key."""
-LEAST_BUDGETS: Mapping[str, int] = {"wide": 1024, "branched": 96}
+LEAST_BUDGETS: Mapping[str, int] = {"wide": 1024, "branched": 96, "roomy": 256}
 """By name, tokens of a setting's fixed microbatch, where it is larger than the smallest budget that is tried."""
 BUDGET = "runtime.token_budget"
 

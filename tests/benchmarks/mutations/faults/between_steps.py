@@ -95,9 +95,9 @@ def average_sent(probe: Probe) -> Iterator[None]:
 
     def averaged(policy: Any, target: Any, version: int, previous: Any, **others: Any) -> Any:
         if previous is None:
-            held[:] = [copy.deepcopy(policy)]
+            held[:] = [copy.deepcopy(policy.decoder())]
         with torch.no_grad():
-            for mine, theirs in zip(held[0].parameters(), policy.parameters(), strict=True):
+            for mine, theirs in zip(held[0].parameters(), policy.decoder().parameters(), strict=True):
                 mine.lerp_(theirs, 0.5)
         probe.reached(has_effect=previous is not None)
         return sync(held[0], target, version, previous, **others)

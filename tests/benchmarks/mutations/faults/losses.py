@@ -209,7 +209,12 @@ def unseeded_permutation(probe: Probe) -> Iterator[None]:
         yield
 
 
-@fault("torch: sums by length, measured", "lanes are padded to the batch's longest", phases=("backward", *LOSS))
+@fault(
+    "torch: sums by length, measured",
+    "lanes are padded to the batch's longest",
+    phases=("backward", *LOSS),
+    setting="roomy",
+)
 def padded_to_the_longest(probe: Probe) -> Iterator[None]:
     made = honest("rlcore.batching.microbatches:build_microbatch")
 

@@ -181,7 +181,7 @@ def lost_in_a_sleep(probe: Probe) -> Iterator[None]:
     first: dict[str, Tensor] = {}
 
     def asleep(policy: Any, target: Any, version: int, previous: Any, **others: Any) -> Any:
-        for name, value in policy.named_parameters():
+        for name, value in policy.decoder().named_parameters():
             first.setdefault(name, value.detach().clone())
         receipt = sync(policy, target, version, previous, **others)
         if version == 2:
