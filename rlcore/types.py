@@ -42,6 +42,9 @@ class Tokenizer(Protocol):
     def save(self, directory: Path) -> None:
         """Write what transformers and vLLM load."""
 
+    def is_saved_in(self, directory: Path) -> bool:
+        """Return whether a directory holds this tokenizer as `save` writes it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

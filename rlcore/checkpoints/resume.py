@@ -75,6 +75,12 @@ def check_written(state: TrainState, path: Path) -> None:
             legal=f"{own[wrong[0]]!r:.300}, as the run has it",
             remedy="write every digit: a resumed run would continue with another value",
         )
+    if not state.tokenizer.is_saved_in(path / "policy"):
+        raise CheckpointError(
+            f"{path / 'policy'} has another tokenizer than the run",
+            legal="the tokenizer that has encoded the prompts",
+            remedy="look at its save(): another program would give tokens other numbers",
+        )
 
 
 def resume(state: TrainState, run: Path) -> Checkpoint:

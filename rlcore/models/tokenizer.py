@@ -97,6 +97,10 @@ class CharacterTokenizer:
         }
         (directory / CONFIGS[0]).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
+    def is_saved_in(self, directory: Path) -> bool:
+        """Return whether the tokens of a directory have these numbers. CheckpointError where it has no tokenizer."""
+        return _backend(directory).to_str() == self.backend.to_str()
+
     @classmethod
     def load(cls, directory: Path) -> "CharacterTokenizer":
         """Read one that `save` wrote. Raises InvalidValueError for any other, CheckpointError where there is none."""
@@ -152,6 +156,10 @@ class HubTokenizer:
         ends = {"eos_token_id": [self.eos_id, *self.stop_ids], "pad_token_id": self.pad_id}
         for name, content in {GENERATION: json.dumps(ends, indent=2).encode(), **self.files}.items():
             (directory / name).write_bytes(content)
+
+    def is_saved_in(self, directory: Path) -> bool:
+        """Return whether a directory has the files it was loaded from, byte for byte. OSError where one is missing."""
+        return all((directory / name).read_bytes() == content for name, content in self.files.items())
 
     @classmethod
     def load(cls, directory: Path) -> "HubTokenizer":

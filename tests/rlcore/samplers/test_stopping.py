@@ -32,6 +32,9 @@ class PieceTokenizer:
     def save(self, directory: Path) -> None:
         raise AssertionError("nobody saves this one")
 
+    def is_saved_in(self, directory: Path) -> bool:
+        return False
+
 
 def first_found(tokens: Sequence[int], tokenizer: PieceTokenizer, stops: Sequence[str]) -> int | None:
     """The token that completes one of the texts, by decoding everything again each time."""

@@ -23,6 +23,7 @@ from rlcore.errors import CheckpointError, LevelError, RlcoreError, StepError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import written_config
+from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.observability.events import BackwardBegins, Event, GreedyScored, ModelsBuilt, StepEnds, WeightsSynced
 from rlcore.observability.observers import Observer
 from rlcore.recipes.policy_pass import logprobs, read_in_bulk
@@ -289,6 +290,19 @@ def test_a_checkpoint_describes_the_model_of_the_run(tmp_path: Path, monkeypatch
     with pytest.raises(CheckpointError, match=r"has model DecoderConfig\(.*norm_eps=0\.001") as caught:
         train(config("grpo", training=SHORT), level="off", directory=tmp_path, recorder=NullRecorder())
     assert "norm_eps=1e-06" in caught.value.legal
+
+
+def test_a_checkpoint_has_the_tokenizer_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchanged(tokenizer: CharacterTokenizer, directory: Path) -> None:
+        whole(tokenizer, directory)
+        file = directory / "tokenizer.json"
+        text = file.read_text("utf-8")
+        file.write_text(text.replace('"a"', '"?"').replace('"b"', '"a"').replace('"?"', '"b"'), "utf-8")
+
+    whole = CharacterTokenizer.save
+    monkeypatch.setattr(CharacterTokenizer, "save", exchanged)
+    with pytest.raises(CheckpointError, match="has another tokenizer than the run"):
+        train(config("grpo", training=SHORT), level="off", directory=tmp_path, recorder=NullRecorder())
 
 
 def test_norms_rates_and_the_first_evaluation_are_recorded(tmp_path: Path) -> None:
