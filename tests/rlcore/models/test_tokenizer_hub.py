@@ -103,11 +103,15 @@ def test_files_say_what_ends_and_fills_up(
 def test_files_are_saved_as_they_were(tmp_path: Path) -> None:
     byte_pairs(tmp_path / "theirs", tokenizer_config={"eos_token": "<|end|>", "chat_template": "{{ messages }}"})
     (tmp_path / "theirs" / "chat_template.jinja").write_text("{{ messages }}")
-    loaded(tmp_path / "theirs").save(tmp_path / "saved")
+    tokenizer = loaded(tmp_path / "theirs")
+    tokenizer.save(tmp_path / "saved")
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
     saved = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
     assert json.loads(saved.pop("generation_config.json")) == {"eos_token_id": [0], "pad_token_id": 0}
     assert saved == theirs
+    assert tokenizer.is_saved_in(tmp_path / "saved")
+    (tmp_path / "saved" / "chat_template.jinja").write_text("{{ message }}")
+    assert not tokenizer.is_saved_in(tmp_path / "saved")
 
 
 def test_an_end_that_is_an_ordinary_token_is_not_decoded(tmp_path: Path) -> None:
