@@ -156,6 +156,9 @@ class AutomaticRecorder:
         if not self._compiled.have_run or self._is_resting:
             return
         self._steps.stop_operations()
+        self._compiled.have_run = False
+        self._steps.settle()
+        self._steps.finish()  # of a step before it that was about to be written
         self._log.give_up(NOT_RECORDED)
 
     # -------------------------------------------------------------------------------------------------- what happens

@@ -102,13 +102,12 @@ class TraceSteps:
     def finish(self) -> None:
         """End the step of the trace, if it is over, and begin the next."""
         if self.is_over:
-            self.is_over = False
             if self._step_of_operations == self._step:
                 self.stop_operations()
             self._guard(self._finish)
 
     def _finish(self) -> None:
-        self.is_within = False
+        self.is_within = self.is_over = False
         loss, self.loss = self.loss, None
         self._is_finishing = True
         self._recorder.end_step(**({} if loss is None else {"loss": loss}))

@@ -41,6 +41,8 @@ NUM_AT_FIRST = 4
 """Completions that are drawn again in the first step of a process."""
 DRAW_EVERY = 4
 """Steps from one in which a completion is drawn again to the next, after the first two."""
+OTHER_WEIGHTS = 1e-2
+"""Distance in nats from which a token's log-probability is that of another policy."""
 TOLERANCE = 1e-3
 """Distance of two sums of fp32 gradients, relative to the norm of one of them: another order of additions."""
 
@@ -106,6 +108,12 @@ def check_drawn(policy: Decoder, trajectory: Trajectory, params: SamplingParams)
         seeds = torch.full_like(offsets, signed(trajectory.request.key))
         scores = noise(states(seeds, offsets)) + scores
     expected, found = scores.argmax(-1).tolist(), tokens[begin + offsets].tolist()
+    said = torch.tensor(trajectory.completion_logprobs)[chosen]
+    computed = (
+        (logits / (params.temperature or 1.0)).log_softmax(-1).cpu().gather(1, torch.tensor(found)[:, None])[:, 0]
+    )
+    if not torch.allclose(said, computed, atol=OTHER_WEIGHTS, rtol=0.0):
+        return  # of other weights: the comparison of log-probabilities names the parameter
     for offset, token, other in zip(chosen, found, expected, strict=True):
         if token != other:
             raise LevelError(
