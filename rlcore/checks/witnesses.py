@@ -18,6 +18,7 @@ from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import LevelError, StepError
 from rlcore.keys import key
 from rlcore.models.decoder import Decoder
+from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.observability.events import (
     BackwardBegins,
     BatchExtended,
@@ -109,9 +110,7 @@ def check_drawn(policy: Decoder, trajectory: Trajectory, params: SamplingParams)
         scores = noise(states(seeds, offsets)) + scores
     expected, found = scores.argmax(-1).tolist(), tokens[begin + offsets].tolist()
     said = torch.tensor(trajectory.completion_logprobs)[chosen]
-    computed = (
-        (logits / (params.temperature or 1.0)).log_softmax(-1).cpu().gather(1, torch.tensor(found)[:, None])[:, 0]
-    )
+    computed = token_logprobs(logits / (params.temperature or 1.0), tokens[begin + offsets]).cpu()
     if not torch.allclose(said, computed, atol=OTHER_WEIGHTS, rtol=0.0):
         return  # of other weights: the comparison of log-probabilities names the parameter
     for offset, token, other in zip(chosen, found, expected, strict=True):

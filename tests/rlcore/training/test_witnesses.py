@@ -1,5 +1,6 @@
 """Each fault that repeats itself is seen in the first step that has it, by a value that is computed a second time."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, product
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_which_of_equal_logits_a_filter_keeps_is_checked() -> None:
         return build_single_turn(
             request,
             tokens,
-            [0.0] * num_tokens,
+            [-math.log(12)] * num_tokens,
             text="",
             stop_reason=StopReason.LENGTH,
             policy_version=0,
