@@ -15,7 +15,7 @@ from rlcore.batching.batch import Batch
 from rlcore.checkpoints.checkpoint import save
 from rlcore.checks.advantage_checks import check_scaled
 from rlcore.checks.observers import CHECKS
-from rlcore.checks.witnesses import check_drawn
+from rlcore.checks.witnesses import check_drawn, check_gradients
 from rlcore.config import RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.entrypoint import train
@@ -131,6 +131,16 @@ def test_a_fault_ends_the_run_where_it_begins(
     monkeypatch.setattr(*patch)
     with pytest.raises(RlcoreError, match=said):
         train(of, level="invariant", directory=tmp_path, recorder=NullRecorder())
+
+
+def test_gradients_are_compared_where_they_are_finite() -> None:
+    """NaN of the loss itself is reported with the norm; one of the sum alone is a fault of the sum."""
+    nan, one = torch.full((2,), math.nan), torch.ones(2)
+    check_gradients([nan], [nan])
+    check_gradients([one], [one])
+    for found in (nan, 1.01 * one):
+        with pytest.raises(StepError, match="the gradient of parameter 0"):
+            check_gradients([found], [one])
 
 
 def test_which_of_equal_logits_a_filter_keeps_is_checked() -> None:
