@@ -31,6 +31,7 @@ WHOLLY_FULL = {
     "tests/machine/network/test_real_libraries.py": (
         "tests/machine/network/test_interface_rules.py, whose rules it confirms"
     ),
+    "tests/recording/test_compiled_steps.py": "tests/recording/test_closures.py, whose steps are not compiled",
     "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
     "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",

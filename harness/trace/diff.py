@@ -81,7 +81,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
         notes.append(CurveDiffers(VerdictCode.CURVE_DIFFERS, curve[0].step, names))
     if found.first is not None:
         notes += explain(a, b, found.first)
-        if b.steps and found.first.step in (a.steps[0], b.steps[0]) and (resumed := resumed_at(a, b)):
+        if a.steps and b.steps and found.first.step in (a.steps[0], b.steps[0]) and (resumed := resumed_at(a, b)):
             notes.append(resumed)
         notes += ops_of_other_steps(*directories, found.first.step)
     return Verdict(

@@ -113,11 +113,11 @@ FACTOR = "chaos.factors.runtime.num_parts is"
         ),
         ("chaos: {latency: [a b]}", "chaos.latency.0 is 'a b'", "module:function"),
         ("chaos: {crash: 3}", "chaos.crash is 3", "values by dotted keys: {output.checkpoint_every: 1}"),
-        ("chaos: 3", "chaos is 3", "the keys factors, names, packages, where, latency, crash"),
+        ("chaos: 3", "chaos is 3", "the keys factors, sizes, names, packages, where, latency, crash"),
         (
             "chaos: {factor: {}}",
             "unknown key 'chaos.factor', did you mean 'chaos.factors'?",
-            "the keys factors, names, packages, where, latency, crash",
+            "the keys factors, sizes, names, packages, where, latency, crash",
         ),
         ("resume: 3", "resume is 3", "the keys run, step"),
         ("resume: {run: output.resume}", "resume.step is missing", "the keys run, step"),

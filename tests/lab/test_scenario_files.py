@@ -13,6 +13,8 @@ from rlcore.errors import InvalidValueError
 FILES = all_scenarios(Path("/"))
 TINY = "tiny"
 """For tests: a step takes some milliseconds."""
+TIES = "ties"
+"""Of one scenario: logits of bfloat16, among which some are equal."""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -21,7 +23,7 @@ def test_an_entry_takes_its_payload_in_every_size(file: ScenarioFile) -> None:
     assert scenario.entry == "rlcore.entrypoint:run"
     assert scenario.determinism in LEVELS
     assert tuple(scenario.runtime_sections) == RUNTIME_SECTIONS
-    assert set(scenario.sizes) == {TINY, SMOKE, FULL}
+    assert set(scenario.sizes) - {TIES} == {TINY, SMOKE, FULL}
     sizes = {size: read_config(scenario.payload(size, {})) for size in scenario.sizes}
     assert sizes[TINY].training.num_steps < sizes[SMOKE].training.num_steps < sizes[FULL].training.num_steps
     assert sizes[SMOKE].model == sizes[FULL].model

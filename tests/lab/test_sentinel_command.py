@@ -48,7 +48,7 @@ def test_with_the_sentinel_a_trace_has_the_bits_of_one_without(layout: str, num_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("layout", "num_ranks", "named"), [("ddp", 3, [2]), ("fsdp2", 3, [2]), ("hsdp", 4, [0, 2])])
+@pytest.mark.parametrize(("layout", "num_ranks", "named"), [("ddp", 3, [2]), ("hsdp", 4, [0, 2])])
 def test_a_flip_goes_unnoticed_without_the_sentinel(
     layout: str, num_ranks: int, named: list[int], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from harness.core.config import GateKeys, load_config
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
+from harness.core.redaction import redact_text
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.gate.against_golden import LEAST_AGREEING
 from harness.lab.gate.costs import Limits
@@ -47,7 +48,7 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         base=arguments["base"] or "",
         golden=golden,
         accepts=arguments["accept"],
-        reason=(arguments["reason"] or "").strip(),
+        reason=redact_text((arguments["reason"] or "").strip()),  # it is committed with the goldens
         size=arguments["size"] or keys.size,
         overrides=tuple(arguments["overrides"]),
         runs=runs,

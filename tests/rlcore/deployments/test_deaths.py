@@ -27,7 +27,7 @@ from tests.rlcore.deployments.recorded_runs import (
 
 pytestmark = pytest.mark.full
 LONGER = {"training.num_steps": "40", "output.checkpoint_every": "2"}
-NUM_KILLS = int(os.environ.get("RLCORE_NUM_KILLS", "5"))
+NUM_KILLS = int(os.environ.get("RLCORE_NUM_KILLS", "3"))
 """Random kills of workers; the full size has 50."""
 
 
