@@ -32,6 +32,7 @@ from harness.recording.optimizer_settings import OptimizerSettings
 from harness.recording.optimizer_steps import OptimizerNames
 from harness.recording.optimizer_values import gradients_of, states_of
 from harness.recording.process import ProcessLog
+from harness.recording.program_modes import outside_modes
 from harness.recording.recorder import Observation, Recorder, float_of, look
 from harness.recording.tensors import Digested
 from harness.recording.trace_steps import TraceSteps
@@ -133,7 +134,7 @@ class AutomaticRecorder:
             return
         self._steps.take_off()
         try:
-            with self._lock, torch.no_grad(), self._steps.unrecorded():
+            with self._lock, outside_modes(), torch.no_grad():
                 what(*arguments)
         except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
             self._log.give_up(f"{type(error).__name__}: {error}")

@@ -7,7 +7,7 @@
 | optimizers that step within backward, one for each parameter | one: that of the backward |
 
 Whether another optimizer follows is not known when one has stepped. The step of the trace waits for what happens next
-if another has ever followed this one, and the first time if gradients of others are left. It is written when a batch, a
+if another has ever followed this one, and if gradients of others are left. It is written when a batch, a
 backward, a logged value or the end of the process comes.
 """
 
@@ -65,8 +65,8 @@ class JoinedSteps:
         """Those of the step that waits."""
         self._last: str | None = None
         """The one that has stepped, if nothing else has happened since."""
-        self._is_followed: dict[str, bool] = {}
-        """Whether another optimizer has ever stepped right after this one."""
+        self._followed: set[str] = set()
+        """Those right after which another optimizer has ever stepped."""
 
     @property
     def is_waiting(self) -> bool:
@@ -81,7 +81,7 @@ class JoinedSteps:
         """An optimizer begins a step: return whether it joins the one that waits; if not, that one ends."""
         is_another = self._last is not None and name not in (self._last, *self._stepped)
         if is_another and self._last is not None:
-            self._is_followed[self._last] = True
+            self._followed.add(self._last)
         if not is_another:
             self._stepped.clear()
         return is_another and self.is_waiting
@@ -93,14 +93,11 @@ class JoinedSteps:
         """
         self._last = names[-1]
         self._stepped += names
-        is_followed = self._is_followed.get(self._last)
-        if not (leaves_gradients() if is_followed is None else is_followed):
+        if self._last not in self._followed and not leaves_gradients():
             self._stepped.clear()
         return self.is_waiting
 
     def end(self) -> None:
         """Note another event: no optimizer joins the step that waits."""
-        if self._last is not None:
-            self._is_followed.setdefault(self._last, False)
         self._last = None
         self._stepped.clear()

@@ -15,6 +15,7 @@ import torch
 from harness.core.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.notices import say_once
+from harness.recording.program_modes import outside_modes
 from harness.recording.recording_config import RunEnded
 from harness.recording.sharded_digest import PlacedShard, digest_and_sample, place
 from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
@@ -259,6 +260,13 @@ def look_and_sample(
     values: Sequence[Asked], sampled: Sequence[torch.Tensor] = ()
 ) -> tuple[list[list[Observation]], list[bytes]]:
     """(what each of the values is, digests of some words of each sampled tensor on a GPU), with one wait for all."""
+    with outside_modes():
+        return _look_and_sample(values, sampled)
+
+
+def _look_and_sample(
+    values: Sequence[Asked], sampled: Sequence[torch.Tensor]
+) -> tuple[list[list[Observation]], list[bytes]]:
     found: list[list[Observation]] = []
     placed: list[tuple[list[Observation], str, PlacedShard]] = []
     for name, value, scope in values:
@@ -322,6 +330,11 @@ def as_float(value: Any) -> Float:
     """
     if isinstance(value, Float):
         return value
+    with outside_modes():
+        return _as_float(value)
+
+
+def _as_float(value: Any) -> Float:
     tensor = as_tensor(value)
     if tensor is None or tensor.numel() != 1 or tensor.is_complex():
         raise TraceError(f"the value {value!r} of a curve", legal="one number")

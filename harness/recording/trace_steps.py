@@ -1,11 +1,8 @@
 """Steps of the trace of a program that knows nothing of it: when one begins, what joins it, and when it ends."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.recording.op_mode import OpMode
 from harness.recording.optimizer_steps import JoinedSteps, OptimizerNames
@@ -133,10 +130,6 @@ class TraceSteps:
         """Take off what has recorded operations, if that was not possible yet."""
         if self._stopped is not None and self._stopped.leave():
             self._stopped = None
-
-    def unrecorded(self) -> AbstractContextManager[Any]:
-        """What the hooks do themselves is no operation of the program."""
-        return nullcontext() if self.operations is None else _disable_current_modes()
 
     def _start_operations(self, step: int) -> None:
         if step == self._log.orders.op_step and self.operations is None:

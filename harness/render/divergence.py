@@ -186,7 +186,7 @@ def _context(verdict: Verdict) -> Iterator[str]:
         states, have = ("state", "has") if len(context.names) == 1 else ("states", "have")
         yield f"  the {states} of {names} {have} differed since step {context.step}{rank}"
     elif verdict.first is not None:
-        yield f"  the default random-number generators are equal up to this point: {names}"
+        yield f"  the default random-number generators are equal at the start of this step: {names}"
 
 
 def _part(verdict: Verdict) -> Iterator[str]:

@@ -114,11 +114,15 @@ def test_optimizers_that_follow_each_other_are_one_step_at_the_latest_from_the_s
     assert found == first + [names] * (num_iterations - 1)
 
 
-def test_an_optimizer_with_a_backward_of_its_own_is_waited_for_once_only() -> None:
+def test_another_optimizer_may_join_late() -> None:
+    """The head of a model alone, later its body too: one step from the first on that has gradients of both."""
     steps = JoinedSteps()
-    assert steps.waits(["g"], lambda: True)
-    steps.end()
-    assert not steps.waits(["g"], lambda: True)
+    for _ in range(3):
+        assert not steps.waits(["head"], lambda: False)
+        steps.end()
+    assert steps.waits(["head"], lambda: True)
+    assert steps.join("body")
+    assert not steps.waits(["body"], lambda: False)
 
 
 def test_an_optimizer_is_named_by_its_class_if_it_is_not_the_only_one() -> None:
