@@ -344,12 +344,14 @@ class AutomaticRecorder:
         torch's count is found in its step.
         """
         parameters = self._parameters([optimizer])
-        changing, watched, final, settings = look_at_groups(
+        settings, number = self._settings_of(optimizer) if is_first else ([], [])
+        changing, watched, final, *how = look_at_groups(
             [
                 Group(untracked, cache=self._unchanged),
                 Group(others),
                 Group(gradients_of(parameters), cache=self._made_gradients),
-                Group(self._settings_of(optimizer) if is_first else []),
+                Group(settings),
+                Group(number, Scope.CONTEXT),  # a resumed run counts anew
             ]
         )
         self._record_changed(changing)
@@ -359,7 +361,8 @@ class AutomaticRecorder:
         if is_closure:  # it may end with zero_grad
             names = {name for name, _ in parameters}
             self._record_made([name for name in self._gradients if name.partition(" ")[0] in names])
-        self._record("optimizer", settings)
+        for values in how:
+            self._record("optimizer", values)
 
     def _record_changed(self, values: Sequence[Observation]) -> None:
         changed = [each for each in values if self._weights.get(each.name) != each.digested]
@@ -372,11 +375,11 @@ class AutomaticRecorder:
         untracked, watched = self._names.untracked(), list(self.watched.named())
         self._record_inputs(optimizer, untracked, watched, is_first=is_first, is_closure=True)
 
-    def _settings_of(self, optimizer: Optimizer) -> list[tuple[str, Any]]:
-        """How an optimizer steps; with its name and the number of its step, where the program has several."""
+    def _settings_of(self, optimizer: Optimizer) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """How an optimizer steps, under its name where the program has several; then the number of its step."""
         prefix, number = self._optimizers.begin(optimizer)
         settings = [(f"{prefix}{name}", value) for name, value in self._settings.settings(optimizer)]
-        return [*settings, *([(f"{prefix}step", number)] if prefix else [])]
+        return settings, [(f"{prefix}step", number)] if prefix else []
 
     def _record_made(self, names: Sequence[str]) -> None:
         """What each backward has left of the gradients of these parameters."""

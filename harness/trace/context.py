@@ -18,15 +18,22 @@ States = dict[tuple[str, int], tuple[str, str, bytes]]
 def compare_contexts(a: Trace, b: Trace, until: int | None) -> Context | None:
     """Compare the contexts of all steps that both have, up to `until`; None where there is nothing to compare.
 
-    A state that only one of them has counts as a difference: it is recorded where it has changed.
+    A state is recorded where it has changed, so those that were recorded last count. In the first step of a resumed run
+    none is compared: its process reads them when torch is imported, and restores them later.
     """
     names: dict[str, None] = {}
+    known_a: dict[int, States] = {}
+    known_b: dict[int, States] = {}
     steps_b = set(b.steps)
     for step in (step for step in a.steps if step in steps_b and (until is None or step <= until)):
         logs_a, logs_b = a.logs(step), b.logs(step)
         for rank in sorted(logs_a.keys() & logs_b.keys()):
             one, other = _states(a, step, rank), _states(b, step, rank)
-            different = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
+            last_a = known_a[rank] = known_a.get(rank, {}) | one
+            last_b = known_b[rank] = known_b.get(rank, {}) | other
+            if logs_b[rank].shift and step == b.steps[0]:
+                continue
+            different = [key for key in dict.fromkeys([*one, *other]) if last_a.get(key) != last_b.get(key)]
             if different:
                 return Context(tuple(dict.fromkeys(name for name, _ in different)), step, rank)
             names |= dict.fromkeys(name for name, _ in one)
