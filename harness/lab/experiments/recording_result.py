@@ -207,8 +207,10 @@ def _skipped(reports: Iterable[Report]) -> Iterator[str]:
         if report.num_skipped and report.num_skipped == report.num_steps:
             yield f"rank {report.rank}: GradScaler skipped all {steps}: no gradient was finite, and no weight has moved"
         elif report.num_skipped:
-            told = f"rank {report.rank}: GradScaler skipped {report.num_skipped} of {steps}: gradients were not finite"
-            yield f"{told}; these steps have a value named skipped"
+            skipped = (
+                f"rank {report.rank}: GradScaler skipped {report.num_skipped} of {steps}: gradients were not finite"
+            )
+            yield f"{skipped}; these steps have a value named skipped"
 
 
 def _may_be_closed(log: RankLog) -> bool:

@@ -138,9 +138,9 @@ def test_gradients_are_compared_where_they_are_finite() -> None:
     nan, one = torch.full((2,), math.nan), torch.ones(2)
     check_gradients([nan], [nan])
     check_gradients([one], [one])
-    for found in (nan, 1.01 * one):
+    for found, expected in ((nan, one), (1.01 * one, one), (one, nan)):
         with pytest.raises(StepError, match="the gradient of parameter 0"):
-            check_gradients([found], [one])
+            check_gradients([found], [expected])
 
 
 def test_which_of_equal_logits_a_filter_keeps_is_checked() -> None:
