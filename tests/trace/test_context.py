@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
+from harness.trace.resumption import align
 from harness.trace.verdict import Context, Kind
 from tests.support.traces import Steps, recorded_value, trace, trace_of_ranks
 
@@ -77,3 +78,20 @@ def test_the_lowest_rank_is_named(tmp_path: Path) -> None:
     a = trace_of_ranks(tmp_path / "a", [steps(9), steps(9), steps(9)])
     b = trace_of_ranks(tmp_path / "b", [steps(9), steps(3), steps(3)])
     assert diff(a, b).context == Context(("random.python",), 3, 1)
+
+
+def resumed_steps(restored: int) -> Steps:
+    """Three steps from step 3 of `steps` on: a state that is read late stands in the first, so the second has none."""
+    weights = [recorded_value("optimizer", "w", (step, False)) for step in (3, 4, 5)]
+    return [[state("random.torch", restored), weights[0]], [weights[1]], [state("random.torch", 5), weights[2]]]
+
+
+def test_of_a_resumed_run_the_states_that_were_recorded_last_count(tmp_path: Path) -> None:
+    """Its first step is not compared: its process reads the states before it restores them."""
+    whole = [[state("random.torch", step), recorded_value("optimizer", "w", (step, False))] for step in range(6)]
+    a = trace(tmp_path / "a", whole)
+    for restored, differs_in in ((4, None), (9, 4)):
+        part_a, part_b, _ = align(a, trace(tmp_path / str(restored), resumed_steps(restored)), 3)
+        verdict = diff(part_a, part_b)
+        assert verdict.kind is Kind.EQUAL
+        assert verdict.context is not None and verdict.context.step == differs_in
