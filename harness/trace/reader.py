@@ -35,6 +35,8 @@ from harness.trace.tensor_file import DamagedTensor, read_digested
 
 MAX_TEXT_BYTES = 2**30
 """Limit on a manifest or a curve; the curve of a million steps has about 300 MB."""
+MAX_ABSENT = 8
+"""Maximum number of missing logs that are named: a manifest may count a million ranks."""
 MAX_NAMES = 3
 """Maximum number of traces that an error lists for the directory above them."""
 
@@ -104,8 +106,10 @@ class Trace:
         else:
             if not self.manifest.complete:
                 found.append("its program did not exit normally")
-            absent = set(range(self.manifest.world_size)) - self.ranks.keys()
-            found += [f"{log_name(rank)} is missing" for rank in sorted(absent)]
+            absent = sorted(set(range(self.manifest.world_size)) - self.ranks.keys())
+            found += [f"{log_name(rank)} is missing" for rank in absent[:MAX_ABSENT]]
+            if len(absent) > MAX_ABSENT:
+                found.append(f"{len(absent) - MAX_ABSENT:,} more rank logs are missing")
         for rank, log in self.ranks.items():
             if log.num_skipped_bytes:
                 found.append(f"{log_name(rank)} is torn: its last {log.num_skipped_bytes:,} bytes were skipped")
@@ -173,9 +177,18 @@ class Trace:
             self._opened[step, rank] = self.ranks[rank].columns(step)
         return self._opened[step, rank]
 
-    def logs(self, step: int) -> dict[int, RankLog]:
+    def logs(self, step: int) -> Mapping[int, RankLog]:
         """The logs that have this step, by rank."""
-        return {rank: log for rank, log in self.ranks.items() if step in log.heads}
+        return self._logs.get(step, {})
+
+    @cached_property
+    def _logs(self) -> Mapping[int, Mapping[int, RankLog]]:
+        """The same for every step: of ten thousand ranks, each may have a step of its own."""
+        found: dict[int, dict[int, RankLog]] = {}
+        for rank, log in self.ranks.items():
+            for step in log.heads:
+                found.setdefault(step, {})[rank] = log
+        return found
 
 
 def read_trace(directory: Path) -> Trace:
