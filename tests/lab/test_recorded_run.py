@@ -61,6 +61,12 @@ def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
     assert "--set judge.password=VALUE --set judge.passphrase=VALUE --set judge.url=VALUE" in str(caught.value)
 
 
+def test_a_key_that_a_shell_would_obey_is_quoted(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, config={"a;touch x": "<redacted>"}))
+    with pytest.raises(UsageError, match="remedy: add --set 'a;touch x'=VALUE"):
+        run.spec_to(3)
+
+
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace"):
         read_recorded_run(tmp_path)

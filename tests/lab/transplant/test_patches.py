@@ -18,7 +18,7 @@ from harness.lab.transplant.patches import (
 )
 from harness.trace.chain import PHASES, RecordedValue
 from harness.trace.reader import Trace, read_trace
-from tests.support.traces import SEEDED, flip_bit, recorded_value, steps_of, write
+from tests.support.traces import SEEDED, flip_bit, recorded_value, steps_of, trace, write
 
 
 def traces(tmp_path: Path, *flipped: tuple[int, str, str]) -> tuple[Trace, Trace]:
@@ -136,6 +136,13 @@ def test_what_the_runs_do_not_record_is_refused(tmp_path: Path, text: str, remed
     with pytest.raises(UsageError, match="records no") as refused:
         check_known(parse_patch(text), a, 2)
     assert refused.value.remedy == remedy
+
+
+def test_a_name_that_a_shell_would_obey_is_quoted(tmp_path: Path) -> None:
+    named = trace(tmp_path / "named", [[recorded_value("loss", "total;touch x", 1)]])
+    with pytest.raises(UsageError) as refused:
+        check_known(parse_patch("loss/total"), named, 0)
+    assert refused.value.remedy == "--take 'loss/total;touch x'"
 
 
 def test_every_alias_is_a_phase() -> None:
