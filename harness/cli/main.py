@@ -19,7 +19,7 @@ from harness.cli.usage import rejection_of
 from harness.core.errors import HarnessError, UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
-from harness.render.console import say
+from harness.render.console import enter_job, say
 from harness.render.workflow_commands import inert, is_outermost_on_github
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -84,6 +84,7 @@ def _refuse(own: Sequence[str], error: HarnessError) -> ExitCode:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors are printed, never raised."""
     _open_closed_files()
+    enter_job(os.environ)
     own, trailing = _split(list(sys.argv[1:] if argv is None else argv))
     try:
         invocation = _invocation(trailing)
