@@ -55,6 +55,10 @@ class InventoryError(HarnessError, LookupError):
     """GPUs were asked for by name that this process may not use, or that do not exist."""
 
 
+class BusyGpusError(InventoryError):
+    """GPUs were asked for that others use now, and that this process may have afterwards."""
+
+
 class CollectionError(HarnessError):
     """The suite as a whole could not be collected: no file list came back."""
 
