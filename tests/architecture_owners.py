@@ -60,7 +60,7 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
     "harness/lab/experiments/call_signature.py",
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
-    *("harness/render/jsonl.py", "harness/render/junit.py", "harness/lab/reproduce/debugger/lines.py"),
+    "harness/lab/reproduce/debugger/lines.py",
 )
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
@@ -112,6 +112,7 @@ OWNED = (
         (
             *("harness/core/replaced_file.py", "harness/runner/records/history_file.py"),
             *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
+            "harness/process/new_directory.py",
         ),
     ),
     # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/core/regular_file.py.
@@ -119,6 +120,15 @@ OWNED = (
         "harness/",
         ("builtins.open", ".read_text()", ".read_bytes()"),
         (*KERNELS_FILES, *PACKAGE_DATA, *OPEN_ALREADY, *NAMED_BY_THE_USER),
+    ),
+    # The same for writing: a FIFO waits for a reader, a link leads to a file of somebody else. See replaced_file.py.
+    Owned(
+        "harness/",
+        (".write_text()", ".write_bytes()"),
+        (
+            *("harness/recording/boot/", "harness/runner/sessions/memory_limit.py"),  # child processes
+            "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
+        ),
     ),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.core.errors import UsageError
 from harness.core.regular_file import read_text
+from harness.core.replaced_file import write_replacing
 from harness.core.text import path_text
 
 FILES = Path(__file__).parent / "project"
@@ -30,7 +31,7 @@ def write_project(directory: Path) -> None:
         for source in sorted(path for path in FILES.rglob("*") if path.is_file() and path.suffix in (".py", ".toml")):
             target = directory / source.relative_to(FILES)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
+            write_replacing(target, source.read_bytes())
     except OSError as error:
         raise UsageError(
             f"the demo cannot be written to {path_text(directory)}: {error.strerror}",
