@@ -55,6 +55,7 @@ def keep_input(data: bytes, directory: Path) -> Path:
     if not data:
         return Path(os.devnull)
     path = directory / INPUT
+    path.touch(mode=0o600)  # it may hold what a person would not print
     path.write_bytes(data)
     return path
 

@@ -77,7 +77,7 @@ def _with_digest(unit: Unit, rootdir: Path, selecting: Sequence[str]) -> Unit:
     try:
         for path in files_of(unit):
             with open_regular(rootdir / path, follows_links=True) as file:
-                digest.update(hashlib.sha256(file.read()).digest())
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     except OSError:  # its attempt says so, and it is never kept
         return unit
     return replace(unit, digest=digest.hexdigest()[:32])
