@@ -1,9 +1,9 @@
 """TMPDIR with a real lock taken in it, room for socket paths, /dev/shm, the limits of the process."""
 
-import shlex
 import json
 import os
 import resource
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Versions in this environment that do not fit each other, and what `pip check` says."""
 
-import shlex
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

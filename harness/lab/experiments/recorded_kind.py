@@ -1,7 +1,7 @@
 """What a word of a command line names on disk: the directory of a recorded run, a bundle, or neither."""
 
-import shlex
 import os
+import shlex
 import zipfile
 from enum import Enum
 from pathlib import Path

@@ -3,8 +3,8 @@
 RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ run spec of some of its steps
 """
 
-import shlex
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Where scenarios are: a file that is named, the directory `scenarios` of the user's project, those of the package."""
 
-import shlex
 import difflib
 import os
 from collections.abc import Iterator
@@ -76,7 +75,7 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
         remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios describes each"
         above = project_above(cwd)
         if above is not None and any(each.name == name for each in _in(above / PACKAGE)):
-            remedy = f"cd {shlex.quote(os.path.relpath(above, cwd))}: it is in the {PACKAGE} there"
+            remedy = f"cd {os.path.relpath(above, cwd)}: it is in the {PACKAGE} there"
         raise UsageError(
             f"there is no scenario {name!r}",
             legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]),

@@ -1,6 +1,5 @@
 """What `rlharness gate` was asked for: options over the configuration over the defaults, scenarios on both sides."""
 
-import shlex
 import os
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -95,7 +94,7 @@ def nothing_to_gate(cwd: Path) -> UsageError:
     remedy = "write one into the directory scenarios, or name those of a package"
     if above := project_above(cwd):
         names = ", ".join(each.name for each in all_scenarios(above) if Path(str(each.file)).is_relative_to(above))
-        remedy = f"cd {shlex.quote(os.path.relpath(above, cwd))}: its scenarios are {names}"
+        remedy = f"cd {os.path.relpath(above, cwd)}: its scenarios are {names}"
     return UsageError(
         "there is no scenario to gate",
         legal="scenarios of the project, as rlharness scenarios lists them",

@@ -7,9 +7,9 @@ weights                     the weights that a step begins with: what the step b
 op:17                       what operation 17 of the step gives
 """
 
-import shlex
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
