@@ -29,7 +29,7 @@ MAX_OFFERS = 64
 MAX_CHARS = 253
 """Of a text."""
 NAME = r"[\w.:-]{1,253}"
-"""What the name of a host looks like: remedies tell people to type commands there."""
+"""Form of the name of a host, which remedies mention beside commands."""
 
 
 @dataclass(slots=True)
