@@ -1,6 +1,7 @@
 """Errors that a user can cause and correct.
 
 HarnessError            base of all: the value found, the legal values, and the remedy
+├── ExhaustedError      the machine, or a limit of this process, has run out of something
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
@@ -45,6 +46,10 @@ class HarnessError(Exception):
 def _shown(text: str) -> str:
     """Text that may quote the files of others: without secrets, and with nothing in it that a terminal would obey."""
     return "\n".join(map(harmless, redact_text(text).split("\n")))
+
+
+class ExhaustedError(HarnessError):
+    """A full or read-only disk, or no inode, descriptor, process or memory left; `harness.core.exhaustion` makes it."""
 
 
 class UsageError(HarnessError, ValueError):

@@ -20,7 +20,9 @@ class JsonlReporter:
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by close
         except OSError as error:
             raise UsageError(
-                f"events cannot be written to {path}: {error.strerror}", legal="a file that can be written"
+                f"events cannot be written to {path}: {error.strerror}",
+                legal="a file that can be written",
+                remedy="choose another file, or make room or permission there",
             ) from error
 
     def on_event(self, event: Event, state: RunState) -> None:

@@ -79,6 +79,7 @@ class JUnitReporter:
             raise UsageError(
                 f"JUnit XML cannot be written to {path}: {error.strerror}",
                 legal="a file in a directory that can be written",
+                remedy="choose another file, or make room or permission there",
             ) from error
 
     def on_event(self, event: Event, state: RunState) -> None:

@@ -107,7 +107,11 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
             run_spec.call.write(directory)
             sign_call(directory, run_spec.call, environ)
     except OSError as error:
-        raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
+        raise HarnessError(
+            f"{error.filename or path} cannot be written: {error.strerror}",
+            legal="a directory with room that this user can write to",
+            remedy="make room there, or choose another one with --out",
+        ) from None
     env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)
     return Prepared(out, env)
 

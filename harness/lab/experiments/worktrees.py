@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError, UsageError
 from harness.lab.experiments.entry_call import EntryCall
-from harness.process.scratch import hold, make_scratch_root, remove_abandoned, remove_tree
+from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
 
 CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")
 """The process of an entry that imports what its PYTHONPATH says, whatever lies in its working directory."""
@@ -257,8 +257,8 @@ class Worktrees:
 @contextmanager
 def open_worktrees(checkout: Checkout) -> Iterator[Worktrees]:
     """Make a directory for worktrees, and remove it afterwards, with any that a killed run has left."""
-    root = Path(make_scratch_root(checkout.environ)[0])
-    held = hold(str(root))
+    scratch, held, _ = make_scratch_root(checkout.environ)
+    root = Path(scratch)
     try:
         remove_abandoned(str(root.parent))
         checkout.forget_abandoned(root.parent)
