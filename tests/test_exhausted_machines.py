@@ -90,20 +90,21 @@ def test_no_bytecode_is_written_where_it_may_be_cut_short(base: Path) -> None:
 
 def test_the_rules_find_what_they_are_for() -> None:
     whole, merge = MACHINE["disk full: work"], COMMAND["run"]
-    good = Trial(1, "", "No space left", 1.0, {}, (), (1, ""))
+    good = Trial(1, "", "No space left", 1.0, {}, (), (), (1, ""))
     assert faults(merge, whole, good) == []
     for bad in (
-        Trial(3, "", "OSError: No space left\nthis is a bug in rlharness", 1.0, {}, (), None),
-        Trial(1, "", "Traceback (most recent call last):\nMemoryError", 1.0, {}, (), None),
-        Trial(-99, "", "No space left", 1.0, {}, (), None),
-        Trial(134, "", "No space left", 1.0, {}, (), None),
-        Trial(0, "", "", 1.0, {}, (), None),
-        Trial(4, "", "error: No space left", 1.0, {}, (), None),
-        Trial(1, "  collected  \ntest_a.py test_b.py", "", 1.0, {}, (), None),
-        Trial(1, "", "", 1.0, {"work/r.html": 100}, (), None),
-        Trial(1, "", "", 1.0, {"work/.rlharness-0123.new": 100}, (), None),
-        Trial(1, "", "", 1.0, {"tmp/rlh-x": 100}, (), None),
-        Trial(1, "", "", 1.0, {}, ("sleep",), None),
-        Trial(1, "", "", 1.0, {}, (), (4, "claimed")),
+        Trial(3, "", "OSError: No space left\nthis is a bug in rlharness", 1.0, {}, (), (), None),
+        Trial(1, "", "Traceback (most recent call last):\nMemoryError", 1.0, {}, (), (), None),
+        Trial(-99, "", "No space left", 1.0, {}, (), (), None),
+        Trial(134, "", "No space left", 1.0, {}, (), (), None),
+        Trial(0, "", "", 1.0, {}, (), (), None),
+        Trial(4, "", "error: No space left", 1.0, {}, (), (), None),
+        Trial(1, "  collected  \ntest_a.py test_b.py", "", 1.0, {}, (), (), None),
+        Trial(1, "", "", 1.0, {}, ("work/golden.json",), (), None),
+        Trial(1, "", "", 1.0, {"work/r.html": 100}, (), (), None),
+        Trial(1, "", "", 1.0, {"work/.rlharness-0123.new": 100}, (), (), None),
+        Trial(1, "", "", 1.0, {"tmp/rlh-x": 100}, (), (), None),
+        Trial(1, "", "", 1.0, {}, (), ("sleep",), None),
+        Trial(1, "", "", 1.0, {}, (), (), (4, "claimed")),
     ):
         assert len(faults(merge, whole, bad)) == 1, bad

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import ExhaustedError, UsageError
 from harness.core.exhaustion import exhaustion_of, reason_of, shortage_at
+from tests.support.file_limits import largest_file
 
 LACKING = {
     errno.ENOSPC: "No space left on device",
@@ -88,15 +89,11 @@ def test_the_limit_is_named() -> None:
 
 def test_a_file_is_too_large_for_a_limit_only_where_there_is_one() -> None:
     error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, hard))
-    try:
+    with largest_file(1 << 40):
         found = exhaustion_of(error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert found is not None
     assert f"the limit is {1 << 40:,}" in found.what
-    if soft == resource.RLIM_INFINITY:
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY:
         assert exhaustion_of(error) is None
 
 

@@ -152,7 +152,7 @@ _TRACES: tuple[tuple[str, tuple[str, ...]], ...] = (("p", ()), ("q", ("--other",
 
 _REASON = re.compile(
     r"No space left|Read-only file|Too many open|temporarily unavail|annot allocate|no memory|File too large"
-    r"|MemoryError|can't start new|cannot go on|ulimit|takes no file|is read-only|failed to map"
+    r"|signal SIGABRT|MemoryError|can't start new|cannot go on|ulimit|takes no file|is read-only|failed to map"
 )
 """Words for what has run out, of which any ending that a whole machine does not have must hold one."""
 _WHOLE = ("work/r.html", "work/j.xml", "work/p.html", "work/m.xml", "work/n.rlb")
@@ -178,7 +178,7 @@ def _faults_of_end(command: Command, exhaustion: Exhaustion, trial: Trial) -> It
         yield "it did not end"
     elif (trial.code < 0 or trial.code >= 128) and not is_abort(exhaustion, trial):
         yield f"a signal ended it: {trial.code}"
-    if trial.code == ExitCode.INTERNAL_ERROR or "this is a bug in rlharness" in both:
+    if (trial.code == ExitCode.INTERNAL_ERROR and command.name != "demo") or "this is a bug in rlharness" in both:
         yield "it calls it a bug"
     elif "Traceback" in both and "pretender.py" not in both:  # the recorded program may show its own
         yield "a traceback"
@@ -186,7 +186,8 @@ def _faults_of_end(command: Command, exhaustion: Exhaustion, trial: Trial) -> It
         yield f"exit code {trial.code} without a reason"
     if trial.code == ExitCode.USAGE_ERROR and "remedy: " not in trial.stderr:
         yield "no remedy"
-    if "  collected  " in trial.stdout and (lost := [name for name in FILES if name not in trial.stdout]):
+    lost = [name for name in FILES if name not in trial.stdout]
+    if command.name.startswith("run") and "  collected  " in trial.stdout and lost:
         yield f"outcomes that were not printed: {lost}"
     if command.name == "merge" and exhaustion.areas and "FAILED test_c.py" not in trial.stdout:
         yield "outcomes that were not printed"
@@ -195,6 +196,8 @@ def _faults_of_end(command: Command, exhaustion: Exhaustion, trial: Trial) -> It
 def _faults_left(command: Command, trial: Trial) -> Iterator[str]:
     if trial.left:
         yield f"processes left: {trial.left}"
+    if trial.broken:
+        yield f"half a file: {trial.broken}"
     for path, size in trial.found.items():
         if re.search(r"/\.rlharness-[0-9a-f]+\.new$", path):
             yield f"a file before its name: {path}"

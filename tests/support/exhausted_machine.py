@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -58,6 +59,7 @@ for area in work tmp home; do
 done
 cd "$base"
 find work tmp home -newer "$STAMP" \( ! -type d -o -name 'rlh-*' \) ! -name .occupied -printf '%s\t%p\n' >"$FOUND"
+find work -newer "$STAMP" -name '*.json' -print0 | "$PYTHON" -ISc "$READ" >"$FOUND.broken"
 if [ -n "$AGAIN" ]; then
     cd "$base/work"
     sh -c "$AGAIN" </dev/null >"$FOUND.again" 2>&1
@@ -65,6 +67,17 @@ if [ -n "$AGAIN" ]; then
 fi
 exit $code
 """
+
+_READ = """
+import json, sys
+for path in filter(None, sys.stdin.read().split(chr(0))):
+    try:
+        with open(path) as file:
+            json.load(file)
+    except ValueError:
+        print(path)
+"""
+"""Prints those of the files named on standard input that hold no JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +107,8 @@ class Trial:
     seconds: float
     found: Mapping[str, int]
     """Sizes of new and changed files by path, such as `work/report.html`."""
+    broken: tuple[str, ...]
+    """New files in BASE/work that are called JSON and hold none."""
     left: tuple[str, ...]
     """Commands of processes that outlived it."""
     again: tuple[int, str] | None
@@ -120,6 +135,7 @@ def run_exhausted(
     token, found = f"rlhx-{os.getpid()}-{number}", base / f"found-{number}"
     pids = _control_group(token, exhaustion.num_processes)
     own = {"TMPDIR": str(base / "tmp"), "HOME": str(base / "home"), "XDG_CACHE_HOME": str(base / "home" / ".cache")}
+    own |= {"PYTHON": sys.executable, "READ": _READ}
     own |= {"FOUND": str(found), "STAMP": f"{found}.stamp", "AGAIN": shlex.join(again), "PIDS": pids, TOKEN: token}
     began_s = time.monotonic()
     with subprocess.Popen(
@@ -146,7 +162,8 @@ def run_exhausted(
         with suppress(OSError):  # one that was killed a moment ago is in it still
             os.rmdir(pids)
     out, errors = stdout.decode(errors="replace"), stderr.decode(errors="replace")
-    return Trial(code, out, errors, seconds, _files_in(found), names, _followed(found) if again else None)
+    broken = tuple(Path(f"{found}.broken").read_text().splitlines()) if code not in (UNENDED, UNPREPARED) else ()
+    return Trial(code, out, errors, seconds, _files_in(found), broken, names, _followed(found) if again else None)
 
 
 def living(token: str) -> list[int]:

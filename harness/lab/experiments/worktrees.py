@@ -8,6 +8,7 @@ from coming before both.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -192,7 +193,7 @@ class Checkout:
         """What git says; GitError with its own words where it fails. It does not hear Ctrl-C: its work is short."""
         try:
             done = subprocess.run(
-                ["git", "-C", str(self._cwd), *words],
+                ["git", "-C", str(self._cwd), "--no-optional-locks", *words],  # reading writes nothing
                 env={**self._environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -204,7 +205,10 @@ class Checkout:
         except FileNotFoundError:
             raise GitError("there is no git", remedy="install git") from None
         except subprocess.CalledProcessError as error:
-            raise GitError(f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}") from None
+            raise GitError(
+                f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}",
+                remedy=f"find the cause with git -C {shlex.quote(str(self._cwd))} {words[0]}",
+            ) from None
         return done.stdout.rstrip("\n")
 
 
