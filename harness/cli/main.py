@@ -17,6 +17,7 @@ from harness import __version__
 from harness.cli import demonstration, finding, recording, testing
 from harness.cli.usage import rejection_of
 from harness.core.errors import HarnessError, UsageError
+from harness.core.exhaustion import exhaustion_of
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.render.console import say
@@ -51,8 +52,9 @@ def _invocation(trailing: Sequence[str]) -> Invocation:
         cwd = Path(os.getcwd())
     except FileNotFoundError:
         raise UsageError("the working directory no longer exists", remedy="change to an existing directory") from None
+    environ = {**os.environ, **({"PYTHONDONTWRITEBYTECODE": "1"} if sys.dont_write_bytecode else {})}
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    return Invocation(cwd, dict(os.environ), tuple(trailing), is_terminal, say)
+    return Invocation(cwd, environ, tuple(trailing), is_terminal, say)
 
 
 def _open_closed_files() -> None:
@@ -98,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
-    except Exception:  # the last stop: our own bug, and the only one that shows a traceback
+    except Exception as error:  # the last stop: our own bug is the only one that shows a traceback
+        if exhausted := exhaustion_of(error):
+            return _refuse(own, exhausted)
         traceback.print_exc()
         click.echo("error: this is a bug in rlharness; please report it with the traceback above", err=True)
         return ExitCode.INTERNAL_ERROR

@@ -1,6 +1,7 @@
 """Errors that a user can cause and correct.
 
 HarnessError            base of all: the value found, the legal values, and the remedy
+├── ExhaustedError      the machine, or a limit of this process, has run out of something
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
@@ -47,6 +48,10 @@ class HarnessError(Exception):
         """Text that may quote the files of others: without secrets, and with nothing in it that a terminal obeys."""
         lines = redact_text(text).split("\n") if self.has_lines else [redact_text(text)]
         return "\n".join(map(harmless, lines))
+
+
+class ExhaustedError(HarnessError):
+    """A full or read-only disk, or no inode, descriptor, process or memory left; `harness.core.exhaustion` makes it."""
 
 
 class UsageError(HarnessError, ValueError):

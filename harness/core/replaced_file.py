@@ -18,8 +18,8 @@ StrPath = str | os.PathLike[str]
 def replacing(path: StrPath, *, is_synced: bool = False, is_private: bool = False) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` when the block ends; an exception in it leaves `path` as it was.
 
-    `is_synced`: the bytes are on the disk before the name is. `is_private`: no other user can read it. OSError where the
-    file cannot be made or renamed.
+    `is_synced`: the bytes are on the disk before the name is. `is_private`: no other user can read it. OSError where
+    the file cannot be made or renamed.
     """
     beside = os.path.join(os.path.dirname(os.fspath(path)), f".rlharness-{os.urandom(8).hex()}.new")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -20,7 +20,7 @@ from harness.process.daemon_thread import in_daemon_thread
 from harness.process.interruption import Interruption
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import new_run_id
-from harness.process.scratch import hold, let_go, make_scratch_root, remove_abandoned, remove_tree
+from harness.process.scratch import let_go, make_scratch_root, remove_abandoned, remove_tree
 from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
 from harness.runner.options import RunOptions
 from harness.runner.records.history import History
@@ -177,8 +177,8 @@ async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str
     """The scratch root, what holds it, and notes; UsageError where its file system does not answer."""
 
     def make() -> tuple[str, int, tuple[str, ...]]:
-        scratch, note = make_scratch_root(environ)
-        return scratch, hold(scratch), (note, *remove_abandoned(os.path.dirname(scratch)))
+        scratch, held, note = make_scratch_root(environ)
+        return scratch, held, (note, *remove_abandoned(os.path.dirname(scratch)))
 
     try:
         return await in_daemon_thread(make, limit_s=SCRATCH_S)
