@@ -3,12 +3,15 @@
     pip install atheris
     python tests/fuzz/fuzz.py --seconds 3600            every reader for an hour, two at a time
     python tests/fuzz/fuzz.py --seconds 60 "a trace"    one of them
+    python tests/fuzz/fuzz.py --corpus corpus           with what earlier rounds in this directory found
 
 Each reader has a process of its own, with limits on time and memory for each document. It ends with a table of what was
-executed, and with 1 if a reader crashed, hung or exceeded its memory; the document is then in the directory named.
+executed, in all rounds of a corpus, and with 1 if a reader crashed, hung or exceeded its memory; the document is then
+in the directory named.
 """
 
 import argparse
+import json
 import os
 import platform
 import re
@@ -17,6 +20,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -48,17 +52,34 @@ def fuzz_one(name: str, recorded: Path, arguments: list[str]) -> None:
     atheris.Fuzz()
 
 
-def fuzzed(name: str, seconds: int, recorded: Path, directory: Path) -> tuple[str, int, str]:
-    """Fuzz one reader in a process of its own; return its name, its executions and what it found."""
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What a reader has executed in all rounds of a corpus."""
+
+    seconds: int = 0
+    documents: int = 0
+    found: str = ""
+    """What the last round found."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Rounds":
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+
+def fuzzed(name: str, seconds: int, recorded: Path, directory: Path) -> Rounds:
+    """Fuzz one reader for a round in a process of its own."""
     corpus = directory / re.sub(r"\W+", "-", name)
-    corpus.mkdir()
+    corpus.mkdir(exist_ok=True)
     limits = [f"-max_total_time={seconds}", f"-timeout={LIMIT_S}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1"]
     command = [sys.executable, __file__, *limits, f"-artifact_prefix={corpus}.", str(corpus)]
     environment = {**os.environ, READER: name, RECORDED: str(recorded)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     found = "" if done.returncode == 0 else "; ".join(done.stderr.strip().splitlines()[-6:])
-    return name, int(executed[1]) if executed else 0, found
+    before = Rounds.read(told := corpus.with_name(f"{corpus.name}.rounds.json"))
+    rounds = Rounds(before.seconds + seconds, before.documents + (int(executed[1]) if executed else 0), found)
+    told.write_text(json.dumps(asdict(rounds)))
+    return rounds
 
 
 def main() -> int:
@@ -70,23 +91,26 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="readers; all by default")
     parser.add_argument("--seconds", type=int, default=3600, help="time for each reader")
     parser.add_argument("--jobs", type=int, default=2, help="readers at a time")
+    parser.add_argument("--corpus", type=Path, help="directory of what is found, kept for later rounds; a new one")
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="rlharness-fuzz-"))
-    (directory / "material").mkdir()
-    run, trace = record(directory / "material")
-    recorded = directory / "recorded"
-    recorded.write_text(f"{run}\n{trace}\n")
-    known = [reader.name for reader in readers(run, trace)]
-    if unknown := set(options.names) - set(known):
-        parser.error(f"no reader {', '.join(sorted(unknown))}; legal: {', '.join(known)}")
-    print(f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {options.seconds} s each, in {directory}")
-    print(f"{'reader':<24} {'documents':>12}  found")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        results = pool.map(lambda name: fuzzed(name, options.seconds, recorded, directory), options.names or known)
-        failed = 0
-        for name, executed, found in results:
-            print(f"{name:<24} {executed:>12,}  {found or 'nothing'}", flush=True)
-            failed += bool(found) or not executed
+    directory = options.corpus or Path(tempfile.mkdtemp(prefix="rlharness-fuzz-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as material:
+        run, trace = record(Path(material))
+        recorded = Path(material, "recorded")
+        recorded.write_text(f"{run}\n{trace}\n")
+        known = [reader.name for reader in readers(run, trace)]
+        if unknown := set(options.names) - set(known):
+            parser.error(f"no reader {', '.join(sorted(unknown))}; legal: {', '.join(known)}")
+        names = options.names or known
+        print(f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {options.seconds} s, in {directory}")
+        print(f"{'reader':<28} {'seconds':>7} {'documents':>12}  found")
+        with ThreadPoolExecutor(options.jobs) as pool:
+            results = pool.map(lambda name: fuzzed(name, options.seconds, recorded, directory), names)
+            failed = 0
+            for name, done in zip(names, results, strict=True):
+                print(f"{name:<28} {done.seconds:>7,} {done.documents:>12,}  {done.found or 'nothing'}", flush=True)
+                failed += bool(done.found) or not done.documents
     return 1 if failed else 0
 
 
