@@ -36,7 +36,7 @@ def fuzz_one(name: str, recorded: Path, arguments: list[str]) -> None:
     """Fuzz one reader in this process, which ends there."""
     atheris = import_module("atheris")  # Linux alone has wheels: it is no requirement of the tests
 
-    with atheris.instrument_imports(include=["harness"]):
+    with atheris.instrument_imports(include=["harness", "rlcore"]):
         from tests.support.hostile_files import readers
 
     (reader,) = (each for each in readers(*map(Path, recorded.read_text().splitlines())) if each.name == name)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.fuzz.recorded import record
 from tests.support.hostile_documents import hostile
-from tests.support.hostile_files import Reader, readers
+from tests.support.hostile_files import readers
+from tests.support.hostile_readers import Reader
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -22,6 +23,10 @@ NAMES = (
     *("a timeline", "a file in the history", "results in the history", "a message of a host", "golden.json"),
     *("metrics.jsonl", "a line of numbers", "completions.jsonl", "tokenizer.json", "checksums.json", "call.json"),
     *("refusal.json", "the head of a bundle", "a scenario"),
+    *("config.json of a model", "model.safetensors of a model", "model.safetensors.index.json of a model"),
+    *("config.json of a classifier", "tokenizer.json of a model", "tokenizer_config.json", "checksums.json of a run"),
+    *("values.json of a run", "tensors of a run", "a shard of a trainer", "prompts.jsonl", "prompts.parquet"),
+    *("an answer of a server",),
 )
 LIMIT_S = 5
 MEMORY_BYTES = 1 << 30
