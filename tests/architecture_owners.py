@@ -42,8 +42,7 @@ IN_PYTEST = (
 PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
-    *("harness/process/ports.py", "harness/machine/network/interfaces.py", "harness/doctor/environment.py"),
-    *("harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
+    *("harness/process/ports.py", "harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package
@@ -119,6 +118,30 @@ OWNED = (
         "harness/",
         ("builtins.open", ".read_text()", ".read_bytes()"),
         (*KERNELS_FILES, *PACKAGE_DATA, *OPEN_ALREADY, *NAMED_BY_THE_USER),
+    ),
+    # rlcore has one too, which parses their JSON as well: rlcore/regular_file.py.
+    Owned(
+        "rlcore/",
+        ("builtins.open", ".read_text()", ".read_bytes()", "json.load", "json.loads"),
+        (
+            "rlcore/regular_file.py",
+            *(
+                "rlcore/memory.py",
+                "rlcore/observability/phases.py",
+                "rlcore/numerics/compiled/library.py",
+            ),  # /proc, /sys
+        ),
+    ),
+    # These map a file by its name, which has been looked at first.
+    Owned(
+        "rlcore/",
+        ("safetensors.safe_open", "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageReader"),
+        ("rlcore/models/checkpoints.py", "rlcore/checkpoints/state_shards.py"),
+    ),
+    Owned(
+        "rlcore/",
+        ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
+        ("rlcore/weights/transports/checkpoint.py",),  # its own process has just written it
     ),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),
