@@ -56,7 +56,8 @@ def fuzz_one(name: str, recorded: Path, arguments: list[str]) -> None:
 class Rounds:
     """What a reader has executed in all rounds of a corpus."""
 
-    seconds: int = 0
+    cpu_s: float = 0.0
+    """Processor time: on a busy machine less than the time that passed."""
     documents: int = 0
     found: str = ""
     """What the last round found."""
@@ -73,11 +74,16 @@ def fuzzed(name: str, seconds: int, recorded: Path, directory: Path) -> Rounds:
     limits = [f"-max_total_time={seconds}", f"-timeout={LIMIT_S}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1"]
     command = [sys.executable, __file__, *limits, f"-artifact_prefix={corpus}.", str(corpus)]
     environment = {**os.environ, READER: name, RECORDED: str(recorded)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
-    executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
-    found = "" if done.returncode == 0 else "; ".join(done.stderr.strip().splitlines()[-6:])
+    with open(log := corpus.with_name(f"{corpus.name}.log"), "wb") as output:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    said = log.read_text(errors="replace")
+    executed = re.search(r"number_of_executed_units: (\d+)", said)
+    found = "" if process.returncode == 0 else "; ".join(said.strip().splitlines()[-6:])
     before = Rounds.read(told := corpus.with_name(f"{corpus.name}.rounds.json"))
-    rounds = Rounds(before.seconds + seconds, before.documents + (int(executed[1]) if executed else 0), found)
+    cpu_s = before.cpu_s + used.ru_utime + used.ru_stime
+    rounds = Rounds(cpu_s, before.documents + (int(executed[1]) if executed else 0), found)
     told.write_text(json.dumps(asdict(rounds)))
     return rounds
 
@@ -104,12 +110,12 @@ def main() -> int:
             parser.error(f"no reader {', '.join(sorted(unknown))}; legal: {', '.join(known)}")
         names = options.names or known
         print(f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {options.seconds} s, in {directory}")
-        print(f"{'reader':<28} {'seconds':>7} {'documents':>12}  found")
+        print(f"{'reader':<28} {'CPU s':>7} {'documents':>12}  found")
         with ThreadPoolExecutor(options.jobs) as pool:
             results = pool.map(lambda name: fuzzed(name, options.seconds, recorded, directory), names)
             failed = 0
             for name, done in zip(names, results, strict=True):
-                print(f"{name:<28} {done.seconds:>7,} {done.documents:>12,}  {done.found or 'nothing'}", flush=True)
+                print(f"{name:<28} {done.cpu_s:>7,.0f} {done.documents:>12,}  {done.found or 'nothing'}", flush=True)
                 failed += bool(done.found) or not done.documents
     return 1 if failed else 0
 

@@ -39,12 +39,14 @@ from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.records.run_record import read_run_record
 from harness.runner.records.trends import PastResult, parse_results, results_text
 from harness.trace.curve import CurvePoint, curve_line, parse_curve
+from harness.trace.format import HEADER, frame
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.ops import read_ops
 from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor
 from harness.trace.values import Float
 from tests.support.hostile_checkpoints import readers_of_rlcore
+from tests.support.hostile_messages import readers_of_messages
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
 
 
@@ -55,6 +57,7 @@ def readers(run: Path, trace: Path) -> list[Reader]:
         *_readers_of_runs(run),
         *_readers_of_results(),
         *_readers_of_calls(),
+        *readers_of_messages(),
         *readers_of_rlcore(),
     ]
 
@@ -72,6 +75,12 @@ def _readers_of_traces(trace: Path) -> list[Reader]:
         Reader("manifest.json", (manifest, _manifest()), of_text(parse_manifest), (TraceError,)),
         Reader("curve.jsonl", (curve, _curve()), of_text(parse_curve)),
         Reader("rank-0.log", (log,), of_file("rank-0.log", _verified, {"manifest.json": manifest}), (TraceError,)),
+        Reader(
+            "frames of a log",
+            (log,),
+            lambda data, at: of_file("rank-0.log", _verified, {"manifest.json": manifest})(_with_checksums(data), at),
+            (TraceError,),
+        ),
         Reader("a trace", (manifest,), of_file("manifest.json", _verified, beside), (TraceError,)),
         Reader(
             "operations",
@@ -86,6 +95,16 @@ def _readers_of_traces(trace: Path) -> list[Reader]:
 def _verified(directory: Path) -> object:
     trace = read_trace(directory)
     return verify(trace), trace.gaps
+
+
+def _with_checksums(log: bytes) -> bytes:
+    """A log whose frames have the checksums of what stands in them: nobody who fuzzes guesses one."""
+    at, found = len(HEADER), [log[: len(HEADER)]]
+    while at + 4 < len(log):
+        length = min(int.from_bytes(log[at : at + 4], "little"), len(log) - at - 4)
+        found.append(frame(log[at + 4 : at + 4 + length]))
+        at += 4 + length + 8
+    return b"".join(found)
 
 
 def _readers_of_runs(run: Path) -> list[Reader]:
