@@ -32,7 +32,10 @@ from rlcore.trainers.base import TrainerState
 
 WEIGHTS, OPTIMIZER = "weights.", "optimizer."
 """Beginnings of the names of tensors in the files."""
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError),
+    SafetensorError,
+)
 """What torch's reader raises for a header that is none, or describes what cannot be."""
 _REMEDY = "resume from an older checkpoint, or copy this one again"
 

@@ -260,7 +260,7 @@ def _opened(path: Path) -> Iterator[Any]:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, ValueError, SafetensorError) as error:  # a ValueError for a name that no file can have
+    except (OSError, ValueError, MemoryError, SafetensorError) as error:  # a ValueError: no file can have the name
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
 
 

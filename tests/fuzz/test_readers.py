@@ -1,9 +1,10 @@
 """No file and no message of others makes a reader raise what it does not say, hang, or take memory without end."""
 
+import os
 import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.fuzz.recorded import record
 from tests.support.hostile_documents import hostile
 from tests.support.hostile_files import readers
-from tests.support.hostile_readers import Reader
+from tests.support.hostile_readers import OfFile, Reader
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -75,8 +76,34 @@ def test_a_reader_understands_its_documents(name: str, by_name: dict[str, Reader
         assert reader.read(document, directory) is not None
 
 
+def _large(path: Path, document: bytes) -> None:
+    """A document that goes on for 64 GiB, without taking room."""
+    path.write_bytes(document)
+    os.truncate(path, 1 << 36)
+
+
+SPECIAL: Mapping[str, Callable[[Path, bytes], None]] = {
+    "a FIFO": lambda path, document: os.mkfifo(path),
+    "a device": lambda path, document: path.symlink_to("/dev/zero"),
+    "a directory": lambda path, document: path.mkdir(),
+    "a loop": lambda path, document: path.symlink_to(path.name),
+    "64 GiB": _large,
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150)
+def test_a_file_of_another_kind_is_refused(name: str, by_name: dict[str, Reader], tmp_path: Path) -> None:
+    reader = by_name[name]
+    if not isinstance(reader.read, OfFile):
+        return  # it reads what it is given
+    for number, make in enumerate(SPECIAL.values()):
+        (directory := tmp_path / str(number)).mkdir()
+        with limits(), suppress(*reader.errors):
+            reader.read.read_another(directory, lambda path: make(path, reader.documents[0]))  # noqa: B023
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_changed_document_is_read_or_refused(
     name: str, by_name: dict[str, Reader], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

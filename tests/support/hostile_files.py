@@ -88,7 +88,12 @@ def _readers_of_traces(trace: Path) -> list[Reader]:
             of_file(f"ops/{ops.name}", partial(read_ops, rank=rank, step=step)),
             (TraceError,),
         ),
-        Reader("tensors", (tensors.read_bytes(),), of_file("t", lambda at: read_tensor(at / "t", kept)), (TraceError,)),
+        Reader(
+            "tensors",
+            (tensors.read_bytes(),),
+            of_file("t", lambda at: read_tensor(at / "t", kept)),
+            (TraceError, OSError),
+        ),
     ]
 
 
@@ -115,10 +120,15 @@ def _readers_of_runs(run: Path) -> list[Reader]:
             "report.jsonl",
             (report,),
             of_file("report.jsonl", lambda at: read_report(at / "report.jsonl")),
-            (ReportError,),
+            (ReportError, OSError),
         ),
         Reader("events.jsonl", (events,), of_file("events.jsonl", read_recorded_run), (UsageError,)),
-        Reader("a timeline", (events,), of_file("events.jsonl", lambda at: read_run_record(at / "events.jsonl"))),
+        Reader(
+            "a timeline",
+            (events,),
+            of_file("events.jsonl", lambda at: read_run_record(at / "events.jsonl")),
+            (OSError,),
+        ),
         Reader("a file in the history", (_collected(),), lambda data, _: parse_file(data, "tests/test_a.py")),
         Reader("results in the history", (results,), lambda data, _: parse_results(data)),
         Reader(

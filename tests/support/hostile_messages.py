@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.config import load_config
-from harness.core.errors import BundleError, NetworkError, TraceError, UsageError
+from harness.core.errors import BundleError, CollectionError, NetworkError, TraceError, UsageError
 from harness.core.program_output import output_tail
 from harness.doctor.directories import read_trial
 from harness.doctor.gpus import read_torch
@@ -83,6 +83,7 @@ def _readers_of_children() -> list[Reader]:
             "lines of a collection",
             (json_lines({"k": "found", "rootdir": "/", "files": []}),),
             of_file("found.jsonl", lambda at: lines_of(at / "found.jsonl")),
+            (CollectionError,),
         ),
     ]
 

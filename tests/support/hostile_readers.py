@@ -27,14 +27,30 @@ def of_text(read: Callable[[str], object]) -> Read:
     return lambda data, directory: read(data.decode("utf-8", "replace"))
 
 
-def of_file(name: str, read: Callable[[Path], object], beside: Mapping[str, bytes] | None = None) -> Read:
+@dataclass(frozen=True)
+class OfFile:
+    """Reads a directory in which the data stands in a file, with others beside it."""
+
+    name: str
+    read: Callable[[Path], object]
+    beside: Mapping[str, bytes]
+
+    def __call__(self, data: bytes, directory: Path) -> object:
+        write_files(directory, {**self.beside, self.name: data})
+        return self.read(directory)
+
+    def read_another(self, directory: Path, make: Callable[[Path], None]) -> object:
+        """Read the directory after `make` has put something else under the name of the file."""
+        path = directory / self.name
+        write_files(directory, {**self.beside, self.name: b""})
+        path.unlink()
+        make(path)
+        return self.read(directory)
+
+
+def of_file(name: str, read: Callable[[Path], object], beside: Mapping[str, bytes] | None = None) -> OfFile:
     """Read a directory in which the data stands in the file `name`, with others beside it."""
-
-    def reader(data: bytes, directory: Path) -> object:
-        write_files(directory, {**(beside or {}), name: data})
-        return read(directory)
-
-    return reader
+    return OfFile(name, read, beside or {})
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
