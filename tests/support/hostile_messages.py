@@ -1,6 +1,7 @@
 """Readers of what other processes say, and of files that programs, users and other tools have written."""
 
 import json
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -196,11 +197,6 @@ def _readers_of_projects() -> list[Reader]:
         b'environment_variables: dict = {\n    "VLLM_A": lambda: int(os.getenv("VLLM_A", 1)),\n'
         b'    "VLLM_B":\n    lambda: 1,\n}\n'
     )
-    elf = b"\x7fELF\x02\x01\x01" + bytes(25) + (64).to_bytes(8, "little") + bytes(14) + b"\x38\0\x01\0" + bytes(6)
-    header = (
-        (4).to_bytes(4, "little") + bytes(4) + (120).to_bytes(8, "little") + bytes(16) + (36).to_bytes(8, "little") * 2
-    )
-    note = b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0" + bytes(range(20))
     return [
         Reader("pyproject.toml", (project,), of_file("pyproject.toml", load_config), (UsageError,)),
         Reader("a test file", (source,), of_file("test_a.py", lambda at: SourceScan(at, []).of_file(at / "test_a.py"))),
@@ -211,5 +207,17 @@ def _readers_of_projects() -> list[Reader]:
         ),
         Reader("the environment of a script", (b"A=1\nB=x y\n",), of_text(parse_env)),
         Reader("variables of vLLM", (envs,), of_file("envs.py", lambda at: read_variables(at / "envs.py"))),
-        Reader("a library", (elf + header + bytes(8) + note,), of_file("a.so", lambda at: identify(at / "a.so"))),
+        Reader(
+            "a library",
+            (_library(64, 120), _library(1 << 63, 120), _library(64, 1 << 63)),
+            of_file("a.so", lambda at: identify(at / "a.so")),
+        ),
     ]
+
+
+def _library(table_offset: int, notes_offset: int) -> bytes:
+    """An ELF file with one program header, of its notes, and in these a build id; offsets as they stand there."""
+    identity = b"\x7fELF\x02\x01\x01" + bytes(25)
+    head = identity + table_offset.to_bytes(8, "little") + bytes(14) + struct.pack("<HH", 56, 1) + bytes(6)
+    notes = struct.pack("<III4s", 4, 20, 3, b"GNU") + bytes(range(20))
+    return head + struct.pack("<IIQQQQQQ", 4, 0, notes_offset, 0, 0, len(notes), len(notes), 4) + notes
