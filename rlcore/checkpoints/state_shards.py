@@ -36,7 +36,7 @@ _MALFORMED = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError),
     SafetensorError,
 )
-"""What torch's reader raises for a header that is none, or describes what cannot be."""
+"""What torch's reader raises for a header that is malformed, or describes what cannot be."""
 _REMEDY = "resume from an older checkpoint, or copy this one again"
 
 

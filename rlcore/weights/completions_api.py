@@ -106,7 +106,7 @@ class CompletionsServer:
             raise InvalidValueError(
                 f"the answer of {self.url} cannot be read: {error!r:.300}",
                 legal="an answer of vLLM's OpenAI API",
-                remedy="ask the server itself: a proxy may answer otherwise",
+                remedy="ask the server itself, without a proxy",
             ) from error
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
