@@ -38,6 +38,7 @@ def fuzz_one(name: str, recorded: Path, arguments: list[str]) -> None:
 
     with atheris.instrument_imports(include=["harness", "rlcore"]):
         from tests.support.hostile_files import readers
+    from tests.support.hostile_documents import changed_at_random
 
     (reader,) = (each for each in readers(*map(Path, recorded.read_text().splitlines())) if each.name == name)
 
@@ -45,10 +46,19 @@ def fuzz_one(name: str, recorded: Path, arguments: list[str]) -> None:
         with tempfile.TemporaryDirectory() as directory, suppress(*reader.errors):
             reader.read(data, Path(directory))
 
+    def mutate(data: bytes, max_bytes: int, seed: int) -> bytes:
+        """Change a value of the document's JSON half of the time: changed bytes are no JSON more often than not."""
+        with suppress(ValueError, RecursionError):
+            changed = changed_at_random(data, seed) if seed % 2 else None
+            if changed is not None and len(changed) <= max_bytes:
+                return changed
+        mutated: bytes = atheris.Mutate(data, max_bytes)
+        return mutated
+
     corpus = Path(arguments[-1])
     for number, document in enumerate(reader.documents):
         (corpus / f"seed-{number}").write_bytes(document)
-    atheris.Setup([sys.argv[0], *arguments], execute)
+    atheris.Setup([sys.argv[0], *arguments], execute, custom_mutator=mutate)
     atheris.Fuzz()
 
 
