@@ -223,7 +223,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path, follows_links=True))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", remedy="name a readable file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}", remedy="correct the file") from None
 
 
