@@ -23,7 +23,7 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.core.redaction import redact_text
 from harness.render.console import say
-from harness.render.github import inert, is_outermost_on_github
+from harness.render.workflow_commands import inert, is_outermost_on_github
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

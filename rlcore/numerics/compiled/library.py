@@ -81,7 +81,7 @@ def compiler() -> tuple[str, ...]:
         if path := shutil.which(name):
             return (path,)
     if find_spec("ziglang"):
-        return sys.executable, "-m", "ziglang", "cc"
+        return sys.executable, "-P", "-m", "ziglang", "cc"
     raise KernelError(
         "model.kernels is compiled, and there is no C compiler",
         legal=f"the command in $CC, or one of {', '.join(COMPILERS)}, ziglang",
