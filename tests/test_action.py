@@ -131,6 +131,18 @@ def test_workflows_may_only_read_and_pin_their_actions_by_commit(path: Path) -> 
     assert all(given["persist-credentials"] is False for given in checkouts)
 
 
+def test_pages_show_no_action_by_a_name_that_can_be_moved() -> None:
+    """`COMMIT` is what the reader puts in the place of a hash, where the action is our own."""
+    shown = {
+        used: path.name
+        for path in ROOT.rglob("*.md")
+        if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+        for used in re.findall(r"^\s*- uses: (\S+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert len(shown) >= 3
+    assert [used for used in shown if not PINNED.fullmatch(used) and used != "rlharness/rlharness@COMMIT"] == []
+
+
 def test_the_workflow_uses_the_action_with_inputs_that_it_has() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "action.yml").read_text("utf-8"))
     (own,) = (step for step in workflow["jobs"]["action"]["steps"] if step.get("uses") == "./")

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from html import escape
-from pathlib import Path
 from typing import TextIO
 
+from harness.core.regular_file import open_for_writing
 from harness.core.text import one_line, put
 from harness.render.console import say
 
@@ -65,7 +65,7 @@ def append_to_summary(text: str, environ: Mapping[str, str], *, short: str) -> N
     if not (path := environ.get(SUMMARY_VARIABLE)):
         return
     try:
-        with Path(path).open("ab") as file:
+        with open_for_writing(path, appends=True) as file:  # a test may have put a FIFO or a link in its place
             num_left = MAX_BYTES - file.tell()
             datas = (each.encode("utf-8", "backslashreplace") for each in (text, short, ""))
             file.write(next(data for data in datas if len(data) <= max(0, num_left)))

@@ -4,9 +4,10 @@ A log is read once, frame by frame, and only the heads of its steps are kept; a 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from harness.core.errors import TraceError
@@ -35,8 +36,8 @@ from harness.trace.tensor_file import DamagedTensor, read_digested
 
 MAX_TEXT_BYTES = 2**30
 """Limit on a manifest or a curve; the curve of a million steps has about 300 MB."""
-MAX_ABSENT = 8
-"""Maximum number of missing logs that are named: a manifest may count a million ranks."""
+MAX_ABSENT = 64
+"""Missing logs that are named; the rest are counted."""
 MAX_NAMES = 3
 """Maximum number of traces that an error lists for the directory above them."""
 
@@ -106,10 +107,7 @@ class Trace:
         else:
             if not self.manifest.complete:
                 found.append("its program did not exit normally")
-            absent = sorted(set(range(self.manifest.world_size)) - self.ranks.keys())
-            found += [f"{log_name(rank)} is missing" for rank in absent[:MAX_ABSENT]]
-            if len(absent) > MAX_ABSENT:
-                found.append(f"{len(absent) - MAX_ABSENT:,} more rank logs are missing")
+            found += _absent(self.manifest.world_size, self.ranks.keys())
         for rank, log in self.ranks.items():
             if log.num_skipped_bytes:
                 found.append(f"{log_name(rank)} is torn: its last {log.num_skipped_bytes:,} bytes were skipped")
@@ -189,6 +187,14 @@ class Trace:
             for step in log.heads:
                 found.setdefault(step, {})[rank] = log
         return found
+
+
+def _absent(world_size: int, ranks: Collection[int]) -> Iterator[str]:
+    """The first logs that are missing, and the number of the rest: a manifest may claim any world size."""
+    absent = (rank for rank in range(world_size) if rank not in ranks)
+    yield from (f"{log_name(rank)} is missing" for rank in islice(absent, MAX_ABSENT))
+    if num_more := sum(1 for _ in absent):
+        yield f"{num_more:,} more logs are missing"
 
 
 def read_trace(directory: Path) -> Trace:
