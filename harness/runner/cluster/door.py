@@ -1,4 +1,4 @@
-"""Who dials a run: few connections that have not shown its key are held at a time, since each may fill a buffer."""
+"""Agents that dial a run. Few connections without its key are held at a time, since each may fill a buffer."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Door:
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel | None:
         """Return the channel to an agent; None where too many are waited for, and the connection is closed.
 
-        NetworkError for whoever has another key, OSError where the connection breaks.
+        NetworkError for an agent with another key, OSError where the connection breaks.
         """
         if self._num_unknown >= MAX_UNKNOWN:
             writer.close()
