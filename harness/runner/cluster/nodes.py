@@ -23,8 +23,7 @@ from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.attempts.host import NODE_LOST, Host
 from harness.runner.cluster import messages
 from harness.runner.cluster.attempt_book import AttemptBook, Standing
-from harness.runner.cluster.channel import BEAT_S, Channel
-from harness.runner.cluster.door import Door
+from harness.runner.cluster.channel import BEAT_S, Channel, Door
 from harness.runner.cluster.mirror import FilesIn
 from harness.runner.cluster_address import Boot
 from harness.runner.options import RunOptions
@@ -134,7 +133,8 @@ class Cluster:
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in one agent; whoever has another key is turned away."""
         try:
-            if (channel := await self._door.admit(reader, writer)) is None:
+            channel = await self._door.enter(reader, writer)
+            if channel is None:
                 return
             if self._num_named >= self._limit:
                 await channel.send(messages.Refused("this run has all its nodes"))
