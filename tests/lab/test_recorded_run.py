@@ -74,7 +74,7 @@ def test_a_key_of_another_run_is_one_word_of_the_remedy(tmp_path: Path) -> None:
 
 def test_a_key_that_a_shell_would_obey_is_quoted(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", replace(CALL, config={"a;touch x": "<redacted>"}))
-    with pytest.raises(UsageError, match="remedy: add --set 'a;touch x'=VALUE"):
+    with pytest.raises(UsageError, match="remedy: add --set 'a;touch x=VALUE'"):
         run.spec_to(3)
 
 
