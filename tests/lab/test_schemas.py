@@ -41,7 +41,11 @@ def grpo() -> dict[str, Any]:
 
 def test_shipped_schemas_are_those_that_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "all").mkdir()
+    (tmp_path / "precious").touch()
+    (tmp_path / "all" / "scenario.json").symlink_to(tmp_path / "precious")
     assert main(["schema", "--out", "all"]) == ExitCode.OK
+    assert (tmp_path / "precious").read_bytes() == b"", "a link is replaced"
     written = {path.name: path.read_bytes() for path in (tmp_path / "all").iterdir()}
     assert written == {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
     assert written.keys() == set(NAMES.values())
