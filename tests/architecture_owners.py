@@ -13,6 +13,7 @@ CHILD_ROOMS = (  # entered by child processes only
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
+    "harness/core/redaction/switch.py",  # what --no-redact says reaches every process that writes
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
@@ -42,8 +43,7 @@ IN_PYTEST = (
 PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
-    *("harness/process/ports.py", "harness/machine/network/interfaces.py", "harness/doctor/environment.py"),
-    *("harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
+    *("harness/process/ports.py", "harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package
@@ -129,6 +129,30 @@ OWNED = (
             *("harness/recording/boot/", "harness/runner/sessions/memory_limit.py"),  # child processes
             "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
         ),
+    ),
+    # rlcore has one too, which parses their JSON as well: rlcore/regular_file.py.
+    Owned(
+        "rlcore/",
+        ("builtins.open", ".read_text()", ".read_bytes()", "json.load", "json.loads"),
+        (
+            "rlcore/regular_file.py",
+            *(
+                "rlcore/memory.py",
+                "rlcore/observability/phases.py",
+                "rlcore/numerics/compiled/library.py",
+            ),  # /proc, /sys
+        ),
+    ),
+    # These map a file by its name, which has been looked at first.
+    Owned(
+        "rlcore/",
+        ("safetensors.safe_open", "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageReader"),
+        ("rlcore/models/checkpoints.py", "rlcore/checkpoints/state_shards.py"),
+    ),
+    Owned(
+        "rlcore/",
+        ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
+        ("rlcore/weights/transports/checkpoint.py",),  # its own process has just written it
     ),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),

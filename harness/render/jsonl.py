@@ -21,7 +21,9 @@ class JsonlReporter:
             self._file = open_as_named(path)
         except OSError as error:
             raise UsageError(
-                f"events cannot be written to {path}: {error.strerror}", legal="a file that can be written"
+                f"events cannot be written to {path}: {error.strerror}",
+                legal="a file that can be written",
+                remedy="choose another file, or make room or permission there",
             ) from error
 
     def on_event(self, event: Event, state: RunState) -> None:

@@ -38,7 +38,7 @@ class LateFile:
             raise UsageError(
                 f"{contents} cannot be written to {path}: {error.strerror}",
                 legal="a file in a directory that can be written to",
-                remedy="choose another file, or make the directory writable",
+                remedy="choose another file, or make room or permission there",
             ) from error
 
     def write(self, text: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from harness.core.clock import SystemClock
 from harness.core.errors import HarnessError, NetworkError
+from harness.core.exhaustion import reason_of
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.core.replaced_file import write_replacing
@@ -213,7 +214,7 @@ class _Agent:
             end = await self._attempt(channel, context, order, files)
             await self._keep(context, order, files, end)
         except (OSError, HarnessError) as problem:  # a full disk, no port left: this attempt's failure
-            error = one_line(str(problem))
+            error = one_line(reason_of(problem))
         finally:
             files.close()
             await asyncio.to_thread(_remove, directory, Path(order.tmpdir))

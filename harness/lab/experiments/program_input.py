@@ -56,7 +56,7 @@ def keep_input(data: bytes, directory: Path) -> Path:
     if not data:
         return Path(os.devnull)
     path = directory / INPUT
-    write_replacing(path, data)
+    write_replacing(path, data, is_private=True)  # it may hold what a person would not print
     return path
 
 

@@ -5,6 +5,7 @@ scenario calls an entry, in a process of this package's own (`scenario_main`).
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,13 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
             run_spec.call.write(directory)
             sign_call(directory, run_spec.call, environ)
     except OSError as error:
-        raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
+        with suppress(OSError):
+            out.give_back()  # nothing has run: the next command may take it
+        raise HarnessError(
+            f"{error.filename or path} cannot be written: {error.strerror}",
+            legal="a directory with room that this user can write to",
+            remedy="make room there, or choose another one with --out",
+        ) from None
     env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)
     return Prepared(out, env)
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.core.errors import HarnessError
+from harness.core.exhaustion import reason_of
 from harness.core.report_file import ReportTail, TestReport
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import IDLE_MEMORY_BYTES
@@ -108,8 +109,7 @@ class UnitRunner(AttemptSpecs):
         try:
             end, timeout_s, memory = await self._measured(number, self.retries.asked(number, unit), lease, tail)
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
-            why = " ".join(f"the attempt could not be started: {error}".split())
-            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, why)
+            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, f"the attempt could not be started: {reason_of(error)}")
         else:
             if end.reason == NODE_LOST:
                 if self._is_lost(number, unit, lease):

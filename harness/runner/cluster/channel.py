@@ -10,6 +10,8 @@ channel carries no environment of the run and no key, only orders, files of atte
 """
 
 import asyncio
+import errno
+import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -72,14 +74,16 @@ class Channel:
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, *, is_listener: bool) -> Channel:
-    """Exchange nonces; NetworkError where the other end is no rlharness."""
+    """Exchange nonces; NetworkError where the other end is no rlharness, OSError where it closes the connection."""
     own = secrets.token_hex(16)
     writer.write(f"rlharness agent {own}\n".encode("ascii"))
     try:
         async with asyncio.timeout(GREETING_S):
             line = await reader.readline()
-    except (TimeoutError, ValueError, OSError):
-        line = b""
+    except (TimeoutError, ValueError):  # silence, or a line without end
+        line = b"?"
+    if not line:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     match = NONCE.fullmatch(line.decode("ascii", "replace"))
     if match is None:
         raise NetworkError("no rlharness of this version answers there")
@@ -94,8 +98,7 @@ async def dial(address: tuple[str, int], key: str, wait_s: float) -> Channel:
         async with asyncio.timeout(wait_s):
             while True:
                 try:
-                    reader, writer = await asyncio.open_connection(*address, limit=MAX_MESSAGE_BYTES)
-                    break
+                    return await _dial_once(address, key)
                 except OSError as error:
                     problem = reason(error)
                 await asyncio.sleep(DIAL_RETRY_S)
@@ -105,8 +108,13 @@ async def dial(address: tuple[str, int], key: str, wait_s: float) -> Channel:
             legal="the address at which rlharness run --cluster waits",
             remedy="start the run first, and let this host reach that port",
         ) from None
+
+
+async def _dial_once(address: tuple[str, int], key: str) -> Channel:
+    """Connect once; OSError where nobody listens, or the run closes the connection, as it does while many dial."""
+    reader, writer = await asyncio.open_connection(*address, limit=MAX_MESSAGE_BYTES)
     try:
         return await greet(reader, writer, key, is_listener=False)
-    except NetworkError:
+    except (NetworkError, OSError):
         writer.close()
         raise

@@ -35,6 +35,8 @@ READY_S = 300.0
 CLOSE_S = 5.0
 ANYWHERE = "0.0.0.0"  # both families would have two ports where any free one is asked for
 ANSWER_S = 30.0
+MAX_UNKNOWN = 64
+"""Connections that have not shown the key; more are closed at once, since each may fill a buffer. Agents dial again."""
 LOST_END = ProcessEnd(None, None, NODE_LOST, (), (), 0.0)
 Terminating = Callable[[str], None]
 
@@ -93,6 +95,7 @@ class Cluster:
         self._server: asyncio.Server | None = None
         self._beating: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_unknown = 0
         self.is_closing = False
 
     # ------------------------------------------------------------------------------------------------------- joining
@@ -132,10 +135,11 @@ class Cluster:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in one agent; whoever has another key is turned away."""
-        channel = None
+        if self._num_unknown >= MAX_UNKNOWN:
+            writer.close()
+            return
         try:
-            channel = await greet(reader, writer, self._key, is_listener=True)
-            await channel.receive(GREETING_S)  # a beat: it has the key
+            channel = await self._recognize(reader, writer)
             if self._num_named >= self._limit:
                 await channel.send(messages.Refused("this run has all its nodes"))
                 writer.close()
@@ -151,6 +155,16 @@ class Cluster:
         node = self.nodes[name] = Node(name, channel, hello)
         node.listening = self._keep(self._hear(node))
         self.joined.set()
+
+    async def _recognize(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel:
+        """Return the channel to an agent that has the key; NetworkError for anybody else."""
+        self._num_unknown += 1
+        try:
+            channel = await greet(reader, writer, self._key, is_listener=True)
+            await channel.receive(GREETING_S)  # a beat
+        finally:
+            self._num_unknown -= 1
+        return channel
 
     async def _introduce(self, channel: Channel, name: str) -> messages.Hello:
         await channel.send(self._welcome_of(name))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import CollectionError, UsageError
+from harness.core.exhaustion import MAKE_ROOM, shortage_at
 from harness.core.fan_out import fan_out
 from harness.core.need import Need
 from harness.core.need_rules import NeedsTable
@@ -46,6 +47,8 @@ CHILD = ("--collect-only", "-q", "-p", "harness.plugin")
 USAGE = 4
 CONTINUED = 1
 """Exit code of a collecting pytest under --continue-on-collection-errors; without it, with 2."""
+
+ASK_DOCTOR = "let rlharness doctor check the disks and the limits of this machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,11 @@ class Collector:
                 said.strip() if error else output, remedy="change the paths, -k and -m, or the arguments after --"
             )
         what = f"the test files cannot be listed: pytest {self._ending(end, self.options.timeout_s)}"
+        if lack := shortage_at(directory):
+            last = output.splitlines()[-1:]  # it ends in the error of the call that found no room
+            return CollectionError("\n".join([f"{what}; {lack}", *last]), remedy=MAKE_ROOM)
+        if not output:
+            return CollectionError(f"{what}, and printed nothing", remedy=ASK_DOCTOR)
         remedy = "raise --collect-timeout, or name fewer paths" if end.reason == "timeout" else "correct pytest's error"
         return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)
 

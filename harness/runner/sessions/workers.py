@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import ReportError
+from harness.core.malformed import MALFORMED
 from harness.core.report_file import ReportTail, read_report
 from harness.process.child_env import (
     ATTEMPT_MARKER,
@@ -274,7 +275,7 @@ class Workers:
             await worker.orders.drain()
             line = await worker.answers.readline()
             answer = json.loads(line) if line else None
-        except (OSError, ValueError):  # it is gone, or a test has written to its socket
+        except (OSError, *MALFORMED):  # it is gone, or a test has written to its socket
             answer = None
         return answer if isinstance(answer, dict) else None
 
