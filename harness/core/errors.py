@@ -1,6 +1,7 @@
 """Errors that a user can cause and correct.
 
 HarnessError            base of all: the value found, the legal values, and the remedy
+├── ExhaustedError      the machine, or a limit of this process, has run out of something
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
@@ -49,12 +50,20 @@ class HarnessError(Exception):
         return "\n".join(map(harmless, lines))
 
 
+class ExhaustedError(HarnessError):
+    """A full or read-only disk, or no inode, descriptor, process or memory left; `harness.core.exhaustion` makes it."""
+
+
 class UsageError(HarnessError, ValueError):
     """A value on the command line or in the configuration that cannot be used."""
 
 
 class InventoryError(HarnessError, LookupError):
     """GPUs were asked for by name that this process may not use, or that do not exist."""
+
+
+class BusyGpusError(InventoryError):
+    """GPUs were asked for that others use now, and that this process may have afterwards."""
 
 
 class CollectionError(HarnessError):

@@ -1,6 +1,5 @@
 """TMPDIR with a real lock taken in it, room for socket paths, /dev/shm, the limits of the process."""
 
-import json
 import os
 import resource
 import shlex
@@ -8,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.findings import Finding, Severity
+from harness.core.json_lines import as_float
 from harness.doctor.host import Answer, Host, module_command
 from harness.doctor.lock_trial import STEPS
 from harness.process.daemon_thread import in_daemon_thread
@@ -110,9 +110,9 @@ async def inspect_limits(host: Host) -> Sequence[Finding]:
 
 def read_trial(answer: Answer) -> Trial:
     """Parse the output of `lock_trial`."""
-    said = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
-    took_s = {line["step"]: line["took_s"] for line in said}
-    errors = {line["step"]: line["error"] for line in said if line["error"]}
+    said = [line for line in answer.objects("step", "took_s", "error") if line["step"] in STEPS]
+    took_s = {str(line["step"]): as_float(line["took_s"]) for line in said}
+    errors = {str(line["step"]): str(line["error"]) for line in said if line["error"]}
     problem = answer.problem
     if not problem and answer.exit_code != 0:
         problem = f"the trial ended with {answer.exit_code}: {answer.output.strip()[-200:]}"

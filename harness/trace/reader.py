@@ -175,9 +175,18 @@ class Trace:
             self._opened[step, rank] = self.ranks[rank].columns(step)
         return self._opened[step, rank]
 
-    def logs(self, step: int) -> dict[int, RankLog]:
+    def logs(self, step: int) -> Mapping[int, RankLog]:
         """The logs that have this step, by rank."""
-        return {rank: log for rank, log in self.ranks.items() if step in log.heads}
+        return self._logs.get(step, {})
+
+    @cached_property
+    def _logs(self) -> Mapping[int, Mapping[int, RankLog]]:
+        """The same for every step: of ten thousand ranks, each may have a step of its own."""
+        found: dict[int, dict[int, RankLog]] = {}
+        for rank, log in self.ranks.items():
+            for step in log.heads:
+                found.setdefault(step, {})[rank] = log
+        return found
 
 
 def _absent(world_size: int, ranks: Collection[int]) -> Iterator[str]:

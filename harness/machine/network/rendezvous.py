@@ -236,6 +236,8 @@ async def _problem(host: PeerHost, offer: Offer) -> str:
         return f"no answer within {TRY_S:g} s"
     except OSError as error:
         return reason(error)
+    except ValueError:  # a line without end
+        return "another host answers there"
     return "" if answer.decode("ascii", errors="replace").strip() == host.token else "another host answers there"
 
 

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlcore.errors import KernelError
+from rlcore.regular_file import read_regular
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.[ch]")))
 FLAGS = (
@@ -80,7 +81,7 @@ def compiler() -> tuple[str, ...]:
         if path := shutil.which(name):
             return (path,)
     if find_spec("ziglang"):
-        return sys.executable, "-m", "ziglang", "cc"
+        return sys.executable, "-P", "-m", "ziglang", "cc"
     raise KernelError(
         "model.kernels is compiled, and there is no C compiler",
         legal=f"the command in $CC, or one of {', '.join(COMPILERS)}, ziglang",
@@ -175,18 +176,21 @@ _REMEDY = "another C compiler in $CC, or model.kernels torch"
 def _is_whole(kept: Path) -> bool:
     """Whether it is what was put there, by the digest beside it."""
     told = kept.with_suffix(".sha256")
-    return kept.is_file() and told.is_file() and told.read_text() == _digest(kept)
+    try:
+        return read_regular(told) == _digest(kept).encode()
+    except OSError:  # not there, or not a file
+        return False
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def _name(command: tuple[str, ...]) -> str:
     """A digest of sources, the command with its flags, the compiler's version and the processor."""
     told = hashlib.sha256()
     for source in SOURCES:
-        told.update(source.read_bytes())
+        told.update(read_regular(source))
     told.update(shlex.join((*command, *FLAGS, _version(command), _processor())).encode())
     return told.hexdigest()[:16]
 

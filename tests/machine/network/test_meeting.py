@@ -67,10 +67,15 @@ def test_all_know_the_same() -> None:
     assert len(said) == 3
 
 
-def test_an_address_at_which_another_host_answers_is_not_this_hosts() -> None:
+@pytest.mark.parametrize("said", [b"", b"token\n", b"x" * (1 << 18)])
+def test_an_address_at_which_another_host_answers_is_not_this_hosts(said: bytes) -> None:
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
     async def impostor() -> None:
         """Says hello, and that its probed port is one at which nobody knows its token."""
-        strangers = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        strangers = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = strangers.sockets[0].getsockname()[1]
         reader, writer, seal = await greeted()
         offer = {"interface": "docker0", "address": "127.0.0.1", "family": 4}

@@ -196,7 +196,7 @@ def test_a_compiler_in_a_wheel_is_taken_where_there_is_no_other(
 ) -> None:
     pytest.importorskip("ziglang", reason="pip install 'rlharness[kernels]'")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert module.compiler() == (sys.executable, "-m", "ziglang", "cc")
+    assert module.compiler() == (sys.executable, "-P", "-m", "ziglang", "cc")
     load()
     (kept,) = own_cache.glob("*.so")
     assert kept.stat().st_size > 10_000
