@@ -299,7 +299,7 @@ class Collector:
         if lack := shortage_at(directory):
             last = output.splitlines()[-1:]  # it ends in the error of the call that found no room
             return CollectionError("\n".join([f"{what}; {lack}", *last]), remedy=MAKE_ROOM)
-        if not output:
+        if not output and not end.reason:
             return CollectionError(f"{what}, and printed nothing", remedy=ASK_DOCTOR)
         remedy = "raise --collect-timeout, or name fewer paths" if end.reason == "timeout" else "correct pytest's error"
         return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)
