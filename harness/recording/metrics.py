@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.malformed import MALFORMED
+from harness.recording.notices import say
 from harness.trace.curve import TAKEN
 from harness.trace.values import Float
 
@@ -81,7 +82,7 @@ class PrintedMetrics:
                 except Exception as error:  # whatever it is: who prints must go on as without a recording
                     self._has_failed = True
                     told = f"{type(error).__name__}: {error}"
-                    print(f"rlharness: nothing more is taken from what is printed: {told}", file=sys.stderr)
+                    say(f"nothing more is taken from what is printed: {told}")
             return result
 
         try:

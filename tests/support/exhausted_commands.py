@@ -186,7 +186,8 @@ def _faults_of_end(command: Command, exhaustion: Exhaustion, trial: Trial) -> It
         yield f"exit code {trial.code} without a reason"
     if trial.code == ExitCode.USAGE_ERROR and "remedy: " not in trial.stderr:
         yield "no remedy"
-    lost = [name for name in FILES if name not in trial.stdout]
+    ran = FILES[-1:] if "--last-failed" in command.words else FILES
+    lost = [name for name in ran if name not in trial.stdout]
     if command.name.startswith("run") and "  collected  " in trial.stdout and lost:
         yield f"outcomes that were not printed: {lost}"
     if command.name == "merge" and exhaustion.areas and "FAILED test_c.py" not in trial.stdout:
