@@ -1,6 +1,7 @@
 """Commands on machines that have run out of disk, inodes, descriptors, processes or memory: a clear error, and outcomes
 kept. The whole matrix is tests/benchmarks/exhausted_machines.py."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from harness.core.errors import ExhaustedError, HarnessError
 from harness.process import supervisor_client
 from tests.support.exhausted_commands import COMMANDS, exhaustions, faults, prepare
 from tests.support.exhausted_machine import Trial, run_exhausted, why_unable
-from tests.support.suite_runs import QUICK, ROOT, environment, read_events, write_suite
+from tests.support.suite_runs import QUICK, ROOT, environment, read_events, run, write_suite
 
 pytestmark = pytest.mark.timeout(300)
 LIMIT_S = 100.0
@@ -100,6 +101,30 @@ def test_a_run_that_runs_out_ends_its_record_with_its_exit_code(tmp_path: Path) 
     last = read_events(tmp_path / ".rlharness" / "runs" / "latest" / "events.jsonl")[-1]
     assert (last["event"], last["exit_code"]) == ("run_finished", 4)
     assert "No space left on device" in last["error"]
+
+
+ONE_FORK_FAILS = """
+import os
+real, calls = os.fork, []
+
+def fork():
+    calls.append(1)
+    if len(calls) == 2:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return real()
+
+os.fork = fork
+"""
+
+
+def test_a_test_that_gets_no_process_fails_and_the_others_run(tmp_path: Path) -> None:
+    tests = "".join(f"def test_{number}(): pass\n" for number in range(3))
+    write_suite(tmp_path, {"conftest.py": ONE_FORK_FAILS, "test_a.py": tests})
+    done = run(tmp_path, "run", "--gpus", "none", "--isolate", "test", "--json")
+    counts = json.loads(done.stdout)["units"][0]["tests"]
+    assert {name: count for name, count in counts.items() if count} == {"passed": 2, "error": 1}, done.stderr
+    assert "the test could not be given a process: there is no process or thread left" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

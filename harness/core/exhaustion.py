@@ -113,7 +113,7 @@ def _disk(error: OSError) -> ExhaustedError:
 
 
 def _processes(error: BaseException) -> ExhaustedError:
-    return _limit(error, "process or thread left", "NPROC", "processes of this user", "ulimit -u 4096, pids.max")
+    return _limit(error, "process or thread left", "NPROC", "processes of this user, or pids.max", "ulimit -u 4096")
 
 
 def _memory(error: BaseException) -> ExhaustedError:

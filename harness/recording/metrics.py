@@ -81,8 +81,8 @@ class PrintedMetrics:
                     self._read(text, pending, has_json=has_json)
                 except Exception as error:  # whatever it is: who prints must go on as without a recording
                     self._has_failed = True
-                    told = f"{type(error).__name__}: {error}"
-                    say(f"nothing more is taken from what is printed: {told}")
+                    why = f"{type(error).__name__}: {error}"
+                    say(f"nothing more is taken from what is printed: {why}")
             return result
 
         try:

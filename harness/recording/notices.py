@@ -10,7 +10,7 @@ _said: set[str] = set()
 def say(line: str) -> None:
     """Print a line to standard error, past Python's buffers: what a full disk refuses must not come back at their end.
 
-    Never raises. Where the program has put something else in the place of `sys.stderr`, the line goes there.
+    Never raises. Where the program has replaced `sys.stderr`, the line goes to its own stream.
     """
     text, stream = f"rlharness: {line}\n", sys.stderr
     with suppress(OSError, ValueError, AttributeError):
