@@ -264,6 +264,7 @@ class RunConfig(Section):
         check_task(self.task)
         if isinstance(self.algorithm, GrpoSection):
             _check_loss_settings(self.algorithm)
+        _check_offload(self.deployment, self.model.device, self.algorithm)
         if self.correction.low > self.correction.high:
             low, high = self.correction.low, self.correction.high
             raise InvalidValueError(f"correction.low is {low}, above correction.high", legal=f"{high} or less")
@@ -323,6 +324,22 @@ def _check_two_stage(sampling: SamplingSection, algorithm: GrpoSection | PpoSect
         raise InvalidValueError(
             "algorithm.advantage is remax, and sampling.two_stage is set: a greedy completion has no items",
             legal="grpo, dr_grpo, rloo, reinforce_pp_baseline",
+        )
+
+
+def _check_offload(section: DeploymentSection, device: str, algorithm: GrpoSection | PpoSection) -> None:
+    """InvalidValueError for models that the run does not have, and where nothing would be freed."""
+    there = {"policy": True, "critic": isinstance(algorithm, PpoSection), "reference": algorithm.kl_coef > 0}
+    if absent := [name for name in section.offload if not there[name]]:
+        raise InvalidValueError(
+            f"deployment.offload has {', '.join(absent)}, which this run does not have",
+            legal=", ".join(name for name, is_there in there.items() if is_there),
+        )
+    if section.offload and device == "cpu" and not section.offload_directory:
+        raise InvalidValueError(
+            "deployment.offload from cpu to the memory of the host, which frees nothing",
+            legal="models on a GPU, or a directory on a disk",
+            remedy="deployment.offload_directory: PATH",
         )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, model_validator
 
 from rlcore.config_base import Positive, Section
 from rlcore.errors import InvalidValueError
@@ -33,6 +33,11 @@ class DeploymentSection(Section):
     """Restarts before a death ends the run."""
     sentinel_every: Annotated[int, Field(ge=0)] = 10
     """Updates between two comparisons of ranks that must hold equal bits; 0: they are never compared."""
+    offload: Annotated[tuple[Literal["policy", "critic", "reference"], ...], Strict(False)] = ()
+    """Models that leave their device while others need it: all while completions are sampled, the reference also while
+    the policy learns."""
+    offload_directory: str = ""
+    """Of offload: a directory on a disk, which takes their weights and optimizers; empty: the memory of the host."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that a rank waits for another, and a start for its processes."""
 
@@ -43,6 +48,11 @@ class DeploymentSection(Section):
             raise InvalidValueError(
                 f"deployment.num_copies is {self.num_copies}, of {self.num_ranks} ranks with sharding hybrid",
                 legal=", ".join(copies) or "none: hybrid needs two ranks or more",
+            )
+        if self.offload_directory and not self.offload:
+            raise InvalidValueError(
+                f"deployment.offload_directory is {self.offload_directory!r}, which has no effect here",
+                remedy="deployment.offload: [policy], or leave it out",
             )
         self._without_effect()
         return self

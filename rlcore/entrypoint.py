@@ -52,6 +52,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     for name, directory_given in (
         ("model.path", config.model.path),
         ("output.resume", config.output.resume),
+        ("deployment.offload_directory", config.deployment.offload_directory),
         ("task.reward_model.path", reward_model.path if reward_model else ""),
     ):
         if directory_given and not Path(directory_given).is_dir():

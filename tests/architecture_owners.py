@@ -13,6 +13,8 @@ CHILD_ROOMS = (  # entered by child processes only
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
+    "harness/core/redaction/switch.py",  # what --no-redact says reaches every process that writes
+    "harness/render/console.py",  # and whether what is printed goes to a job of GitHub Actions
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
@@ -42,8 +44,7 @@ IN_PYTEST = (
 PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
-    *("harness/process/ports.py", "harness/machine/network/interfaces.py", "harness/doctor/environment.py"),
-    *("harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
+    *("harness/process/ports.py", "harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package
@@ -60,7 +61,7 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
     "harness/lab/experiments/call_signature.py",
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
-    *("harness/render/jsonl.py", "harness/render/junit.py", "harness/lab/reproduce/debugger/lines.py"),
+    "harness/lab/reproduce/debugger/lines.py",
 )
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
@@ -112,6 +113,7 @@ OWNED = (
         (
             *("harness/core/replaced_file.py", "harness/runner/records/history_file.py"),
             *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
+            "harness/process/new_directory.py",
         ),
     ),
     # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/core/regular_file.py.
@@ -119,6 +121,39 @@ OWNED = (
         "harness/",
         ("builtins.open", ".read_text()", ".read_bytes()"),
         (*KERNELS_FILES, *PACKAGE_DATA, *OPEN_ALREADY, *NAMED_BY_THE_USER),
+    ),
+    # The same for writing: a FIFO waits for a reader, a link leads to a file of somebody else. See replaced_file.py.
+    Owned(
+        "harness/",
+        (".write_text()", ".write_bytes()"),
+        (
+            *("harness/recording/boot/", "harness/runner/sessions/memory_limit.py"),  # child processes
+            "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
+        ),
+    ),
+    # rlcore has one too, which parses their JSON as well: rlcore/regular_file.py.
+    Owned(
+        "rlcore/",
+        ("builtins.open", ".read_text()", ".read_bytes()", "json.load", "json.loads"),
+        (
+            "rlcore/regular_file.py",
+            *(
+                "rlcore/memory.py",
+                "rlcore/observability/phases.py",
+                "rlcore/numerics/compiled/library.py",
+            ),  # /proc, /sys
+        ),
+    ),
+    # These map a file by its name, which has been looked at first.
+    Owned(
+        "rlcore/",
+        ("safetensors.safe_open", "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageReader"),
+        ("rlcore/models/checkpoints.py", "rlcore/checkpoints/state_shards.py"),
+    ),
+    Owned(
+        "rlcore/",
+        ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
+        ("rlcore/weights/transports/checkpoint.py",),  # its own process has just written it
     ),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),

@@ -184,6 +184,10 @@ def test_a_run_of_tests_imports_nothing_of_the_lab() -> None:
         ("harness/machine/network.py", "from asyncio_pool import AioPool"),
         ("harness/runner/run.py", "def f(path):\n    with open(path) as file: pass"),
         ("harness/runner/run.py", "def f(path):\n    path.read_text('utf-8')"),
+        ("rlcore/models/tokenizer.py", "def f(path):\n    path.read_bytes()"),
+        ("rlcore/models/tokenizer.py", "from tokenizers import Tokenizer\nTokenizer.from_file('a')"),
+        ("rlcore/models/tokenizer.py", "import json\njson.loads('1')"),
+        ("rlcore/models/build.py", "from safetensors import safe_open\nsafe_open('a')"),
         ("tests/runner/test_run.py", "from hypothesis import HealthCheck, given"),
     ],
 )

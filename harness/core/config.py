@@ -68,6 +68,7 @@ class Keys:
     timeout_s: Seconds | None = None
     grace_s: SecondsOrZero | None = None
     slow_s: SecondsOrZero | None = None
+    wait_s: SecondsOrZero | None = None
     collect_timeout_s: Seconds | None = None
     cpu_units: Count | None = None
     isolate: Isolation | None = None
@@ -222,7 +223,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path, follows_links=True))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", remedy="name a readable file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}", remedy="correct the file") from None
 
 

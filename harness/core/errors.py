@@ -27,11 +27,13 @@ class HarnessError(Exception):
     exit_code = ExitCode.USAGE_ERROR
     in_record = False
     """Whether the record of a run, and its JSON, hold it already."""
+    has_lines = True
+    """Whether a text of it may have several lines; what only quotes names and data of others may not forge any."""
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
-        self.what = _shown(what)
-        self.legal = _shown(legal)
-        self.remedy = _shown(remedy)
+        self.what = self._shown(what)
+        self.legal = self._shown(legal)
+        self.remedy = self._shown(remedy)
         super().__init__(self.what)
 
     def __str__(self) -> str:
@@ -42,10 +44,10 @@ class HarnessError(Exception):
             lines.append(f"  remedy: {self.remedy}")
         return "\n".join(lines)
 
-
-def _shown(text: str) -> str:
-    """Text that may quote the files of others: without secrets, and with nothing in it that a terminal would obey."""
-    return "\n".join(map(harmless, redact_text(text).split("\n")))
+    def _shown(self, text: str) -> str:
+        """Text that may quote the files of others: without secrets, and with nothing in it that a terminal obeys."""
+        lines = redact_text(text).split("\n") if self.has_lines else [redact_text(text)]
+        return "\n".join(map(harmless, lines))
 
 
 class ExhaustedError(HarnessError):
@@ -60,6 +62,10 @@ class InventoryError(HarnessError, LookupError):
     """GPUs were asked for by name that this process may not use, or that do not exist."""
 
 
+class BusyGpusError(InventoryError):
+    """GPUs were asked for that others use now, and that this process may have afterwards."""
+
+
 class CollectionError(HarnessError):
     """The suite as a whole could not be collected: no file list came back."""
 
@@ -69,20 +75,30 @@ class CollectionError(HarnessError):
 class NetworkError(HarnessError):
     """Hosts that shall work together cannot find or cannot reach each other."""
 
+    has_lines = False
+
     exit_code = ExitCode.TESTS_FAILED
 
 
 class HistoryError(HarnessError):
     """The history of durations could not be read or written; estimates are used instead."""
 
+    has_lines = False
+
 
 class ReportError(HarnessError, ValueError):
     """An attempt's report.jsonl says it was written by a version this one cannot read."""
+
+    has_lines = False
 
 
 class TraceError(HarnessError, ValueError):
     """A trace, or a part of one, that cannot be written or read as asked."""
 
+    has_lines = False
+
 
 class BundleError(HarnessError, ValueError):
     """A bundle that cannot be written, or a file that is no whole one."""
+
+    has_lines = False

@@ -1,12 +1,13 @@
 """TMPDIR with a real lock taken in it, room for socket paths, /dev/shm, the limits of the process."""
 
-import json
 import os
 import resource
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.findings import Finding, Severity
+from harness.core.json_lines import as_float
 from harness.doctor.host import Answer, Host, module_command
 from harness.doctor.lock_trial import STEPS
 from harness.process.daemon_thread import in_daemon_thread
@@ -109,9 +110,9 @@ async def inspect_limits(host: Host) -> Sequence[Finding]:
 
 def read_trial(answer: Answer) -> Trial:
     """Parse the output of `lock_trial`."""
-    said = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
-    took_s = {line["step"]: line["took_s"] for line in said}
-    errors = {line["step"]: line["error"] for line in said if line["error"]}
+    said = [line for line in answer.objects("step", "took_s", "error") if line["step"] in STEPS]
+    took_s = {str(line["step"]): as_float(line["took_s"]) for line in said}
+    errors = {str(line["step"]): str(line["error"]) for line in said if line["error"]}
     problem = answer.problem
     if not problem and answer.exit_code != 0:
         problem = f"the trial ended with {answer.exit_code}: {answer.output.strip()[-200:]}"
@@ -126,7 +127,9 @@ def unanswering(check: str, path: str) -> Finding:
         Severity.BROKEN,
         f"the file system of {path} did not answer within {SURVEY_S:g} s",
         breaks="every process that opens a file there waits, and cannot be killed meanwhile",
-        remedy=f"export TMPDIR={DEFAULT_TMPDIR}" if is_elsewhere else f"umount -l {path}, and mount it again",
+        remedy=f"export TMPDIR={DEFAULT_TMPDIR}"
+        if is_elsewhere
+        else f"umount -l {shlex.quote(path)}, and mount it again",
         exports=(("TMPDIR", DEFAULT_TMPDIR),) if is_elsewhere else (),
     )
 
@@ -137,7 +140,8 @@ def check_tmpdir(directory: Directory, trial: Trial | None, *, is_set: bool, bet
     kind = f"{directory.fs_type or 'unknown file system'}, {_gb(directory.free_bytes)} free"
 
     def finding(severity: Severity, measured: str, breaks: str) -> Finding:
-        remedy = f"export TMPDIR={better}" if better else "export TMPDIR=DIR, a writable directory on a local disk"
+        export = f"export TMPDIR={shlex.quote(better or 'DIR')}"
+        remedy = export if better else f"{export}, a writable directory on a local disk"
         return Finding("TMPDIR", severity, measured, breaks, remedy, (("TMPDIR", better),) if better else ())
 
     if trial is None:

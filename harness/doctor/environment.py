@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from harness.core.fan_out import fan_out
 from harness.core.findings import Finding, Severity
 from harness.core.redaction import redact_fields, redact_text
+from harness.core.regular_file import open_regular
 from harness.determinism.known_variables import check_bit_variables, check_hash_seed
 from harness.doctor.host import Host
 from harness.process.daemon_thread import in_daemon_thread
@@ -96,8 +97,8 @@ def _current_cluster_file(environ: Mapping[str, str]) -> str:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(300).strip()
+        with open_regular(path, follows_links=True) as file:  # anybody may have put it there
+            return file.read(300).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 

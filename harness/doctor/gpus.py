@@ -1,6 +1,5 @@
 """GPUs: free, busy or slow; their NVLinks or XGMI links; the driver against what torch was built for."""
 
-import json
 import os
 import re
 import sys
@@ -123,12 +122,19 @@ async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
         )
 
 
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("version", "cuda", "hip", "warning"), str),
+    "is_available": bool,
+    "archs": list,
+}
+"""Keys of the lines of `torch_facts`; other lines are those of libraries."""
+
+
 def read_torch(answer: Answer) -> Torch:
     """Parse the output of `torch_facts`."""
     said: dict[str, Any] = {}
-    for line in answer.output.splitlines():
-        if line.startswith("{"):
-            said |= json.loads(line)
+    for line in answer.objects():
+        said |= {name: value for name, value in line.items() if isinstance(value, _TYPES.get(name, ()))}
     problem = answer.problem
     if not problem and answer.exit_code != 0:
         problem = " ".join(answer.output.split())[-300:] or f"it exited with {answer.exit_code}"
@@ -138,7 +144,7 @@ def read_torch(answer: Answer) -> Torch:
         hip=said.get("hip") or "",
         is_available=said.get("is_available"),
         warning=said.get("warning") or "",
-        archs=tuple(said.get("archs", ())),
+        archs=tuple(map(str, said.get("archs", ()))),
         problem=problem,
     )
 

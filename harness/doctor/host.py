@@ -4,10 +4,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import harness
 from harness.core.clock import Clock, SystemClock
+from harness.core.json_lines import json_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,10 @@ class Answer:
     """None where it did not exit by itself."""
     problem: str = ""
     """Why there is no whole answer; empty where there is one."""
+
+    def objects(self, *keys: str) -> list[dict[str, Any]]:
+        """Return the JSON objects among its lines that have these keys; libraries may log others between them."""
+        return [each for each in json_objects(self.output) if all(key in each for key in keys)]
 
 
 class AskChild(Protocol):

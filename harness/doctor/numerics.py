@@ -1,11 +1,11 @@
 """Whether level invariant can be held here: what the engine's probe certifies on this machine, asked of a child."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.findings import Finding, Severity
+from harness.core.json_lines import as_float
 from harness.doctor.host import Answer, Host, module_command
 
 SURVEY = "rlcore.numerics.survey"
@@ -28,6 +28,21 @@ class Survey:
     naive: Sequence[dict[str, Any]] = field(default=())
     problem: str = ""
 
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> "Survey":
+        """Return the report in a line; what has another type there counts as absent."""
+        found = {name: line[name] for name, kind in _TYPES.items() if isinstance(line.get(name), kind)}
+        naive = [each for each in found.pop("naive", []) if isinstance(each, dict) and each.keys() >= _OF_AN_OPERATION]
+        return cls(**found, duration_s=as_float(line.get("duration_s", 0.0)), naive=naive)
+
+
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("dtype", "device", "strategy", "problem"), str),
+    "length": int,
+    "naive": list,
+}
+_OF_AN_OPERATION = {"operation", "num_different", "num_cases"}
+
 
 async def inspect_numerics(host: Host) -> Sequence[Finding]:
     """A recipe for each type, or why there is none."""
@@ -36,13 +51,11 @@ async def inspect_numerics(host: Host) -> Sequence[Finding]:
 
 def check_numerics(answer: Answer) -> Finding:
     """Return the finding for the output of the child."""
-    lines = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
+    lines = answer.objects()
     missing = [line["missing"] for line in lines if "missing" in line]
     if missing:
         return Finding("numerics", Severity.FINE, f"not checked: {missing[0]} is not installed ({EXTRA})")
-    surveys = [
-        Survey(**{name: line[name] for name in Survey.__slots__ if name in line}) for line in lines if "dtype" in line
-    ]
+    surveys = [Survey.of(line) for line in lines if isinstance(line.get("dtype"), str)]
     if answer.problem or answer.exit_code != 0 or not surveys:
         return _no_answer(answer)
     lacking = [survey for survey in surveys if not survey.strategy]
@@ -69,7 +82,9 @@ def _kernels(lines: Sequence[dict[str, Any]]) -> str:
     """Whether model.kernels may be compiled, as the last line has it."""
     made = "".join(f"; compiled kernels by {line['compiler']}" for line in lines if "compiler" in line)
     return made or "".join(
-        f"; no compiled kernels: {line['uncompiled']} ({line['remedy']})" for line in lines if "uncompiled" in line
+        f"; no compiled kernels: {line['uncompiled']} ({line['remedy']})"
+        for line in lines
+        if "uncompiled" in line and "remedy" in line
     )
 
 

@@ -1,11 +1,11 @@
 """Whether a running server holds a checkpoint: what a child computed from it, beside what the server answers."""
 
-import json
-import math
 from dataclasses import dataclass
+from math import nan
 
 from harness.core.errors import UsageError
 from harness.core.findings import Finding, Severity
+from harness.core.json_lines import as_float
 from harness.doctor.host import Answer, Host, module_command
 
 CHECK = "weights"
@@ -17,6 +17,9 @@ FLOAT32_LIMIT = 1e-4
 ROUNDINGS = 4.0
 """Mean distances of the checkpoint's own bfloat16 pass: a server may round at other operations."""
 EXTRA = "pip install 'rlharness[engine]'"
+_ERROR = {"what", "legal", "remedy"}
+_DISTANCES = {"model", "num_tokens", "prompt", "decoded", "rounding", "shuffled"}
+"""Keys of the two lines that the child may end with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,17 @@ async def inspect_served_weights(host: Host, asked: ServedWeights) -> Finding:
 
 def compare_served_weights(asked: ServedWeights, answer: Answer) -> Finding:
     """Return the finding for the output of the child; raises UsageError for what the user can correct."""
-    lines = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
+    lines = [line for line in answer.objects() if line.keys() >= _ERROR or line.keys() >= _DISTANCES]
     if answer.problem or answer.exit_code != 0 or not lines:
         why = answer.problem or next(reversed(answer.output.split("\n")[:-1]), "") or f"exit code {answer.exit_code}"
         raise UsageError(f"the checkpoint's own forward pass failed: {why}", remedy=f"its engine is an extra: {EXTRA}")
     found = lines[-1]
     if "what" in found:
-        raise UsageError(found["what"], legal=found["legal"], remedy=found["remedy"])
-    prompt, decoded = (_number(found[name]) for name in ("prompt", "decoded"))
-    shuffled, of_layer = min((_number(distance), layer) for layer, distance in found["shuffled"].items())
-    limit, rounding = _limit(prompt, _number(found["rounding"]))
+        raise UsageError(str(found["what"]), legal=str(found["legal"]), remedy=str(found["remedy"]))
+    prompt, decoded = (as_float(found[name]) for name in ("prompt", "decoded"))
+    by_layer = found["shuffled"] if isinstance(found["shuffled"], dict) else {}
+    shuffled, of_layer = min(((as_float(distance), layer) for layer, distance in by_layer.items()), default=(nan, "?"))
+    limit, rounding = _limit(prompt, as_float(found["rounding"]))
     scale = f"{rounding} explains {limit:.2g}, one shuffled layer would make {shuffled:.2g} ({of_layer})"
     subject = f"{found['model']} at {asked.server} is {prompt:.2g} nats a token from {asked.checkpoint}"
     measured = f"{subject} over {found['num_tokens']} tokens; {scale}"
@@ -83,8 +87,3 @@ def _limit(distance: float, rounding: float) -> tuple[float, str]:
     if distance <= FLOAT32_LIMIT:
         return FLOAT32_LIMIT, "float32"
     return max(ROUNDINGS * rounding, FLOAT32_LIMIT), "bfloat16"
-
-
-def _number(value: object) -> float:
-    """Return a number of the child's line; NaN for any other value."""
-    return float(value) if isinstance(value, int | float) else math.nan

@@ -193,7 +193,10 @@ def read_variables(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 
     Its table has a line for each variable, with the function that reads it.
     """
-    text = read_text(path, errors="replace", follows_links=True) if path.is_file() else ""
+    try:
+        text = read_text(path, errors="replace", follows_links=True)
+    except OSError:  # another version may have it elsewhere
+        text = ""
     table = text.partition("environment_variables:")[2]
     found = {match[1]: match[2] for match in _READ.finditer(table)}
     return frozenset(found), frozenset(name for name, code in found.items() if _INTEGER.search(code))

@@ -61,7 +61,7 @@ def make_kept_directory(root: Path, kind: str, own_id: str, *, alternative: str 
     """
     home, of_kind = root / HOME, root / HOME / kind
     with _opened(home, None, alternative) as home_fd, _opened(of_kind, home_fd, alternative) as kind_fd:
-        os.mkdir(own_id, dir_fd=kind_fd)
+        os.mkdir(own_id, 0o700, dir_fd=kind_fd)  # a checkout may have brought `.rlharness` with another mode
         own_uid = os.lstat(own_id, dir_fd=kind_fd).st_uid  # this user's, as the file system has it: some map users
         for path, fd in ((home, home_fd), (of_kind, kind_fd)):
             if (uid := os.fstat(fd).st_uid) != own_uid:

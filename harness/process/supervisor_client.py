@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from harness.core.errors import ExhaustedError, HarnessError
 from harness.core.exhaustion import exhaustion_of
+from harness.core.regular_file import open_for_writing
 from harness.process.leaders_ahead import LeadersAhead, Parent, Waiting
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
@@ -180,8 +181,8 @@ class Supervisors:
     async def _supervisor(self, attempt: "_Attempt") -> Waiting:
         """Return a supervisor for an attempt: the one that waits if it is as one forked now would be."""
         spec, parent = attempt.spec, self.parent
-        log = os.open(os.path.join(spec.directory, "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
+        with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as file:
+            log = file.fileno()
             if parent is not None and spec.session is not None and parent.can_fork(spec.env):
                 waiting = self._ahead.take(parent.generation)
                 if waiting is None and (forked := await parent.fork(log)) is not None:
@@ -190,8 +191,6 @@ class Supervisors:
                     self._ahead.fork_next(parent)
                     return waiting
             return Waiting(self._fork_server.fork(log), attempt.means.cgroup, is_parents=False)
-        finally:
-            os.close(log)
 
     def _unrelated_pids(self) -> frozenset[int]:
         """The fork server and the supervisors that live: no orphans of a lost one."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.core.errors import TraceError
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import read_text
 from harness.trace.chain import Key
 
@@ -63,8 +64,10 @@ def read_report(directory: Path) -> Sequence[Transplanted]:
     """
     try:
         lines = read_text(directory / REPORT).split("\n")[:-1]
+        return tuple(Transplanted(**{**(fields := json.loads(line)), "fate": Fate(fields["fate"])}) for line in lines)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise TraceError(f"{directory / REPORT} cannot be read: {error.strerror}") from None
-    return tuple(Transplanted(**{**(fields := json.loads(line)), "fate": Fate(fields["fate"])}) for line in lines)
+    except MALFORMED as error:
+        raise TraceError(f"{directory / REPORT} is damaged: {error!r:.100}", remedy="run it again") from None

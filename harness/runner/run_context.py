@@ -1,14 +1,16 @@
 """Context of one run or plan: the machine as it was read, and the resources to return in the end."""
 
+import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.clock import Clock
-from harness.core.errors import InventoryError, UsageError
+from harness.core.clock import Clock, SystemClock
+from harness.core.errors import BusyGpusError, InventoryError, UsageError
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
+WAIT_EVERY_S = 2.0
+"""Between two looks at GPUs that are waited for."""
 INVENTORY_S = 60.0
 """Eight GPUs without persistence mode take up to half of that to wake."""
 
@@ -69,8 +73,31 @@ class RunContext:
 
 
 async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
-    """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
+    """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read.
 
+    Waits for busy ones as long as `options` allow: for all that are counted or named, and for one with auto.
+    """
+    clock, shown = SystemClock(), ""
+    deadline_s = clock.monotonic_s() + options.wait_s
+    while True:
+        left_s = deadline_s - clock.monotonic_s()
+        try:
+            found = await _read_run_gpus(options, claims)
+            left_out = found.inventory.left_out
+            if left_s <= 0 or found.inventory.gpus or not any(gpu.is_busy for gpu in left_out):
+                return found
+            reason = "; ".join(f"GPU {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
+        except BusyGpusError as error:
+            if left_s <= 0:
+                raise
+            reason = error.what
+        if (without_sizes := re.sub(r"[\d.]+ GB", "", reason)) != shown:  # a program's memory changes all the time
+            options.invocation.note(f"waiting for GPUs, {left_s:.0f} s at most: {reason}")
+            shown = without_sizes
+        await asyncio.sleep(min(WAIT_EVERY_S, left_s))
+
+
+async def _read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     def read() -> RunGpus:
         return RunGpus(*read_with_meter(options.gpus, options.invocation.environ, claims))
 

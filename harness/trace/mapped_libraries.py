@@ -1,5 +1,6 @@
 """The libraries that a process has mapped, by what they were built from: the build id that linkers leave in them."""
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from harness.core.regular_file import open_regular
 
 MAPS = Path("/proc/self/maps")
 EDGE_BYTES = 1_000_000
-MAX_TABLE_BYTES = 1 << 20
 """So much of either end stands for a library without a build id: hashing CUDA's whole would take seconds."""
+MAX_TABLE_BYTES, MAX_NOTES_BYTES = 1 << 12, 1 << 16
+"""So much is read of the program headers, and of each one's notes: linkers write a dozen headers, and short notes."""
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _PT_NOTE = 4
 _BUILD_ID = (3, b"GNU\0")
@@ -45,16 +47,22 @@ def build_id(file: BinaryIO) -> str:
         return ""
     (table_offset,) = struct.unpack_from("<Q", header, 32)
     entry_bytes, num_entries = struct.unpack_from("<HH", header, 54)
-    file.seek(table_offset)
-    table = file.read(min(entry_bytes * num_entries, MAX_TABLE_BYTES))
+    table = _read_at(file, table_offset, min(entry_bytes * num_entries, MAX_TABLE_BYTES))
     for at in range(0, len(table) - 55, max(56, entry_bytes)):
         kind, _, offset, _, _, size = struct.unpack_from("<IIQQQQ", table, at)
         if kind == _PT_NOTE:
-            file.seek(offset)
-            for note_kind, name, description in _notes(file.read(min(size, EDGE_BYTES))):
+            for note_kind, name, description in _notes(_read_at(file, offset, min(size, MAX_NOTES_BYTES))):
                 if (note_kind, name) == _BUILD_ID:
                     return description.hex()
     return ""
+
+
+def _read_at(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
+    """Bytes at an offset that stands in the file; none where it has no such place, or no file can have it."""
+    if offset > file.seek(0, os.SEEK_END):
+        return b""
+    file.seek(offset)
+    return file.read(num_bytes)
 
 
 def _notes(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:

@@ -18,13 +18,17 @@ from typing import Any
 
 from harness.core.errors import TraceError
 from harness.core.malformed import MALFORMED
-from harness.core.regular_file import open_regular
+from harness.core.regular_file import read_text
 from harness.trace.digests import RAW
 from harness.trace.reasons import OtherSteps, VerdictCode, VerdictReason
 from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
+MAX_BYTES = 1 << 30
+"""Limit on one record; a step of 100,000 operations has about 60 MB."""
 VERSION = 2
+MAX_BYTES = 1 << 30
+"""So large may a record be: over a million operations."""
 FLAGGED_SINCE = 2
 """The version from which on a record says which of its floats are not finite."""
 UNREAD = "none"
@@ -171,8 +175,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     """
     path = directory / OPS / ops_name(rank, step)
     try:
-        with open_regular(path, follows_links=True) as file:
-            text = file.read().decode("utf-8", errors="replace")
+        text = read_text(path, max_bytes=MAX_BYTES, errors="replace", follows_links=True)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -52,6 +52,8 @@ DTYPES = {
 """Dtypes of traces -> (the format's own word, bytes of an element); what it has no word for is kept as bytes."""
 _BYTES = ("U8", 1)
 _HEADER_LENGTH = struct.Struct("<Q")
+MAX_HEADER_BYTES = 100_000_000
+"""As the library safetensors has it."""
 _ALIGNMENT = 8
 
 
@@ -136,7 +138,7 @@ def _tensor(file: BinaryIO, size_bytes: int, key: str) -> bytes | None:
     """The bytes under a key; None where there are none. One of several errors where the file is damaged."""
     (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
     data_at = _HEADER_LENGTH.size + length
-    if data_at > size_bytes:
+    if data_at > size_bytes or length > MAX_HEADER_BYTES:
         raise ValueError
     fields = dict(json.loads(file.read(length)))
     if key not in fields:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,10 +25,19 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlcore.checkpoints.checkpoint_files import CHECKSUMS, SUFFIX, VALUES, Checksums, decoded_values, encoded_values
+from rlcore.checkpoints.checkpoint_files import (
+    CHECKSUMS,
+    REMEDY,
+    SUFFIX,
+    VALUES,
+    Checksums,
+    decoded_values,
+    encoded_values,
+)
 from rlcore.errors import CheckpointError, InvalidValueError
 
 PARTIAL, REPLACED = ".partial", ".replaced"
+_Content = TypeVar("_Content")
 _NAME = re.compile(rf"step-(\d{{6,}})({re.escape(REPLACED)})?")
 _GROUP = re.compile(r"[a-z0-9_]+")
 
@@ -100,9 +109,9 @@ def load(path: Path) -> Checkpoint:
     values: Mapping[str, Any] = {}
     for name in checksums.files:
         if name == VALUES:
-            values = decoded_values(checksums.read_file(path, name))
+            values = _parsed(path / name, checksums.read_file(path, name), decoded_values)
         elif "/" not in name and name.endswith(SUFFIX):
-            tensors[name.removesuffix(SUFFIX)] = load_tensors(checksums.read_file(path, name))
+            tensors[name.removesuffix(SUFFIX)] = _parsed(path / name, checksums.read_file(path, name), load_tensors)
         else:
             checksums.check_file(path, name)
     return Checkpoint(path, checksums.step, tensors, values)
@@ -110,7 +119,7 @@ def load(path: Path) -> Checkpoint:
 
 def read_values(path: Path) -> Mapping[str, Any]:
     """Return the values of a checkpoint, its file checked; raises CheckpointError."""
-    return decoded_values(_checksums(path).read_file(path, VALUES))
+    return _parsed(path / VALUES, _checksums(path).read_file(path, VALUES), decoded_values)
 
 
 def load_newest(directory: Path, at_most: int | None = None) -> Checkpoint | None:
@@ -132,6 +141,14 @@ def load_newest(directory: Path, at_most: int | None = None) -> Checkpoint | Non
             remedy="start a new run in another directory, or restore a copy",
         )
     return None
+
+
+def _parsed(path: Path, content: bytes, parse: Callable[[bytes], _Content]) -> _Content:
+    """Parse a file whose checksum is right, and which another program may have written; raises CheckpointError."""
+    try:
+        return parse(content)
+    except (ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r:.300}", remedy=REMEDY) from error
 
 
 def _checksums(path: Path) -> Checksums:

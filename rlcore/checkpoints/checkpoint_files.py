@@ -12,6 +12,7 @@ from typing import Any
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.regular_file import MAX_DEPTH, open_regular, parse_object, read_regular
 
 FORMAT = 1
 CHECKSUMS, VALUES, SUFFIX = "checksums.json", "values.json", ".safetensors"
@@ -43,13 +44,17 @@ class Checksums:
         """Those of a checkpoint; raises CheckpointError where they are damaged."""
         path = directory / CHECKSUMS
         try:
-            raw = path.read_bytes()
-            found = json.loads(raw)
+            raw = read_regular(path)
+            found = parse_object(raw)
             made = cls(found["step"], found["files"])
             # Every byte counts, spaces too: what is not what we would write was not written by us.
-            is_whole = made.encoded() == raw and not any(map(_leads_out, made.files))
+            is_whole = (
+                made.encoded() == raw
+                and type(made.step) is int
+                and all(_is_entry(*each) for each in made.files.items())
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error!r}", remedy=REMEDY) from error
+            raise CheckpointError(f"{path} cannot be read: {error!r:.300}", remedy=REMEDY) from error
         if not is_whole:
             raise CheckpointError(f"{path} is damaged, or of another format", legal=f"format {FORMAT}", remedy=REMEDY)
         return made
@@ -64,7 +69,7 @@ class Checksums:
         path = directory / name
         try:
             found = _checksum(path)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # names that no file can have are ValueErrors
             raise CheckpointError(f"{path} cannot be read: {error}", remedy=REMEDY) from error
         self._compare(path, name, found)
 
@@ -80,8 +85,8 @@ class Checksums:
         """The bytes of a file, checked after they were read; raises CheckpointError."""
         path = directory / name
         try:
-            content = path.read_bytes()
-        except OSError as error:
+            content = read_regular(path, max_bytes=self.files[name]["num_bytes"])
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}", remedy=REMEDY) from error
         self._compare(path, name, {"num_bytes": len(content), "xxh3_128": xxh3_128_hexdigest(content)})
         return content
@@ -98,20 +103,21 @@ def encoded_values(values: Mapping[str, Any]) -> bytes:
 
 
 def decoded_values(content: bytes) -> dict[str, Any]:
-    """What `encoded_values` has written."""
-    values: dict[str, Any] = json.loads(content)
-    return values
+    """What `encoded_values` has written; ValueError for anything else."""
+    return parse_object(content)
 
 
-def _check_plain(value: Any, place: str) -> None:
+def _check_plain(value: Any, place: str, num_levels: int = MAX_DEPTH) -> None:
+    if not num_levels and type(value) in (dict, list):
+        raise InvalidValueError(f"{place:.100} is nested too deeply", legal=f"at most {MAX_DEPTH} levels")
     if type(value) is dict:
         for name, item in value.items():
             if type(name) is not str:
                 raise InvalidValueError(f"{place} has the key {name!r}", legal="text")
-            _check_plain(item, f"{place}.{name}")
+            _check_plain(item, f"{place}.{name}", num_levels - 1)
     elif type(value) is list:
         for number, item in enumerate(value):
-            _check_plain(item, f"{place}[{number}]")
+            _check_plain(item, f"{place}[{number}]", num_levels - 1)
     elif value is not None and type(value) not in (str, int, float, bool):
         raise InvalidValueError(
             f"{place} is a {type(value).__name__}",
@@ -120,9 +126,11 @@ def _check_plain(value: Any, place: str) -> None:
         )
 
 
-def _leads_out(name: str) -> bool:
-    """Whether a path inside a checkpoint is that of another file."""
-    return Path(name).is_absolute() or ".." in Path(name).parts
+def _is_entry(name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether a file has a path inside the checkpoint, a size and a digest."""
+    is_inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+    kinds = {key: type(value) for key, value in entry.items()}
+    return is_inside and kinds == {"num_bytes": int, "xxh3_128": str}
 
 
 def _encoded(content: Mapping[str, Any]) -> bytes:
@@ -131,7 +139,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 def _checksum(path: Path) -> dict[str, Any]:
     digest, num_bytes = xxh3_128(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             num_bytes += len(block)

@@ -9,7 +9,6 @@ format has no pickle: reading a directory runs no code of it. `rlcore.checkpoint
 checksums, without which a missing file would not be noticed.
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -27,10 +27,17 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.checkpoints.optimizer_state import STEP
 from rlcore.errors import CheckpointError
+from rlcore.regular_file import check_regular
 from rlcore.trainers.base import TrainerState
 
 WEIGHTS, OPTIMIZER = "weights.", "optimizer."
 """Beginnings of the names of tensors in the files."""
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError),
+    SafetensorError,
+)
+"""What torch's reader raises for a header that is malformed, or describes what cannot be."""
+_REMEDY = "resume from an older checkpoint, or copy this one again"
 
 
 def write_state(path: Path, state: TrainerState, group: dist.ProcessGroup | None) -> None:
@@ -52,9 +59,15 @@ def read_state(path: Path, parameters: Mapping[str, nn.Parameter], group: dist.P
     """
     reader = HuggingFaceStorageReader(str(path))
     try:
+        num_bytes = _num_bytes(path)
         found = reader.read_metadata().state_dict_metadata
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", remedy="resume from an older checkpoint") from error
+        num_described = sum(map(_described_bytes, found.values()))
+    except (OSError, *_MALFORMED) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r:.300}", remedy=_REMEDY) from error
+    if num_described > num_bytes:
+        raise CheckpointError(
+            f"{path} describes {num_described:,} bytes of tensors, and has {num_bytes:,}", remedy=_REMEDY
+        )
     if not found:
         raise CheckpointError(f"{path} has no tensor", legal="the state of a trainer, as `write_state` writes it")
     tensors = {name: _empty(name, spec, parameters) for name, spec in found.items()}
@@ -62,8 +75,21 @@ def read_state(path: Path, parameters: Mapping[str, nn.Parameter], group: dist.P
         with _quiet(), _failures():
             load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", remedy="resume from an older checkpoint") from error
+        raise CheckpointError(f"{path} cannot be read: {error}", remedy=_REMEDY) from error
     return TrainerState(_part(tensors, WEIGHTS), _part(tensors, OPTIMIZER))
+
+
+def _num_bytes(path: Path) -> int:
+    """The bytes of the files with tensors. OSError where one of them is no regular file."""
+    files = sorted(path.glob("*.safetensors"))
+    for file in files:
+        check_regular(file)
+    return sum(file.stat().st_size for file in files)
+
+
+def _described_bytes(spec: object) -> int:
+    assert isinstance(spec, TensorStorageMetadata), "files have tensors alone"
+    return spec.size.numel() * spec.properties.dtype.itemsize
 
 
 def _part(tensors: Mapping[str, Tensor], beginning: str) -> dict[str, Tensor]:

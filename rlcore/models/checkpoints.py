@@ -20,6 +20,7 @@ from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import read_config, written_config
+from rlcore.regular_file import check_regular, parse_object, read_regular
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 SHARD_BYTES = 5_000_000_000
@@ -120,10 +121,27 @@ def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cp
     """
     check_known_parts()
     found = read_json(directory / CONFIG)
-    decoder = Decoder(read_config(found)).to(device, dtype or own_dtype(found))
+    config = read_config(found)
+    check_size(directory, config)
+    decoder = Decoder(config).to(device, dtype or own_dtype(found))
     ignored = {"lm_head.weight"} if decoder.config.is_tied else set[str]()
     fill(decoder, read_tensors(directory, tensor_names(decoder.config), ignored=ignored))
     return decoder
+
+
+def check_size(directory: Path, config: DecoderConfig) -> None:
+    """Check that the files hold what the model needs, before memory is taken for it; raises CheckpointError."""
+    shards = _shards(directory)
+    try:
+        num_bytes = sum((directory / shard).stat().st_size for shard in shards)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory} cannot be read: {error}", remedy="copy the checkpoint again") from error
+    if config.num_weights > num_bytes:  # a byte or more each
+        raise CheckpointError(
+            f"{directory / CONFIG} describes {config.num_weights:,} weights, and the files have {num_bytes:,} bytes",
+            legal=f"the {CONFIG} of these weights",
+            remedy="copy the checkpoint again",
+        )
 
 
 def tensor_names(config: DecoderConfig) -> set[str]:
@@ -194,9 +212,11 @@ def write(
 def own_dtype(found: Mapping[str, Any]) -> torch.dtype:
     """Return the type that a config.json names; raises InvalidValueError for one that is not read."""
     name = found.get("dtype") or found.get("torch_dtype") or "float32"
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise InvalidValueError(
-            f"a checkpoint of {name}", legal=", ".join(DTYPES), remedy="say which to convert to: dtype=torch.float32"
+            f"a checkpoint of {name!s:.60}",
+            legal=", ".join(DTYPES),
+            remedy="say which to convert to: dtype=torch.float32",
         )
     return DTYPES[name]
 
@@ -207,9 +227,12 @@ def _shards(directory: Path) -> dict[str, list[str]]:
         with _opened(directory / WEIGHTS) as file:
             return {WEIGHTS: list(file.keys())}
     shards: dict[str, list[str]] = {}
-    for name, file_name in read_json(directory / INDEX)["weight_map"].items():
-        if "/" in file_name:
-            raise CheckpointError(f"{directory / INDEX} names {file_name!r}", legal="files beside it")
+    weight_map = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{directory / INDEX} has no weight_map", legal="the file of each tensor, by its name")
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or "/" in file_name:
+            raise CheckpointError(f"{directory / INDEX} names {file_name!r:.300}", legal="files beside it")
         shards.setdefault(file_name, []).append(name)
     return shards
 
@@ -234,9 +257,10 @@ def _fill(target: Tensor, value: Tensor, name: str) -> None:
 def _opened(path: Path) -> Iterator[Any]:
     """A safetensors file; CheckpointError where it is not one."""
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, MemoryError, SafetensorError) as error:  # a ValueError: no file can have the name
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
 
 
@@ -253,10 +277,9 @@ def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file of a checkpoint; raises CheckpointError."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return parse_object(read_regular(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", legal="a Hugging Face checkpoint") from error
-    return found
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

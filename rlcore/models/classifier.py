@@ -13,10 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.models.checkpoints import CONFIG, fill, hub_tensors, own_dtype, read_json, read_tensors, tensor_names, write
+from rlcore.models.checkpoints import (
+    CONFIG,
+    check_size,
+    fill,
+    hub_tensors,
+    own_dtype,
+    read_json,
+    read_tensors,
+    tensor_names,
+    write,
+)
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.models.hub_config import ARCHITECTURES, read_config, written_config
+from rlcore.models.hub_config import ARCHITECTURES, read_architecture, read_config, written_config
 
 CLASSIFIERS = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in ARCHITECTURES}
 """Architecture of a classifier -> that of its decoder."""
@@ -70,21 +80,16 @@ def read_classifier_config(found: dict[str, Any]) -> DecoderConfig:
 
     Raises InvalidValueError for another architecture and for a number of labels that is not 1.
     """
-    architectures = found.get("architectures") or []
-    if len(architectures) != 1 or architectures[0] not in CLASSIFIERS:
-        raise InvalidValueError(
-            f"a reward model of architecture {', '.join(map(str, architectures)) or 'not named'}",
-            legal=", ".join(CLASSIFIERS),
-        )
+    architecture = read_architecture(found, CLASSIFIERS, kind="a reward model of architecture")
     labels = found.get("id2label")
-    num_labels = found.get("num_labels", 2 if labels is None else len(labels))  # transformers' default is 2
+    num_labels = found.get("num_labels", len(labels) if isinstance(labels, dict) else 2)  # transformers' default is 2
     if num_labels != 1:
         raise InvalidValueError(
-            f"a reward model of {num_labels} labels",
+            f"a reward model of {num_labels!s:.60} labels",
             legal="1 label, whose logit is the reward",
             remedy='save it with num_labels=1, or write "id2label": {"0": "reward"} into its config.json',
         )
-    return read_config({**found, "architectures": [CLASSIFIERS[architectures[0]]], "tie_word_embeddings": True})
+    return read_config({**found, "architectures": [CLASSIFIERS[architecture]], "tie_word_embeddings": True})
 
 
 def load_classifier(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cpu") -> Classifier:
@@ -93,7 +98,9 @@ def load_classifier(directory: Path, *, dtype: torch.dtype | None = None, device
     Raises InvalidValueError for a model that is not supported, CheckpointError for weights that do not fit.
     """
     found = read_json(directory / CONFIG)
-    classifier = Classifier(read_classifier_config(found)).to(device, dtype or own_dtype(found))
+    config = read_classifier_config(found)
+    check_size(directory, config)
+    classifier = Classifier(config).to(device, dtype or own_dtype(found))
     wanted = tensor_names(classifier.config) | {SCORE}
     for name, tensor in read_tensors(directory, wanted, ignored=("lm_head.weight",)):
         if name == SCORE:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from rlcore.errors import InvalidValueError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+MAX_LENGTH = 1 << 21
+"""Positions that rotations are made for, at most: 2 GiB of them for heads of 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class DecoderConfig:
         for name in ("vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "max_length"):
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} {getattr(self, name)}", legal="1 or more")
+        if self.max_length > MAX_LENGTH:
+            raise InvalidValueError(f"max_length {self.max_length}", legal=f"1 to {MAX_LENGTH:,}")
         if self.num_heads % self.num_kv_heads:
             raise InvalidValueError(
                 f"num_kv_heads {self.num_kv_heads}", legal=f"a divisor of num_heads, {self.num_heads}"
@@ -76,6 +80,12 @@ class DecoderConfig:
     def num_qkv_heads(self) -> int:
         """Heads of queries, keys and values together."""
         return self.num_heads + 2 * self.num_kv_heads
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of all matrices; vectors not counted."""
+        *of_layer, of_head = (inputs * outputs for inputs, outputs in self.product_shapes)
+        return self.num_layers * sum(of_layer) + of_head * (1 if self.is_tied else 2)
 
     @property
     def product_shapes(self) -> tuple[tuple[int, int], ...]:

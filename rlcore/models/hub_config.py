@@ -1,6 +1,7 @@
 """config.json as Hugging Face's checkpoints have it, and back. What the decoder would compute wrongly is refused."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlcore.errors import InvalidValueError
@@ -20,38 +21,72 @@ PLAIN = {
 def read_config(found: Mapping[str, Any]) -> DecoderConfig:
     """The decoder that a config.json describes, of transformers 4 or 5.
 
-    Raises InvalidValueError for an architecture, a rotation or a feature that is not supported, with those that are.
+    Raises InvalidValueError for an architecture, a rotation or a feature that is not supported, with those that are,
+    and for values that are missing or of another type.
     """
-    architectures = found.get("architectures") or []
-    if len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
-        raise InvalidValueError(
-            f"architecture {', '.join(map(str, architectures)) or 'not named'}", legal=", ".join(ARCHITECTURES)
-        )
-    family = ARCHITECTURES[architectures[0]]
+    family = ARCHITECTURES[read_architecture(found, ARCHITECTURES)]
     for key, legal in PLAIN.items():
         if found.get(key) not in legal:
             raise InvalidValueError(f"{key} {found[key]!r}", legal=repr(legal[0]))
     if family != "qwen2" and found.get("attention_bias"):
         raise InvalidValueError(f"attention_bias {found['attention_bias']!r}", legal="False", remedy="a Qwen2 has one")
-    if {*(found.get("layer_types") or ())} - {"full_attention"}:
-        raise InvalidValueError(f"layer_types {found['layer_types']}", legal="full_attention for every layer")
-    rope = {**(found.get("rope_scaling") or {}), **(found.get("rope_parameters") or {})}
-    heads = found["num_attention_heads"]
+    types = found.get("layer_types") or []
+    if not isinstance(types, list) or any(each != "full_attention" for each in types):
+        raise InvalidValueError(f"layer_types {types!r:.300}", legal="full_attention for every layer")
+    rope = _mapping(found, "rope_scaling") | _mapping(found, "rope_parameters")
+    heads, width = _whole(found, "num_attention_heads"), _whole(found, "hidden_size")
+    theta = rope if rope.get("rope_theta") else {"rope_theta": found.get("rope_theta") or 10000.0}
     return DecoderConfig(
         family=family,
-        vocab_size=found["vocab_size"],
-        width=found["hidden_size"],
-        num_layers=found["num_hidden_layers"],
+        vocab_size=_whole(found, "vocab_size"),
+        width=width,
+        num_layers=_whole(found, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=found.get("num_key_value_heads") or heads,
-        head_width=found.get("head_dim") or found["hidden_size"] // heads,
-        ffn_width=found["intermediate_size"],
-        max_length=found["max_position_embeddings"],
-        rope_theta=float(rope.get("rope_theta") or found.get("rope_theta") or 10000.0),
-        norm_eps=float(found["rms_norm_eps"]),
+        num_kv_heads=_whole(found, "num_key_value_heads", heads),
+        head_width=_whole(found, "head_dim", width // heads),
+        ffn_width=_whole(found, "intermediate_size"),
+        max_length=_whole(found, "max_position_embeddings"),
+        rope_theta=_number(theta, "rope_theta"),
+        norm_eps=_number(found, "rms_norm_eps"),
         is_tied=bool(found.get("tie_word_embeddings", False)),
         rope_scaling=_scaling(rope),
     )
+
+
+def read_architecture(found: Mapping[str, Any], legal: Collection[str], kind: str = "architecture") -> str:
+    """Return the only architecture that a config.json names; InvalidValueError where it is not a legal one."""
+    named = found.get("architectures") or []
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str) or named[0] not in legal:
+        told = ", ".join(map(str, named)) if isinstance(named, list) else repr(named)
+        raise InvalidValueError(f"{kind} {told or 'not named':.300}", legal=", ".join(legal))
+    return named[0]
+
+
+def _whole(found: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A whole number, 1 or more."""
+    value = (found.get(key) or default) if default is not None else found.get(key)
+    if type(value) is not int or value < 1:
+        raise InvalidValueError(f"{key} {value!r:.60}", legal="a whole number, 1 or more")
+    return value
+
+
+def _number(found: Mapping[str, Any], key: str) -> float:
+    """A number that a float holds, 0 or more."""
+    value = found.get(key)
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if 0 <= number < math.inf:
+        return number
+    raise InvalidValueError(f"{key} {value!r:.60}", legal="a number, 0 or more")
+
+
+def _mapping(found: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = found.get(key) or {}
+    if not isinstance(value, dict):
+        raise InvalidValueError(f"{key} {value!r:.60}", legal="an object")
+    return value
 
 
 def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
@@ -60,12 +95,8 @@ def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
         raise InvalidValueError(f"rope_type {kind!r}", legal=", ".join(ROPE_TYPES))
     if kind == "default":
         return None
-    return RopeScaling(
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(rope["original_max_position_embeddings"]),
-    )
+    factor, low, high = (_number(rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    return RopeScaling(factor, low, high, _whole(rope, "original_max_position_embeddings"))
 
 
 def written_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:

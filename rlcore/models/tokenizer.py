@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.regular_file import parse_object, read_regular
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIAL = (PAD, BOS, EOS)
@@ -122,10 +123,10 @@ class HubTokenizer:
 
     def __init__(self, files: Mapping[str, bytes], *, eos_id: int, pad_id: int, stop_ids: Sequence[int] = ()) -> None:
         backend = Tokenizer.from_buffer(files[FILE])
-        numbers = backend.get_vocab(with_added_tokens=True).values()
+        last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         for name, number in (("eos", eos_id), ("pad", pad_id), *(("stop", each) for each in stop_ids)):
-            if number < 0 or backend.id_to_token(number) is None:
-                raise InvalidValueError(f"{name} token {number}", legal=f"a token, 0 to {max(numbers)}")
+            if not 0 <= number <= last or backend.id_to_token(number) is None:
+                raise InvalidValueError(f"{name} token {number!s:.60}", legal=f"a token, 0 to {last}")
         self.files = dict(files)
         """Those of its checkpoint, by name."""
         self.backend = backend
@@ -133,7 +134,7 @@ class HubTokenizer:
         self.backend.no_padding()
         # Decoding leaves out what is marked so, and not every tokenizer.json marks its end.
         self.backend.add_special_tokens([backend.id_to_token(number) for number in (eos_id, pad_id)])
-        self.vocab_size = max(numbers) + 1
+        self.vocab_size = last + 1
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.stop_ids = tuple(stop_ids)
@@ -159,7 +160,7 @@ class HubTokenizer:
 
     def is_saved_in(self, directory: Path) -> bool:
         """Return whether a directory has the files it was loaded from, byte for byte. OSError where one is missing."""
-        return all((directory / name).read_bytes() == content for name, content in self.files.items())
+        return all(read_regular(directory / name) == content for name, content in self.files.items())
 
     @classmethod
     def load(cls, directory: Path) -> "HubTokenizer":
@@ -177,7 +178,7 @@ class HubTokenizer:
                 legal=f"eos_token in {CONFIGS[0]}, or eos_token_id in {CONFIGS[-1]}",
             )
         pads = _named(directory, backend, "pad") or ends
-        files = {name: (directory / name).read_bytes() for name in FILES if (directory / name).is_file()}
+        files = {name: read_regular(directory / name) for name in FILES if (directory / name).is_file()}
         return cls(files, eos_id=ends[0], pad_id=pads[0], stop_ids=ends[1:])
 
 
@@ -200,7 +201,7 @@ def _backend(directory: Path) -> Tokenizer:
             remedy="write one: transformers.AutoTokenizer.from_pretrained(...).save_pretrained(directory)",
         )
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_buffer(read_regular(path))
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
 
@@ -210,26 +211,33 @@ def _named(directory: Path, backend: Tokenizer, role: str) -> list[int]:
     found: dict[int, None] = {}
     for name in CONFIGS:
         for token in _tokens(_config(directory / name), role):
-            number = backend.token_to_id(token) if isinstance(token, str) else token
+            number = _number(backend, token)
             if number is None:
-                raise InvalidValueError(f"{role}_token {token!r} of {directory / name}", legal=f"a token of {FILE}")
+                raise InvalidValueError(
+                    f"{role}_token {token!r:.300} of {directory / name}", legal=f"a token of {FILE}"
+                )
             found[number] = None
     return list(found)
 
 
-def _tokens(config: Mapping[str, Any], role: str) -> Iterator[str | int]:
+def _number(backend: Tokenizer, token: object) -> int | None:
+    """The number of a token, by its text or as it stands there; None where it is neither."""
+    try:
+        return backend.token_to_id(token) if isinstance(token, str) else token if type(token) is int else None
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return None
+
+
+def _tokens(config: Mapping[str, Any], role: str) -> Iterator[object]:
     """Texts of tokens, or their numbers: one or several, a text also as {"content": text}."""
     for value in (config.get(f"{role}_token"), config.get(f"{role}_token_id")):
         for token in value if isinstance(value, list) else [value]:
             if token not in (None, -1):  # as older checkpoints say that there is none
-                yield token["content"] if isinstance(token, dict) else token
+                yield token.get("content") if isinstance(token, dict) else token
 
 
 def _config(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError as error:
+        return parse_object(read_regular(path)) if path.is_file() else {}
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is not a JSON object", remedy="copy the checkpoint again")
-    return found

@@ -22,6 +22,7 @@ from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch
 from rlcore.config import CorrectionSection, RunConfig
 from rlcore.observability.events import BatchExtended, PolicyMatched
+from rlcore.recipes.idle_models import rest
 from rlcore.train_state import TrainState
 from rlcore.trainers.base import MicrobatchLoss, Reader, Reading
 from rlcore.trainers.scoring import in_bulk, score
@@ -113,6 +114,7 @@ def add_ref_logprobs(state: TrainState, batch: Batch) -> Batch:
     if state.reference is None:
         return batch
     batch = batch.extended(ref_logprobs=logprobs_in_bulk(state, state.reference, batch))
+    rest(state, state.reference)
     state.observers.emit(BatchExtended(batch, "reference", ("ref_logprobs",)))
     return batch
 

@@ -13,6 +13,7 @@ from rlcore.environments.trajectory import Trajectory
 from rlcore.keys import completion_key, epoch_items, permutation
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import RequestsBuilt, RolloutBatched, SamplingBegins, TrajectoriesSampled
+from rlcore.recipes.idle_models import rest
 from rlcore.rewards.branches import score_branches
 from rlcore.rewards.score import Scores
 from rlcore.samplers.base import Sampler
@@ -27,6 +28,7 @@ def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Bat
     config, observers = state.config, state.observers
     with observers.stage("rollout"):
         observers.emit(SamplingBegins(state.policy.weights(), state.receipt, state.sampler.weight_target))
+        rest(state, state.policy, state.critic, state.reference)
         wanted = requests(state, prompts_of(state, step), step)
         observers.emit(RequestsBuilt(wanted))
         trajectories = collect_all(state, wanted)

@@ -1,6 +1,5 @@
 """Prompts from a file: JSON lines or parquet, with a column `prompt` of text; the others go to reward functions."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,14 @@ from typing import Any
 
 from rlcore.errors import InvalidValueError
 from rlcore.keys import permutation
+from rlcore.regular_file import open_regular, parse_object, read_regular
 from rlcore.rewards.score import check_columns
 
 PROMPT = "prompt"
 JSON_LINES, PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet",)
+MAX_BYTES = 1 << 32
+BATCH_ROWS = 256
+LEGAL = f"prompts of at most {MAX_BYTES >> 30} GiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +86,18 @@ def _row(place: str, values: Mapping[str, Any]) -> Row:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            values = json.loads(line)
-        except ValueError as error:  # of JSON, or of UTF-8
-            raise InvalidValueError(f"{place}: {error}", legal="a JSON object a line, in UTF-8") from error
-        if not isinstance(values, dict):
-            raise InvalidValueError(f"{place}: {values!r:.60}", legal='a JSON object a line: {"prompt": "..."}')
-        yield place, values
+    try:
+        for number, line in enumerate(read_regular(path, max_bytes=MAX_BYTES).splitlines(), start=1):
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
+            try:
+                values = parse_object(line)
+            except ValueError as error:  # of JSON, or of UTF-8
+                raise InvalidValueError(f"{place}: {error}", legal='a JSON object a line: {"prompt": "..."}') from error
+            yield place, values
+    except OSError as error:
+        raise InvalidValueError(f"{path} cannot be read: {error.strerror}", legal=LEGAL) from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -104,9 +108,16 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise InvalidValueError(
             f"{path} needs pyarrow", remedy="pip install 'rlharness[parquet]', or write JSON lines"
         ) from error
+    number, num_bytes = 0, 0
     try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+        with open_regular(path) as file:
+            # A small file can hold rows without end: they are counted as they are unpacked.
+            for batch in parquet.ParquetFile(file).iter_batches(BATCH_ROWS):
+                num_bytes += batch.nbytes + BATCH_ROWS
+                if num_bytes > MAX_BYTES:
+                    raise ValueError(f"it holds more than {MAX_BYTES:,} bytes")
+                for values in batch.to_pylist():
+                    yield f"{path}, row {number}", values
+                    number += 1
+    except (OSError, ValueError, ArithmeticError, pyarrow.ArrowException) as error:
         raise InvalidValueError(f"{path} cannot be read: {error}", legal="a parquet file") from error
-    for number, values in enumerate(rows):
-        yield f"{path}, row {number}", values

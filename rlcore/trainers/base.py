@@ -61,6 +61,13 @@ class Reader(Protocol):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the model. Raises CheckpointError if they are of other parameters."""
 
+    def rest(self, directory: Path | None) -> None:
+        """Leave the device for files in a directory, or for the host's memory, until the model is used again.
+
+        Raises InvalidValueError for a model that has a gradient, OSError if the disk is full; the next use raises
+        PlacementError if a bit has changed.
+        """
+
 
 class Trainer(Reader, Protocol):
     """Trains the weights of one model."""

@@ -50,6 +50,7 @@ class DataParallelTrainer(LocalTrainer):
         `num_microbatches` is the number over all ranks, None for as many as this rank has. Raises NonFiniteError on
         every rank if a loss is not finite, InvalidValueError on every rank if ranks do not agree.
         """
+        self._wake()
         own = sorted(microbatches, key=lambda each: each.number)
         expected = len(own) if num_microbatches is None else num_microbatches
         assignment = agree_on_assignment(self.ranks, [each.number for each in own], expected)

@@ -1,6 +1,7 @@
 """A model that is read and never trained: the reference policy."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -29,6 +30,10 @@ class FrozenModel:
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the model."""
         self._reader.load_weights(weights)
+
+    def rest(self, directory: Path | None) -> None:
+        """Leave the device until the model is read again."""
+        self._reader.rest(directory)
 
     def weights(self) -> WeightSource:
         """Return the weights as they are now."""

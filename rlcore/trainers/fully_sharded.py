@@ -74,6 +74,7 @@ class FullyShardedTrainer(LocalTrainer):
         `num_microbatches` is the number over all ranks, None for as many as this rank has. Raises NonFiniteError on
         every rank if a loss is not finite, InvalidValueError on every rank if ranks do not agree.
         """
+        self._wake()
         own = sorted(microbatches, key=lambda each: each.number)
         expected = len(own) if num_microbatches is None else num_microbatches
         assignment = agree_on_assignment(self.grid.world, [each.number for each in own], expected)
@@ -88,6 +89,7 @@ class FullyShardedTrainer(LocalTrainer):
 
     def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
         """Read microbatches without a gradient; return what was read, in their order. Ranks may have any number."""
+        self._wake()
         counts = [int(count) for (count,) in self.grid.world.gather_numbers([len(microbatches)])]
         if not any(counts):
             return []
@@ -133,6 +135,7 @@ class FullyShardedTrainer(LocalTrainer):
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights, whole or sharded as these, into the shards."""
+        self._wake()
         named = dict(self.model.named_parameters())
         if missing := sorted(named.keys() - weights.keys()):
             raise CheckpointError(f"weights without {', '.join(missing)}", legal="every parameter of the model")

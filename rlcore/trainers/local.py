@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ from rlcore.trainers.base import Loss, MicrobatchLoss, Reading, TrainerState
 from rlcore.weights.digests import flat_digest, weights_digest
 from rlcore.weights.source import LiveWeights
 
+if TYPE_CHECKING:
+    from rlcore.distributed.offload import OffloadedState
+
 
 class LocalTrainer:
     """Trains a model of this process."""
@@ -60,6 +63,7 @@ class LocalTrainer:
         """Learning rate before its schedule."""
         self.gradients: list[Tensor] | None = None
         """Sum of the microbatches' gradients by parameter, fp32, from a backward pass to the step that uses it."""
+        self._away: OffloadedState | None = None
         self._section = section
         self._runtime = runtime
         self._observers = observers
@@ -71,6 +75,7 @@ class LocalTrainer:
 
         Each worker adds what lies whole in its hands. Raises NonFiniteError.
         """
+        self._wake()
         parameters, num_values = list(self.model.parameters()), num_microbatches or len(microbatches)
         found: dict[int, MicrobatchLoss] = {}
         with num_threads(self._runtime.training_threads, "forward", "loss", "backward"):
@@ -127,6 +132,7 @@ class LocalTrainer:
 
     def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
         """Read microbatches without a gradient; return what was read, in their order."""
+        self._wake()
         with torch.no_grad(), num_threads(self._runtime.training_threads, "reference"):
             return [reading(self.model, microbatch) for microbatch in microbatches]
 
@@ -144,6 +150,7 @@ class LocalTrainer:
 
     def restart_optimizer(self) -> None:
         """Forget all that the optimizer has seen."""
+        self._wake()
         self.optimizer = build_adamw(self.model, self._section, self.peak_rate)
 
     def weights(self) -> LiveWeights:
@@ -174,12 +181,30 @@ class LocalTrainer:
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the model."""
+        self._wake()
         self.model.load_state_dict(weights)
 
     def load(self, state: TrainerState) -> None:
         """Copy a state into the model and its optimizer. Raises CheckpointError if it is of other parameters."""
         self.load_weights(state.weights)
         restore_optimizer(self.optimizer, self.model.named_parameters(), state.optimizer)
+
+    def rest(self, directory: Path | None) -> None:
+        """Leave the device for files in a directory, or for the host's memory, until the model is used again.
+
+        Raises InvalidValueError for a model that has a gradient, OSError if the disk is full; the next use raises
+        PlacementError if a bit has changed.
+        """
+        from rlcore.distributed.offload import offload  # with torch.distributed, whose import takes seconds
+
+        if self._away is None:
+            self._away = offload(self.model, self.optimizer, directory=directory)
+
+    def _wake(self) -> None:
+        """Come back to the device, before the model is used."""
+        if self._away is not None:
+            self._away.wake()
+            self._away = None
 
     def _norm(self, gradients: Sequence[Tensor]) -> float:
         """Return the norm of the gradients of all parameters."""

@@ -45,6 +45,10 @@ class RemoteReader:
         """Copy weights into the model. Raises CheckpointError if they are of other parameters."""
         self._workers.load_weights(self.name, dict(weights))
 
+    def rest(self, directory: Path | None) -> None:
+        """Let the ranks' parts leave their devices until the model is used again, as `Trainer.rest`."""
+        self._workers.rest(self.name, directory)
+
 
 class RemoteTrainer(RemoteReader):
     """A model of the workers that is trained."""

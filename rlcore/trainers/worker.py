@@ -63,6 +63,7 @@ class ModelWorker(Worker):
         "weight_digests": Entry({"name": _ONE}),
         "logprobs": Entry({"name": _ONE, "tokens": _ONE}),
         "load_weights": Entry({"name": _ONE, "weights": _ONE}),
+        "rest": Entry({"name": _ONE, "directory": _ONE}),
         "write_state": Entry({"name": _ONE, "path": _ONE}),
         "read_state": Entry({"name": _ONE, "path": _ONE}),
         "save": Entry({"name": _ONE}),
@@ -177,6 +178,10 @@ class ModelWorker(Worker):
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into a model."""
         self._readers[name].load_weights(weights)
+
+    def rest(self, name: str, directory: Path | None) -> None:
+        """Let this rank's part of a model leave its device until it is used again."""
+        self._readers[name].rest(directory)
 
     def write_state(self, name: str, path: Path) -> None:
         """Write this rank's part of a trainer's state into a directory."""

@@ -4,14 +4,18 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 from urllib.parse import urlsplit
 
 from rlcore.errors import InvalidValueError
+from rlcore.regular_file import parse_object
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAX_ANSWER_BYTES = 1 << 28
 KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
 """Variables that may hold the server's key."""
 
@@ -44,7 +48,9 @@ class CompletionsServer:
 
         Raises InvalidValueError for a name that is not served, and if several are and none is named.
         """
-        found = {each["id"]: int(each.get("max_model_len") or 0) for each in self._request("/v1/models")["data"]}
+        answer = self._request("/v1/models")
+        with self._malformed():
+            found = {str(each["id"]): int(each.get("max_model_len") or 0) for each in answer["data"]}
         if (name and name not in found) or (not name and len(found) != 1):
             what = f"model {name!r}" if name else f"{len(found)} models and no --model"
             raise InvalidValueError(f"{what} at {self.url}", legal=", ".join(found), remedy="--model NAME")
@@ -57,31 +63,51 @@ class CompletionsServer:
         Raises InvalidValueError where the answer has no log-probabilities.
         """
         common = {"model": model, "prompt": list(prompt), "temperature": 0, "return_token_ids": True}
-        scored = self._choice(common | {"max_tokens": 1, "prompt_logprobs": 0}).get("prompt_logprobs")
+        scored: Any = self._choice(common | {"max_tokens": 1, "prompt_logprobs": 0}).get("prompt_logprobs")
         decoded = self._choice(common | {"max_tokens": num_decoded, "logprobs": 0, "ignore_eos": True})
-        tokens, logprobs = decoded.get("token_ids"), (decoded.get("logprobs") or {}).get("token_logprobs")
-        if not scored or len(scored) != len(prompt) or tokens is None or not logprobs:
+        with self._malformed():
+            tokens: Any = decoded.get("token_ids")
+            logprobs: Any = (decoded.get("logprobs") or {}).get("token_logprobs")
+            has_all = bool(scored and logprobs) and len(scored) == len(prompt) and tokens is not None
+        if not has_all:
             missing = "prompt_logprobs" if not scored else "token_ids or logprobs"
             raise InvalidValueError(
                 f"the answer of {self.url} has no {missing}",
                 legal="vLLM's /v1/completions, 0.10 or newer",
                 remedy="ask the server itself: a proxy may drop what OpenAI's API does not have",
             )
-        values = tuple(float(each[str(token)]["logprob"]) for each, token in zip(scored[1:], prompt[1:], strict=True))
-        if max((*values, *logprobs)) > 0:
+        with self._malformed():
+            pairs = zip(scored[1:], prompt[1:], strict=True)
+            values = tuple(float(each[str(token)]["logprob"]) for each, token in pairs)
+            found = Scored(values, tuple(map(index, tokens)), tuple(map(float, logprobs)))
+        if max((*found.prompt, *found.decoded)) > 0:
             raise InvalidValueError(
                 f"{self.url} reports logits, not log-probabilities", legal="--logprobs-mode raw_logprobs"
             )
-        return Scored(values, tuple(tokens), tuple(map(float, logprobs)))
+        return found
 
     def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
         """Call a method of every worker, as `LLM.collective_rpc` does; the server needs VLLM_SERVER_DEV_MODE=1."""
-        results: list[Any] = self._request("/collective_rpc", {"method": method, "args": list(args)})["results"]
-        return results
+        answer = self._request("/collective_rpc", {"method": method, "args": list(args)})
+        with self._malformed():
+            return list(answer["results"])
 
     def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._request("/v1/completions", body)["choices"][0]
-        return answer
+        answer = self._request("/v1/completions", body)
+        with self._malformed():
+            return dict(answer["choices"][0])
+
+    @contextmanager
+    def _malformed(self) -> Iterator[None]:
+        """Raise InvalidValueError for an answer that has not the fields of vLLM's API."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            raise InvalidValueError(
+                f"the answer of {self.url} cannot be read: {error!r:.300}",
+                legal="an answer of vLLM's OpenAI API",
+                remedy="ask the server itself, without a proxy",
+            ) from error
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the JSON answer; raises InvalidValueError with what the server, or the network, says."""
@@ -93,8 +119,7 @@ class CompletionsServer:
         opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_near else []))
         try:
             with opener.open(urllib.request.Request(url, data, headers), timeout=self.timeout_s) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
+                return parse_object(answer.read(MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             said = error.read(500).decode("utf-8", "replace").strip()
             raise InvalidValueError(

@@ -1,9 +1,10 @@
 """No file and no message of others makes a reader raise what it does not say, hang, or take memory without end."""
 
+import os
 import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.fuzz.recorded import record
 from tests.support.hostile_documents import hostile
-from tests.support.hostile_files import Reader, readers
+from tests.support.hostile_files import readers
+from tests.support.hostile_readers import OfFile, Reader
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -22,6 +24,14 @@ NAMES = (
     *("a timeline", "a file in the history", "results in the history", "a message of a host", "golden.json"),
     *("metrics.jsonl", "a line of numbers", "completions.jsonl", "tokenizer.json", "checksums.json", "call.json"),
     *("refusal.json", "the head of a bundle", "a scenario"),
+    *("frames of a log", "locks", "facts of torch", "numerics", "served weights", "lines of a collection"),
+    *("a message of an agent", "a roster", "connections", "nccl.conf", "a report of a process", "a stop", "output"),
+    *("a finding of the sentinel", "values patched", "a bundle", "pyproject.toml", "a test file", "a library"),
+    *("a place in a test file", "the environment of a script", "variables of vLLM"),
+    *("config.json of a model", "model.safetensors of a model", "model.safetensors.index.json of a model"),
+    *("config.json of a classifier", "tokenizer.json of a model", "tokenizer_config.json", "checksums.json of a run"),
+    *("values.json of a run", "tensors of a run", "a shard of a trainer", "prompts.jsonl", "prompts.parquet"),
+    *("an answer of a server",),
 )
 LIMIT_S = 5
 MEMORY_BYTES = 1 << 30
@@ -66,8 +76,34 @@ def test_a_reader_understands_its_documents(name: str, by_name: dict[str, Reader
         assert reader.read(document, directory) is not None
 
 
+def _large(path: Path, document: bytes) -> None:
+    """A document that goes on for 64 GiB, without taking room."""
+    path.write_bytes(document)
+    os.truncate(path, 1 << 36)
+
+
+SPECIAL: Mapping[str, Callable[[Path, bytes], None]] = {
+    "a FIFO": lambda path, document: os.mkfifo(path),
+    "a device": lambda path, document: path.symlink_to("/dev/zero"),
+    "a directory": lambda path, document: path.mkdir(),
+    "a loop": lambda path, document: path.symlink_to(path.name),
+    "64 GiB": _large,
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150)
+def test_a_file_of_another_kind_is_refused(name: str, by_name: dict[str, Reader], tmp_path: Path) -> None:
+    reader = by_name[name]
+    if not isinstance(reader.read, OfFile):
+        return  # it reads what it is given
+    for number, make in enumerate(SPECIAL.values()):
+        (directory := tmp_path / str(number)).mkdir()
+        with limits(), suppress(*reader.errors):
+            reader.read.read_another(directory, lambda path: make(path, reader.documents[0]))  # noqa: B023
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_changed_document_is_read_or_refused(
     name: str, by_name: dict[str, Reader], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

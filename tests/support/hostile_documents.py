@@ -1,8 +1,11 @@
-"""Hypothesis strategies: documents that a reader understands, changed as somebody would who wishes it ill."""
+"""Documents that a reader understands, changed as somebody would who wishes it ill: for hypothesis and for Atheris."""
 
 import copy
 import json
-from collections.abc import Iterator
+import random
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 DEEP = 100_000
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 10**30, -(10**400), 1e308, float("inf"), float("-inf"), float("nan")),
+    *(2**31, 2**62, [0] * 20_000, {str(number): number for number in range(5_000)}),
     *("", "x", "9" * 5000, "\x00", "\x1b]0;P\x07\n", "\ud800", "../../etc/passwd", "/dev/zero", "a" * 70_000),
     *([], {}, [[]], [None], {"": None}, ["x"] * 3, {"k": []}, [[["x"]]]),
 )
@@ -58,9 +62,9 @@ KINDS = ("replaced", "replaced", "removed", "renamed")
 def hostile(draw: st.DrawFn, document: bytes) -> bytes:
     """A document that is changed: a value of its JSON, some of its bytes, its end; or something else altogether."""
     how = draw(st.sampled_from(("json", "json", "json", "bytes", "cut", "deep", "noise")))
-    if how == "json" and (lines := _json_lines(document)):
-        at = draw(st.integers(0, len(lines) - 1))
-        return b"".join(b"%s\n" % (draw(changed_json(line)) if i == at else line) for i, line in enumerate(lines))
+    if how == "json" and (found := _json_in(document)):
+        at = draw(st.integers(0, len(found.values) - 1))
+        return found.joined([draw(changed_json(value)) if i == at else value for i, value in enumerate(found.values)])
     if how == "cut":
         return document[: draw(st.integers(0, len(document)))]
     if how == "deep":
@@ -75,13 +79,55 @@ def hostile(draw: st.DrawFn, document: bytes) -> bytes:
     return bytes(changed)
 
 
-def _json_lines(document: bytes) -> list[bytes]:
-    """The document as one JSON value, or one of each line; nothing where it is neither."""
-    for pieces in ([document], document.splitlines()):
+def changed_at_random(document: bytes, seed: int) -> bytes | None:
+    """The document with one value of its JSON replaced, removed or renamed; None where it has no JSON."""
+    if (found := _json_in(document)) is None:
+        return None
+    drawn = random.Random(seed)
+    at = drawn.randrange(len(found.values))
+    value = json.loads(found.values[at])
+    place = drawn.choice(list(_places(value)))
+    known = [_at(value, each) for each in _places(value)]  # one of its own values may be as bad elsewhere
+    other = drawn.choice(HOSTILE if drawn.random() < 0.7 else known)
+    changed = json.dumps(_changed(value, place, other, drawn.choice(KINDS))).encode()
+    return found.joined([changed if i == at else each for i, each in enumerate(found.values)])
+
+
+@dataclass(frozen=True)
+class _Json:
+    """The JSON values in a document."""
+
+    values: Sequence[bytes]
+    """One to a line; or one whose length stands before it, in 8 bytes."""
+    tail: bytes | None
+    """What follows a value with a length; None for lines."""
+
+    def joined(self, values: Sequence[bytes]) -> bytes:
+        """The document with these values."""
+        if self.tail is None:
+            return b"".join(b"%s\n" % value for value in values)
+        return struct.pack("<Q", len(values[0])) + values[0] + self.tail
+
+
+def _json_in(document: bytes) -> _Json | None:
+    """The document as one JSON value, as one of each line, or as a file of safetensors; None where it is neither."""
+    length = int.from_bytes(document[:8], "little")
+    for values, tail in (
+        ([document], None),
+        (document.splitlines(), None),
+        ([document[8 : 8 + length]], document[8 + length :]),
+    ):
         try:
-            for piece in pieces:
-                json.loads(piece)
-        except ValueError:
+            for value in values:
+                json.loads(value)
+        except (ValueError, RecursionError):
             continue
-        return pieces
-    return []
+        if values:
+            return _Json(values, tail)
+    return None
+
+
+def _at(document: Any, place: tuple[Any, ...]) -> Any:
+    for step in place:
+        document = document[step]
+    return document

@@ -8,11 +8,11 @@ bound.
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+from xxhash import xxh3_128_hexdigest
 
 from harness.core.errors import (
     BundleError,
@@ -39,51 +39,27 @@ from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.records.run_record import read_run_record
 from harness.runner.records.trends import PastResult, parse_results, results_text
 from harness.trace.curve import CurvePoint, curve_line, parse_curve
+from harness.trace.format import HEADER, frame
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.ops import read_ops
 from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor
 from harness.trace.values import Float
-
-Read = Callable[[bytes, Path], object]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """One reader."""
-
-    name: str
-    documents: tuple[bytes, ...]
-    """What it understands."""
-    read: Read
-    """Reads data; the directory is empty and may be written to."""
-    errors: tuple[type[Exception], ...] = ()
-    """What it may raise."""
-
-
-def _text(read: Callable[[str], object]) -> Read:
-    return lambda data, directory: read(data.decode("utf-8", "replace"))
-
-
-def _file(name: str, read: Callable[[Path], object], beside: Mapping[str, bytes] | None = None) -> Read:
-    """Reads a directory in which the data stands in the file `name`, with others beside it."""
-
-    def reader(data: bytes, directory: Path) -> object:
-        for file, content in {**(beside or {}), name: data}.items():
-            (directory / file).parent.mkdir(parents=True, exist_ok=True)
-            (directory / file).write_bytes(content)
-        return read(directory)
-
-    return reader
-
-
-def _lines(*records: Mapping[str, Any]) -> bytes:
-    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+from tests.support.hostile_checkpoints import readers_of_rlcore
+from tests.support.hostile_messages import readers_of_messages
+from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
 
 
 def readers(run: Path, trace: Path) -> list[Reader]:
     """All of them; `run` is the directory of a recorded run of tests, `trace` that of a trace with all it can have."""
-    return [*_readers_of_traces(trace), *_readers_of_runs(run), *_readers_of_results(), *_readers_of_calls()]
+    return [
+        *_readers_of_traces(trace),
+        *_readers_of_runs(run),
+        *_readers_of_results(),
+        *_readers_of_calls(),
+        *readers_of_messages(),
+        *readers_of_rlcore(),
+    ]
 
 
 def _readers_of_traces(trace: Path) -> list[Reader]:
@@ -96,23 +72,44 @@ def _readers_of_traces(trace: Path) -> list[Reader]:
     kept = next(each for each in values if read_tensor(tensors, each) is not None)
     beside = {"rank-0.log": log, "curve.jsonl": curve}
     return [
-        Reader("manifest.json", (manifest, _manifest()), _text(parse_manifest), (TraceError,)),
-        Reader("curve.jsonl", (curve, _curve()), _text(parse_curve)),
-        Reader("rank-0.log", (log,), _file("rank-0.log", _verified, {"manifest.json": manifest}), (TraceError,)),
-        Reader("a trace", (manifest,), _file("manifest.json", _verified, beside), (TraceError,)),
+        Reader("manifest.json", (manifest, _manifest()), of_text(parse_manifest), (TraceError,)),
+        Reader("curve.jsonl", (curve, _curve()), of_text(parse_curve)),
+        Reader("rank-0.log", (log,), of_file("rank-0.log", _verified, {"manifest.json": manifest}), (TraceError,)),
+        Reader(
+            "frames of a log",
+            (log,),
+            lambda data, at: of_file("rank-0.log", _verified, {"manifest.json": manifest})(_with_checksums(data), at),
+            (TraceError,),
+        ),
+        Reader("a trace", (manifest,), of_file("manifest.json", _verified, beside), (TraceError,)),
         Reader(
             "operations",
             (ops.read_bytes(),),
-            _file(f"ops/{ops.name}", partial(read_ops, rank=rank, step=step)),
+            of_file(f"ops/{ops.name}", partial(read_ops, rank=rank, step=step)),
             (TraceError,),
         ),
-        Reader("tensors", (tensors.read_bytes(),), _file("t", lambda at: read_tensor(at / "t", kept)), (TraceError,)),
+        Reader(
+            "tensors",
+            (tensors.read_bytes(),),
+            of_file("t", lambda at: read_tensor(at / "t", kept)),
+            (TraceError, OSError),
+        ),
     ]
 
 
 def _verified(directory: Path) -> object:
     trace = read_trace(directory)
     return verify(trace), trace.gaps
+
+
+def _with_checksums(log: bytes) -> bytes:
+    """A log whose frames have the checksums of what stands in them: nobody who fuzzes guesses one."""
+    at, found = len(HEADER), [log[: len(HEADER)]]
+    while at + 4 < len(log):
+        length = min(int.from_bytes(log[at : at + 4], "little"), len(log) - at - 4)
+        found.append(frame(log[at + 4 : at + 4 + length]))
+        at += 4 + length + 8
+    return b"".join(found)
 
 
 def _readers_of_runs(run: Path) -> list[Reader]:
@@ -122,11 +119,16 @@ def _readers_of_runs(run: Path) -> list[Reader]:
         Reader(
             "report.jsonl",
             (report,),
-            _file("report.jsonl", lambda at: read_report(at / "report.jsonl")),
-            (ReportError,),
+            of_file("report.jsonl", lambda at: read_report(at / "report.jsonl")),
+            (ReportError, OSError),
         ),
-        Reader("events.jsonl", (events,), _file("events.jsonl", read_recorded_run), (UsageError,)),
-        Reader("a timeline", (events,), _file("events.jsonl", lambda at: read_run_record(at / "events.jsonl"))),
+        Reader("events.jsonl", (events,), of_file("events.jsonl", read_recorded_run), (UsageError,)),
+        Reader(
+            "a timeline",
+            (events,),
+            of_file("events.jsonl", lambda at: read_run_record(at / "events.jsonl")),
+            (OSError,),
+        ),
         Reader("a file in the history", (_collected(),), lambda data, _: parse_file(data, "tests/test_a.py")),
         Reader("results in the history", (results,), lambda data, _: parse_results(data)),
         Reader(
@@ -136,25 +138,25 @@ def _readers_of_runs(run: Path) -> list[Reader]:
 
 
 def _readers_of_results() -> list[Reader]:
-    golden = _file("k/golden.json", read_goldens, {"k/curve.jsonl": _curve()})
+    golden = of_file("k/golden.json", read_goldens, {"k/curve.jsonl": _curve()})
     return [
         Reader("golden.json", (_golden(),), golden, (GoldenError,)),
-        Reader("metrics.jsonl", (_metrics(),), _file("metrics.jsonl", lambda at: list(read_metrics(at)))),
-        Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), _text(numbers_of_json)),
-        Reader("completions.jsonl", (_completions(),), _file("completions.jsonl", read_shown)),
-        Reader("tokenizer.json", (_tokenizer(),), _file("tokenizer.json", read_vocabulary)),
-        Reader("checksums.json", (_checksums(),), _file(CHECKSUMS, damage_of, {"weights": b"1234"})),
+        Reader("metrics.jsonl", (_metrics(),), of_file("metrics.jsonl", lambda at: list(read_metrics(at)))),
+        Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(numbers_of_json)),
+        Reader("completions.jsonl", (_completions(),), of_file("completions.jsonl", read_shown)),
+        Reader("tokenizer.json", (_tokenizer(),), of_file("tokenizer.json", read_vocabulary)),
+        Reader("checksums.json", (_checksums(),), of_file(CHECKSUMS, damage_of, {"weights": b"1234"})),
     ]
 
 
 def _readers_of_calls() -> list[Reader]:
-    refusal = _lines({"what": "w", "legal": "l", "remedy": "r"})
+    refusal = json_lines({"what": "w", "legal": "l", "remedy": "r"})
     scenario = b"entry: a.b:c\nconfig:\n  x: [1, 2.5, null]\n"
     return [
         Reader("call.json", (_call(),), lambda data, _: EntryCall.parse(data), (ValueError,)),
-        Reader("refusal.json", (refusal,), _file(REJECTION, read_rejection)),
+        Reader("refusal.json", (refusal,), of_file(REJECTION, read_rejection)),
         Reader("the head of a bundle", (_head(),), lambda data, _: parse_head(data), (BundleError,)),
-        Reader("a scenario", (scenario,), _text(partial(read_yaml, where="scenario")), (UsageError,)),
+        Reader("a scenario", (scenario,), of_text(partial(read_yaml, where="scenario")), (UsageError,)),
     ]
 
 
@@ -184,15 +186,15 @@ def _golden() -> bytes:
 
 
 def _metrics() -> bytes:
-    return _lines({"step": 1, "loss": 0.5, "is_last": True}, {"step": 2, "text": "x"})
+    return json_lines({"step": 1, "loss": 0.5, "is_last": True}, {"step": 2, "text": "x"})
 
 
 def _completions() -> bytes:
-    return _lines({"step": 1, "prompt": "p", "completion": "c", "answer": "a", "reward": 0.5})
+    return json_lines({"step": 1, "prompt": "p", "completion": "c", "answer": "a", "reward": 0.5})
 
 
 def _tokenizer() -> bytes:
-    return _lines(
+    return json_lines(
         {
             "model": {"vocab": {"a": 0, "\u2581b": 1}},
             "decoder": {"type": "ByteLevel"},
@@ -202,7 +204,7 @@ def _tokenizer() -> bytes:
 
 
 def _checksums() -> bytes:
-    return _lines({"files": {"weights": {"num_bytes": 4, "xxh3_128": "0" * 32}}})
+    return json_lines({"files": {"weights": {"num_bytes": 4, "xxh3_128": xxh3_128_hexdigest(b"1234")}}})
 
 
 def _call() -> bytes:

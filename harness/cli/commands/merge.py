@@ -13,10 +13,10 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, wants_colour
 from harness.core.text import put
 from harness.render.console import show
-from harness.render.github import inert, is_outermost_on_github
 from harness.render.junit import JUnitReporter
 from harness.render.merge import merge_json, merge_lines
 from harness.render.summary import SummaryReporter
+from harness.render.workflow_commands import is_outermost_on_github
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
 
@@ -27,8 +27,7 @@ def merge_recorded(invocation: Invocation, given: Mapping[str, Any]) -> ExitCode
     if given["json"]:
         show(json.dumps(merge_json(merged)))
     else:
-        text = _text(merged, colour=wants_colour(given["color"], invocation))
-        show(inert(text) if is_outermost_on_github(invocation.environ) else text)
+        show(_text(merged, colour=wants_colour(given["color"], invocation)))
     if is_outermost_on_github(invocation.environ):
         from harness.render.run_github import summarize_merge
 

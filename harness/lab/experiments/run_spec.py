@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.redaction import redact_argv, redact_text
+from harness.core.replaced_file import write_replacing
 from harness.determinism.level_environment import OFF, level_variables
 from harness.lab.experiments.call_signature import SIGNATURE, sign_call
 from harness.lab.experiments.entry_call import CALL, REJECTION, EntryCall
@@ -103,7 +104,7 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
     path = directory / ORDERS
     out = OutDirectory.take(directory)
     try:
-        path.write_text(orders.to_text(), "utf-8")
+        write_replacing(path, orders.to_text())
         if run_spec.call is not None:
             run_spec.call.write(directory)
             sign_call(directory, run_spec.call, environ)

@@ -11,15 +11,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import psutil
 
 from harness.core.fan_out import fan_out
+from harness.core.regular_file import read_text
 from harness.process.daemon_thread import in_daemon_thread
 
 OUTSIDE = ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2001:4860:4860::8888"))
 """The addresses whose route Ray asks for, in its order (src/ray/util/network_util.cc)."""
+
+MAX_CONF_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def read_nccl_settings(environ: Mapping[str, str], machine: str = "/etc/nccl.con
     settings = dict(environ)
     for path in (environ.get("NCCL_CONF_FILE") or _users_nccl_conf(), machine):
         try:
-            lines = Path(path).read_text("utf-8", errors="replace").splitlines()
+            lines = read_text(path, max_bytes=MAX_CONF_BYTES, errors="replace", follows_links=True).splitlines()
         except OSError:
             continue
         for line in lines:

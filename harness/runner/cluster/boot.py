@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core.errors import NetworkError, UsageError
+from harness.core.malformed import MALFORMED
 from harness.core.text import one_line
 from harness.machine.network.interfaces import read_network
 from harness.machine.network.rendezvous import meeting_places
@@ -89,15 +90,18 @@ class Booted:
         try:
             line = await in_daemon_thread(process.stdout.readline, limit_s=JOIN_S)
             said = json.loads(line or b'{"error": "the process that joins Ray has ended; is ray installed?"}')
+            num_nodes = 0 if "error" in said else int(said["nodes"])
         except TimeoutError:
             said = {"error": f"no answer within {JOIN_S:g} s"}
+        except MALFORMED:
+            said = {"error": f"its process answered {line[:100]!r}"}
         if "error" in said:
             raise NetworkError(
                 f"--cluster {ray_address}: {said['error']}",
                 legal="the address of a Ray cluster that runs, with the version of Ray that is installed here",
                 remedy="ray status --address ADDRESS; or start agents yourself, with --cluster listen:N",
             )
-        return int(said["nodes"])
+        return num_nodes
 
     def end(self) -> None:
         """Wait for the processes to end; kill what does not."""

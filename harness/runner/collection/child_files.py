@@ -1,11 +1,11 @@
 """The files that a collecting child has written: what it printed, and what it found."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import CollectionError
+from harness.core.json_lines import json_objects
 from harness.core.regular_file import open_regular, read_text
 
 MAX_OUTPUT_BYTES = 1 << 16
@@ -31,6 +31,8 @@ def output_of(directory: Path) -> str:
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines that a discovery child wrote, which may have been killed at any byte.
 
+    A conftest may have written between them: what is no JSON object is left out.
+
     Raises CollectionError if the file is no regular file any more.
     """
     try:
@@ -42,4 +44,4 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
             f"the test files cannot be listed: {path.name} cannot be read: {error.strerror}",
             remedy="keep conftest files from changing the run's files",
         ) from None
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return json_objects(text.rpartition("\n")[0])

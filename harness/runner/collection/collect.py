@@ -28,6 +28,7 @@ from harness.core.fan_out import fan_out
 from harness.core.need import Need
 from harness.core.need_rules import NeedsTable
 from harness.core.report_file import TestReport, read_report
+from harness.process.new_directory import make_new_directory
 from harness.process.supervisor_client import ProcessEnd, Supervisor
 from harness.runner.collection.child_files import UNWRITABLE, lines_of, output_of
 from harness.runner.collection.collect_options import CollectOptions, MakeSpec
@@ -140,6 +141,8 @@ class Collector:
     keys: dict[str, str] = field(default_factory=dict)
     files: dict[str, CollectedFile] = field(default_factory=dict)
     """Files that are known from earlier runs, and those collected meanwhile."""
+    notes: list[str] = field(default_factory=list)
+    """On directories whose names files have taken while others were collected."""
 
     async def collect(self, paths: Sequence[str], on_progress: Callable[[int, int], None]) -> Collected:
         selections = split_selections(paths, self.options.cwd)
@@ -190,7 +193,7 @@ class Collector:
             not_found=not_found,
             coverage=coverage_options(*suite.found["coverage"]),
             num_workers=suite.found["num_workers"],
-            notes=tuple(suite.notes),
+            notes=(*suite.notes, *self.notes),
         )
 
     def _recall(self, files: Sequence[Sequence[str]]) -> None:
@@ -223,7 +226,7 @@ class Collector:
     def _directory(self) -> Path:
         self.num_children += 1
         directory = self.options.directory / f"{self.num_children:04}"
-        directory.mkdir()
+        self.notes += make_new_directory(directory)
         return directory
 
     async def _discover(self, paths: list[str]) -> _Suite:

@@ -4,6 +4,7 @@ A run that was killed leaves a record without its end. Lines that are not whole 
 """
 
 import json
+import os
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
@@ -27,6 +28,8 @@ from harness.runner.events import (
 from harness.runner.units import UnitResult
 
 RECORD = "events.jsonl"
+MAX_RECORD_BYTES = 1 << 30
+"""So large may a record be: over a million events."""
 UNITS = "units"
 KINDS: dict[str, type[Event]] = {
     "run_started": RunStarted,
@@ -86,6 +89,8 @@ def _events(record: Path, named: Path) -> list[Event]:
     events = []
     try:
         with open_regular(record, follows_links=True) as file:
+            if (size_bytes := os.fstat(file.fileno()).st_size) > MAX_RECORD_BYTES:
+                raise _refused(named, f"it has {size_bytes:,} bytes, more than {MAX_RECORD_BYTES:,}")
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n") and (event := _event(line, number, named)) is not None:
                     events.append(event)

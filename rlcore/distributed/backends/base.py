@@ -9,6 +9,9 @@ from rlcore.distributed.scatter import Scattered
 from rlcore.distributed.worker import RESERVED, WorkerSpec
 from rlcore.errors import InvalidValueError
 
+DEATH_S = 5.0
+"""Longest wait for the other ranks after one has raised: if a peer died, its communication failed first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

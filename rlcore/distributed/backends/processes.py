@@ -16,7 +16,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from rlcore.distributed.backends.base import Launch
+from rlcore.distributed.backends.base import DEATH_S, Launch
 from rlcore.distributed.backends.blocks import encode
 from rlcore.distributed.backends.process_worker import Answer, Call, Start, send, serve
 from rlcore.distributed.backends.rendezvous import LOOPBACK, Rendezvous
@@ -50,6 +50,8 @@ class Calling:
     """A call that ranks run."""
 
     futures: Mapping[int, Future[Any]]
+    check: Callable[[], None]
+    """As `Started.check`."""
 
     def is_done(self) -> bool:
         """As `Pending.is_done`."""
@@ -64,6 +66,8 @@ class Calling:
             if isinstance(error, _Death | _Closed):
                 raise error.fresh()
         if failed:
+            wait_for(running, DEATH_S)
+            self.check()
             return {rank: error.failure for rank, error in failed.items() if isinstance(error, _Failed)}
         if running:
             raise TimeoutError(f"ranks {[rank for rank in self.futures if rank not in found]} still run")
@@ -143,7 +147,7 @@ class ChildWorkers:
             context = WorkerContext("", rank, self._launch.size, rank, has_rendezvous=True)
             with contextlib.suppress(OSError):  # the reading thread finds that the process has ended
                 send(connection, Start(specs, context, self._launch.environment))
-        return Calling(futures)
+        return Calling(futures, self.check)
 
     def submit(self, role: str, method: str, call: Scattered) -> Calling:
         """As `Started.submit`."""
@@ -158,7 +162,7 @@ class ChildWorkers:
                 own = tuple(message for ranks, message in messages if rank in ranks)
                 with contextlib.suppress(OSError):  # the reading thread finds that the process has ended
                     send(self._connections[rank], Call(self._number, role, method, own))
-        return Calling(futures)
+        return Calling(futures, self.check)
 
     def check(self) -> None:
         """As `Started.check`."""

@@ -22,7 +22,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlcore.distributed.backends.base import Launch
+from rlcore.distributed.backends.base import DEATH_S, Launch
 from rlcore.distributed.backends.packed_values import pack, unpack
 from rlcore.distributed.backends.rendezvous import Rendezvous
 from rlcore.distributed.calls import UNREADABLE, Failure, perform, place
@@ -125,8 +125,15 @@ class Answers:
                 rank = running.pop(reference)
                 found[rank] = self.workers.get(rank, self.method, reference)
                 if isinstance(found[rank], Failure):
+                    self._raise_deaths(running)
                     return {rank: found[rank]}
         return found
+
+    def _raise_deaths(self, running: Mapping[Any, int]) -> None:
+        """Wait for the other ranks, shortly. Raises WorkerDiedError if one of them has died."""
+        if running:
+            for reference in ray.wait(list(running), num_returns=len(running), timeout=DEATH_S)[0]:
+                self.workers.get(running[reference], self.method, reference)
 
 
 class ActorWorkers:

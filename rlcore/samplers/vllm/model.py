@@ -4,7 +4,6 @@ At level invariant a row's bits do not depend on its company, so that these are 
 the trainer. No layer of vLLM computes anything, so none prepacks weights: they are written by name.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 
-from rlcore.models.checkpoints import fill
+from rlcore.models.checkpoints import CONFIG, fill, read_json
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import read_config
 from rlcore.numerics.embedding import embedding
@@ -36,7 +35,7 @@ class RlcoreForCausalLM(nn.Module):
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
-        found = json.loads((Path(vllm_config.model_config.model) / "config.json").read_text("utf-8"))
+        found = read_json(Path(vllm_config.model_config.model) / CONFIG)
         config = read_config(found | {"architectures": [found[OWN_ARCHITECTURE]]})
         self.decoder = Decoder(config).requires_grad_(False)
         self.caches = nn.ModuleList(

@@ -30,6 +30,9 @@ def payload(**section: Any) -> dict[str, Any]:
         ({"backend": "processes", "address": "auto"}, "deployment.address is 'auto', which has no effect"),
         ({"backend": "processes", "gpus_per_rank": 1}, "deployment.gpus_per_rank is 1, which has no effect"),
         ({"on_worker_death": "ignore"}, "deployment.on_worker_death"),
+        ({"offload": ["critic"], "offload_directory": "/"}, "deployment.offload has critic, which this run does not"),
+        ({"offload": ["policy"]}, "deployment.offload from cpu to the memory of the host"),
+        ({"offload_directory": "/"}, "deployment.offload_directory is '/', which has no effect"),
     ],
 )
 def test_what_cannot_be_or_has_no_effect_is_refused(section: dict[str, Any], said: str) -> None:

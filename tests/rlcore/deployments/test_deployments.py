@@ -76,8 +76,9 @@ def test_a_run_begun_with_shards_is_resumed_in_one_process(runs: Path) -> None:
 
 def test_a_critic_and_a_reference_in_two_copies_of_two_shards(tmp_path: Path) -> None:
     settings = {"algorithm.kl_coef": "0.05", "training.num_steps": "2"}
+    idle = {"deployment.offload": "[policy, critic, reference]", "deployment.offload_directory": str(tmp_path)}
     train(tmp_path, "one", {**HERE, **settings}, "ppo_arithmetic")
-    train(tmp_path, "four", {**HYBRID, **settings}, "ppo_arithmetic")
+    train(tmp_path, "four", {**HYBRID, **settings, **idle}, "ppo_arithmetic")
     assert verdict(tmp_path, "one", "four") == "EQUAL  2 steps, every recorded bit"
 
 

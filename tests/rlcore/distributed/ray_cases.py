@@ -71,7 +71,7 @@ def test_ranks_find_each_other_and_one_that_raises_does_not_hang_the_caller() ->
     assert_ended(group.process_ids)
 
 
-@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("how", ["kill", "exit", "later"])
 def test_a_worker_that_dies_in_a_call_is_named_and_the_others_are_ended(how: str) -> None:
     group = start_group(Faulty, role="faulty", size=2, backend=BACKEND)
     with pytest.raises(WorkerDiedError, match="method die") as caught, group:

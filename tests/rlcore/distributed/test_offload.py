@@ -14,6 +14,7 @@ from harness.fixtures import StartRanks
 from rlcore.distributed.offload import MIN_MAPPED_BYTES, offload, state_tensors
 from rlcore.errors import InvalidValueError, PlacementError
 from rlcore.weights.digests import tensor_digests
+from tests.support.mapped_memory import mapped_files
 
 WIDTH = 48
 
@@ -50,16 +51,6 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
 
 def digests(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     return tensor_digests(state_tensors(model, optimizer))
-
-
-def mapped_files(tensor: Tensor) -> list[str]:
-    """Return the files in which a tensor's memory lies."""
-    found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, _, last = line.split()[0].partition("-")
-        if int(first, 16) <= tensor.data_ptr() < int(last, 16):
-            found.append(line.split(maxsplit=5)[5] if len(line.split(maxsplit=5)) == 6 else "")
-    return found
 
 
 def test_training_with_naps_has_the_bits_of_training_without(tmp_path: Path) -> None:

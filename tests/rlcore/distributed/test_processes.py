@@ -112,7 +112,10 @@ def test_ranks_find_each_other_and_one_that_raises_does_not_hang_the_caller() ->
     assert_ended(group.process_ids)
 
 
-@pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), pytest.param("exit", 3, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("kill", -signal.SIGKILL), ("later", -signal.SIGKILL), pytest.param("exit", 3, marks=pytest.mark.full)],
+)
 def test_a_worker_that_dies_in_a_call_is_named_and_the_others_are_ended(how: str, code: int) -> None:
     group = start_group(Faulty, role="faulty", size=2, backend=BACKEND)
     with pytest.raises(WorkerDiedError) as caught, group:
@@ -120,7 +123,7 @@ def test_a_worker_that_dies_in_a_call_is_named_and_the_others_are_ended(how: str
     error = caught.value
     assert (error.role, error.rank, error.pid, error.exit_code) == ("faulty", 1, group.process_ids[1], code)
     assert "method die" in error.what
-    assert ("was killed by SIGKILL" if how == "kill" else "exited with 3") in error.what
+    assert ("exited with 3" if how == "exit" else "was killed by SIGKILL") in error.what
     assert_ended(group.process_ids)
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -139,7 +140,11 @@ class Faulty(Worker):
 
     def die(self, how: str, rank: int) -> None:
         if self.context.rank != rank:
+            if how == "later":
+                raise ConnectionResetError("what the communication of a live rank says of the dead one")
             threading.Event().wait()
+        if how == "later":
+            time.sleep(0.05)
         if how == "exit":
             os._exit(3)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -65,7 +65,7 @@ def test_blank_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     [
         (b'{"prompt": "a"}\n{"prompt": ', r"a\.jsonl:2: Expecting value"),
         (b'{"prompt": "\xff"}', r"a\.jsonl:1: .*utf-8"),
-        (b'["a"]', r"a\.jsonl:1: \['a'\]"),
+        (b'["a"]', r"a\.jsonl:1: a list, not a JSON object"),
         (b'{"promt": "a"}', r"a\.jsonl:1: no column 'prompt'"),
         (b'{"prompt": ""}', r"a\.jsonl:1: column 'prompt' is ''"),
         (b'{"prompt": 3}', r"a\.jsonl:1: column 'prompt' is 3"),

@@ -1,0 +1,223 @@
+"""Readers of what other processes say, and of files that programs, users and other tools have written."""
+
+import json
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.core.config import load_config
+from harness.core.errors import BundleError, CollectionError, NetworkError, TraceError, UsageError
+from harness.core.program_output import output_tail
+from harness.doctor.directories import read_trial
+from harness.doctor.gpus import read_torch
+from harness.doctor.host import Answer
+from harness.doctor.numerics import check_numerics
+from harness.doctor.served_weights import ServedWeights, compare_served_weights
+from harness.doctor.vllm_setup import read_variables
+from harness.lab.experiments.bundles.archive import checksums, open_bundle, write_bundle
+from harness.lab.experiments.bundles.contents import Head
+from harness.lab.experiments.recording_result import read_reports
+from harness.machine.network.host_matching import Offer, PeerHost
+from harness.machine.network.interfaces import read_nccl_settings
+from harness.machine.network.peer_messages import host_fields, parse_message, read_roster, read_tried
+from harness.process.supervisor_client import ProcessEnd
+from harness.recording import patch_report
+from harness.recording.conditions import Stop, read_stop
+from harness.recording.recording_config import PROCESSES, Report
+from harness.recording.sentinel.sentinel_report import (
+    BUNDLES,
+    MANIFEST,
+    Difference,
+    Fault,
+    Finding,
+    Location,
+    Moment,
+    Repeated,
+    read_findings,
+)
+from harness.render.source_locations import SourceTree
+from harness.runner.cluster import messages
+from harness.runner.collection.child_files import lines_of
+from harness.runner.collection.source_scan import SourceScan
+from harness.runner.setup_scripts import parse_env
+from harness.trace.mapped_libraries import identify
+from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
+
+
+def readers_of_messages() -> list[Reader]:
+    """All of them."""
+    return [*_readers_of_children(), *_readers_of_hosts(), *_readers_of_programs(), *_readers_of_projects()]
+
+
+def _readers_of_children() -> list[Reader]:
+    torch = (
+        {"version": "2.13.0", "cuda": "13.0", "hip": None},
+        {"is_available": False, "warning": "", "archs": ["sm_90"]},
+    )
+    naive = {"operation": "matmul", "num_different": 2, "num_cases": 4}
+    survey = {
+        "dtype": "float32",
+        "device": "cpu",
+        "strategy": "padded",
+        "length": 64,
+        "duration_s": 0.5,
+        "naive": [naive],
+    }
+    served = {"model": "m", "num_tokens": 4, "prompt": 1e-6, "decoded": 1e-6, "rounding": 1e-3, "shuffled": {"a": 1.0}}
+    asked = ServedWeights("checkpoint", "http://localhost:8000")
+
+    def of(read: Callable[[Answer], object]) -> Callable[[str], object]:
+        return lambda text: read(Answer(text))
+
+    return [
+        Reader("locks", (json_lines({"step": "create", "took_s": 0.1, "error": "x"}),), of_text(of(read_trial))),
+        Reader("facts of torch", (json_lines(*torch),), of_text(of(read_torch))),
+        Reader("numerics", (json_lines(survey, {"uncompiled": "a", "remedy": "b"}),), of_text(of(check_numerics))),
+        Reader(
+            "served weights",
+            (json_lines(served),),
+            of_text(of(lambda answer: compare_served_weights(asked, answer))),
+            (UsageError,),
+        ),
+        Reader(
+            "lines of a collection",
+            (json_lines({"k": "found", "rootdir": "/", "files": []}),),
+            of_file("found.jsonl", lambda at: lines_of(at / "found.jsonl")),
+            (CollectionError,),
+        ),
+    ]
+
+
+def _readers_of_hosts() -> list[Reader]:
+    host = PeerHost("alpha", "t", (4000, 0), (Offer("eth0", "10.0.0.1", 4, 1000),))
+    tried = {"caller": 0, "host": 0, "address": "10.0.0.1", "problem": "refused"}
+    roster = {"k": "roster", "hosts": [host_fields(host)], "you": 0}
+    said = (
+        messages.FilePart("m", "report.jsonl", 0, messages.to_data(b"abc")),
+        messages.Ended("m", ProcessEnd(0, None, "", (), (), 1.0)),
+        messages.Ask(1, "GPU-1", finds_faults=True),
+        messages.Beat(),
+    )
+
+    def read_message(text: str) -> object:
+        message = messages.from_text(text)
+        return messages.from_data(message.data) if isinstance(message, messages.FilePart) else message
+
+    return [
+        Reader(
+            "a message of an agent",
+            tuple(messages.to_text(each).encode() for each in said),
+            of_text(read_message),
+            (NetworkError,),
+        ),
+        Reader(
+            "a roster",
+            (json_lines(roster),),
+            lambda data, _: read_roster(parse_message(data, "roster"), host),
+            (NetworkError,),
+        ),
+        Reader(
+            "connections",
+            (json_lines({"k": "tried", "tried": [tried]}),),
+            lambda data, _: read_tried(parse_message(data, "tried"), 1),
+            (NetworkError,),
+        ),
+        Reader(
+            "nccl.conf",
+            (b"# a\nNCCL_DEBUG=INFO\n",),
+            of_file("conf", lambda at: read_nccl_settings({}, str(at / "conf"))),
+        ),
+    ]
+
+
+def _readers_of_programs() -> list[Reader]:
+    report = Report(7, ("train.py",), "/bin/python", rank=0, num_steps=2, metrics=("loss",))
+    place = Location(0, "alpha", "cpu")
+    difference = Difference("weight", "a", {0: "x", 1: "y"}, (0, 1))
+    finding = Finding(
+        *(3, Moment.AFTER_STEP, (place,), (difference,), 1, next(iter(Fault)), next(iter(Repeated)), False, 2),
+        locations=(place,),
+        random_states={0: {"python": "x"}},
+    )
+    patched = patch_report.Transplanted(1, "loss", "loss", 0, patch_report.Fate.PUT)
+    stop = Stop("loss>1", 3, phase="loss", name="loss", element=(1, 2), known=("a",))
+    return [
+        Reader(
+            "a report of a process",
+            (report.to_text().encode(),),
+            of_file(f"{PROCESSES}/7.json", read_reports),
+        ),
+        Reader(
+            "a finding of the sentinel",
+            (finding.to_text().encode(),),
+            of_file(f"{BUNDLES}/step-3-after_step/{MANIFEST}", read_findings),
+        ),
+        Reader(
+            "values patched",
+            (patched.to_line().encode(),),
+            of_file(patch_report.REPORT, patch_report.read_report),
+            (TraceError,),
+        ),
+        Reader(
+            "a stop", (json_lines(_fields(stop)),), of_file("stop", lambda at: read_stop(at / "stop")), (TraceError,)
+        ),
+        Reader(
+            "output",
+            (b"a\x1b[1mb\x1b]0;P\x07\n\xff\r\n",),
+            of_file("output.log", lambda at: output_tail(at / "output.log")),
+        ),
+        Reader("a bundle", (_bundle(),), of_file("a.rlb", _unpacked), (BundleError,)),
+    ]
+
+
+def _fields(stop: Stop) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as directory:
+        stop.write(Path(directory) / "stop")
+        found: dict[str, object] = json.loads((Path(directory) / "stop").read_text())
+        return found
+
+
+def _bundle() -> bytes:
+    contents: dict[str, bytes | Path] = {"call.json": b"{}", "curve.jsonl": b"", "rank-0.log": b"rlhtrace\1\0\0\0"}
+    with tempfile.TemporaryDirectory() as directory:
+        write_bundle(path := Path(directory) / "a.rlb", Head(3, 1, checksums(contents)), contents)
+        return path.read_bytes()
+
+
+def _unpacked(at: Path) -> object:
+    (bundle := open_bundle(at / "a.rlb")).unpack(at / "unpacked")
+    return bundle.read("call.json")
+
+
+def _readers_of_projects() -> list[Reader]:
+    project = b'[tool.rlharness]\nisolate = "file"\n[tool.rlharness.needs]\n"tests/gpu/**" = 2\n[tool.rlharness.gate]\n'
+    source = b"import os\nfrom . import a\nimport pytest\n\n@pytest.mark.gpus(2)\ndef test_a():\n    pass\n"
+    envs = (
+        b'environment_variables: dict = {\n    "VLLM_A": lambda: int(os.getenv("VLLM_A", 1)),\n'
+        b'    "VLLM_B":\n    lambda: 1,\n}\n'
+    )
+    return [
+        Reader("pyproject.toml", (project,), of_file("pyproject.toml", load_config), (UsageError,)),
+        Reader("a test file", (source,), of_file("test_a.py", lambda at: SourceScan(at, []).of_file(at / "test_a.py"))),
+        Reader(
+            "a place in a test file",
+            (source,),
+            of_file("test_a.py", lambda at: SourceTree(at, at).locate("test_a.py::test_a")),
+        ),
+        Reader("the environment of a script", (b"A=1\nB=x y\n",), of_text(parse_env)),
+        Reader("variables of vLLM", (envs,), of_file("envs.py", lambda at: read_variables(at / "envs.py"))),
+        Reader(
+            "a library",
+            (_library(64, 120), _library(1 << 63, 120), _library(64, 1 << 63)),
+            of_file("a.so", lambda at: identify(at / "a.so")),
+        ),
+    ]
+
+
+def _library(table_offset: int, notes_offset: int) -> bytes:
+    """An ELF file with one program header, of its notes, and in these a build id; offsets as they stand there."""
+    identity = b"\x7fELF\x02\x01\x01" + bytes(25)
+    head = identity + table_offset.to_bytes(8, "little") + bytes(14) + struct.pack("<HH", 56, 1) + bytes(6)
+    notes = struct.pack("<III4s", 4, 20, 3, b"GNU") + bytes(range(20))
+    return head + struct.pack("<IIQQQQQQ", 4, 0, notes_offset, 0, 0, len(notes), len(notes), 4) + notes
