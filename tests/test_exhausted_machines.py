@@ -75,7 +75,7 @@ def test_a_command_line_that_cannot_be_loaded_says_so(
     monkeypatch.setattr("harness.cli.main.main", fail)
     assert __main__.load_and_run() == 4
     said = capsys.readouterr().err
-    assert said.startswith(f"error: rlharness cannot go on: {type(error).__name__}: {error}\n  legal:  ")
+    assert said.startswith(f"error: rlharness cannot continue: {type(error).__name__}: {error}\n  legal:  ")
     assert "  remedy: " in said
 
 

@@ -44,6 +44,8 @@ def test_errors_that_say_what_is_legal_are_the_users_and_others_are_bugs() -> No
     assert as_rejection(MendableError("a", "b", "c")) == Rejection("a", "b", "c")
     assert as_rejection(UsageError("a")) == Rejection("a", "", "")
     assert as_rejection(ValueError("a")) is None
+    full = as_rejection(OSError(28, "No space left on device"))
+    assert full is not None and "No space left on device" in full.what and "another disk" in full.remedy
     assert as_rejection(TraceError("outside a step")) is None, "the entry calls the recorder wrongly"
 
 

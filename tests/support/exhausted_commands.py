@@ -152,7 +152,7 @@ _TRACES: tuple[tuple[str, tuple[str, ...]], ...] = (("p", ()), ("q", ("--other",
 
 _REASON = re.compile(
     r"No space left|Read-only file|Too many open|temporarily unavail|annot allocate|no memory|File too large"
-    r"|signal SIGABRT|rlharness doctor|MemoryError|can't start new|cannot go on|ulimit|takes no file|is read-only"
+    r"|signal SIGABRT|rlharness doctor|MemoryError|can't start new|cannot continue|ulimit|takes no file|is read-only"
     r"|failed to map"
 )
 """Words for what has run out, of which any ending that a whole machine does not have must hold one."""
