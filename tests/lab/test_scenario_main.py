@@ -76,6 +76,21 @@ def test_an_interruption_is_told_in_a_line_whenever_it_comes(
     assert capsys.readouterr().err == "rlharness: interrupted\n"
 
 
+def test_a_machine_without_memory_is_told_and_a_bug_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unloaded() -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(scenario_main, "open_recorder", unloaded)
+    assert scenario_main.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: there is no memory left (") and "libtorch_cpu.so" in said and "  remedy: " in said
+    monkeypatch.setattr(scenario_main, "exhaustion_of", lambda error: None)
+    with pytest.raises(ImportError):
+        scenario_main.main()
+
+
 def test_where_nothing_records_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert scenario_main.main() == 4
     assert "nothing records here" in capsys.readouterr().err
