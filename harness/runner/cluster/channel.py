@@ -27,6 +27,8 @@ BEAT_S = 2.0
 """Each end sends something at least this often."""
 SILENCE_S = 60.0
 """An end that has not been heard for so long is lost."""
+MAX_UNKNOWN = 64
+"""Connections that have not shown the key; more are closed at once, since each may fill a buffer. Agents dial again."""
 NONCE = re.compile(r"rlharness agent ([0-9a-f]{32})\n")
 
 
@@ -89,6 +91,30 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key:
         raise NetworkError("no rlharness of this version answers there")
     nonces = (own, match[1]) if is_listener else (match[1], own)
     return Channel(reader, writer, Seal(key, "".join(nonces), is_listener=is_listener))
+
+
+class Door:
+    """Lets in who has the key of a run."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._num_unknown = 0
+
+    async def enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel | None:
+        """Return the channel to an agent; None while MAX_UNKNOWN others wait, whose connections are closed.
+
+        NetworkError or OSError for anybody without the key.
+        """
+        if self._num_unknown >= MAX_UNKNOWN:
+            writer.close()
+            return None
+        self._num_unknown += 1
+        try:
+            channel = await greet(reader, writer, self._key, is_listener=True)
+            await channel.receive(GREETING_S)  # a beat
+        finally:
+            self._num_unknown -= 1
+        return channel
 
 
 async def dial(address: tuple[str, int], key: str, wait_s: float) -> Channel:

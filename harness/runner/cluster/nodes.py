@@ -23,7 +23,7 @@ from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.attempts.host import NODE_LOST, Host
 from harness.runner.cluster import messages
 from harness.runner.cluster.attempt_book import AttemptBook, Standing
-from harness.runner.cluster.channel import BEAT_S, GREETING_S, Channel, greet
+from harness.runner.cluster.channel import BEAT_S, Channel, Door
 from harness.runner.cluster.mirror import FilesIn
 from harness.runner.cluster_address import Boot
 from harness.runner.options import RunOptions
@@ -35,8 +35,6 @@ READY_S = 300.0
 CLOSE_S = 5.0
 ANYWHERE = "0.0.0.0"  # both families would have two ports where any free one is asked for
 ANSWER_S = 30.0
-MAX_UNKNOWN = 64
-"""Connections that have not shown the key; more are closed at once, since each may fill a buffer. Agents dial again."""
 LOST_END = ProcessEnd(None, None, NODE_LOST, (), (), 0.0)
 Terminating = Callable[[str], None]
 
@@ -84,7 +82,7 @@ class Cluster:
         address = options.cluster
         self._gpus = f"sim:{address.gpus_per_node}" if address and address.boot is Boot.LOCAL else options.gpus
         self._options = options
-        self._key = key
+        self._door = Door(key)
         self._archive = archive
         self._limit = 0
         self._num_named = 0
@@ -95,7 +93,6 @@ class Cluster:
         self._server: asyncio.Server | None = None
         self._beating: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_unknown = 0
         self.is_closing = False
 
     # ------------------------------------------------------------------------------------------------------- joining
@@ -135,11 +132,10 @@ class Cluster:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in one agent; whoever has another key is turned away."""
-        if self._num_unknown >= MAX_UNKNOWN:
-            writer.close()
-            return
         try:
-            channel = await self._recognize(reader, writer)
+            channel = await self._door.enter(reader, writer)
+            if channel is None:
+                return
             if self._num_named >= self._limit:
                 await channel.send(messages.Refused("this run has all its nodes"))
                 writer.close()
@@ -155,16 +151,6 @@ class Cluster:
         node = self.nodes[name] = Node(name, channel, hello)
         node.listening = self._keep(self._hear(node))
         self.joined.set()
-
-    async def _recognize(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel:
-        """Return the channel to an agent that has the key; NetworkError for anybody else."""
-        self._num_unknown += 1
-        try:
-            channel = await greet(reader, writer, self._key, is_listener=True)
-            await channel.receive(GREETING_S)  # a beat
-        finally:
-            self._num_unknown -= 1
-        return channel
 
     async def _introduce(self, channel: Channel, name: str) -> messages.Hello:
         await channel.send(self._welcome_of(name))

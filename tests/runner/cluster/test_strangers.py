@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.invocation import Invocation
-from harness.runner.cluster import nodes
+from harness.runner.cluster import channel
 from harness.runner.cluster.channel import dial, new_key
 from harness.runner.cluster.messages import Beat, Welcome
 from harness.runner.cluster.nodes import Cluster
@@ -19,8 +19,8 @@ LIMIT_S = 60.0
 def test_few_strangers_are_held_and_an_agent_comes_in_after_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "MAX_UNKNOWN", NUM_HELD)
-    monkeypatch.setattr("harness.runner.cluster.channel.DIAL_RETRY_S", 0.01)
+    monkeypatch.setattr(channel, "MAX_UNKNOWN", NUM_HELD)
+    monkeypatch.setattr(channel, "DIAL_RETRY_S", 0.01)
 
     async def talk() -> tuple[list[bytes], object]:
         key = new_key()
