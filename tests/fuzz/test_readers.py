@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ NAMES = (
 )
 LIMIT_S = 20
 """Processor time that one document may take; a reader that waits instead meets the time limit of the test."""
+WAIT_S = 60.0
 MEMORY_BYTES = 1 << 30
 """Address space that one document may make a reader take."""
 
@@ -77,6 +79,28 @@ def test_a_reader_understands_its_documents(name: str, by_name: dict[str, Reader
         assert reader.read(document, directory) is not None
 
 
+@contextmanager
+def no_waiting(path: Path) -> Iterator[None]:
+    """AssertionError where a reader waits for the writer of a FIFO; it is let go after WAIT_S, since libraries do it
+    where no signal reaches them.
+    """
+    waited = []
+
+    def release() -> None:
+        with suppress(OSError):  # it is no FIFO, or nobody reads it
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            waited.append(path)
+
+    timer = threading.Timer(WAIT_S, release)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+    assert not waited, f"it waited for a writer of {path}"
+
+
 def _large(path: Path, document: bytes) -> None:
     """A document that goes on for 64 GiB, without taking room."""
     path.write_bytes(document)
@@ -99,7 +123,7 @@ def test_a_file_of_another_kind_is_refused(name: str, by_name: dict[str, Reader]
         return  # it reads what it is given
     for number, make in enumerate(SPECIAL.values()):
         (directory := tmp_path / str(number)).mkdir()
-        with limits(), suppress(*reader.errors):
+        with no_waiting(directory / reader.read.name), limits(), suppress(*reader.errors):
             reader.read.read_another(directory, lambda path: make(path, reader.documents[0]))  # noqa: B023
 
 
