@@ -13,6 +13,8 @@ CHILD_ROOMS = (  # entered by child processes only
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
+    "harness/core/redaction/switch.py",  # what --no-redact says reaches every process that writes
+    "harness/render/console.py",  # and whether what is printed goes to a job of GitHub Actions
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
@@ -59,7 +61,7 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
     "harness/lab/experiments/call_signature.py",
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
-    *("harness/render/jsonl.py", "harness/render/junit.py", "harness/lab/reproduce/debugger/lines.py"),
+    "harness/lab/reproduce/debugger/lines.py",
 )
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
@@ -111,6 +113,7 @@ OWNED = (
         (
             *("harness/core/replaced_file.py", "harness/runner/records/history_file.py"),
             *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
+            "harness/process/new_directory.py",
         ),
     ),
     # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/core/regular_file.py.
@@ -118,6 +121,15 @@ OWNED = (
         "harness/",
         ("builtins.open", ".read_text()", ".read_bytes()"),
         (*KERNELS_FILES, *PACKAGE_DATA, *OPEN_ALREADY, *NAMED_BY_THE_USER),
+    ),
+    # The same for writing: a FIFO waits for a reader, a link leads to a file of somebody else. See replaced_file.py.
+    Owned(
+        "harness/",
+        (".write_text()", ".write_bytes()"),
+        (
+            *("harness/recording/boot/", "harness/runner/sessions/memory_limit.py"),  # child processes
+            "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
+        ),
     ),
     # rlcore has one too, which parses their JSON as well: rlcore/regular_file.py.
     Owned(

@@ -15,7 +15,7 @@ MAX_PARAMETERS = 8
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
 
 
-WITH_ARGUMENTS = ("send_signal", "read_text", "read_bytes")
+WITH_ARGUMENTS = ("send_signal", "read_text", "read_bytes", "write_text", "write_bytes")
 """Methods that `Owned` names as ".method()" and that are called with arguments too."""
 
 

@@ -72,9 +72,9 @@ def test_the_install_step_installs_the_action_itself(tmp_path: Path, programs: P
     write_program(programs / "python", 'printf "%s\\n" "$@"')
     done = run_step("Install rlharness", {"extras": "engine,report", "constraints": "c.txt"}, tmp_path, programs)
     wanted = f"rlharness[engine,report] @ file://{ROOT.resolve()}"
-    assert done.stdout.splitlines() == ["-m", "pip", "install", "-c", "c.txt", wanted]
+    assert done.stdout.splitlines() == ["-P", "-m", "pip", "install", "-c", "c.txt", wanted]
     bare = run_step("Install rlharness", {}, tmp_path, programs)
-    assert bare.stdout.splitlines()[:3] == ["-m", "pip", "install"]
+    assert bare.stdout.splitlines()[:4] == ["-P", "-m", "pip", "install"]
     assert "-c" not in bare.stdout.splitlines()
 
 
@@ -85,6 +85,13 @@ def test_the_run_step_runs_tests(tmp_path: Path, programs: Path, name: str, code
     done = run_step("Run the tests", {"run": f"--gpus none 'test_a b.py' -- -k {name}"}, tmp_path, programs)
     assert done.returncode == code, done.stderr
     assert line in done.stdout
+
+
+def test_no_module_of_the_repository_splits_the_arguments(tmp_path: Path, programs: Path) -> None:
+    write_program(programs / "rlharness", 'echo "$#:$*"')
+    (tmp_path / "shlex.py").write_text("def split(text): return ['forged']\n", encoding="utf-8")
+    assert run_step("Run the tests", {"run": "a 'b c'"}, tmp_path, programs).stdout == "3:run a b c\n"
+    assert run_step("Gate", {"gate": "a", "base": ""}, tmp_path, programs).stdout == "2:gate a\n"
 
 
 def test_true_stands_for_no_arguments_and_quotes_must_match(tmp_path: Path, programs: Path) -> None:
@@ -122,6 +129,18 @@ def test_workflows_may_only_read_and_pin_their_actions_by_commit(path: Path) -> 
     checkouts = [step["with"] for step in steps if str(step.get("uses")).startswith("actions/checkout@")]
     assert checkouts
     assert all(given["persist-credentials"] is False for given in checkouts)
+
+
+def test_pages_show_no_action_by_a_name_that_can_be_moved() -> None:
+    """`COMMIT` is what the reader puts in the place of a hash, where the action is our own."""
+    shown = {
+        used: path.name
+        for path in ROOT.rglob("*.md")
+        if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+        for used in re.findall(r"^\s*- uses: (\S+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert len(shown) >= 3
+    assert [used for used in shown if not PINNED.fullmatch(used) and used != "rlharness/rlharness@COMMIT"] == []
 
 
 def test_the_workflow_uses_the_action_with_inputs_that_it_has() -> None:

@@ -15,12 +15,15 @@ import click
 
 from harness import __version__
 from harness.cli import demonstration, finding, recording, testing
+from harness.cli.options import no_redact_option
 from harness.cli.usage import rejection_of
 from harness.core.errors import HarnessError, UsageError
+from harness.core.exhaustion import exhaustion_of
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
+from harness.core.redaction import redact_text
 from harness.render.console import say
-from harness.render.github import inert, is_outermost_on_github
+from harness.render.workflow_commands import inert, is_outermost_on_github
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -36,6 +39,7 @@ for room in (testing, recording, finding, demonstration):
         if isinstance(command, click.Command):
             # The demo and tests parse a command without the group, and click keeps its help option from then on.
             command.context_settings = {**command.context_settings, **HELP}
+            command.params.append(no_redact_option)
             cli.add_command(command)
 
 
@@ -51,8 +55,9 @@ def _invocation(trailing: Sequence[str]) -> Invocation:
         cwd = Path(os.getcwd())
     except FileNotFoundError:
         raise UsageError("the working directory no longer exists", remedy="change to an existing directory") from None
+    environ = {**os.environ, **({"PYTHONDONTWRITEBYTECODE": "1"} if sys.dont_write_bytecode else {})}
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    return Invocation(cwd, dict(os.environ), tuple(trailing), is_terminal, say)
+    return Invocation(cwd, environ, tuple(trailing), is_terminal, say)
 
 
 def _open_closed_files() -> None:
@@ -98,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
-    except Exception:  # the last stop: our own bug, and the only one that shows a traceback
-        traceback.print_exc()
+    except Exception as error:  # the last stop: our own bug is the only one that shows a traceback
+        if exhausted := exhaustion_of(error):
+            return _refuse(own, exhausted)
+        click.echo(redact_text(traceback.format_exc()), err=True, nl=False)
         click.echo("error: this is a bug in rlharness; please report it with the traceback above", err=True)
         return ExitCode.INTERNAL_ERROR

@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+
+from harness.core.invocation import Invocation
+from harness.core.redaction import NO_REDACT, secrets_kept
 
 Command = Callable[..., Any]
 Options = tuple[Callable[[Command], Command], ...]
@@ -230,6 +234,27 @@ trust_option = click.option(
     is_flag=True,
     help="Accept a recording from elsewhere that names code or files which no local scenario declares.",
 )
+
+
+def _keep_secrets(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Leave secrets in what the command prints and writes, and in what its children write, until it ends."""
+    if is_given and not context.resilient_parsing:
+        context.with_resource(secrets_kept())
+        if isinstance(context.obj, Invocation):
+            context.obj = replace(context.obj, environ={**context.obj.environ, NO_REDACT: "1"})
+            context.obj.note("--no-redact: what this command prints and writes may hold passwords and keys")
+
+
+no_redact_option = click.Option(
+    ["--no-redact"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_secrets,
+    help="Leave passwords and keys in everything that this command prints and writes, which must then stay private."
+    " Without it each is replaced by <redacted>.",
+)
+"""An option of every command."""
 
 
 def all_of(options: Options) -> Callable[[Command], Command]:

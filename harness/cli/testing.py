@@ -26,6 +26,13 @@ from harness.core.invocation import Invocation
     metavar="S",
     help="Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]",
 )
+@click.option(
+    "--wait",
+    type=Seconds(0),
+    metavar="S",
+    help="Wait up to S seconds for GPUs that others use: all that --gpus counts or names, or one with auto."
+    "  [default: 0]",
+)
 @click.option("--slow", type=Seconds(0), metavar="S", help="Report a file as slow after S seconds.  [default: 60]")
 @click.option(
     "--maxfail", type=click.IntRange(0), metavar="N", help="Start no more files after N have failed; 0 means no limit."

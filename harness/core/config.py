@@ -68,6 +68,7 @@ class Keys:
     timeout_s: Seconds | None = None
     grace_s: SecondsOrZero | None = None
     slow_s: SecondsOrZero | None = None
+    wait_s: SecondsOrZero | None = None
     collect_timeout_s: Seconds | None = None
     cpu_units: Count | None = None
     isolate: Isolation | None = None

@@ -1,6 +1,7 @@
 """Errors that a user can cause and correct.
 
 HarnessError            base of all: the value found, the legal values, and the remedy
+├── ExhaustedError      the machine, or a limit of this process, has run out of something
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
@@ -26,11 +27,13 @@ class HarnessError(Exception):
     exit_code = ExitCode.USAGE_ERROR
     in_record = False
     """Whether the record of a run, and its JSON, hold it already."""
+    has_lines = True
+    """Whether a text of it may have several lines; what only quotes names and data of others may not forge any."""
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
-        self.what = _shown(what)
-        self.legal = _shown(legal)
-        self.remedy = _shown(remedy)
+        self.what = self._shown(what)
+        self.legal = self._shown(legal)
+        self.remedy = self._shown(remedy)
         super().__init__(self.what)
 
     def __str__(self) -> str:
@@ -41,10 +44,14 @@ class HarnessError(Exception):
             lines.append(f"  remedy: {self.remedy}")
         return "\n".join(lines)
 
+    def _shown(self, text: str) -> str:
+        """Text that may quote the files of others: without secrets, and with nothing in it that a terminal obeys."""
+        lines = redact_text(text).split("\n") if self.has_lines else [redact_text(text)]
+        return "\n".join(map(harmless, lines))
 
-def _shown(text: str) -> str:
-    """Text that may quote the files of others: without secrets, and with nothing in it that a terminal would obey."""
-    return "\n".join(map(harmless, redact_text(text).split("\n")))
+
+class ExhaustedError(HarnessError):
+    """A full or read-only disk, or no inode, descriptor, process or memory left; `harness.core.exhaustion` makes it."""
 
 
 class UsageError(HarnessError, ValueError):
@@ -53,6 +60,10 @@ class UsageError(HarnessError, ValueError):
 
 class InventoryError(HarnessError, LookupError):
     """GPUs were asked for by name that this process may not use, or that do not exist."""
+
+
+class BusyGpusError(InventoryError):
+    """GPUs were asked for that others use now, and that this process may have afterwards."""
 
 
 class CollectionError(HarnessError):
@@ -64,20 +75,30 @@ class CollectionError(HarnessError):
 class NetworkError(HarnessError):
     """Hosts that shall work together cannot find or cannot reach each other."""
 
+    has_lines = False
+
     exit_code = ExitCode.TESTS_FAILED
 
 
 class HistoryError(HarnessError):
     """The history of durations could not be read or written; estimates are used instead."""
 
+    has_lines = False
+
 
 class ReportError(HarnessError, ValueError):
     """An attempt's report.jsonl says it was written by a version this one cannot read."""
+
+    has_lines = False
 
 
 class TraceError(HarnessError, ValueError):
     """A trace, or a part of one, that cannot be written or read as asked."""
 
+    has_lines = False
+
 
 class BundleError(HarnessError, ValueError):
     """A bundle that cannot be written, or a file that is no whole one."""
+
+    has_lines = False

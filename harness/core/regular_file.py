@@ -61,6 +61,21 @@ def open_for_writing(path: StrPath, *, appends: bool = False) -> BinaryIO:
     return os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | end), "ab" if appends else "wb")
 
 
+def open_as_named(path: StrPath) -> BinaryIO:
+    """Open for writing what a person has named, through links, a device or a pipe too, without waiting for a reader.
+
+    A regular file is made where there is none, and what it held is gone. OSError, for a pipe that no process reads too.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "it is a pipe that no process reads, or a socket", os.fspath(path)) from None
+    os.set_blocking(fd, True)
+    return os.fdopen(fd, "wb")
+
+
 def read_regular(path: StrPath, *, max_bytes: int = MAX_BYTES, follows_links: bool = False) -> bytes:
     """Read a whole regular file. OSError as `open_regular`, and for one that holds more than `max_bytes`."""
     with open_regular(path, follows_links=follows_links) as file:
@@ -209,6 +224,7 @@ def _opened(path: StrPath, flags: int) -> int:
     except OSError:
         os.close(fd)
         raise
+    os.set_blocking(fd, True)  # as a program that inherits it finds its output elsewhere
     return fd
 
 

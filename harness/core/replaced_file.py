@@ -15,14 +15,15 @@ StrPath = str | os.PathLike[str]
 
 
 @contextmanager
-def replacing(path: StrPath, *, is_synced: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: StrPath, *, is_synced: bool = False, is_private: bool = False) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` when the block ends; an exception in it leaves `path` as it was.
 
-    `is_synced`: the bytes are on the disk before the name is. OSError where the file cannot be made or renamed.
+    `is_synced`: the bytes are on the disk before the name is. `is_private`: no other user can read it. OSError where
+    the file cannot be made or renamed.
     """
     beside = os.path.join(os.path.dirname(os.fspath(path)), f".rlharness-{os.urandom(8).hex()}.new")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(beside, flags, 0o666)
+    fd = os.open(beside, flags, 0o600 if is_private else 0o666)
     try:
         with os.fdopen(fd, "w+b") as file:
             yield file
@@ -36,7 +37,7 @@ def replacing(path: StrPath, *, is_synced: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-def write_replacing(path: StrPath, data: bytes | str) -> None:
+def write_replacing(path: StrPath, data: bytes | str, *, is_private: bool = False) -> None:
     """Write a whole file, text as UTF-8, as `replacing` does."""
-    with replacing(path) as file:
+    with replacing(path, is_private=is_private) as file:
         file.write(data.encode() if isinstance(data, str) else data)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LAYOUT = re.compile(r"(\x1b\[[0-9;]{0,16}m|[\n\t])")
+"""Colours, line breaks and tabs, which a result of rlharness may hold."""
 
 
 def escape(character: str) -> str:
@@ -22,6 +24,14 @@ def escape(character: str) -> str:
 def harmless(text: str) -> str:
     """Return `text` with each character that a terminal would obey, line breaks too, as its escape."""
     return _UNSAFE.sub(lambda match: escape(match.group()), text)
+
+
+def printable(text: str) -> str:
+    """Return a result with colours, line breaks and tabs, and each other character that a terminal obeys escaped."""
+    if _UNSAFE.search(text) is None:
+        return text
+    pieces = _LAYOUT.split(text)
+    return "".join(piece if at % 2 else harmless(piece) for at, piece in enumerate(pieces))
 
 
 def one_line(text: str, limit: int = 300) -> str:

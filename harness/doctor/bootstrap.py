@@ -13,7 +13,6 @@ without stacks.
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from harness.core.regular_file import open_regular
 from harness.core.report_file import ReportTail, read_report
 from harness.core.test_outcomes import TestOutcome
 from harness.doctor import layers
+from harness.doctor.host import module_command
 from harness.doctor.layers import RankStory, Verdict
 from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
 from harness.process.child_env import probe_env
@@ -65,7 +65,6 @@ class Bootstrap:
     supervisor: Supervisor
     directory: Path
     """Exists, is empty, on a short path; for the processes' files and TMPDIRs."""
-    cwd: Path
     say: Callable[[str], None] = lambda text: None
     """Hears what is being tried."""
 
@@ -187,8 +186,8 @@ class _Prober:
         report = str(directory / "report.jsonl")
         marker = f"rlharness-probe-{self._bootstrap.directory.name}-{number}"
         return ProcessSpec(
-            argv=(sys.executable, "-m", "harness.doctor.distributed_probe", "--report", report, *arguments),
-            cwd=str(self._bootstrap.cwd),
+            argv=module_command("harness.doctor.distributed_probe", "--report", report, *arguments),
+            cwd=str(directory),  # not the user's: workers of Ray import from the directory that it is started in
             env=probe_env(environ, tmpdir=str(tmpdir), marker=marker),
             directory=str(directory),
             marker=marker,

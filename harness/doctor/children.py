@@ -17,7 +17,7 @@ from harness.core.regular_file import open_regular
 from harness.doctor.host import Answer, Host
 from harness.process.child_env import child_env
 from harness.process.run_directory import new_run_id
-from harness.process.scratch import hold, make_scratch_root, remove_tree
+from harness.process.scratch import make_scratch_root, remove_tree
 from harness.process.supervisor_client import ContainmentBackends, ProcessSpec, Supervisors, find_py_spy, probe_backends
 
 GRACE_S = 0.5
@@ -45,8 +45,7 @@ def host_of(invocation: Invocation) -> Iterator[Host]:
 def supervised_scratch(backends: ContainmentBackends, invocation: Invocation) -> Iterator[tuple[Supervisors, Path]]:
     """Yield what child processes need: a containment backend, and a directory for their files."""
     # not in the user's TMPDIR: a directory made on a file system that hangs would hang this process for good
-    scratch, _ = make_scratch_root({})
-    held = hold(scratch)
+    scratch, held, _ = make_scratch_root({})
     try:
         with closing(Supervisors(backends.chosen, new_run_id(SystemClock().wall()), find_py_spy())) as supervisors:
             yield supervisors, Path(scratch)

@@ -128,7 +128,5 @@ async def _walk_layers(invocation: Invocation, num_ranks: int, backend: str) -> 
     if backend == "nccl":
         await check_gpus_for(num_ranks, invocation.environ)
     with supervised_scratch(probe_backends(), invocation) as (supervisors, scratch):
-        bootstrap = Bootstrap(
-            num_ranks, backend, invocation.environ, supervisors, scratch, invocation.cwd, invocation.note
-        )
+        bootstrap = Bootstrap(num_ranks, backend, invocation.environ, supervisors, scratch, invocation.note)
         return await find_layer(bootstrap)

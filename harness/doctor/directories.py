@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -126,7 +127,9 @@ def unanswering(check: str, path: str) -> Finding:
         Severity.BROKEN,
         f"the file system of {path} did not answer within {SURVEY_S:g} s",
         breaks="every process that opens a file there waits, and cannot be killed meanwhile",
-        remedy=f"export TMPDIR={DEFAULT_TMPDIR}" if is_elsewhere else f"umount -l {path}, and mount it again",
+        remedy=f"export TMPDIR={DEFAULT_TMPDIR}"
+        if is_elsewhere
+        else f"umount -l {shlex.quote(path)}, and mount it again",
         exports=(("TMPDIR", DEFAULT_TMPDIR),) if is_elsewhere else (),
     )
 
@@ -137,7 +140,8 @@ def check_tmpdir(directory: Directory, trial: Trial | None, *, is_set: bool, bet
     kind = f"{directory.fs_type or 'unknown file system'}, {_gb(directory.free_bytes)} free"
 
     def finding(severity: Severity, measured: str, breaks: str) -> Finding:
-        remedy = f"export TMPDIR={better}" if better else "export TMPDIR=DIR, a writable directory on a local disk"
+        export = f"export TMPDIR={shlex.quote(better or 'DIR')}"
+        remedy = export if better else f"{export}, a writable directory on a local disk"
         return Finding("TMPDIR", severity, measured, breaks, remedy, (("TMPDIR", better),) if better else ())
 
     if trial is None:

@@ -7,7 +7,7 @@ with the driver's message and never ends the run.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from harness.core.errors import InventoryError
+from harness.core.errors import BusyGpusError, InventoryError
 from harness.machine.amd import AmdDriver
 from harness.machine.gpu_driver import GpuDriver, GpuReadError, GpuReading, ListedGpu, NoDriverError
 from harness.machine.gpu_health import GpuFault, MachineHealth
@@ -35,7 +35,7 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
     each with its reason. A busy GPU is taken where `selection` insists, and within a lease that already has it. Each
     GPU taken is claimed in `claims` as "gpu-<uuid>", within a lease under the name of its attempt; pretended GPUs are
     not. Raises UsageError for a text of no legal form, InventoryError where fewer GPUs are free than were counted, a
-    GPU asked for by name cannot be had, or GPUs of two vendors are visible.
+    GPU asked for by name cannot be had, or GPUs of two vendors are visible; BusyGpusError if they may be had later.
     """
     asked = parse_selection(selection)
     if isinstance(asked, Pretended):
@@ -220,11 +220,14 @@ def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: S
     else:
         what = f"--gpus {asked.num_gpus}: {num_taken} of the {num_visible} GPUs this process was given are free"
         what += f"; {reasons}" if reasons else ""
-    return InventoryError(
+    num_busy = sum(gpu.is_busy for gpu in left_out)
+    may_come = num_busy == len(left_out) if isinstance(asked, Named) else num_taken + num_busy >= asked.num_gpus
+    kind = BusyGpusError if may_come else InventoryError
+    return kind(
         what,
         legal="GPUs that are free",
-        remedy="--gpus auto uses every free GPU; --gpus as-is:0 takes GPU 0 although it is in use; or wait, or end the"
-        " processes that hold them",
+        remedy="--gpus auto uses every free GPU; --gpus as-is:0 takes GPU 0 although it is in use;"
+        " run --wait S waits for them; or end the processes that hold them",
     )
 
 
@@ -237,8 +240,10 @@ def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int, *,
         reading = driver.read(gpu)
     except GpuReadError as error:
         return LeftOut(device.uuid, index, device.model, str(error))
-    if reason := reading.ban or str(reading.fault or "") or ("" if is_as_is else _why_busy(reading)):
+    if reason := reading.ban or str(reading.fault or ""):
         return LeftOut(device.uuid, index, device.model, reason)
+    if not is_as_is and (reason := _why_busy(reading)):
+        return LeftOut(device.uuid, index, device.model, reason, is_busy=True)
     number = None if device.old_mig_name else device.ordinal
     return Gpu(
         gpu_id=device.uuid,
@@ -275,7 +280,7 @@ def _claim(gpu: Gpu, claims: Claims | None, around: Surroundings) -> Gpu | LeftO
         return gpu
     holder = holder_of(name)
     reason = "leased by another rlharness run" + (f" ({holder})" if holder else "")
-    return LeftOut(gpu.gpu_id, gpu.index, gpu.model, reason)
+    return LeftOut(gpu.gpu_id, gpu.index, gpu.model, reason, is_busy=True)
 
 
 def _claim_name(gpu_id: str, around: Surroundings) -> str:

@@ -51,6 +51,8 @@ class LeftOut:
     index: int
     model: str
     reason: str
+    is_busy: bool = False
+    """Whether others use it, so that it may be had later."""
 
 
 @dataclass(frozen=True, slots=True)

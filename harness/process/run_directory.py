@@ -61,14 +61,18 @@ def make_kept_directory(root: Path, kind: str, own_id: str, *, alternative: str 
     """
     home, of_kind = root / HOME, root / HOME / kind
     with _opened(home, None, alternative) as home_fd, _opened(of_kind, home_fd, alternative) as kind_fd:
-        os.mkdir(own_id, dir_fd=kind_fd)
+        os.mkdir(own_id, 0o700, dir_fd=kind_fd)  # a checkout may have brought `.rlharness` with another mode
         own_uid = os.lstat(own_id, dir_fd=kind_fd).st_uid  # this user's, as the file system has it: some map users
         for path, fd in ((home, home_fd), (of_kind, kind_fd)):
             if (uid := os.fstat(fd).st_uid) != own_uid:
                 os.rmdir(own_id, dir_fd=kind_fd)
                 move = shlex.join(["mv", str(path), f"{path}.old"])
                 raise _refused(f"{path} belongs to user {uid}", f"{alternative}move it away: {move}")
-        _write(f"{own_id}/{MARK}", _MARK_TEXT, kind_fd)
+        try:
+            _write(f"{own_id}/{MARK}", _MARK_TEXT, kind_fd)
+        except OSError:  # a directory without it would stay for good
+            os.rmdir(own_id, dir_fd=kind_fd)
+            raise
         with suppress(FileExistsError):  # a link that leads nowhere, too
             _write(".gitignore", "*\n", home_fd)
         if kind == RUNS:
@@ -118,8 +122,12 @@ def _refused(what: str, remedy: str) -> UsageError:
 def _write(name: str, text: str, dir_fd: int) -> None:
     """Write a file that is not there yet; FileExistsError where anything is."""
     fd = os.open(name, _NEW_FILE, 0o644, dir_fd=dir_fd)
-    with open(fd, "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:  # no half of it stays, which the next command would take for the whole
+        os.unlink(name, dir_fd=dir_fd)
+        raise
 
 
 def _too_old(kind_fd: int, own_id: str, result: str) -> list[str]:

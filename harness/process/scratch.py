@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from harness.core.errors import UsageError
+from harness.core.exhaustion import shortage_at
 
 MAX_SOCKET_PATH_BYTES = 107
 """sun_path's 108 bytes less the NUL (unix(7))."""
@@ -61,6 +62,8 @@ class Candidate:
     """Type of the file system that holds it, with all links resolved; empty if unknown."""
     from_tmpdir: bool = False
     """The user's own TMPDIR, which is worth a word where it is passed over."""
+    shortage: str = ""
+    """What its file system lacks for a new file; empty where it lacks nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ def why_unfit(candidate: Candidate) -> str:
         return "is not an absolute path"
     if not candidate.is_writable:
         return "is not a writable directory"
+    if candidate.shortage:
+        return f"takes no file: {candidate.shortage}"
     if is_network(candidate.fs_type):
         return f"is on a network file system ({candidate.fs_type})"
     num_bytes = len(os.fsencode(candidate.path))
@@ -119,21 +124,27 @@ def choose(candidates: Sequence[Candidate]) -> Scratch:
     )
 
 
-def make_scratch_root(environ: Mapping[str, str], fallbacks: Sequence[str] = FALLBACKS) -> tuple[str, str]:
-    """Makes the run's scratch root, for this user alone (mode 0700); its path, and the note of `Scratch`.
+def make_scratch_root(environ: Mapping[str, str], fallbacks: Sequence[str] = FALLBACKS) -> tuple[str, int, str]:
+    """Make the run's scratch root, for this user alone (mode 0700); its path, what holds it, and the note of `Scratch`.
 
-    TMPDIR of `environ` is tried first, then `fallbacks`. Raises UsageError where none of them fits.
+    TMPDIR of `environ` is tried first, then `fallbacks`. It counts as in use for as long as the descriptor returned is
+    open, here or in a fork. Raises UsageError where none of them fits; OSError, and leaves nothing, where none is made.
     """
     mounts = read_mounts()
     given = environ.get("TMPDIR", "")
     candidates = [_survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
     candidates += [_survey(path, mounts) for path in fallbacks]
     scratch = choose(candidates)
-    return tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=scratch.parent), scratch.note
+    root = tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=scratch.parent)
+    try:
+        return root, hold(root), scratch.note
+    except OSError:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
 
 
 def hold(root: str) -> int:
-    """Marks the scratch root as in use for as long as the descriptor returned is open, here or in a fork."""
+    """Mark a scratch root as in use for as long as the descriptor returned is open, here or in a fork."""
     free = os.path.join(root, f"{_HELD}.new")
     fd = os.open(free, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -206,7 +217,8 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
 
 def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
     is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
-    return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir)
+    shortage = shortage_at(path) if is_writable else ""
+    return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir, shortage)
 
 
 def read_mounts() -> list[Mount]:

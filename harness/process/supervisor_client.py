@@ -11,23 +11,29 @@ Whatever happens ends in one future, `_Attempt.ended`; cancelling run() kills th
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.core.errors import HarnessError
+from harness.core.errors import ExhaustedError, HarnessError
+from harness.core.exhaustion import exhaustion_of
+from harness.core.regular_file import open_for_writing
 from harness.process.leaders_ahead import LeadersAhead, Parent, Waiting
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
 from harness.process.supervisor.fork_server import ForkServer, start_python
 
 PROBE_S = 30.0
+LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Errors of a probe that say that processes, memory or descriptors have run out, and nothing of the machine."""
 RESCUE_S = 5.0
 RESCUE_ROUND_S = 0.05
 WATCH_S = 1.0
@@ -175,8 +181,8 @@ class Supervisors:
     async def _supervisor(self, attempt: "_Attempt") -> Waiting:
         """Return a supervisor for an attempt: the one that waits if it is as one forked now would be."""
         spec, parent = attempt.spec, self.parent
-        log = os.open(os.path.join(spec.directory, "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
+        with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as file:
+            log = file.fileno()
             if parent is not None and spec.session is not None and parent.can_fork(spec.env):
                 waiting = self._ahead.take(parent.generation)
                 if waiting is None and (forked := await parent.fork(log)) is not None:
@@ -185,8 +191,6 @@ class Supervisors:
                     self._ahead.fork_next(parent)
                     return waiting
             return Waiting(self._fork_server.fork(log), attempt.means.cgroup, is_parents=False)
-        finally:
-            os.close(log)
 
     def _unrelated_pids(self) -> frozenset[int]:
         """The fork server and the supervisors that live: no orphans of a lost one."""
@@ -354,15 +358,23 @@ class _Attempt:
                 os.unlink(log)
 
 
+def _exhaustion_in(errors: Iterable[str]) -> ExhaustedError | None:
+    """Return the user's error for probes that failed since processes, memory or descriptors have run out."""
+    numbers = [int(number) for error in errors for number in re.findall(r"\[Errno (\d+)\]", error)]
+    lacking = next((number for number in numbers if number in LACKING), None)
+    return exhaustion_of(OSError(lacking, os.strerror(lacking))) if lacking is not None else None
+
+
 def probe_backends(wanted: str = "auto") -> ContainmentBackends:
     """Try each tier on this machine, for real; `wanted` must be "auto" or a tier that works.
 
-    Raises HarnessError when the wanted tier, or every tier, is refused.
+    Raises HarnessError when the wanted tier, or every tier, is refused; ExhaustedError for lack of processes or memory.
     """
-    null = subprocess.DEVNULL
-    with start_python("--probe", stdin=null, stdout=subprocess.PIPE, stderr=null) as process:
-        out, _ = process.communicate(timeout=PROBE_S)
-    refused = dict.fromkeys(BACKENDS, "its probe gave no answer")
+    pipe = subprocess.PIPE
+    with start_python("--probe", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        out, complaint = process.communicate(timeout=PROBE_S)
+    said = complaint.decode(errors="replace").strip().splitlines()[-1:]
+    refused = dict.fromkeys(BACKENDS, ": ".join(["its probe gave no answer", *said]))
     for line in out.splitlines():
         answer = json.loads(line)
         refused[answer["tier"]] = answer["error"]
@@ -373,6 +385,8 @@ def probe_backends(wanted: str = "auto") -> ContainmentBackends:
         return ContainmentBackends(allowed[0], {backend: refused[backend] for backend in stronger})
     if wanted in allowed:
         return ContainmentBackends(wanted, {})
+    if exhausted := _exhaustion_in(refused.values()):
+        raise exhausted
     raise HarnessError(
         f"this machine does not allow containment {wanted!r}: {refused.get(wanted, '; '.join(refused.values()))}",
         legal=", ".join(["auto", *allowed]),

@@ -1,15 +1,24 @@
-"""Lines on standard error and results on standard output; either may be closed."""
+"""Lines on standard error and results on standard output; either may be closed.
 
+Both may quote files of others. No character of theirs reaches the terminal that it would obey, and in a job of GitHub
+Actions no line of theirs is a workflow command.
+"""
+
+import json
+import os
 import sys
 from contextlib import suppress
 
 from harness.core.errors import UsageError
+from harness.core.text import printable
+from harness.render.workflow_commands import inert, is_command_in, is_outermost_on_github
 
 
 def say(text: str) -> None:
     """Print a line on standard error; do nothing if standard error is closed."""
     with suppress(OSError, ValueError):
-        print(f"rlharness: {text.removeprefix('rlharness: ')}", file=sys.stderr, flush=True)
+        line = printable(f"rlharness: {text.removeprefix('rlharness: ')}")
+        print(_obeyed_by_nobody(line), file=sys.stderr, flush=True)
 
 
 def stdout_encodes(text: str) -> bool:
@@ -28,6 +37,20 @@ def show(result: str) -> None:
     """
     try:
         with suppress(BrokenPipeError):
-            print(result, flush=True)
+            print(_obeyed_by_nobody(printable(result)), flush=True)
     except OSError as error:
         raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
+
+
+def _obeyed_by_nobody(text: str) -> str:
+    """Return a text that is no workflow command where it would be one; JSON stays JSON, whose lines are none."""
+    is_obeyed = is_command_in(text) and is_outermost_on_github(os.environ) and not _is_json(text)
+    return inert(text) if is_obeyed else text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -5,30 +5,19 @@ file that GITHUB_STEP_SUMMARY names.
 """
 
 import re
-import secrets
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from html import escape
-from pathlib import Path
 from typing import TextIO
 
+from harness.core.regular_file import open_for_writing
 from harness.core.text import one_line, put
 from harness.render.console import say
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_BYTES = 2**20
 """GitHub refuses the whole summary of a step if it has more."""
-
-
-def is_on_github(environ: Mapping[str, str]) -> bool:
-    """Whether this is a job of GitHub Actions."""
-    return environ.get("GITHUB_ACTIONS") == "true"
-
-
-def is_outermost_on_github(environ: Mapping[str, str]) -> bool:
-    """Whether this is a job of GitHub Actions, and not a test of a run that reports to the job itself."""
-    return is_on_github(environ) and "RLHARNESS_ATTEMPT" not in environ
 
 
 def say_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
@@ -38,20 +27,6 @@ def say_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
         for line in lines:
             put(stream, f"{line}\n")
         stream.flush()
-
-
-def stop_lines() -> tuple[str, str]:
-    """Return the lines after and before which GitHub obeys no workflow command, whatever a test prints between them."""
-    token = secrets.token_hex(16)  # tests cannot guess it
-    return f"::stop-commands::{token}", f"::{token}::"
-
-
-def inert(text: str) -> str:
-    """Return text between lines that have GitHub obey no workflow command in it; as it is if it can hold none."""
-    if "::" not in text and "##[" not in text:
-        return text
-    stop, resume = stop_lines()
-    return f"{stop}\n{text}\n{resume}"
 
 
 def command(kind: str, message: str, **properties: str) -> str:
@@ -90,7 +65,7 @@ def append_to_summary(text: str, environ: Mapping[str, str], *, short: str) -> N
     if not (path := environ.get(SUMMARY_VARIABLE)):
         return
     try:
-        with Path(path).open("ab") as file:
+        with open_for_writing(path, appends=True) as file:  # a test may have put a FIFO or a link in its place
             num_left = MAX_BYTES - file.tell()
             datas = (each.encode("utf-8", "backslashreplace") for each in (text, short, ""))
             file.write(next(data for data in datas if len(data) <= max(0, num_left)))

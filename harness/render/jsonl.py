@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from harness.core.errors import UsageError
+from harness.core.regular_file import open_as_named
 from harness.runner.events import Event, to_json_line
 from harness.runner.records.stats import RunState
 
@@ -17,10 +18,12 @@ class JsonlReporter:
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by close
+            self._file = open_as_named(path)
         except OSError as error:
             raise UsageError(
-                f"events cannot be written to {path}: {error.strerror}", legal="a file that can be written"
+                f"events cannot be written to {path}: {error.strerror}",
+                legal="a file that can be written",
+                remedy="choose another file, or make room or permission there",
             ) from error
 
     def on_event(self, event: Event, state: RunState) -> None:

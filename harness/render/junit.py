@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryFile
+from tempfile import TemporaryFile
 from typing import BinaryIO
 from xml.etree import ElementTree
 from xml.sax.saxutils import XMLGenerator
@@ -38,11 +38,11 @@ from junitparser import Error, Failure, Skipped, TestCase, TestSuite
 from junitparser.junitparser import FinalResult
 
 from harness.core.clock import Clock
-from harness.core.errors import ReportError, UsageError
-from harness.core.replaced_file import replacing
+from harness.core.errors import ReportError
 from harness.core.report_file import TestEnd, TestReport, read_report
 from harness.core.test_outcomes import TestOutcome
 from harness.core.text import escape, one_line
+from harness.render.late_file import LateFile
 from harness.runner.events import AttemptStarted, Event, RunFinished
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import NAMED, read_attempts
@@ -63,23 +63,12 @@ class JUnitReporter:
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        if path.is_dir():
-            raise UsageError(f"JUnit XML cannot be written to {path}: it is a directory", legal="a file")
-        self._path = path = path.resolve()  # through a link, not in its place
+        self._file = LateFile(path, "JUnit XML")
         self._clock = clock
         self._began: datetime | None = None
         self._started_t: dict[str, float] = {}
         self._state: RunState | None = None
         self._is_written = False
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=path.parent):
-                pass
-        except OSError as error:
-            raise UsageError(
-                f"JUnit XML cannot be written to {path}: {error.strerror}",
-                legal="a file in a directory that can be written",
-            ) from error
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Remember when units started; write at the end."""
@@ -98,7 +87,7 @@ class JUnitReporter:
 
     def _write(self, state: RunState, seconds: float, error: str, workers: Sequence[WorkerFailure]) -> None:
         self._is_written = True
-        with TemporaryFile(dir=self._path.parent) as suites:
+        with TemporaryFile(dir=self._file.path.parent) as suites:
             totals = Counter[str]()
             for suite in self._suites(state, error, workers):
                 totals += Counter(tests=suite.tests, failures=suite.failures, errors=suite.errors)
@@ -118,12 +107,8 @@ class JUnitReporter:
             yield self._suite(unit, state.results.get(unit.path))
 
     def _assemble(self, suites: BinaryIO, totals: Counter[str], seconds: float) -> None:
-        """Put the root around the suites, in a file of its own that takes the name only when it is whole.
-
-        What is there and is no plain file (a device, a pipe) is written to as it is.
-        """
-        is_plain = self._path.is_file() or not self._path.exists()
-        with replacing(self._path, is_synced=True) if is_plain else open(self._path, "wb") as file:
+        """Put the root around the suites."""
+        with self._file.opened() as file:
             xml = XMLGenerator(file, encoding="utf-8")
             xml.startDocument()
             counts = {name: str(totals[name]) for name in ("tests", "failures", "errors")}

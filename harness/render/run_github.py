@@ -8,12 +8,13 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.core.program_output import OutputFilter
 from harness.core.test_outcomes import TestCounts
-from harness.core.text import count, one_line
+from harness.core.text import count, harmless, one_line
 from harness.render.failure_list import Failure, list_failures, list_unmet, most_telling_first
-from harness.render.github import append_to_summary, command, folded, plain, say_lines, stop_lines
+from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.outcomes import gpus, tally
 from harness.render.source_locations import SourceTree
 from harness.render.summary import closing_line, exit_reason
+from harness.render.workflow_commands import stop_lines
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs
 from harness.runner.records.run_record import PAGE, RunRecord, read_run_record
@@ -100,7 +101,7 @@ def _limited(kind: str, failures: Sequence[Failure], tree: SourceTree) -> Iterat
     for failure in failures[:num_shown]:
         found = tree.locate(failure.name, failure.text) if failure.name else None
         properties = {"title": failure.title}
-        if found is not None:
+        if found is not None and harmless(found.file) == found.file:  # an escaped name would be no file's
             properties["file"] = found.file
             if found.line is not None:
                 properties["line"] = str(found.line)

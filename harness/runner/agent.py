@@ -22,8 +22,10 @@ from typing import Any
 
 from harness.core.clock import SystemClock
 from harness.core.errors import HarnessError, NetworkError
+from harness.core.exhaustion import reason_of
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
+from harness.core.replaced_file import write_replacing
 from harness.core.report_file import ReportTail
 from harness.core.text import one_line
 from harness.machine.gpu_watch import GpuWatch
@@ -31,6 +33,7 @@ from harness.machine.network.preflight import preflight
 from harness.process.child_env import PREFLIGHT, child_env
 from harness.process.claims import Claims
 from harness.process.interruption import Interruption
+from harness.process.new_directory import make_new_directory
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.attempts.attempt_report import read_attempt_report
@@ -211,7 +214,7 @@ class _Agent:
             end = await self._attempt(channel, context, order, files)
             await self._keep(context, order, files, end)
         except (OSError, HarnessError) as problem:  # a full disk, no port left: this attempt's failure
-            error = one_line(str(problem))
+            error = one_line(reason_of(problem))
         finally:
             files.close()
             await asyncio.to_thread(_remove, directory, Path(order.tmpdir))
@@ -223,11 +226,11 @@ class _Agent:
         self, channel: Channel, context: RunContext, order: messages.Start, files: FilesOut
     ) -> ProcessEnd:
         directory = Path(order.directory)
-        directory.mkdir(parents=True)
+        make_new_directory(directory)
         for name, text in order.files.items():
-            (directory / name).write_text(text, "utf-8")
+            write_replacing(directory / name, text)
         files.begin()
-        Path(order.tmpdir).mkdir(mode=0o700, parents=True)
+        make_new_directory(Path(order.tmpdir), mode=0o700)
         spec = await self._spec(context, order)
         if self._attempts[order.marker].is_cancelled:
             return ProcessEnd(None, None, "cancelled", (), (), 0.0)
@@ -295,7 +298,7 @@ class _Agent:
 def _several_nodes(order: messages.Start) -> dict[str, str]:
     """Write the hostfile of an attempt on several nodes; the variables with which its processes find each other."""
     hostfile = Path(order.directory, HOSTFILE)
-    hostfile.write_text("".join(f"{host.address} slots={len(host.gpu_ids)}\n" for host in order.hosts), "utf-8")
+    write_replacing(hostfile, "".join(f"{host.address} slots={len(host.gpu_ids)}\n" for host in order.hosts))
     return {
         "MASTER_ADDR": order.hosts[0].address,
         "NNODES": str(len(order.hosts)),

@@ -41,6 +41,8 @@ class RunOptions:
     """Whether test files are collected; False where commands alone were asked for."""
     setup: tuple[SetupRule, ...] = ()
     gpus: str = "auto"
+    wait_s: float = 0.0
+    """How long to wait for GPUs that others use."""
     cluster: "ClusterAddress | None" = None
     """Nodes to run on; None for this machine."""
     ships_sources: bool = False

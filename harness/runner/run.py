@@ -15,6 +15,7 @@ from pathlib import Path
 
 from harness.core.clock import Clock, SystemClock
 from harness.core.errors import HarnessError
+from harness.core.exhaustion import exhaustion_of
 from harness.core.exit_codes import ExitCode
 from harness.machine.network.preflight import Preflight
 from harness.process.claims import Claims
@@ -115,7 +116,7 @@ class _Run:
             recorder.take(self._started())
             await self._collect_and_dispatch()
         except Exception as error:  # whatever it is: the record gets its end first
-            failure = error
+            failure = exhaustion_of(error) or error
         try:
             finished = self._finished(failure)
             for reporter in self.reporters:

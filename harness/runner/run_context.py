@@ -1,14 +1,16 @@
 """Context of one run or plan: the machine as it was read, and the resources to return in the end."""
 
+import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.clock import Clock
-from harness.core.errors import InventoryError, UsageError
+from harness.core.clock import Clock, SystemClock
+from harness.core.errors import BusyGpusError, InventoryError, UsageError
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
@@ -18,7 +20,7 @@ from harness.process.daemon_thread import in_daemon_thread
 from harness.process.interruption import Interruption
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import new_run_id
-from harness.process.scratch import hold, let_go, make_scratch_root, remove_abandoned, remove_tree
+from harness.process.scratch import let_go, make_scratch_root, remove_abandoned, remove_tree
 from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
 from harness.runner.options import RunOptions
 from harness.runner.records.history import History
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
+WAIT_EVERY_S = 2.0
+"""Between two looks at GPUs that are waited for."""
 INVENTORY_S = 60.0
 """Eight GPUs without persistence mode take up to half of that to wake."""
 
@@ -69,8 +73,31 @@ class RunContext:
 
 
 async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
-    """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
+    """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read.
 
+    Waits for busy ones as long as `options` allow: for all that are counted or named, and for one with auto.
+    """
+    clock, shown = SystemClock(), ""
+    deadline_s = clock.monotonic_s() + options.wait_s
+    while True:
+        left_s = deadline_s - clock.monotonic_s()
+        try:
+            found = await _read_run_gpus(options, claims)
+            left_out = found.inventory.left_out
+            if left_s <= 0 or found.inventory.gpus or not any(gpu.is_busy for gpu in left_out):
+                return found
+            reason = "; ".join(f"GPU {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
+        except BusyGpusError as error:
+            if left_s <= 0:
+                raise
+            reason = error.what
+        if (without_sizes := re.sub(r"[\d.]+ GB", "", reason)) != shown:  # a program's memory changes all the time
+            options.invocation.note(f"waiting for GPUs, {left_s:.0f} s at most: {reason}")
+            shown = without_sizes
+        await asyncio.sleep(min(WAIT_EVERY_S, left_s))
+
+
+async def _read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     def read() -> RunGpus:
         return RunGpus(*read_with_meter(options.gpus, options.invocation.environ, claims))
 
@@ -150,8 +177,8 @@ async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str
     """The scratch root, what holds it, and notes; UsageError where its file system does not answer."""
 
     def make() -> tuple[str, int, tuple[str, ...]]:
-        scratch, note = make_scratch_root(environ)
-        return scratch, hold(scratch), (note, *remove_abandoned(os.path.dirname(scratch)))
+        scratch, held, note = make_scratch_root(environ)
+        return scratch, held, (note, *remove_abandoned(os.path.dirname(scratch)))
 
     try:
         return await in_daemon_thread(make, limit_s=SCRATCH_S)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from harness.core.command import MANAGED, SetupRule
 from harness.core.regular_file import read_text
+from harness.core.replaced_file import write_replacing
 from harness.runner import events
 from harness.runner.attempts.unit_run import Post, UnitRunner
 from harness.runner.reruns.retries import Retries
@@ -165,7 +166,7 @@ class SetupScripts:
         self._runner = ScriptRunner.beside(runner, script, directory, env_file)
         variables: dict[str, str] = {}
         try:
-            env_file.write_text("")
+            write_replacing(env_file, "")
             await self._runner.run(job.index, script, lease)
             if self._runner.result is None:  # its GPUs were not fit for use
                 runner.post(events.SetupFinished(runner.t(), script.path, is_refused=True))

@@ -29,8 +29,9 @@ def compare_contexts(a: Trace, b: Trace, until: int | None) -> Context | None:
         logs_a, logs_b = a.logs(step), b.logs(step)
         for rank in sorted(logs_a.keys() & logs_b.keys()):
             one, other = _states(a, step, rank), _states(b, step, rank)
-            last_a = known_a[rank] = known_a.get(rank, {}) | one
-            last_b = known_b[rank] = known_b.get(rank, {}) | other
+            last_a, last_b = known_a.setdefault(rank, {}), known_b.setdefault(rank, {})
+            last_a.update(one)
+            last_b.update(other)
             if logs_b[rank].shift and step == b.steps[0]:
                 continue
             different = [key for key in dict.fromkeys([*one, *other]) if last_a.get(key) != last_b.get(key)]

@@ -15,6 +15,8 @@ from harness.trace.reader import RankLog, Trace
 from harness.trace.reasons import ProcessesMatched, VerdictCode, VerdictReason
 from harness.trace.value_diff import compare_columns
 
+MAX_PAIRS = 4096
+"""So many pairs of processes are compared, about a second; of more, those with equal numbers are matched: a guess."""
 Likeness = tuple[int, int]
 """(equal steps at the beginning, equal values in the step after them)."""
 
@@ -51,13 +53,13 @@ class Match:
 
 def match_processes(a: Trace, b: Trace) -> Match:
     """Match the processes of two traces that have no rank; the others belong together by their ranks."""
-    of_a = [number for number in a.ranks if number in a.unranked]
-    of_b = [number for number in b.ranks if number in b.unranked]
+    of_a, of_b = (sorted(trace.ranks.keys() & set(trace.unranked)) for trace in (a, b))
     if not of_a or not of_b:
         return Match(b, {})
     numbers = _match_equal(a, b, of_a, of_b)
     left_a = [each for each in of_a if each not in numbers]
-    left_b = [each for each in of_b if each not in numbers.values()]
+    taken = set(numbers.values())
+    left_b = [each for each in of_b if each not in taken]
     found, is_guess = _match_alike(a, b, left_a, left_b)
     numbers = dict(sorted({**numbers, **found}.items()))
     return Match(_renumbered(b, numbers), numbers, is_guess)
@@ -65,25 +67,34 @@ def match_processes(a: Trace, b: Trace) -> Match:
 
 def _match_equal(a: Trace, b: Trace, of_a: list[int], of_b: list[int]) -> dict[int, int]:
     """The processes whose logs are equal in every step; under the same number where there is a choice."""
-    found: dict[int, int] = {}
-    roots_a, roots_b = ({each: _roots(trace.ranks[each]) for each in of} for trace, of in ((a, of_a), (b, of_b)))
-    pairs = [(number, other) for number, other in product(of_a, of_b) if roots_a[number] == roots_b[other]]
-    for number, other in sorted(pairs, key=lambda pair: pair[0] != pair[1]):
-        if number not in found and other not in found.values():
-            found[number] = other
+    roots_a, roots_b = ({each: tuple(_roots(trace.ranks[each])) for each in of} for trace, of in ((a, of_a), (b, of_b)))
+    found = {number: number for number in of_a if number in roots_b and roots_a[number] == roots_b[number]}
+    free: dict[tuple[tuple[int, bytes], ...], list[int]] = {}
+    for other in reversed([each for each in of_b if each not in found]):
+        free.setdefault(roots_b[other], []).append(other)
+    for number in of_a:
+        if number not in found and (others := free.get(roots_a[number])):
+            found[number] = others.pop()
     return found
 
 
 def _match_alike(a: Trace, b: Trace, of_a: list[int], of_b: list[int]) -> tuple[dict[int, int], bool]:
     """(the other processes, the most alike first; whether there was a choice between equally good ones)."""
+    if len(of_a) * len(of_b) > MAX_PAIRS:
+        both = {*of_a} & {*of_b}
+        left_a, left_b = ([each for each in of if each not in both] for of in (of_a, of_b))
+        return {**{each: each for each in both}, **dict(zip(left_a, left_b, strict=False))}, True
     found: dict[int, int] = {}
     is_guess = False
-    likeness = {(x, y): _likeness(a, b, x, y) for x, y in product(of_a, of_b)} if len(of_a) + len(of_b) > 2 else {}
-    while len(found) < min(len(of_a), len(of_b)):
-        free = [(x, y) for x, y in product(of_a, of_b) if x not in found and y not in found.values()]
-        x, y = min(free, key=lambda pair: (*(-each for each in likeness.get(pair, (0, 0))), pair[0] != pair[1], pair))
-        rivals = [pair for pair in free if pair != (x, y) and (pair[0] == x or pair[1] == y)]
-        is_guess |= any(likeness[pair] == likeness[x, y] for pair in rivals)
+    is_choice = len(of_a) + len(of_b) > 2
+    likeness = {pair: _likeness(a, b, *pair) if is_choice else (0, 0) for pair in product(of_a, of_b)}
+    free_a, free_b = dict.fromkeys(of_a), dict.fromkeys(of_b)
+    for x, y in sorted(likeness, key=lambda pair: (*(-each for each in likeness[pair]), pair[0] != pair[1], pair)):
+        if x not in free_a or y not in free_b:
+            continue
+        del free_a[x], free_b[y]
+        rivals = (*((x, other) for other in free_b), *((other, y) for other in free_a))
+        is_guess = is_guess or any(likeness[pair] == likeness[x, y] for pair in rivals)
         found[x] = y
     return found, is_guess
 
@@ -106,7 +117,8 @@ def _likeness(a: Trace, b: Trace, number: int, other: int) -> Likeness:
 def _renumbered(trace: Trace, numbers: Mapping[int, int]) -> Trace:
     """A trace with the logs `numbers.values()` under `numbers`; any other keeps its number, or gets a free one."""
     ranks = {number: trace.ranks[other] for number, other in numbers.items()}
+    unused = iter(range(2 * len(trace.ranks) + 1))
     for number in sorted(trace.ranks.keys() - {*numbers.values()}):
-        free = number if number not in ranks else next(each for each in range(len(ranks) + 1) if each not in ranks)
+        free = number if number not in ranks else next(each for each in unused if each not in ranks)
         ranks[free] = trace.ranks[number]
     return replace(trace, ranks=dict(sorted(ranks.items())), damaged=set(), _opened={})

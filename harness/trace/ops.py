@@ -24,6 +24,8 @@ from harness.trace.reasons import OtherSteps, VerdictCode, VerdictReason
 from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
+MAX_BYTES = 1 << 30
+"""Limit on one record; a step of 100,000 operations has about 60 MB."""
 VERSION = 2
 MAX_BYTES = 1 << 30
 """So large may a record be: over a million operations."""

@@ -4,9 +4,10 @@ A log is read once, frame by frame, and only the heads of its steps are kept; a 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from harness.core.errors import TraceError
@@ -35,6 +36,8 @@ from harness.trace.tensor_file import DamagedTensor, read_digested
 
 MAX_TEXT_BYTES = 2**30
 """Limit on a manifest or a curve; the curve of a million steps has about 300 MB."""
+MAX_ABSENT = 64
+"""Missing logs that are named; the rest are counted."""
 MAX_NAMES = 3
 """Maximum number of traces that an error lists for the directory above them."""
 
@@ -104,8 +107,7 @@ class Trace:
         else:
             if not self.manifest.complete:
                 found.append("its program did not exit normally")
-            absent = set(range(self.manifest.world_size)) - self.ranks.keys()
-            found += [f"{log_name(rank)} is missing" for rank in sorted(absent)]
+            found += _absent(self.manifest.world_size, self.ranks.keys())
         for rank, log in self.ranks.items():
             if log.num_skipped_bytes:
                 found.append(f"{log_name(rank)} is torn: its last {log.num_skipped_bytes:,} bytes were skipped")
@@ -173,9 +175,26 @@ class Trace:
             self._opened[step, rank] = self.ranks[rank].columns(step)
         return self._opened[step, rank]
 
-    def logs(self, step: int) -> dict[int, RankLog]:
+    def logs(self, step: int) -> Mapping[int, RankLog]:
         """The logs that have this step, by rank."""
-        return {rank: log for rank, log in self.ranks.items() if step in log.heads}
+        return self._logs.get(step, {})
+
+    @cached_property
+    def _logs(self) -> Mapping[int, Mapping[int, RankLog]]:
+        """The same for every step: of ten thousand ranks, each may have a step of its own."""
+        found: dict[int, dict[int, RankLog]] = {}
+        for rank, log in self.ranks.items():
+            for step in log.heads:
+                found.setdefault(step, {})[rank] = log
+        return found
+
+
+def _absent(world_size: int, ranks: Collection[int]) -> Iterator[str]:
+    """The first logs that are missing, and the number of the rest: a manifest may claim any world size."""
+    absent = (rank for rank in range(world_size) if rank not in ranks)
+    yield from (f"{log_name(rank)} is missing" for rank in islice(absent, MAX_ABSENT))
+    if num_more := sum(1 for _ in absent):
+        yield f"{num_more:,} more logs are missing"
 
 
 def read_trace(directory: Path) -> Trace:

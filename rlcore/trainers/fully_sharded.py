@@ -106,6 +106,7 @@ class FullyShardedTrainer(LocalTrainer):
 
     def weights(self) -> ShardedWeights:
         """Return the weights, which are made whole one at a time, on every rank: each question is collective."""
+        self._wake()
         return ShardedWeights(self.model, self.grid, self.read)
 
     def gradient_digest(self) -> str:
@@ -115,6 +116,7 @@ class FullyShardedTrainer(LocalTrainer):
 
     def optimizer_digest(self) -> str:
         """Return the digest of all that the optimizer keeps, as one process has it; collective."""
+        self._wake()
         named = optimizer_tensors(self.optimizer, self.model.named_parameters())
         return combined_digest(owned_digests(named.items(), self.grid))
 

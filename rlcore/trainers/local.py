@@ -146,6 +146,7 @@ class LocalTrainer:
 
     def optimizer_digest(self) -> str:
         """Return the digest of all that the optimizer keeps."""
+        self._wake()
         return weights_digest(optimizer_tensors(self.optimizer, self.model.named_parameters()))
 
     def restart_optimizer(self) -> None:
@@ -155,10 +156,12 @@ class LocalTrainer:
 
     def weights(self) -> LiveWeights:
         """Return the live weights."""
+        self._wake()
         return LiveWeights(self.model)
 
     def save(self) -> TrainerState:
         """Return the live state, not copied."""
+        self._wake()
         weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         return TrainerState(weights, optimizer_tensors(self.optimizer, self.model.named_parameters()))
 

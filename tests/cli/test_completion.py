@@ -52,6 +52,14 @@ def test_scenarios_of_the_package_and_of_the_project_are_completed(project: Path
     assert completed(project, command, "grpo_") == [("plain", name) for name in names]
 
 
+def test_a_name_that_a_shell_would_obey_is_not_completed(project: Path) -> None:
+    for name in ("grpo_$(touch x)", "grpo_;touch x", "grpo_\nx", "grpo_\x1b[2J", "grpo_\u202e"):
+        (project / "scenarios" / f"{name}.yaml").write_text("{", encoding="utf-8")
+    names = [value for _, value in completed(project, "train", "grpo_")]
+    assert "grpo_mine" in names
+    assert all(value[5:].isidentifier() for value in names), names
+
+
 def test_files_are_completed_where_no_scenario_matches(project: Path) -> None:
     assert completed(project, "train", "./my") == [("file", "./my")]
 

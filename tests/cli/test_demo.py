@@ -13,6 +13,7 @@ import pytest
 
 from harness.cli.demonstration import demo
 from harness.cli.main import main
+from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.lab.demo.findings import (
     PLANTED_OUTCOMES,
@@ -185,6 +186,40 @@ def test_a_directory_that_is_not_its_own_is_refused(
     assert str(words) in err.splitlines()[0]
     assert "  remedy: name another one: rlharness demo --out DIR" in err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_link_among_schemas_is_replaced_and_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "precious.txt").write_text("precious")
+    (tmp_path / "schemas" / "scenario.json").symlink_to(tmp_path / "precious.txt")
+    assert main(["schema", "--out", "schemas"]) == ExitCode.OK
+    capsys.readouterr()
+    assert (tmp_path / "precious.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", ["conftest.py", "tests/conftest.py", "pytest.ini", "torch", "a link", "linked tests"])
+def test_a_demo_that_a_checkout_brings_is_refused(tmp_path: Path, kind: str) -> None:
+    precious, own = tmp_path / "precious", tmp_path / "rlharness-demo"
+    precious.mkdir()
+    (precious / "test_loss.py").write_text("mine\n")
+    write_project(own)
+    write_project(own)
+    if kind == "a link":
+        (own / "train.py").unlink()
+        (own / "train.py").symlink_to(precious / "test_loss.py")
+    elif kind == "linked tests":
+        shutil.rmtree(own / "tests")
+        (own / "tests").symlink_to(precious)
+    elif kind == "torch":
+        (own / kind).mkdir()
+    else:
+        (own / kind).write_text("raise SystemExit('run')\n")
+    with pytest.raises(UsageError, match="did not write it, or not all of it"):
+        write_project(own)
+    assert [path.read_text() for path in precious.iterdir()] == ["mine\n"]
 
 
 def test_a_write_that_fails_is_reported_with_its_reason(

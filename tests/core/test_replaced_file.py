@@ -1,8 +1,6 @@
 """A file that takes its name when it is whole: readers see the earlier one or the new one, and no link is followed."""
 
 import os
-import resource
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.replaced_file import replacing, write_replacing
+from tests.support.file_limits import largest_file
 
 
 @given(chunks=st.lists(st.binary(max_size=300), max_size=8), breaks_after=st.integers(0, 8))
@@ -51,14 +50,8 @@ def test_links_beside_it_and_in_its_place_are_not_followed(tmp_path: Path, monke
 def test_a_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"earlier")
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            write_replacing(path, b"x" * 5000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with largest_file(1000), pytest.raises(OSError, match="too large"):
+        write_replacing(path, b"x" * 5000)
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"earlier", ["f"])
 
 

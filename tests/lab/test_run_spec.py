@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.core.errors import HarnessError, UsageError
 from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.recording.recording_config import RecordingConfig
+from tests.support.file_limits import largest_file
 
 ARGV = ("/venv/bin/python", "train.py", "--lr", "1e-3")
 
@@ -34,3 +35,11 @@ def test_a_directory_that_holds_something_is_refused_and_stays_as_it_is(tmp_path
         prepare(RunSpec(ARGV), tmp_path / "a", {})
     shutil.rmtree(tmp_path)
     prepare(RunSpec(ARGV), tmp_path, {})
+
+
+def test_a_directory_that_takes_no_file_is_left_to_the_next_command(tmp_path: Path) -> None:
+    with largest_file(0), pytest.raises(HarnessError, match=r"orders.json cannot be written: File too large") as caught:
+        prepare(RunSpec(ARGV), tmp_path / "new", {})
+    assert "--out" in caught.value.remedy
+    assert not (tmp_path / "new").exists()
+    prepare(RunSpec(ARGV), tmp_path / "new", {})

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,7 @@ CANDIDATES = st.builds(
     path=st.sampled_from(["/tmp", "relative", "/" + "t" * 16, "/" + "t" * 17, "/é" * 6]),
     is_writable=st.booleans(),
     fs_type=st.sampled_from(["ext4", "nfs", ""]),
+    shortage=st.sampled_from(["", "", "the disk is full"]),
 )
 
 
@@ -90,6 +92,7 @@ def fits(candidate: Candidate) -> bool:
         candidate.path.startswith("/")
         and candidate.is_writable
         and candidate.fs_type != "nfs"
+        and not candidate.shortage
         and len(candidate.path.encode()) <= 17
     )
 
@@ -97,7 +100,7 @@ def fits(candidate: Candidate) -> bool:
 @settings(derandomize=True)
 @given(st.lists(CANDIDATES, min_size=1, max_size=4), st.booleans())
 def test_the_first_that_fits_is_chosen_and_a_tmpdir_passed_over_is_said(others: list[Candidate], given: bool) -> None:
-    first = Candidate(others[0].path, others[0].is_writable, others[0].fs_type, from_tmpdir=given)
+    first = replace(others[0], from_tmpdir=given)
     candidates = [first, *others[1:]]
     fitting = [candidate for candidate in candidates if fits(candidate)]
     if not fitting:
@@ -114,14 +117,15 @@ def test_the_first_that_fits_is_chosen_and_a_tmpdir_passed_over_is_said(others: 
 
 
 def test_the_scratch_root_is_ours_alone() -> None:
-    root, note = make_scratch_root({"TMPDIR": "/tmp/"})
+    root, held, note = make_scratch_root({"TMPDIR": "/tmp/"})
     try:
         assert note == ""
         assert os.path.dirname(root) == "/tmp"
         assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
         assert len(root) + 1 + MAX_ATTEMPT_NAME_BYTES <= MAX_TMPDIR_BYTES
     finally:
-        assert remove_tree(root) == ""
+        os.close(held)
+    assert remove_tree(root) == ""
 
 
 @pytest.mark.parametrize(
@@ -133,7 +137,8 @@ def test_the_scratch_root_is_ours_alone() -> None:
     ],
 )
 def test_a_tmpdir_that_does_not_fit_is_passed_over_with_a_word(tmpdir: str, why: str) -> None:
-    root, note = make_scratch_root({"TMPDIR": tmpdir})
+    root, held, note = make_scratch_root({"TMPDIR": tmpdir})
+    os.close(held)
     assert remove_tree(root) == ""
     assert note == f"TMPDIR {tmpdir} {why}; the attempts use {os.path.dirname(root)} instead"
 
@@ -141,13 +146,15 @@ def test_a_tmpdir_that_does_not_fit_is_passed_over_with_a_word(tmpdir: str, why:
 def test_a_tmpdir_too_long_for_ray_is_passed_over(tmp_path: Path) -> None:
     long = tmp_path / "a_directory_that_is_long"
     long.mkdir()
-    root, note = make_scratch_root({"TMPDIR": str(long)})
+    root, held, note = make_scratch_root({"TMPDIR": str(long)})
+    os.close(held)
     assert remove_tree(root) == ""
     assert "bytes long" in note
 
 
 def test_without_a_tmpdir_nothing_is_said_and_without_any_directory_it_is_an_error() -> None:
-    root, note = make_scratch_root({}, ["/nowhere", "/tmp"])
+    root, held, note = make_scratch_root({}, ["/nowhere", "/tmp"])
+    os.close(held)
     assert remove_tree(root) == ""
     assert note == ""
     with pytest.raises(UsageError, match="/nowhere is not a writable directory"):

@@ -2,16 +2,14 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from harness.recording.op_log import OpLog
 from harness.trace.ops import read_ops
+from tests.support.file_limits import largest_file
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATION = {
@@ -24,19 +22,6 @@ OPERATION = {
     "in": [],
     "from": [],
 }
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: the same error on every write, as of a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_a_line_an_operation(tmp_path: Path) -> None:
@@ -66,7 +51,7 @@ def test_a_full_disk_ends_the_record_and_not_the_program(tmp_path: Path) -> None
     said: list[str] = []
     log = OpLog(tmp_path, rank=0, step=0, say=said.append)
     log.append({**OPERATION, "out": []})
-    with files_of_at_most(log.path.stat().st_size + 20):
+    with largest_file(log.path.stat().st_size + 20):
         for number in range(3):
             log.append({**OPERATION, "i": number + 1, "out": []})
     log.close()

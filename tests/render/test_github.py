@@ -14,9 +14,9 @@ from harness.render.github import (
     command,
     fenced,
     folded,
-    is_on_github,
     plain,
 )
+from harness.render.workflow_commands import is_on_github
 from tests.support.github_commands import read_back
 
 

@@ -11,6 +11,7 @@ from junitparser import JUnitXml, TestCase, TestSuite
 
 from harness.core.errors import UsageError
 from harness.core.need import Need
+from harness.render.jsonl import JsonlReporter
 from harness.render.junit import JUnitReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.records.stats import RunState
@@ -155,6 +156,15 @@ def test_a_pipe_is_written_to_and_not_replaced(sample_run: Any, file: Path) -> N
     assert b"testsuites" in os.read(reader, 1 << 16)
     os.close(reader)
     assert file.is_fifo()
+
+
+def test_a_pipe_without_a_reader_is_not_waited_for(sample_run: Any, file: Path) -> None:
+    file.parent.mkdir()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match="it is a pipe that no process reads"):
+        sample_run.tell(JUnitReporter(file, FakeClock()))
+    with pytest.raises(UsageError, match=r"events cannot be written to .*: it is a pipe that no process reads"):
+        JsonlReporter(file)
 
 
 def test_pytest_that_stopped_by_itself_skips_what_it_did_not_begin(sample_run: Any, file: Path) -> None:

@@ -254,6 +254,31 @@ def test_hostile_text_does_not_run_and_is_seen(tab: Browser, diverged: Path) -> 
     assert tab.run("return document.querySelectorAll('mark').length") > 0
 
 
+TAMPERED = """
+<base href="https://evil.invalid/"><script>document.title = "mine"</script><p onclick='document.title = "mine"'>x</p>
+<img src="data:," onerror='document.title = "mine"'><img src="https://evil.invalid/x.png">
+<svg onload='document.title = "mine"'><script>document.title = "mine"</script></svg>
+<iframe srcdoc="<script>parent.document.title = 'mine'</script>"></iframe>
+<link rel="stylesheet" href="https://evil.invalid/x.css"><p style="color: red">x</p>
+<form action="https://evil.invalid/x"></form>
+"""
+
+
+def test_what_is_put_into_a_page_runs_nothing_and_loads_nothing(tab: Browser, diverged: Path, tmp_path: Path) -> None:
+    text = diverged.read_text("utf-8")
+    changed = tmp_path / "tampered.html"
+    changed.write_text(text.replace("</main>", f"</main>{TAMPERED}"), "utf-8")
+    tab.open(changed)
+    tab.run("document.querySelector('p[onclick]').click(); document.forms[0].submit()")
+    assert tab.run("return document.querySelectorAll('form, iframe, base').length") == 3, "it is in the page"
+    assert tab.run("return document.title") != "mine", "no script of it ran"
+    assert tab.run("return [location.href, document.baseURI]") == [changed.as_uri()] * 2
+    refused = "\n".join(tab.complaints())
+    for directive in ("script-src", "style-src", "img-src", "base-uri", "form-action"):
+        assert directive in refused
+    tab.requests()  # those that the policy has refused
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_as_light_as_the_machine_prefers(tab: Browser, diverged: Path, scheme: str) -> None:
     tab.open(diverged, scheme=scheme)

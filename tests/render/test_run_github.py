@@ -102,6 +102,14 @@ def test_a_flaky_file_is_a_warning() -> None:
     )
 
 
+def test_a_name_with_control_characters_is_shown_and_links_to_no_file(tmp_path: Path) -> None:
+    name = "test_\x1b]0;title\x07.py"
+    (tmp_path / name).write_text("def test_a(): ...\n")
+    state = state_of({"a": unit_result(name, Outcome.FAILED, reason="failed")})
+    found = annotations([Failure(name, "failed", "failed")], state, finished_of(state), SourceTree(tmp_path, tmp_path))
+    assert [read_back(line)[1] for line in found] == [{"title": "test_\\x1b]0;title\\x07.py"}]
+
+
 @pytest.mark.parametrize(("code", "kind"), [(ExitCode.UNITS_NOT_RUN, "error"), (ExitCode.OK, "warning")])
 def test_a_lack_of_gpus_is_an_error_if_it_fails_the_run(code: ExitCode, kind: str) -> None:
     state = state_of({"a": unit_result("wide.py", Outcome.NOT_RUN, reason="needs 16 GPUs", for_want_of_gpus=True)})

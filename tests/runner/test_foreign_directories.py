@@ -185,9 +185,19 @@ def test_a_link_in_the_place_of_the_ignore_file_makes_no_file_elsewhere(tmp_path
     assert not (tmp_path / "x").exists()
 
 
-def test_results_are_for_this_user_alone(tmp_path: Path) -> None:
-    make_run_directory(tmp_path, LATE_ID)
-    assert (tmp_path / ".rlharness").stat().st_mode & 0o777 == 0o700
+@pytest.mark.parametrize("is_there", [False, True])
+def test_results_are_for_this_user_alone(tmp_path: Path, is_there: bool) -> None:
+    """Whatever the umask is, and though a checkout has brought the directories above."""
+    if is_there:
+        (tmp_path / ".rlharness" / "runs").mkdir(parents=True, mode=0o755)
+    umask = os.umask(0)
+    try:
+        made = make_run_directory(tmp_path, LATE_ID)
+    finally:
+        os.umask(umask)
+    assert made.stat().st_mode & 0o777 == 0o700
+    if not is_there:
+        assert (tmp_path / ".rlharness").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.fixture

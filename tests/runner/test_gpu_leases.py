@@ -1,11 +1,18 @@
 """Leases on the pretended driver: a run within a run, errors that the driver reports, names that are not read."""
 
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
+from harness.core.exit_codes import ExitCode
+from harness.process.claims import Claims
 from tests.support.nvml_stub.build import StubGpu, build, compiler, machine_of, stub_env
-from tests.support.suite_runs import ROOT, run, write_suite
+from tests.support.suite_runs import HARNESS, ROOT, environment, run, write_suite
 
 STUB = f"""
 import json, os, subprocess, sys
@@ -75,3 +82,49 @@ def test_leases_within_leases_errors_of_the_driver_and_names_that_are_not_read(t
     assert broken["gpu_ids"] == [held["gpu_id"]]
     (note,) = [note for note in done.of("run_finished")[0]["notes"] if "device-ids" in note]
     assert note.startswith("test_numbers.py: a library reads numbers in CUDA_VISIBLE_DEVICES")
+
+
+def test_a_run_waits_for_gpus_that_others_use_and_not_for_those_that_are_not_there(tmp_path: Path) -> None:
+    if compiler() is None:
+        pytest.skip("no C compiler here: the pretended NVIDIA driver cannot be built")
+    stub_file = tmp_path / "machine.txt"
+    machine = machine_of(StubGpu(used_mb=9000), StubGpu())
+    machine.write(stub_file)
+    suite = write_suite(tmp_path / "suite", {"test_two.py": "import pytest\n@pytest.mark.gpus(2)\ndef test(): pass\n"})
+    env = {**environment(), **stub_env(build(tmp_path), stub_file), "PYTHONPATH": str(ROOT)}
+
+    @contextmanager
+    def started(*words: str) -> "Iterator[subprocess.Popen[str]]":
+        command = [*HARNESS, "run", *words]
+        with subprocess.Popen(command, cwd=suite, env=env, stdout=PIPE, stderr=PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    with Claims() as other_run:
+        assert other_run.try_claim(f"gpu-{machine.gpus[1].uuid}")
+        with started("--gpus", "2", "--wait", "250") as waiting, started("--gpus", "auto", "--wait", "250") as stopped:
+            assert waiting.stderr is not None and stopped.stderr is not None
+            said = waiting.stderr.readline()
+            assert "waiting for GPUs, 250 s at most: --gpus 2: 0 of the 2 GPUs this process was given are free" in said
+            assert "busy: 9.0 GB in use" in said and "leased by another rlharness run" in said
+            assert "waiting for GPUs" in stopped.stderr.readline()
+            stopped.send_signal(signal.SIGINT)
+            assert stopped.wait() == ExitCode.INTERRUPTED
+            other_run.release(f"gpu-{machine.gpus[1].uuid}")
+            assert "1 of the 2 GPUs this process was given are free" in waiting.stderr.readline()
+            machine.gpus[0].used_mb = 0
+            machine.write(stub_file)
+            assert "1 passed" in waiting.communicate()[0]
+            assert waiting.returncode == 0
+    machine.gpus[0].used_mb = 9000
+    machine.write(stub_file)
+    for words, said in (
+        (("--gpus", "3", "--wait", "250"), "1 of the 2 GPUs"),  # which waiting cannot change
+        (("--gpus", "2", "--wait", "0.1"), "run --wait S waits for them"),
+    ):
+        with started(*words) as refused:
+            errors = refused.communicate()[1]
+            assert (refused.returncode, said in errors) == (4, True), errors
+            assert ("waiting" in errors.partition("error:")[0]) == (words[1] == "2")

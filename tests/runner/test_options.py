@@ -57,6 +57,7 @@ def test_defaults_are_those_that_help_names(tmp_path: Path) -> None:
         ("timeout_s", "timeout = 5", {"timeout": 7.0}, (5.0, 7.0)),
         ("grace_s", "grace = 5", {"grace": 0.0}, (5.0, 0.0)),
         ("slow_s", "slow = 5", {"slow": 0.0}, (5.0, 0.0)),
+        ("wait_s", "wait = 5", {"wait": 0.0}, (5.0, 0.0)),
         ("collect_timeout_s", "collect-timeout = 5", {"collect_timeout": 7.0}, (5.0, 7.0)),
         ("maxfail", "maxfail = 5", {"maxfail": 0}, (5, 0)),
         ("cpu_units", "cpu-units = 5", {"cpu_units": 7}, (5, 7)),

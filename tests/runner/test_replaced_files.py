@@ -197,6 +197,67 @@ def test_a_report_that_a_test_has_emptied_is_said_to_lack_its_beginning(
     assert "report.jsonl has lost its beginning: a test emptied or truncated it" in done.stdout
 
 
+OF_THE_RUN = PLACES + (
+    "def test_replaces():\n"
+    "    for name in ('out.xml', 'page.html', os.environ['GITHUB_STEP_SUMMARY']): replace(Path(name), os.mkfifo)\n"
+)
+
+
+def test_a_test_that_replaces_the_files_of_the_run_by_fifos_delays_nothing(tmp_path: Path) -> None:
+    """They are written when the tests have ended, and no limit of a test holds there."""
+    write_suite(tmp_path, {"test_a.py": OF_THE_RUN, "test_b.py": QUICK})
+    github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    done = run(tmp_path, *RUN, "--junit", "out.xml", "--html", "page.html", env=github)
+    assert done.code == ExitCode.OK, done.stdout
+    assert 'name="test_replaces"' in (tmp_path / "out.xml").read_text()
+    assert "test_a.py" in (tmp_path / "page.html").read_text()
+    assert "summary.md: it is a FIFO, not a regular file" in done.stderr
+
+
+OF_THE_NEXT = PLACES + (
+    "def test_replaces():\n"
+    "    make(report.parent.with_name('0001'))\n"
+    "    make(Path(os.environ['TMPDIR']).with_name('0001'))\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        pytest.param("Path.mkdir", "a directory", marks=pytest.mark.full),
+        ("os.mkfifo", "a FIFO"),
+        pytest.param("lambda path: path.symlink_to(Path().resolve())", "a symbolic link", marks=pytest.mark.full),
+    ],
+)
+def test_a_test_that_takes_the_directories_of_the_next_file_costs_it_nothing(
+    tmp_path: Path, made: str, said: str
+) -> None:
+    files = {"test_a.py": f"{OF_THE_NEXT}make = {made}\n", "test_b.py": QUICK}
+    done = run(write_suite(tmp_path, files), *RUN)
+    done.assert_sound()
+    assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
+    taken = [note for note in done.events[-1]["notes"] if "that an earlier test must have made" in note]
+    assert len(taken) == 2
+    assert all(f"0001 was {said} that" in note for note in taken)
+
+
+def test_a_file_that_takes_the_directories_of_others_while_it_is_collected_costs_them_nothing(tmp_path: Path) -> None:
+    takes = """
+import os, sys
+from pathlib import Path
+if "--rlharness-report" in sys.argv:
+    above = Path(sys.argv[sys.argv.index("--rlharness-report") + 1]).parents[1]
+    [os.mkfifo(above / name) for name in ("0003", "0004") if not (above / name).exists()]
+import pytest
+pytestmark = pytest.mark.gpus(int('0'))
+"""
+    done = run(write_suite(tmp_path, {f"test_{name}.py": takes + QUICK for name in "abc"}), *RUN)
+    done.assert_sound()
+    assert set(done.outcomes.values()) == {"passed"}
+    notes = done.of("collection_finished")[0]["notes"]
+    assert any("was a FIFO that an earlier test must have made" in note for note in notes)
+
+
 def test_a_file_that_destroys_its_report_while_it_is_collected_is_a_collection_error(tmp_path: Path) -> None:
     computed = "import pytest\npytestmark = pytest.mark.gpus(int('0'))\n"
     replaces = """

@@ -9,6 +9,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.process.run_directory import NUM_KEPT, make_run_directory, new_run_id
+from tests.support.file_limits import largest_file
 
 DATE = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
 
@@ -62,6 +63,13 @@ def test_runs_that_ran_nothing_push_no_results_out(tmp_path: Path) -> None:
         make_run_directory(tmp_path, id_of(number))
     assert id_of(0) in runs_in(tmp_path)
     assert len(runs_in(tmp_path)) == NUM_KEPT + 2, "mistyped ones go by themselves, the newest stays in any case"
+
+
+def test_a_full_disk_leaves_no_directory_that_would_stay_for_good(tmp_path: Path) -> None:
+    with largest_file(0), pytest.raises(HarnessError, match="File too large") as caught:
+        make_run_directory(tmp_path, new_run_id(datetime(2026, 1, 1, tzinfo=UTC)))
+    assert "--results-dir" in caught.value.remedy
+    assert [path.name for path in (tmp_path / ".rlharness").rglob("*")] == ["runs"]
 
 
 def test_runs_that_begin_together_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _readers_of_hosts() -> list[Reader]:
         Reader(
             "a roster",
             (json_lines(roster),),
-            lambda data, _: read_roster(parse_message(data, "roster")),
+            lambda data, _: read_roster(parse_message(data, "roster"), host),
             (NetworkError,),
         ),
         Reader(

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -213,6 +214,30 @@ def test_what_is_not_committed_is_part_of_the_subject(tmp_path: Path) -> None:
         told.append(read.subject(tmp_path / "sub")["uncommitted"])
     assert told[0] == "nothing"
     assert len(set(told)) == 4
+
+
+def test_untracked_files_that_never_end_are_not_waited_for(tmp_path: Path) -> None:
+    """A link to a FIFO, and an ELF file whose header claims a table of 4 GB."""
+    repository = tmp_path / "repository"
+    subprocess.run(["git", "init", "--quiet", str(repository)], check=True)
+    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", str(repository), *own, "commit", "--quiet", "--allow-empty", "-m", "a"], check=True)
+    os.mkfifo(tmp_path / "pipe")
+    (repository / "link").symlink_to(tmp_path / "pipe")
+    header = bytearray(64)
+    header[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", header, 32, 64)
+    struct.pack_into("<HH", header, 54, 65535, 65535)
+    (repository / "large.so").write_bytes(header)
+    os.truncate(repository / "large.so", 5 << 30)
+    tracemalloc.start()
+    try:
+        found = read.subject(repository)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert re.fullmatch("[0-9a-f]{32}", found["uncommitted"])
+    assert peak_bytes < 1 << 26
 
 
 def test_without_git_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Records of operations: read whole or cut, and compared to the first operation that differs."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,13 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str, what: str) -> N
     (tmp_path / OPS / ops_name(0, 0)).write_text(text)
     with pytest.raises(TraceError, match=what):
         read_ops(tmp_path, 0, 0)
+
+
+def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
+    write_ops(tmp_path, TEN)
+    os.truncate(tmp_path / OPS / ops_name(0, 7), 20 << 30)  # without a block of its own
+    with pytest.raises(TraceError, match="it has more than 1,073,741,824 bytes"):
+        read_ops(tmp_path, 0, 7)
 
 
 # --------------------------------------------------------------------------------------------------------- comparing

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.global_values import global_values
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
-from harness.trace.reader import read_trace, verify
+from harness.trace.reader import MAX_ABSENT, read_trace, verify
 from harness.trace.reasons import TraceFault, VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.manual import section
@@ -126,6 +127,15 @@ def test_ranks_that_end_apart_have_the_steps_that_both_have(tmp_path: Path) -> N
     found = read_trace(tmp_path / "a")
     assert found.steps == ()
     assert found.gaps == ("rank-1.log is missing",)
+
+
+def test_of_a_million_ranks_that_are_missing_a_few_are_named(tmp_path: Path) -> None:
+    """A manifest of 250 bytes may claim them; comparing is not to take a minute."""
+    whole = trace(tmp_path / "a", steps_of(2))
+    found = replace(whole, manifest=Manifest(world_size=1_000_000, complete=True))
+    assert found.gaps[0] == "rank-1.log is missing"
+    assert found.gaps[MAX_ABSENT:] == ("999,935 more logs are missing",)
+    assert len(diff(found, whole).notes) <= MAX_ABSENT + 2
 
 
 def test_a_rank_that_ended_in_order_holds_up_no_other(tmp_path: Path) -> None:

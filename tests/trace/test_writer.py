@@ -2,12 +2,9 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,20 +18,10 @@ from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter, close_log, write_manifest
+from tests.support.file_limits import largest_file
 from tests.support.traces import manifest_of, recorded_value, steps_of, trace, write
 
 ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: the same error on every write, as of a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

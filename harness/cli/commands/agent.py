@@ -37,7 +37,9 @@ def read_key(invocation: Invocation, key_file: Path | None) -> str:
             key = read_text(invocation.cwd / key_file, follows_links=True).strip()
         except OSError as error:
             raise UsageError(
-                f"--key-file {key_file}: {error.strerror}", legal="a file with the key of the run"
+                f"--key-file {key_file}: {error.strerror}",
+                legal="a file with the key of the run",
+                remedy="name the file that holds the key which the run printed",
             ) from None
     if not key:
         raise UsageError(

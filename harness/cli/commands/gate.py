@@ -16,8 +16,8 @@ from harness.lab.gate.gate import run_gate
 from harness.process.run_directory import new_run_id
 from harness.render.gate import gate_json, gate_text
 from harness.render.gate_github import annotate, append_summary
-from harness.render.github import is_on_github
 from harness.render.run_lines import RunLines
+from harness.render.workflow_commands import is_on_github
 
 
 def carry_out_gate(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:

@@ -13,10 +13,10 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, wants_colour
 from harness.core.text import put
 from harness.render.console import show
-from harness.render.github import inert, is_outermost_on_github
 from harness.render.junit import JUnitReporter
 from harness.render.merge import merge_json, merge_lines
 from harness.render.summary import SummaryReporter
+from harness.render.workflow_commands import is_outermost_on_github
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
 
@@ -24,17 +24,16 @@ from harness.runner.records.recorded_run import read_recorded_run
 def merge_recorded(invocation: Invocation, given: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness merge`; raises UsageError for runs that cannot be merged."""
     merged = merge_runs([read_recorded_run(Path(run)) for run in given["runs"]])
-    if given["junit_file"] is not None:
-        _write_junit(merged, given["junit_file"])
     if given["json"]:
         show(json.dumps(merge_json(merged)))
     else:
-        text = _text(merged, colour=wants_colour(given["color"], invocation))
-        show(inert(text) if is_outermost_on_github(invocation.environ) else text)
+        show(_text(merged, colour=wants_colour(given["color"], invocation)))
     if is_outermost_on_github(invocation.environ):
         from harness.render.run_github import summarize_merge
 
         summarize_merge(merged.state, merged.finished, invocation.environ)
+    if given["junit_file"] is not None:  # last: the outcomes are shown where this file cannot be written
+        _write_junit(merged, given["junit_file"])
     return merged.exit_code
 
 
@@ -48,10 +47,22 @@ def _text(merged: MergedRun, *, colour: bool) -> str:
     return stream.read().rstrip("\n")
 
 
+class _Unwritten(UsageError):
+    """JUnit XML that was not written, after the result was shown."""
+
+    in_record = True
+
+    def __init__(self, path: Path, error: OSError | UsageError) -> None:
+        why = (
+            error.what if isinstance(error, UsageError) else f"JUnit XML cannot be written to {path}: {error.strerror}"
+        )
+        super().__init__(
+            why, legal="a file that can be written", remedy="choose another file, or make room or permission there"
+        )
+
+
 def _write_junit(merged: MergedRun, path: Path) -> None:
     try:
         JUnitReporter(path, SystemClock()).on_event(merged.finished, merged.state)
-    except OSError as error:
-        raise UsageError(
-            f"JUnit XML cannot be written to {path}: {error.strerror}", legal="a file that can be written"
-        ) from error
+    except (OSError, UsageError) as error:
+        raise _Unwritten(path, error) from error

@@ -104,6 +104,12 @@ def _cluster(given: Mapping[str, Any], config: Config) -> ClusterAddress | None:
             legal="one of them: local:NxM simulates M GPUs on each node",
             remedy=f"--cluster local:{address.num_nodes}xM, with M GPUs",
         )
+    if given.get("wait"):
+        raise UsageError(
+            f"--wait {given['wait']:g} with --cluster {text}",
+            legal="one of them: a node has the GPUs that are free when it joins",
+            remedy="leave --wait out, or run on one machine",
+        )
     for option, is_given in (
         ("--keep-tmp", given.get("keep_tmp")),
         ("--isolate worker", (given.get("isolate") or config.isolate) == "worker"),
@@ -174,6 +180,7 @@ def _layered(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "preload": (None if config.preload is None else tuple(config.preload), ()),
         "timeout_s": (given.get("timeout"), config.timeout_s, DEFAULT_TIMEOUT_S),
         "grace_s": (given.get("grace"), config.grace_s, DEFAULT_GRACE_S),
+        "wait_s": (given.get("wait"), config.wait_s, 0.0),
         "slow_s": (given.get("slow"), config.slow_s, DEFAULT_SLOW_S),
         "collect_timeout_s": (given["collect_timeout"], config.collect_timeout_s, DEFAULT_COLLECT_TIMEOUT_S),
         "retries": (given.get("retries"), config.retries, 0),

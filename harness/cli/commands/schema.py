@@ -8,6 +8,7 @@ from typing import Any
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
+from harness.core.replaced_file import write_replacing
 from harness.core.text import path_text
 from harness.lab.experiments.schemas import file_name, make_schema, schema_names
 from harness.render.console import show
@@ -48,7 +49,7 @@ def _write(directory: Path, texts: Mapping[str, str]) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (directory / name).write_text(text, encoding="utf-8")
+            write_replacing(directory / name, text)
     except OSError as error:
         raise UsageError(
             f"the schemas cannot be written to {path_text(directory)} ({error.strerror})",

@@ -20,24 +20,27 @@ def word_set(text: str) -> frozenset[str]:
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBERS = re.compile(r"[\[(\d.+-][\d\s.,_+eE%kKmMbBgGtT()\[\]-]*")
-_PLACEHOLDER = re.compile(r"VALUE(?:,VALUE)*[:,;.]?")
-"""A placeholder in a sentence of this package: KEY=VALUE,VALUE: a value for each run."""
+_PLACEHOLDER = re.compile(
+    r"VALUE(?:,VALUE)*[`:,;.]?"  # in a sentence of this package: KEY=VALUE,VALUE: a value for each run
+    r"|<[^<>\s]{1,60}>|\$\{[A-Za-z_][A-Za-z0-9_]{0,60}\}|\$[A-Z][A-Z_]{2,60}"
+)
+"""What stands for a value: VALUE, a special token or a word in angle brackets, a variable of a shell."""
 _LOWER_CASE = re.compile(r"[a-z_./ -]{1,32}")
 _SECRETS = word_set(
     "password passwords passwd passphrase passphrases passcode pw pwd secret secrets credential credentials cred creds"
-    " apikey apikeys auth oauth authorization pat cookie cookies jwt webhook bearer"
+    " apikey apikeys auth oauth authorization pat cookie cookies jwt webhook bearer sessionid phpsessid jsessionid"
 )
 _SECRET_ENDS = ("secret", "secrets", "credential", "credentials", "pwd", "apikey", "apikeys")
 _QUERY_SECRETS = frozenset({"sig", "signature"})
-_BEFORE_ANY_KEY = word_set("access account api encryption license private secret signing ssh storage")
+_BEFORE_ANY_KEY = word_set("access account api client encryption license private secret signing ssh storage")
 """Before `key`, wherever the two stand: AWS_ACCESS_KEY_ID."""
 _SERVICES = _BEFORE_ANY_KEY | word_set(
-    "admin anthropic app aws azure bot brave cerebras client clientkey cohere comet databricks datadog db dd deepinfra"
-    " deepseek deploy discord docker elevenlabs exa fireworks gcp gemini github gitlab google gpg grok groq hf hmac hub"
-    " huggingface jina judge jwt langfuse langsmith logger login master mistral mlflow mysql neptune ngc nvidia openai"
-    " openrouter perplexity pg pgp pinecone postgres proxy pypi redis replicate root rsa sas sendgrid sentry"
-    " serpapi serper server service session shared slack smtp sql ssl stripe subscription swanlab tavily telegram"
-    " tls together twilio vault voyage wandb webhook xai xi"
+    "admin anthropic app auth aws azure bot brave cerebras client clientkey cohere comet databricks datadog db dd"
+    " deepinfra deepseek deploy discord docker elevenlabs exa fireworks gcp gemini github gitlab google gpg grok groq"
+    " hf hmac hub huggingface identity jina judge jwt langfuse langsmith logger login master mistral mlflow mysql"
+    " neptune ngc nvidia openai openrouter perplexity pg pgp pinecone postgres proxy pypi redis refresh registry"
+    " replicate root rsa sas sendgrid sentry serpapi serper server service session shared slack smtp sql ssl stripe"
+    " subscription swanlab tavily telegram tls together twilio vault voyage wandb webhook xai xi"
 )
 """Before a `key`, `token` or `pass` at the end of a name: whose it is."""
 _BEFORE_HARMLESS_KEY = word_set(
@@ -50,8 +53,9 @@ _BEFORE_HARMLESS_KEY = word_set(
 )
 """Words before a `key` that names a column, a table entry or a random state."""
 _BEFORE_HARMLESS_TOKEN = word_set(
-    "additional assistant audio bad boi bos by cls completion decoder end eod eoi eom eos eot first forced image last"
-    " mask new next pad per prompt sep special start stop suppress system think tool unk user video"
+    "additional assistant audio bad boi bos by cls completion decoder end eod eoi eom eos eot first forced image"
+    " initializer last mask modifier new next pad per placeholder prompt sep special start stop suppress system think"
+    " tool unk user video"
 )
 _BEFORE_HARMLESS_TOKENS = _BEFORE_HARMLESS_TOKEN | word_set(
     "batch context cut data dataset draft dummy encoder eval every generated generation grad ignore input loss max mean"
@@ -94,7 +98,8 @@ def holds(name: str, *, is_option: bool = False, is_query: bool = False) -> Hold
         before = section[-1]
     if is_query and last[-1] in _QUERY_SECRETS:
         return Holds.SECRET
-    return _below(last, before, outer, _of_words(last, before, is_option))
+    is_strict = is_option and (len(last) == 1 or is_query or name.isupper())
+    return _below(last, before, outer, _of_words(last, before, is_option, is_strict))
 
 
 def holds_secret(name: str, value: str, *, is_option: bool = False, is_query: bool = False) -> bool:
@@ -141,7 +146,7 @@ def _of_section(words: list[str], before: str, outer: Holds) -> Holds:
     """What a section says of all that is below it."""
     if outer is not Holds.NO_SECRET:
         return outer
-    found = _of_words(words, before, is_option=False)
+    found = _of_words(words, before, is_option=False, is_strict=False)
     return Holds.NO_SECRET if found is Holds.PERHAPS else found
 
 
@@ -158,8 +163,11 @@ def _below(words: list[str], before: str, outer: Holds, own: Holds) -> Holds:
     return outer
 
 
-def _of_words(words: list[str], before: str, is_option: bool) -> Holds:
-    """What the words of one section say; `before` is the last word of the section above it."""
+def _of_words(words: list[str], before: str, is_option: bool, is_strict: bool) -> Holds:
+    """What the words of one section say; `before` is the last word of the section above it.
+
+    `is_strict`: a `key` of nobody known is a secret even if its value is a lower-case word, as in --key and ANY_KEY.
+    """
     if words[-1] in _ABOUT:
         return Holds.NO_SECRET
     for previous, word in zip([before, *words], words):  # noqa: B905 - older Pythons import this, and know no strict
@@ -167,11 +175,13 @@ def _of_words(words: list[str], before: str, is_option: bool) -> Holds:
             return Holds.SECRET
         if word in ("key", "keys") and previous in _BEFORE_ANY_KEY:
             return Holds.SECRET
+        if previous == "gitlab" and word == "session":
+            return Holds.SECRET
         if previous == "pass" and word in ("code", "phrase", "word"):
             return Holds.SECRET
     last, previous = words[-1], words[-2] if len(words) > 1 else before
     if last in ("key", "keys"):
-        return _of_key(last, previous, is_option)
+        return _of_key(last, previous, is_strict)
     if last in ("token", "tokens"):
         return _of_token(last, previous)
     if last == "pass" and previous not in _BEFORE_HARMLESS_PASS:
@@ -189,12 +199,12 @@ def _is_joined_secret(word: str) -> bool:
     return False
 
 
-def _of_key(word: str, previous: str, is_option: bool) -> Holds:
+def _of_key(word: str, previous: str, is_strict: bool) -> Holds:
     if previous in _SERVICES:
         return Holds.SECRET
     if word == "keys" or previous in _BEFORE_HARMLESS_KEY:
         return Holds.NO_SECRET
-    return Holds.SECRET if is_option else Holds.PERHAPS
+    return Holds.SECRET if is_strict else Holds.PERHAPS
 
 
 def _of_token(word: str, previous: str) -> Holds:

@@ -1,56 +1,64 @@
-"""Text without secrets: JSON, headers, query strings, settings, lines that hold the words of a command.
+"""Text and command lines without secrets: each may hold the other, in JSON, in a line of a shell, in a list of words.
 
-A pair is a name and what follows it as its value: `name=value`, `"name": "value"`, `Name: value`, `--name value`.
+A bare word of 40 hexadecimal digits is a key of Weights & Biases, unless the word before it, or its name, is one of
+commits and digests: `--revision`, `checkout`.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from os.path import basename
 from typing import Any, TypeVar
 
-from .names import REDACTED, Holds, holds, holds_secret, is_number, word_set, words_of
+from .contexts import redact_contexts
+from .names import REDACTED, Holds, holds, holds_secret, is_number, is_secret_name, word_set, words_of
+from .pairs import is_user_and_password, is_value_of, redact_pairs
 from .shapes import redact_shapes
+from .switch import keeps_secrets
 
 _Words = TypeVar("_Words", str, tuple[str, ...])
 MAX_ROUNDS = 8
-_NAME = re.compile(r"(?<![\w.-])-{0,2}[A-Za-z_][\w.-]*")
-_HINT = re.compile(r"pass|pw|secret|token|key|auth|cred|pat|cookie|jwt|webhook|bearer|sig|-u$|user", re.IGNORECASE)
-"""What a name of a secret holds, or an option with a user and a password."""
-_ASSIGNS = re.compile(r"[ \t]*:?=(?!=)[ \t]*")
-_COLON = re.compile(r":([ \t]*)")
-_AFTER_QUOTE = re.compile(r"\\*[\"']\s*([:,])\s*")
-_BRACKET = re.compile(r"[\[\]{}]")
-_BLANK = re.compile(r"[ \t]+")
-_OPENING = re.compile(r"('\"'\"|\\*)([\"'])")
-"""A quote, one with backslashes, and `'"'"'`, which is how a shell's quoted word spells one."""
-_CLOSING = {'"': re.compile(r"(?:[^\"\\]|\\.)*(?=\")", re.DOTALL), "'": re.compile(r"[^']*(?=')")}
-_UNQUOTED = {
-    "query": re.compile(r"[^&#\s\"'<>]*"),
-    "braces": re.compile(r"[^,}\]\s]*"),
-    "authorization": re.compile(r"[^\s\"']+(?:[ \t]+[^\s\"']+)?"),
-    "cookie": re.compile(r"[^\"'\n]*"),
-    "word": re.compile(r"(?:\\.|\S)*"),
-    '"': re.compile(r"[^\"\n]*"),
-    "'": re.compile(r"[^'\n]*"),
-}
-"""Where a value ends that has no quotes of its own, by what it stands in: a quote that opens before its name, say."""
-_OF_FILE = re.compile(
-    "|".join(re.escape(os.strerror(number)) for number in sorted(errno.errorcode))
-    + r"|(?:already|cannot|does|has|is|no|not|was) [a-z]"
+_QUOTE_IN_QUOTES = "'\"'\"'"
+_ITEM = re.compile(r"'((?:[^'\\\n]|\\.)*)'|\"((?:[^\"\\\n]|\\.)*)\"")
+_LIST = re.compile(rf"\[(?:(?:{_ITEM.pattern})(?:, ?)?){{2,2000}}\]")
+"""Words as Python prints a list of them: ran ['mysql', '-p', 'x']."""
+_ESCAPED = re.compile(r"\\(.)")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_OF_COMMANDS = re.compile(
+    r"(?<![\w.-])(?:aws|curl|docker|env|hf|huggingface-cli|login|mariadb|mongo\w{0,9}|mysql\w{0,9}|ngrok|redis-cli|setenv"
+    r"|set -\w{1,3}|sshpass|twine|vault|wandb)\s"
 )
-"""Begins a message about a file, after its path and a colon: /etc/passwd: File exists."""
-_OFTEN_COUNTED = ("token", "tokens", "key", "pass")
-"""Before a colon and a number these are prose: token: 5."""
-USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
-_USER = re.compile(r"(?!\d+:\d+$)[^:/\s]+:[^/\s].*", re.DOTALL)
-_FLAG = word_set(
-    "add allow ask disable enable has ignore is no print require return save show skip trust use with without"
+"""Begins words of a command in a line of text: a program that takes a secret at a fixed position."""
+_LINE_END = re.compile(r"(?<!\\)\n|$")
+_OPTION = re.compile(r"--?[A-Za-z][\w.+-]*")
+_OPTION_BEGINS = re.compile(r"--?[A-Za-z][\w.+-]*(?:=|$)")
+_ASSIGNMENT = re.compile(r"([-+~]{0,2}[A-Za-z_][\w.+-]*)=(.*)", re.DOTALL)
+_HEADER = re.compile(r"([A-Za-z][A-Za-z0-9-]*)(:\s*)(.*)", re.DOTALL)
+_HEADER_OPTIONS = frozenset({"-H", "--header", "--proxy-header"})
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9A-F]{40}")
+_OF_COMMITS = word_set(
+    "bad base blob branch checkout checksum cherry commit digest fingerprint good hash head id merge onto pick pin"
+    " rebase ref reset rev revert revision sha sha1 show tag tree uuid version"
 )
-_NEEDS_VALUE = word_set("apikey key pass passphrase password passwd pwd secret token")
+_WITH_PASSWORD = word_set("login mariadb mongo mongodump mongosh mysql mysqladmin mysqldump mysqlimport sshpass twine")
+"""Words of a command line whose -p is a password; `login` is that of docker and az."""
+_WITHOUT_PASSWORD = word_set("cp git mkdir ps py.test pytest rsync scp ssh tar unzip")
+_OF_REDIS = "redis-cli"
+_BARE_NAME = re.compile(r"[A-Za-z]+(?:_[A-Za-z0-9]+)+|login|authtoken")
+"""A name that stands by itself before its value: aws configure set aws_secret_access_key X."""
+_NO_PASSWORD = re.compile(r"[a-z][a-z_-]*|no:.*|\d+(?::\d+)*(?:/\w+)?|[\w.-]*\.[A-Za-z]\w*|.*/.*", re.DOTALL)
+_PLAIN_WORD = re.compile(r"[a-z][a-z_-]*|(?![A-Za-z0-9+/]{40}$).*/.*|[\w-]+\.[a-z]{1,5}\d?", re.DOTALL)
+_PIECE = re.compile(
+    r"(?P<end>[;&|()\n]+)|(?P<blank>(?:[^\S\n]|\\\n)+)"
+    r"|(?P<word>(?:[^\s;&|()'\"\\]|\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\")+)|(?P<other>.)",
+    re.DOTALL,
+)
+_QUOTES = re.compile(r"\\(.)|'([^']*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_MAX_DEPTH = 4
+"""Lines of a shell and settings within words; what is deeper is text."""
 
 
 def redact_text(text: str, name: str = "") -> str:
@@ -58,6 +66,8 @@ def redact_text(text: str, name: str = "") -> str:
 
     `name` is the dotted name of what holds it; it counts where the text is JSON.
     """
+    if keeps_secrets():
+        return text
     return settled(lambda each: _redact_once(each, name), text)
 
 
@@ -78,7 +88,62 @@ def _redact_once(text: str, name: str) -> str:
             return text if redacted == parsed else json.dumps(redacted, ensure_ascii=False)
         except (ValueError, RecursionError):  # no JSON, or a mapping that says a name twice
             pass
-    return _redact_pairs(redact_shapes(text))
+    text = _redact_spelled(text)
+    return text if _QUOTE_IN_QUOTES not in text else _redact_quoted(text)
+
+
+def _redact_spelled(text: str) -> str:
+    text = _redact_lists(redact_shapes(text))
+    return _redact_commands(redact_pairs(redact_contexts(text, _redact_decoded)))
+
+
+def _redact_quoted(text: str) -> str:
+    """A line of a shell with quotes in its quoted words, without the secrets of those."""
+    try:
+        words = shlex.split(text)
+        redacted = redact_words(words)
+        return text if redacted == words else shlex.join(redacted)
+    except ValueError:  # no whole line of a shell
+        unquoted = text.replace(_QUOTE_IN_QUOTES, "'")
+        plain = _redact_spelled(unquoted)
+        return text if plain == unquoted else plain
+
+
+def _redact_decoded(text: str) -> str:
+    return redact_pairs(redact_shapes(text))
+
+
+def _redact_lists(text: str) -> str:
+    """A text without the secrets of command lines that it quotes as lists of words."""
+    if "['" not in text and '["' not in text:
+        return text
+    return _LIST.sub(lambda match: _redact_list(match[0]), text)
+
+
+def _redact_list(printed: str) -> str:
+    """A printed list of words, as it is where nothing of it is a secret."""
+    found = [match[1] if match[1] is not None else match[2] for match in _ITEM.finditer(printed)]
+    words = [_ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), word) for word in found]
+    redacted = redact_words(words) if is_command_line(words) else words
+    return printed if redacted == words else repr(redacted)
+
+
+def _redact_commands(text: str) -> str:
+    """A text without the secrets of its lines that name a program which takes some."""
+    parts, at = [], 0
+    while (begin := _OF_COMMANDS.search(text, at)) is not None:
+        end = _LINE_END.search(text, begin.end())
+        behind = len(text) if end is None else end.start()
+        parts += [text[at : begin.start()], redact_line(text[begin.start() : behind])]
+        at = behind
+    return "".join([*parts, text[at:]])
+
+
+def is_command_line(words: Sequence[Any]) -> bool:
+    """Return whether words are those of a command line: one is an option, or a program that takes secrets."""
+    if len(words) < 2 or not all(isinstance(word, str) for word in words):
+        return False
+    return any(_OPTION_BEGINS.match(word) or _OF_COMMANDS.match(f"{basename(word[-100:])} ") for word in words)
 
 
 def redact_values(value: Any, name: str = "") -> Any:
@@ -86,39 +151,26 @@ def redact_values(value: Any, name: str = "") -> Any:
 
     `name` is the dotted name of what holds them.
     """
+    if keeps_secrets():
+        return value
     if isinstance(value, Mapping):
+        named = next((value[key] for key in ("name", "key", "variable") if isinstance(value.get(key), str)), "")
+        is_variable = "value" in value and is_secret_name(named)  # {"name": "HF_TOKEN", "value": "x"}
         return {
             redact_text(key) if isinstance(key, str) else key: redact_values(
-                inner, f"{name}.{key}" if name else str(key)
+                inner, named if is_variable and key == "value" else f"{name}.{key}" if name else str(key)
             )
             for key, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
+        if is_command_line(value):
+            value = redact_words(value)
         return [redact_values(inner, name) for inner in value]
     if isinstance(value, str):
         return REDACTED if holds_secret(name, value) else redact_text(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return REDACTED if holds_secret(name, repr(value)) else value
     return value
-
-
-def is_user_and_password(option: str, value: str) -> bool:
-    """Return whether a value is `user:password` by its option: -u bob:pw; not 1000:1000."""
-    return option in USER_OPTIONS and _USER.fullmatch(value) is not None
-
-
-def is_value_of(option: str, word: str) -> bool:
-    """Return whether the word after an option is its value, and a secret.
-
-    A word with dashes is one after an option that makes no sense without a value: --password --begins-with-dashes.
-    """
-    if holds(option, is_option=True) is Holds.NO_SECRET:
-        return False
-    if word.startswith("--"):
-        words = words_of(option)
-        if "=" in word or word == "--" or words[0] in _FLAG or words[-1] not in _NEEDS_VALUE:
-            return False
-    return holds_secret(option, word, is_option=True)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -129,87 +181,137 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _redact_pairs(text: str) -> str:
-    """A text without the values of pairs whose name is that of a secret."""
+def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line without secrets, word for word: `--token=X`, `--token X`, `HF_TOKEN=X`, and their like."""
+    if keeps_secrets():
+        return tuple(argv)
+    return settled(lambda words: tuple(_redact(words, 0)), tuple(argv))
+
+
+def redact_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line in a text or a configuration without secrets."""
+    return _redact(words, _MAX_DEPTH - 1)
+
+
+def redact_line(line: str) -> str:
+    """Return a line of a shell in a text without secrets; its words are as they were where none is one."""
+    return _redact_shell(line, _MAX_DEPTH - 1)
+
+
+def _redact(argv: Sequence[str], depth: int) -> list[str]:
     parts: list[str] = []
-    at = 0
-    for match in _NAME.finditer(text):
-        if match.start() < at or not _HINT.search(match[0]):
-            continue
-        found = _secret_after(text, match.start(), match.end())
-        if found is not None:
-            parts += [text[at : found[0]], REDACTED]
-            at = found[1]
-    return "".join([*parts, text[at:]])
-
-
-def _secret_after(text: str, begin: int, end: int) -> tuple[int, int] | None:
-    """(first, behind the last) of the secret that follows the name at `begin`; None where none does."""
-    name, before = text[begin:end], text[begin - 1 : begin]
-    quote = before if before in ('"', "'") else ""
-    is_query, is_dashed = before in ("?", "&"), name.startswith("-")
-    is_option = is_dashed or is_query or name.isupper()
-    held = holds(name, is_option=is_option, is_query=is_query)
-    if held is Holds.NO_SECRET and name not in USER_OPTIONS:
-        return None
-    last = words_of(name)[-1] if words_of(name) else ""
-    form, is_next_word, is_colon = (
-        "query" if is_query else quote or (last if last in _UNQUOTED else "word"),
-        False,
-        False,
-    )
-    if quote and (after := _AFTER_QUOTE.match(text, end)) is not None:
-        if (after[1] == ",") != is_dashed:  # {"token": "x"}, ["--token", "x"]
-            return None
-        form = "braces"
-    elif (after := _ASSIGNS.match(text, end)) is None:
-        if is_dashed and (after := _BLANK.match(text, end)) is not None:
-            is_next_word = True
-        elif is_query or (after := _COLON.match(text, end)) is None:
-            return None
+    programs = {basename(word) for word in argv}
+    option, has_value, previous = "", False, ""
+    for word in argv:
+        if option and _is_its_value(option, word, programs, has_value=has_value):
+            parts.append(REDACTED)
+            has_value = True
         else:
-            if before == "/" and _OF_FILE.match(text, after.end()):
-                return None
-            is_colon, is_in_braces = True, before in ("{", ",")
-            is_header = ("-" in name and "." not in name) or last == "authorization"
-            if not (after[1] or is_header or is_in_braces):  # auth.py:12
-                return None
-            form = "braces" if is_in_braces else form
-    if text[after.end() : after.end() + 1] in ("{", "[") and held in (Holds.NO_SECRET, Holds.PERHAPS):
-        return None
-    start, behind = _extent(text, after.end(), form)
-    value = text[start:behind]
-    if value.startswith(REDACTED) or (is_colon and last in _OFTEN_COUNTED and is_number(value)):
-        return None
-    if is_next_word:
-        is_secret = is_value_of(name, value) or is_user_and_password(name, value)
-    else:
-        is_secret = holds_secret(name, value, is_option=is_option, is_query=is_query)
-    return (start, behind) if is_secret else None
+            if option == "--metric" and not has_value:  # NAME=REGEX: its name says nothing of what follows
+                parts.append(redact_shapes(word))
+            elif option in _HEADER_OPTIONS and not has_value and _HEADER.fullmatch(word):
+                parts.append(_redact_header(word))
+            else:
+                parts.append(_redact_word(word, {*words_of(option), *words_of(previous)}, programs, depth))
+            is_first = bool(option) and not has_value
+            if _OPTION.fullmatch(word):
+                option, has_value = word, False
+            elif _BARE_NAME.fullmatch(word) and (not is_first or word.isupper()):
+                option, has_value = "token" if word == "login" else word, True
+            else:
+                option, has_value = option if is_first and not _ASSIGNMENT.fullmatch(word) else "", is_first
+        previous = word
+    return parts
 
 
-def _extent(text: str, at: int, form: str) -> tuple[int, int]:
-    """(first, behind the last) of a value: what its quotes or brackets hold, else as far as its form says.
+def _is_its_value(option: str, word: str, programs: Collection[str], *, has_value: bool) -> bool:
+    """Whether a word belongs to the option before it, and is a secret; `has_value`: the option has one already."""
+    if option == "-a" and not has_value and _OF_REDIS in programs:
+        return True
+    if option == "-b" and not has_value and "curl" in programs and "=" in word:  # cookies
+        return True
+    if option == "-p" and not has_value:
+        return not word.startswith("-") and _is_password(word, programs)
+    if not has_value:
+        return is_user_and_password(option, word) or is_value_of(option, word)
+    last = words_of(option)[-1]
+    if word.startswith("-") or _ASSIGNMENT.fullmatch(word) or holds(option, is_option=True) is Holds.NO_SECRET:
+        return False
+    is_plain = _PLAIN_WORD.fullmatch(word) is not None or is_number(word)
+    return is_value_of(option, word) and (not is_plain or (last.endswith("s") and last != "pass"))
 
-    What is not closed reaches to the end.
-    """
-    if text[at : at + 1] in ("{", "["):
-        depth = 0
-        for bracket in _BRACKET.finditer(text, at):
-            depth += 1 if bracket[0] in "{[" else -1
-            if not depth:
-                return at, bracket.end()
-        return at, len(text)
-    opening = _OPENING.match(text, at)
-    if opening is not None and opening[2] != form:
-        start = opening.end()
-        if opening[1]:
-            behind = text.find(opening[0], start)
-        else:
-            closing = _CLOSING[opening[2]].match(text, start)
-            behind = closing.end() if closing is not None else -1
-        if behind < 0:
-            behind = text.find("\n", start)
-        return start, behind if behind >= 0 else len(text)
-    found = _UNQUOTED[form].match(text, at)
-    return at, found.end() if found is not None else at
+
+def _is_password(word: str, programs: Collection[str]) -> bool:
+    """Whether the value of -p is a password, by the words of the command line."""
+    if not _WITH_PASSWORD.isdisjoint(programs):
+        return True
+    return _WITHOUT_PASSWORD.isdisjoint(programs) and not is_number(word) and not _NO_PASSWORD.fullmatch(word)
+
+
+def _redact_word(word: str, context: Collection[str], programs: Collection[str], depth: int) -> str:
+    """One word without secrets; `context` are the words of what is before it."""
+    if _HEX.fullmatch(word):
+        return REDACTED if _OF_COMMITS.isdisjoint(context) and "git" not in programs else word
+    assigned = _ASSIGNMENT.fullmatch(word) if depth < _MAX_DEPTH else None
+    if assigned is not None:
+        name, value = assigned.groups()
+        is_option = name.startswith("-") or name.isupper()
+        if holds_secret(name, value, is_option=is_option) or is_user_and_password(name, value):
+            return f"{name}={REDACTED}"
+        if name in _HEADER_OPTIONS:
+            return f"{name}={_redact_header(value)}"
+        if name == "--metric":
+            return f"{name}={redact_shapes(value)}"
+        return f"{name}={_redact_word(value, words_of(name), programs, depth + 1)}"
+    if word.startswith("-p") and len(word) > 2 and not _WITH_PASSWORD.isdisjoint(programs):
+        return f"-p{REDACTED}"
+    if word.startswith("-u") and is_user_and_password("-u", word[2:]):
+        return f"-u{REDACTED}"
+    if _HEADER.fullmatch(word):
+        return _redact_header(word)
+    if depth < _MAX_DEPTH and any(character.isspace() for character in word) and not word.startswith(("{", "[")):
+        return redact_text(_redact_shell(redact_shapes(word), depth + 1))
+    return redact_text(word)
+
+
+def _redact_header(word: str) -> str:
+    """`Authorization: token X` without what follows the name, where that is the name of a secret."""
+    header = _HEADER.fullmatch(word)
+    if header is not None:
+        name, colon, value = header.groups()
+        is_name = "-" in name or name.lower() in ("authorization", "cookie")
+        if is_name and holds_secret(name, value, is_option=True):
+            return f"{name}{colon}{REDACTED}"
+    return redact_text(word)
+
+
+def _redact_shell(text: str, depth: int) -> str:
+    """A line of a shell without secrets: what is none stays as it is spelled."""
+    parts: list[str] = []
+    words: list[tuple[int, str]] = []
+
+    def end_command() -> None:
+        for (at, value), redacted in zip(words, _redact([value for _, value in words], depth)):  # noqa: B905
+            if redacted != value:
+                parts[at] = shlex.quote(redacted)
+        words.clear()
+
+    for piece in _PIECE.finditer(text):
+        if piece.lastgroup == "end":
+            end_command()
+        elif piece.lastgroup == "word":
+            words.append((len(parts), _unquoted(piece[0])))
+        parts.append(piece[0])
+    end_command()
+    return "".join(parts)
+
+
+def _unquoted(raw: str) -> str:
+    """A word as a shell hands it on."""
+
+    def of(match: re.Match[str]) -> str:
+        if match[1] is not None:
+            return match[1]
+        return match[2] if match[2] is not None else re.sub(r"\\([\"\\$`])", r"\1", match[3])
+
+    return _QUOTES.sub(of, raw)

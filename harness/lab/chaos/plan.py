@@ -65,7 +65,11 @@ def make_plan(
     try:
         stdin = keep_input(data, directory)
     except OSError as error:
-        raise HarnessError(f"standard input cannot be kept in {directory}: {error.strerror}") from None
+        raise HarnessError(
+            f"standard input cannot be kept in {directory}: {error.strerror}",
+            legal="a disk with room for it, since every run reads the same input",
+            remedy="name another directory with --out, or give no input: < /dev/null",
+        ) from None
     return ChaosPlan(
         subject=subject,
         factors=factors,

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from harness.core.errors import UsageError
 from harness.core.regular_file import open_regular, read_regular
+from harness.core.replaced_file import write_replacing
 from harness.core.user_cache import user_cache
 from harness.lab.experiments.entry_call import EntryCall
 
@@ -42,7 +43,7 @@ def sign_call(directory: Path, call: EntryCall, environ: Mapping[str, str]) -> N
         cache = user_cache(environ)
         _make_key(cache)
         signature = _signature(_read_key(cache), call.without_secrets())
-        (directory / SIGNATURE).write_text(f"{signature}\n", "ascii")
+        write_replacing(directory / SIGNATURE, f"{signature}\n")
 
 
 def is_signed(directory: Path, call: EntryCall, environ: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.errors import UsageError
+from harness.core.replaced_file import write_replacing
 
 INPUT = "stdin"
 """In the directory of a replay, where there was any."""
@@ -55,7 +56,7 @@ def keep_input(data: bytes, directory: Path) -> Path:
     if not data:
         return Path(os.devnull)
     path = directory / INPUT
-    path.write_bytes(data)
+    write_replacing(path, data, is_private=True)  # it may hold what a person would not print
     return path
 
 

@@ -1,6 +1,7 @@
 """What a word of a command line names on disk: the directory of a recorded run, a bundle, or neither."""
 
 import os
+import shlex
 import zipfile
 from enum import Enum
 from pathlib import Path
@@ -41,7 +42,7 @@ def recorded_kind(cwd: Path, name: str) -> RecordedKind:
     raise UsageError(
         f"{name} is a scenario, not a recorded run" if is_scenario else f"there is no run or bundle {name}",
         legal=LEGAL,
-        remedy=f"rlharness replay {name} runs a scenario"
+        remedy=f"rlharness replay {shlex.quote(name)} runs a scenario"
         if is_scenario
         else "check how it is spelled; rlharness train SCENARIO --out RUN records a run",
     )

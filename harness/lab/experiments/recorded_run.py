@@ -4,6 +4,7 @@ RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ Record
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ class RecordedRun:
             raise UsageError(
                 f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them",
                 legal=f"a value for each of {', '.join(hidden)}",
-                remedy=f"add {' '.join(f'--set {key}=VALUE' for key in hidden)}",
+                remedy=f"add {' '.join(shlex.join(['--set', f'{key}=VALUE']) for key in hidden)}",
             )
         from harness.lab.experiments.scenario_spec import spec_of_call  # brings pydantic: half of a command's start
 

@@ -13,9 +13,11 @@ from signal import Signals
 
 from harness.core.clock import Clock
 from harness.core.errors import TraceError
+from harness.core.exhaustion import shortage_at
 from harness.core.malformed import MALFORMED
 from harness.core.redaction import redact_argv
-from harness.core.regular_file import open_for_writing, read_text
+from harness.core.regular_file import read_text
+from harness.core.replaced_file import write_replacing
 from harness.core.text import count
 from harness.lab.experiments.missing_data import unanswered
 from harness.lab.experiments.run_spec import RunSpec
@@ -83,7 +85,8 @@ def finish(
     """
     reports = read_reports(directory)
     if exit_code and not problems:
-        problems = [Problem(f"the program ended with {how_it_ended(exit_code)}")]
+        lack = shortage_at(directory)
+        problems = [Problem(f"the program ended with {how_it_ended(exit_code)}" + (f"; {lack}" if lack else ""))]
     trace, unreadable = _read(directory)
     if not problems and run_spec.call is not None and not any(report.has_returned for report in reports):
         problems = [_left(run_spec.call.entry, trace)]
@@ -105,8 +108,8 @@ def finish(
         reports=reports,
     )
     text = json.dumps(recording_json(recording), indent=1) + "\n"
-    with suppress(OSError), open_for_writing(directory / RESULT) as file:  # a full disk: what is in it is said anyway
-        file.write(text.encode())
+    with suppress(OSError):  # a full disk: what is in it is said anyway
+        write_replacing(directory / RESULT, text)
     return recording
 
 

@@ -5,12 +5,14 @@ scenario calls an entry, in a process of this package's own (`scenario_main`).
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.redaction import redact_argv, redact_text
+from harness.core.replaced_file import write_replacing
 from harness.determinism.level_environment import OFF, level_variables
 from harness.lab.experiments.call_signature import SIGNATURE, sign_call
 from harness.lab.experiments.entry_call import CALL, REJECTION, EntryCall
@@ -102,12 +104,18 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
     path = directory / ORDERS
     out = OutDirectory.take(directory)
     try:
-        path.write_text(orders.to_text(), "utf-8")
+        write_replacing(path, orders.to_text())
         if run_spec.call is not None:
             run_spec.call.write(directory)
             sign_call(directory, run_spec.call, environ)
     except OSError as error:
-        raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
+        with suppress(OSError):
+            out.give_back()  # nothing has run: the next command may take it
+        raise HarnessError(
+            f"{error.filename or path} cannot be written: {error.strerror}",
+            legal="a directory with room that this user can write to",
+            remedy="make room there, or choose another one with --out",
+        ) from None
     env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)
     return Prepared(out, env)
 

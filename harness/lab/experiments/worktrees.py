@@ -8,6 +8,7 @@ from coming before both.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError, UsageError
 from harness.lab.experiments.entry_call import EntryCall
-from harness.process.scratch import hold, make_scratch_root, remove_abandoned, remove_tree
+from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
 
 CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")
 """The process of an entry that imports what its PYTHONPATH says, whatever lies in its working directory."""
@@ -192,7 +193,7 @@ class Checkout:
         """What git says; GitError with its own words where it fails. It does not hear Ctrl-C: its work is short."""
         try:
             done = subprocess.run(
-                ["git", "-C", str(self._cwd), *words],
+                ["git", "-C", str(self._cwd), "--no-optional-locks", *words],  # reading writes nothing
                 env={**self._environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -204,7 +205,10 @@ class Checkout:
         except FileNotFoundError:
             raise GitError("there is no git", remedy="install git") from None
         except subprocess.CalledProcessError as error:
-            raise GitError(f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}") from None
+            raise GitError(
+                f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}",
+                remedy=f"find the cause with git -C {shlex.quote(str(self._cwd))} {words[0]}",
+            ) from None
         return done.stdout.rstrip("\n")
 
 
@@ -257,8 +261,8 @@ class Worktrees:
 @contextmanager
 def open_worktrees(checkout: Checkout) -> Iterator[Worktrees]:
     """Make a directory for worktrees, and remove it afterwards, with any that a killed run has left."""
-    root = Path(make_scratch_root(checkout.environ)[0])
-    held = hold(str(root))
+    scratch, held, _ = make_scratch_root(checkout.environ)
+    root = Path(scratch)
     try:
         remove_abandoned(str(root.parent))
         checkout.forget_abandoned(root.parent)

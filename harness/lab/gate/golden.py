@@ -20,7 +20,7 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.core.malformed import MALFORMED
 from harness.core.regular_file import read_text
-from harness.core.replaced_file import write_replacing
+from harness.core.replaced_file import replacing
 from harness.lab.gate.change import DECIDING, SYNC, Change, Finding
 from harness.lab.gate.reasons import (
     CODE_OF_KIND,
@@ -300,10 +300,17 @@ def write_golden(directory: Path, golden: Golden) -> None:
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_replacing(directory / CURVE, "".join(map(curve_line, golden.curve)))
-        write_replacing(directory / GOLDEN, json.dumps(fields, indent=1) + "\n")
+        with replacing(directory / CURVE) as curve, replacing(directory / GOLDEN) as head:
+            curve.writelines(curve_line(point).encode() for point in golden.curve)
+            head.write(json.dumps(fields, indent=1).encode() + b"\n")
+            curve.flush()  # neither takes its name before both are whole
+            head.flush()
     except OSError as error:
-        raise GoldenError(f"{directory} cannot be written to: {error.strerror}") from None
+        raise GoldenError(
+            f"{directory} cannot be written to: {error.strerror}",
+            legal="a directory with room that this user can write to",
+            remedy="make room there, or name another one with --golden",
+        ) from None
 
 
 def accepted(golden: Golden, before: Golden | None, acceptance: Acceptance) -> Golden:

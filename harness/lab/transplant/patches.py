@@ -9,6 +9,7 @@ op:17                       what operation 17 of the step gives
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -146,7 +147,7 @@ def check_known(take: PatchSource, trace: Trace, step: int) -> None:
         raise UsageError(
             f"--take {take.text}: {path_text(trace.directory)} records no {absent[0]} in step {step}",
             legal=f"phases and values of that step, of the phases {', '.join(dict.fromkeys(key[0] for key in keys))}",
-            remedy=f"--take {near[0]}" if near else "",
+            remedy=f"--take {shlex.quote(near[0])}" if near else "",
         )
 
 

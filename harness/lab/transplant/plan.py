@@ -3,6 +3,7 @@
 A, B ─▶ first difference ─▶ for each --take, the first step in which B differs ─▶ patches
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def _check_operation(index: int, directories: tuple[Path, Path], step: int) -> N
     for directory in directories:
         record = read_ops(directory, 0, step)
         if record is not None and not record.problem and index >= len(record.operations):
-            a, b = map(path_text, directories)
+            a, b = (shlex.quote(path_text(each)) for each in directories)
             raise UsageError(
                 f"--take {OPERATION}{index}: step {step} of {path_text(directory)} has"
                 f" {count(len(record.operations), 'operation')}",
@@ -141,7 +142,7 @@ def _begin(take: PatchSource, a: Trace, b: Trace, parts: int, step: int | None, 
         raise UsageError(
             f"--take {take.text}: the two runs have the same values in {where}",
             legal=f"a difference: in step {parts}, {differing or 'texts only, which cannot be patched'}",
-            remedy=f"--take {candidates(a, b, parts)[0].text}" if differing else "",
+            remedy=f"--take {shlex.quote(candidates(a, b, parts)[0].text)}" if differing else "",
         )
     if step is not None:
         return step

@@ -9,6 +9,7 @@ direction of one connection, and only from a host that has the key. What a messa
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address
@@ -26,7 +27,9 @@ MAX_HOSTS = 1024
 MAX_OFFERS = 64
 """Addresses of one host; each is tried by every host."""
 MAX_CHARS = 253
-"""Of a name, as in the DNS."""
+"""Of a text."""
+NAME = r"[\w.:-]{1,253}"
+"""Form of the name of a host, which remedies mention beside commands."""
 
 
 @dataclass(slots=True)
@@ -85,32 +88,39 @@ def host_fields(host: PeerHost) -> dict[str, Any]:
     return {"version": VERSION, **asdict(host)}
 
 
-def read_host(given: object) -> PeerHost:
-    """Return the host that a message describes; NetworkError for no host, or one of another version."""
+def read_host(given: object, own: PeerHost | None = None) -> PeerHost:
+    """Return the host that a message describes; NetworkError for no host, or one of another version.
+
+    It may offer an address of the loopback or of a link only to a host that has one itself, `own`: elsewhere that is
+    an address of the host that tries it, or of what is beside it.
+    """
     if isinstance(given, dict) and given.get("version") != VERSION:
         raise NetworkError(
             f"it uses version {str(given.get('version'))[:20]!r} of the protocol",
             legal=f"version {VERSION} on all",
         )
     host: PeerHost = _checked(PeerHost, given, "a host")
-    texts = (host.name, host.token, *(offer.interface for offer in host.offers))
+    texts = (host.token, *(offer.interface for offer in host.offers))
+    scopes = {_scope(offer.address) for offer in own.offers} if own else set()
     is_host = (
         all(text.isprintable() and len(text) <= MAX_CHARS for text in texts)
         and all(0 <= port < 1 << 16 for port in host.ports)
         and len(host.offers) <= MAX_OFFERS
+        and re.fullmatch(NAME, host.name) is not None
         and all(_is_address(offer.address, offer.family) for offer in host.offers)
+        and all(_scope(offer.address) in {"", *scopes} for offer in host.offers)
     )
     if not is_host:
         raise NetworkError("the message received does not describe a host")
     return host
 
 
-def read_roster(message: Mapping[str, Any]) -> tuple[tuple[PeerHost, ...], int]:
-    """Return all hosts, and the index of the one that the message is for; NetworkError."""
+def read_roster(message: Mapping[str, Any], own: PeerHost) -> tuple[tuple[PeerHost, ...], int]:
+    """Return all hosts, and the index of the one that the message is for, which is `own`; NetworkError."""
     hosts, number = message.get("hosts"), message.get("you")
     if type(hosts) is not list or type(number) is not int or not 0 <= number < len(hosts) <= MAX_HOSTS:
         raise NetworkError("the message received does not list the hosts")
-    return tuple(map(read_host, hosts)), number
+    return tuple(read_host(host, own) for host in hosts), number
 
 
 def read_tried(message: Mapping[str, Any], num_hosts: int) -> tuple[Tried, ...]:
@@ -121,6 +131,13 @@ def read_tried(message: Mapping[str, Any], num_hosts: int) -> tuple[Tried, ...]:
         if not (is_of_hosts and _is_address(each.address, None) and each.problem.isprintable()):
             raise NetworkError("the message received does not describe connections")
     return tried
+
+
+def _scope(text: str) -> str:
+    """Within what an address is one: "loopback", "link"; empty for one of a network."""
+    address = ip_address(text)
+    address = getattr(address, "ipv4_mapped", None) or address
+    return "loopback" if address.is_loopback else "link" if address.is_link_local else ""
 
 
 def _is_address(text: str, family: int | None) -> bool:

@@ -29,7 +29,15 @@ from harness.core.errors import NetworkError
 from harness.core.fan_out import fan_out
 from harness.machine.network.host_matching import Hosts, Offer, PeerHost, Tried
 from harness.machine.network.interfaces import HostNetwork
-from harness.machine.network.peer_messages import MAX_BYTES, Seal, host_fields, read_host, read_roster, read_tried
+from harness.machine.network.peer_messages import (
+    MAX_BYTES,
+    MAX_CHARS,
+    Seal,
+    host_fields,
+    read_host,
+    read_roster,
+    read_tried,
+)
 from harness.machine.network.reach import reason
 
 TRY_S = 2.0
@@ -103,7 +111,7 @@ async def listen(
             try:
                 stream = _Stream(reader, writer, Seal(key, secrets.token_hex(16), is_listener=True))
                 writer.write(f"nonce {stream.seal.nonce}\n".encode("ascii"))
-                host = read_host(await stream.receive("hello", HELLO_S))
+                host = read_host(await stream.receive("hello", HELLO_S), own)
             except (NetworkError, OSError) as error:  # a port scanner, or another key: not one of ours
                 say(f"rejected a connection from {_peer(writer)}: {error}")
                 writer.close()
@@ -142,7 +150,7 @@ async def join(network: HostNetwork, peer: tuple[str, int], *, key: str, wait_s:
                 raise NetworkError("no rlharness doctor of this version listens there")
             stream = _Stream(reader, writer, Seal(key, greeting.split()[1], is_listener=False))
             await stream.send("hello", host_fields(own))
-            hosts, number = read_roster(await stream.receive("roster", wait_s + ANSWER_S))
+            hosts, number = read_roster(await stream.receive("roster", wait_s + ANSWER_S), own)
             if hosts[number] != own:
                 raise NetworkError("the listener mistakes this host for another")
             tried = await _try_all(hosts, number)
@@ -228,6 +236,8 @@ async def _problem(host: PeerHost, offer: Offer) -> str:
         return f"no answer within {TRY_S:g} s"
     except OSError as error:
         return reason(error)
+    except ValueError:  # a line without end
+        return "another host answers there"
     return "" if answer.decode("ascii", errors="replace").strip() == host.token else "another host answers there"
 
 
@@ -250,7 +260,12 @@ async def _probed(network: HostNetwork) -> AsyncIterator[PeerHost]:
                 continue
             stack.callback(server.close)
             ports.append(server.sockets[0].getsockname()[1])
-        yield PeerHost(network.host_name, token, (ports[0], ports[1]), _offers(network))
+        yield PeerHost(_shown_name(network), token, (ports[0], ports[1]), _offers(network))
+
+
+def _shown_name(network: HostNetwork) -> str:
+    """The name of this host as the others accept one: every other character is an underscore."""
+    return re.sub(r"[^\w.:-]", "_", network.host_name)[:MAX_CHARS] or "_"
 
 
 def meeting_places(network: HostNetwork, port: int) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from harness.core.errors import UsageError
+from harness.core.exhaustion import exhaustion_of
 from harness.process.supervisor.syscalls import die_with_parent
 
 PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
@@ -31,7 +32,8 @@ def run_in_foreground(
 ) -> int:
     """Run a program to its end; return its exit code, or the negative number of the signal that ended it.
 
-    `argv[0]` is looked for on the path of `env`. Raises UsageError if it cannot be started. `on_start` gets its
+    `argv[0]` is looked for on the path of `env`. Raises UsageError if it cannot be started, ExhaustedError
+    where this machine has no process or memory left for it. `on_start` gets its
     pid; `stdout` is a descriptor that it gets instead of this process's standard output. For a process with one
     thread only: a signal for it must find that one.
     """
@@ -63,6 +65,8 @@ def _start(
         # Not posix_spawn: glibc leaves two signals ignored that the program would not have ignored without us.
         return subprocess.Popen(argv, env=env, stdout=stdout, close_fds=False, preexec_fn=arrange)  # noqa: PLW1509
     except OSError as error:
+        if exhausted := exhaustion_of(error):
+            raise exhausted from None
         found = shutil.which(argv[0], path=env.get("PATH"))
         raise UsageError(
             f"{argv[0]} cannot be started: {error.strerror}",

@@ -38,8 +38,9 @@ class Forked(NamedTuple):
 def start_python(*arguments: str, stdin: int, stdout: int, stderr: int | None = None) -> "subprocess.Popen[bytes]":
     """A Python with this package's `main` and nothing else in it, in a session of its own."""
     root = str(Path(__file__).parents[3])
+    bytecode = ["-B"] if sys.dont_write_bytecode else []  # -I does not read the variable that says so
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", BOOT, root, *arguments],
+        [sys.executable, "-I", "-S", *bytecode, "-c", BOOT, root, *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from harness.core.clock import Clock, SystemClock
-from harness.core.regular_file import UNLIMITED, GrowingFile, GrowingLines
+from harness.core.regular_file import UNLIMITED, GrowingFile, GrowingLines, open_for_writing
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.containment import (
     BACKENDS,
@@ -246,10 +246,10 @@ def become_leader(order: dict[str, Any], lead: Lead | None) -> NoReturn:
             with contextlib.suppress(OSError), open(order["pid_file"], "w", encoding="utf-8") as file:
                 file.write(f"{os.getpid()}\n")
         stdin = os.open(order["stdin"], os.O_RDONLY)
-        log = os.open(os.path.join(order["directory"], "output.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = open_for_writing(os.path.join(order["directory"], "output.log"), appends=True)
         os.dup2(stdin, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
         os.chdir(order["cwd"])
         if lead is not None and order["session"] is not None:
             lead(order)
@@ -367,9 +367,8 @@ def read_line(text: bytes) -> tuple[bytes, bytes]:
 
 def take_over_log(directory: str) -> None:
     """Complain in the attempt's own file from now on."""
-    log = os.open(os.path.join(directory, "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 2)
-    os.close(log)
+    with open_for_writing(os.path.join(directory, "supervisor.log"), appends=True) as log:
+        os.dup2(log.fileno(), 2)
 
 
 def wait_for_order(pipe: int, its_other_end: int, lead: Lead | None) -> NoReturn:

@@ -63,12 +63,9 @@ def flipped_rollouts(a: Trace, b: Trace) -> list[Rollout]:
     steps_b = set(b.steps)
     for step in (step for step in a.steps if step in steps_b):
         for rank in sorted(a.logs(step).keys() & b.logs(step).keys()):
-            one, other = (list(_tokens(trace, step, rank)) for trace in (a, b))
-            for recorded_value in one:
-                twin = next(
-                    (each for each in other if each.key == recorded_value.key and each.scope == recorded_value.scope),
-                    None,
-                )
+            one, other = ({(each.key, each.scope): each for each in _tokens(trace, step, rank)} for trace in (a, b))
+            for key, recorded_value in one.items():
+                twin = other.get(key)
                 if twin is None or twin.digest == recorded_value.digest:
                     continue
                 rollout = _rollout((a, b), (recorded_value, twin), step, rank)

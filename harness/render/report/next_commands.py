@@ -60,10 +60,11 @@ def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
     program, step = ("--", *argv), _step(pair)
     words = ("--step", step, "--trace-ops") if step else ()
     yield Next(
-        "Run it twice on this machine, and find the first operation that differs", _typed("replay", *words, *program)
+        "Run the command that the trace names twice on this machine, and find the first operation that differs",
+        _typed("replay", *words, *program),
     )
     if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
-        why = "Check whether determinism flags set from outside the program are enough"
+        why = "Run that command with determinism flags, which may be enough"
         yield Next(why, _typed("replay", "--level", "deterministic", *program))
 
 

@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from harness.core.errors import HarnessError
+from harness.core.exhaustion import reason_of
 from harness.core.report_file import ReportTail, TestReport
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import IDLE_MEMORY_BYTES
+from harness.process.new_directory import make_new_directory
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner import events
@@ -107,8 +109,7 @@ class UnitRunner(AttemptSpecs):
         try:
             end, timeout_s, memory = await self._measured(number, self.retries.asked(number, unit), lease, tail)
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
-            why = " ".join(f"the attempt could not be started: {error}".split())
-            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, why)
+            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, f"the attempt could not be started: {reason_of(error)}")
         else:
             if end.reason == NODE_LOST:
                 if self._is_lost(number, unit, lease):
@@ -193,13 +194,13 @@ class UnitRunner(AttemptSpecs):
 
     async def run_attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
         """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
-        self.directory(number).mkdir(parents=True)
+        self.notes += make_new_directory(self.directory(number))
         if rest := self.retries.rest(number):
             write_part(self.directory(number) / PART_FILE, PartTests(mine=rest))
         elif unit.part:
             write_part(self.directory(number) / PART_FILE, self.collected.parts[unit.path])
         tail.file.make()  # before there are tests: whatever these do to its name, this file is theirs
-        self.tmpdir(number).mkdir(mode=0o700, parents=True)  # parents: a test may have deleted them
+        self.notes += make_new_directory(self.tmpdir(number), mode=0o700)
         spec = self.spec(number, unit, lease)
         if number in self.cancelled:  # while the driver was asked
             return ProcessEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s

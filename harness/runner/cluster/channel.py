@@ -10,6 +10,8 @@ channel carries no environment of the run and no key, only orders, files of atte
 """
 
 import asyncio
+import errno
+import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ BEAT_S = 2.0
 """Each end sends something at least this often."""
 SILENCE_S = 60.0
 """An end that has not been heard for so long is lost."""
+MAX_UNKNOWN = 64
+"""Connections that have not shown the key; more are closed at once, since each may fill a buffer. Agents dial again."""
 NONCE = re.compile(r"rlharness agent ([0-9a-f]{32})\n")
 
 
@@ -72,19 +76,45 @@ class Channel:
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, *, is_listener: bool) -> Channel:
-    """Exchange nonces; NetworkError where the other end is no rlharness."""
+    """Exchange nonces; NetworkError where the other end is no rlharness, OSError where it closes the connection."""
     own = secrets.token_hex(16)
     writer.write(f"rlharness agent {own}\n".encode("ascii"))
     try:
         async with asyncio.timeout(GREETING_S):
             line = await reader.readline()
-    except (TimeoutError, ValueError, OSError):
-        line = b""
+    except (TimeoutError, ValueError):  # silence, or a line without end
+        line = b"?"
+    if not line:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     match = NONCE.fullmatch(line.decode("ascii", "replace"))
     if match is None:
         raise NetworkError("no rlharness of this version answers there")
     nonces = (own, match[1]) if is_listener else (match[1], own)
     return Channel(reader, writer, Seal(key, "".join(nonces), is_listener=is_listener))
+
+
+class Door:
+    """Lets in who has the key of a run."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._num_unknown = 0
+
+    async def enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel | None:
+        """Return the channel to an agent; None while MAX_UNKNOWN others wait, whose connections are closed.
+
+        NetworkError or OSError for anybody without the key.
+        """
+        if self._num_unknown >= MAX_UNKNOWN:
+            writer.close()
+            return None
+        self._num_unknown += 1
+        try:
+            channel = await greet(reader, writer, self._key, is_listener=True)
+            await channel.receive(GREETING_S)  # a beat
+        finally:
+            self._num_unknown -= 1
+        return channel
 
 
 async def dial(address: tuple[str, int], key: str, wait_s: float) -> Channel:
@@ -94,8 +124,7 @@ async def dial(address: tuple[str, int], key: str, wait_s: float) -> Channel:
         async with asyncio.timeout(wait_s):
             while True:
                 try:
-                    reader, writer = await asyncio.open_connection(*address, limit=MAX_MESSAGE_BYTES)
-                    break
+                    return await _dial_once(address, key)
                 except OSError as error:
                     problem = reason(error)
                 await asyncio.sleep(DIAL_RETRY_S)
@@ -105,8 +134,13 @@ async def dial(address: tuple[str, int], key: str, wait_s: float) -> Channel:
             legal="the address at which rlharness run --cluster waits",
             remedy="start the run first, and let this host reach that port",
         ) from None
+
+
+async def _dial_once(address: tuple[str, int], key: str) -> Channel:
+    """Connect once; OSError where nobody listens, or the run closes the connection, as it does while many dial."""
+    reader, writer = await asyncio.open_connection(*address, limit=MAX_MESSAGE_BYTES)
     try:
         return await greet(reader, writer, key, is_listener=False)
-    except NetworkError:
+    except (NetworkError, OSError):
         writer.close()
         raise

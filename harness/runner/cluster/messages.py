@@ -19,12 +19,15 @@ from harness.machine.gpu_health import GpuFault
 from harness.machine.inventory import Gpu, LeftOut
 from harness.machine.meter import GpuProcess
 from harness.process.supervisor_client import ProcessEnd
+from harness.runner.outcomes import BY_REASON
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 22
 """Limit on one line."""
 PART_BYTES = 1 << 18
 """Bytes of a file in one message."""
+END_REASONS = frozenset(("", "supervisor_lost", *BY_REASON))
+"""Reasons for which an attempt ends on a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +244,21 @@ def from_text(text: str) -> Message:
         found = json.loads(text)
         adapter = _KINDS[found["k"]]
         message: Message = adapter.validate_json(json.dumps(found["m"], allow_nan=False), strict=True)
+        _check_reason(message)
     except MALFORMED:  # pydantic's ValidationError is a ValueError
         raise NetworkError("the message received is unknown to a run and its agents") from None
     return message
+
+
+def _check_reason(message: Message) -> None:
+    """Raise ValueError for an end that no outcome is known for."""
+    reason = ""
+    if isinstance(message, Terminating):
+        reason = message.reason
+    elif isinstance(message, Ended) and message.end is not None:
+        reason = message.end.reason
+    if reason not in END_REASONS:
+        raise ValueError(reason)
 
 
 def to_data(piece: bytes) -> str:

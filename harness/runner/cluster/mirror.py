@@ -83,6 +83,14 @@ def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
+def _is_encodable(name: str) -> bool:
+    """Return whether a file system has bytes for a name; JSON may hold halves of characters, and NUL."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(slots=True)
 class FilesIn:
     """The run's side, for one attempt in `directory`, which is the run's own."""
@@ -97,7 +105,7 @@ class FilesIn:
         it cannot be written.
         """
         name = PurePosixPath(part.name)
-        if name.is_absolute() or ".." in name.parts or not name.parts or "\0" in part.name:
+        if name.is_absolute() or ".." in name.parts or not name.parts or not _is_encodable(part.name):
             raise NetworkError(f"the node sends the file {part.name!r}, which is outside the directory of its attempt")
         if part.offset != self._written.get(part.name, 0):
             raise NetworkError(f"the node sends byte {part.offset} of {part.name} out of turn")

@@ -23,7 +23,7 @@ from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.attempts.host import NODE_LOST, Host
 from harness.runner.cluster import messages
 from harness.runner.cluster.attempt_book import AttemptBook, Standing
-from harness.runner.cluster.channel import BEAT_S, GREETING_S, Channel, greet
+from harness.runner.cluster.channel import BEAT_S, Channel, Door
 from harness.runner.cluster.mirror import FilesIn
 from harness.runner.cluster_address import Boot
 from harness.runner.options import RunOptions
@@ -82,7 +82,7 @@ class Cluster:
         address = options.cluster
         self._gpus = f"sim:{address.gpus_per_node}" if address and address.boot is Boot.LOCAL else options.gpus
         self._options = options
-        self._key = key
+        self._door = Door(key)
         self._archive = archive
         self._limit = 0
         self._num_named = 0
@@ -132,10 +132,10 @@ class Cluster:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in one agent; whoever has another key is turned away."""
-        channel = None
         try:
-            channel = await greet(reader, writer, self._key, is_listener=True)
-            await channel.receive(GREETING_S)  # a beat: it has the key
+            channel = await self._door.enter(reader, writer)
+            if channel is None:
+                return
             if self._num_named >= self._limit:
                 await channel.send(messages.Refused("this run has all its nodes"))
                 writer.close()

@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import CollectionError, UsageError
+from harness.core.exhaustion import MAKE_ROOM, shortage_at
 from harness.core.fan_out import fan_out
 from harness.core.need import Need
 from harness.core.need_rules import NeedsTable
 from harness.core.report_file import TestReport, read_report
+from harness.process.new_directory import make_new_directory
 from harness.process.supervisor_client import ProcessEnd, Supervisor
 from harness.runner.collection.child_files import UNWRITABLE, lines_of, output_of
 from harness.runner.collection.collect_options import CollectOptions, MakeSpec
@@ -45,6 +47,8 @@ CHILD = ("--collect-only", "-q", "-p", "harness.plugin")
 USAGE = 4
 CONTINUED = 1
 """Exit code of a collecting pytest under --continue-on-collection-errors; without it, with 2."""
+
+ASK_DOCTOR = "let rlharness doctor check the disks and the limits of this machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ class Collector:
     keys: dict[str, str] = field(default_factory=dict)
     files: dict[str, CollectedFile] = field(default_factory=dict)
     """Files that are known from earlier runs, and those collected meanwhile."""
+    notes: list[str] = field(default_factory=list)
+    """On directories whose names files have taken while others were collected."""
 
     async def collect(self, paths: Sequence[str], on_progress: Callable[[int, int], None]) -> Collected:
         selections = split_selections(paths, self.options.cwd)
@@ -187,7 +193,7 @@ class Collector:
             not_found=not_found,
             coverage=coverage_options(*suite.found["coverage"]),
             num_workers=suite.found["num_workers"],
-            notes=tuple(suite.notes),
+            notes=(*suite.notes, *self.notes),
         )
 
     def _recall(self, files: Sequence[Sequence[str]]) -> None:
@@ -220,7 +226,7 @@ class Collector:
     def _directory(self) -> Path:
         self.num_children += 1
         directory = self.options.directory / f"{self.num_children:04}"
-        directory.mkdir()
+        self.notes += make_new_directory(directory)
         return directory
 
     async def _discover(self, paths: list[str]) -> _Suite:
@@ -293,6 +299,11 @@ class Collector:
                 said.strip() if error else output, remedy="change the paths, -k and -m, or the arguments after --"
             )
         what = f"the test files cannot be listed: pytest {self._ending(end, self.options.timeout_s)}"
+        if lack := shortage_at(directory):
+            last = output.splitlines()[-1:]  # it ends in the error of the call that found no room
+            return CollectionError("\n".join([f"{what}; {lack}", *last]), remedy=MAKE_ROOM)
+        if not output:
+            return CollectionError(f"{what}, and printed nothing", remedy=ASK_DOCTOR)
         remedy = "raise --collect-timeout, or name fewer paths" if end.reason == "timeout" else "correct pytest's error"
         return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)
 

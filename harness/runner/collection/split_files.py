@@ -52,6 +52,7 @@ async def split_files(
         return collected, expected
     chosen = [unit for unit in collected.units if unit.path in reasons]
     files, hung = await _list_tests(chosen, collected, collector, on_progress)
+    collected = replace(collected, notes=(*collected.notes, *collector.notes))
     if hung:
         collected = replace(collected, units=tuple(hung.get(unit.path, unit) for unit in collected.units))
         loads = [load for load in loads if load.path not in hung]

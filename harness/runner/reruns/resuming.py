@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.regular_file import open_regular
+from harness.core.regular_file import CHUNK_BYTES, open_regular
 from harness.process.run_directory import HOME, RUNS
 from harness.runner.collection.collect import Collected
 from harness.runner.options import runs_parts_of_files
@@ -77,7 +77,10 @@ def _with_digest(unit: Unit, rootdir: Path, selecting: Sequence[str]) -> Unit:
     try:
         for path in files_of(unit):
             with open_regular(rootdir / path, follows_links=True) as file:
-                digest.update(hashlib.sha256(file.read()).digest())
+                of_file = hashlib.sha256()
+                while chunk := file.read(CHUNK_BYTES):
+                    of_file.update(chunk)
+                digest.update(of_file.digest())
     except OSError:  # its attempt says so, and it is never kept
         return unit
     return replace(unit, digest=digest.hexdigest()[:32])

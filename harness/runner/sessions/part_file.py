@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.replaced_file import write_replacing
+
 PART_FILE = "part.json"
 """Name of the file in the directory of the attempt."""
 
@@ -21,4 +23,4 @@ class PartTests:
 def write_part(path: Path, tests: PartTests) -> None:
     """Write the file; raise OSError where it cannot be written."""
     part = {"mine": tests.mine} if tests.others is None else {"others": tests.others}
-    path.write_text(json.dumps(part), "utf-8")
+    write_replacing(path, json.dumps(part))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core.redaction.text import redact_text
+from harness.core.redaction import redact_text
 from harness.core.regular_file import read_text
 from harness.core.text import one_line
 from harness.process.child_env import ATTEMPT_MARKER, child_env

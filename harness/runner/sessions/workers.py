@@ -30,6 +30,7 @@ from harness.process.child_env import (
     VARYING,
     XDIST,
 )
+from harness.process.new_directory import make_new_directory
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.isolation_notes import IsolationCode, IsolationNote
@@ -183,8 +184,7 @@ class Workers:
         name = f"w{self._num_workers}"
         self._num_workers += 1
         directory, tmpdir = self._directory / name, self._scratch / name
-        directory.mkdir(parents=True)
-        tmpdir.mkdir(mode=0o700, parents=True)
+        self.notes += [*make_new_directory(directory), *make_new_directory(tmpdir, mode=0o700)]
         tail = ReportTail(directory / "report.jsonl")
         tail.file.make()  # before there are tests, as for any attempt
         tail.close()

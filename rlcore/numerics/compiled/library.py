@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,7 @@ def library() -> ctypes.CDLL:
     make_private(kept.parent)
     if not _is_whole(kept):
         compile_into(kept, command)
-    loaded = ctypes.CDLL(str(kept))
+    loaded = ctypes.CDLL(f"/proc/self/fd/{_opened(kept)}")
     for name, arguments in SIGNATURES.items():
         getattr(loaded, name).argtypes = arguments
     loaded.layer_keeps.restype = _LONG
@@ -80,7 +81,7 @@ def compiler() -> tuple[str, ...]:
         if path := shutil.which(name):
             return (path,)
     if find_spec("ziglang"):
-        return sys.executable, "-m", "ziglang", "cc"
+        return sys.executable, "-P", "-m", "ziglang", "cc"
     raise KernelError(
         "model.kernels is compiled, and there is no C compiler",
         legal=f"the command in $CC, or one of {', '.join(COMPILERS)}, ziglang",
@@ -101,7 +102,7 @@ def make_private(cache: Path) -> None:
     """
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = cache.stat()
+        found = cache.lstat()
         if found.st_uid == os.geteuid() and found.st_mode & 0o022:
             cache.chmod(0o700)
             for kept in cache.glob("kernels-*"):  # others may have put them there
@@ -111,6 +112,12 @@ def make_private(cache: Path) -> None:
             f"the kernels cannot be compiled into {cache}: {error}",
             remedy=f"a directory that can be written in $XDG_CACHE_HOME; {_REMEDY}",
         ) from error
+    if stat.S_ISLNK(found.st_mode):
+        raise KernelError(
+            f"{cache} is a link, which can lead elsewhere the next moment",
+            legal="a directory of this user",
+            remedy=f"set XDG_CACHE_HOME to the directory that it leads to; {_REMEDY}",
+        )
     if found.st_uid != os.geteuid():
         raise KernelError(
             f"{cache} belongs to user {found.st_uid}, who could put other code there",
@@ -140,6 +147,27 @@ def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
             f"the kernels cannot be compiled into {kept.parent}: {error}",
             remedy=f"a directory that can be written in $XDG_CACHE_HOME; {_REMEDY}",
         ) from error
+
+
+def _opened(kept: Path) -> int:
+    """Return the descriptor of a library that this user has made and nobody else can write to.
+
+    It stays open: what is loaded is what was looked at, though another user may have moved the directory meanwhile.
+    Raises KernelError for any other file.
+    """
+    try:
+        fd = os.open(kept, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise KernelError(f"{kept} cannot be loaded: {error.strerror}", remedy=_REMEDY) from error
+    found = os.fstat(fd)
+    if found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+        return fd
+    os.close(fd)
+    raise KernelError(
+        f"{kept} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}: others can change it",
+        legal="a file that only this user can write to",
+        remedy=f"remove it; {_REMEDY}",
+    )
 
 
 _REMEDY = "another C compiler in $CC, or model.kernels torch"

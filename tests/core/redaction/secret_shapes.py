@@ -3,6 +3,7 @@
 Secrets are put together here: as one text, scanners of repositories would take them for real ones.
 """
 
+import base64
 import json
 from dataclasses import dataclass
 
@@ -139,7 +140,9 @@ FOUND_LATER = (
     typed("-u in one word", "curl", f"-ubob:{PLAIN}"),
     typed("-p in one word", "mysql", f"-p{PLAIN}"),
     typed("sshpass", "sshpass", "-p", "12345678", "ssh", "host", secret="12345678"),
-    typed("several tokens", "--api-tokens", "first", PLAIN, "third", "--lr", "1", others=("first", "third")),
+    typed(
+        "several tokens", "--api-tokens", "1stQ9xT4", PLAIN, "3rdW8yT5", "--lr", "1", others=("1stQ9xT4", "3rdW8yT5")
+    ),
     typed("a proxy", f"HTTPS_PROXY=bob:{PLAIN}@proxy:3128"),
     typed("Ray's address", f"RAY_ADDRESS=ray://bob:{PLAIN}@head:10001"),
     typed("several URLs", f"--to=http://a:1,http://bob:{PLAIN}@b:2"),
@@ -210,6 +213,110 @@ OF_SERVICES = (
     shaped("Mem0", f"m0-{ALNUM}Ab12"),
 )
 """Keys of services, one of each."""
+UUID = "8f6d3c1e-5b2a-4c7d-9e0f-1a2b3c4d5e6f"
+OF_MORE_SERVICES = (
+    shaped("1Password's accounts", "A3-ASWWYB-798JRY-LJVD4-23DC2-86TVM-H43EB"),
+    shaped("Adobe", f"p8e-{HEX * 2}"),
+    shaped("Artifactory", f"AKCp{ALNUM}{ALNUM}"),
+    shaped("Artifactory's references", f"cmVmd{(ALNUM * 2)[:59]}"),
+    shaped("Authress", f"sc_{ALNUM[:10]}.{ALNUM[:4]}.acc-{HEX}.{ALNUM}"),
+    shaped("AWS of old", f"A3TX{UPPER[:16]}"),
+    shaped("Bedrock", f"ABSK{ALNUM}{ALNUM}"),
+    shaped("ClickHouse", f"4b1d{(ALNUM * 2)[:38]}"),
+    shaped("Discord's users", f"mfa.{ALNUM}{ALNUM}"),
+    shaped("Dynatrace in lower case", f"dt0c01.{ALNUM[:24]}.{(ALNUM * 2)[:64]}"),
+    shaped("Facebook's apps", f"1234567890123456|{ALNUM[:30]}"),
+    shaped("Flutterwave", f"FLWSECK_TEST-{HEX * 2}-X"),
+    shaped("Fly", f"fm2_{ALNUM}{ALNUM}"),
+    shaped("Frame.io", f"fio-u-{(ALNUM * 2)[:64]}"),
+    shaped("GitLab's runners", f"GR1348941{ALNUM[:20]}"),
+    typed("GitLab's sessions", "--note", f"_gitlab_session={HEX * 2}", secret=HEX * 2),
+    shaped("GoCardless", f"live_{ALNUM}{ALNUM[:4]}"),
+    shaped("Google's refresh tokens", f"1//0{ALNUM}"),
+    shaped("Grafana of old", f"eyJrIjoi{ALNUM}{ALNUM}"),
+    shaped("Harness's services", f"sat.{ALNUM[:22]}.{ALNUM[:24]}.{ALNUM[:20]}"),
+    shaped("JSON web tokens in base64", f"ZXlK{ALNUM}{ALNUM}"),
+    shaped("Lob", f"live_{(HEX * 3)[:35]}"),
+    shaped("Mapbox", f"sk.{ALNUM}{ALNUM}.{ALNUM[:22]}"),
+    shaped("MaxMind", f"{ALNUM[:6]}_{ALNUM[:29]}_mmk"),
+    shaped("OpenAI's sessions", f"sess-{ALNUM}"),
+    shaped("Plaid", f"access-sandbox-{UUID}"),
+    shaped("Settlemint", f"sm_aat_{ALNUM[:16]}"),
+    shaped("Slack's cookies", f"xoxd-{ALNUM}"),
+    shaped("Square", f"EAAA{(ALNUM * 2)[:60]}"),
+    shaped("Vault of old", f"s.{ALNUM[:24]}"),
+    shaped("Yandex's IAM", f"t1.{ALNUM}.{(ALNUM * 3)[:86]}"),
+    shaped("42", f"s-s4t2ud-{HEX * 4}"),
+    shaped("a hash of a password", f"$6$salt5678${ALNUM}{ALNUM}"),
+    shaped("bcrypt", f"$2b$12${(ALNUM * 2)[:53]}"),
+    shaped(
+        "a key of PuTTY",
+        f"PuTTY-User-Key-File-2: ssh-rsa\nEncryption: none\nPrivate-Lines: 1\nAAAAB3{ALNUM}\nPrivate-MAC: {HEX}",
+    ),
+)
+"""Keys of services and formats that the rules of gitleaks had, and these had not (2026-11-26)."""
+BASIC = base64.b64encode(f"bob:{PLAIN}".encode()).decode()
+
+
+def quoted(name: str, text: str, secret: str = PLAIN) -> Typed:
+    """A text with a secret, as one word: what a person pastes into a note, a prompt or a variable."""
+    return typed(name, "--note", text, secret=secret)
+
+
+IN_TEXTS = (
+    quoted(".netrc", f"machine api.wandb.ai\n  login user\n  password {PLAIN}\n"),
+    quoted("a kubeconfig", f"users:\n- name: me\n  user:\n    client-key-data: {BASIC}\n    lr: 1\n", BASIC),
+    quoted("a kubeconfig's token", f"users:\n- name: me\n  user:\n    token: {PLAIN}\n"),
+    quoted("docker's config.json", json.dumps({"auths": {"ghcr.io": {"auth": BASIC}}}), BASIC),
+    quoted("docker's identity", json.dumps({"auths": {"ghcr.io": {"identitytoken": PLAIN}}})),
+    quoted("a variable of a container", f"env:\n- name: HF_TOKEN\n  value: {PLAIN}\n"),
+    quoted("a variable of a container in JSON", json.dumps([{"name": "HF_TOKEN", "value": PLAIN}])),
+    quoted("a key and its value in JSON", json.dumps({"key": "HF_TOKEN", "value": PLAIN})),
+    quoted("lines of YAML", f"password: |\n  {PLAIN}\nseed: 7"),
+    quoted("an encoded URL", "https://host/cb?next=https%3A%2F%2Fbob%3ATr0ub4dorX%40host%2F", "Tr0ub4dorX"),
+    quoted("an encoded query", f"https://host/?next=%2Fx%3Ftoken%3D{PLAIN}"),
+    quoted("an encoded password", "https://bob:Tr0ub%40dor%2FX@host/x", "Tr0ub%40dor%2FX"),
+    quoted("a fragment", f"https://host/cb#access_token={PLAIN}&state=1"),
+    quoted("Set-Cookie", f"Set-Cookie: session={PLAIN}; Path=/"),
+    quoted("curl -b", f"curl -b session={PLAIN} https://x"),
+    quoted("fish", f"set -x HF_TOKEN {PLAIN}"),
+    quoted("csh", f"setenv HF_TOKEN {PLAIN}"),
+    quoted("export with quotes", f'export HF_TOKEN="{PLAIN}"'),
+    quoted("PowerShell", f"$env:HF_TOKEN = '{PLAIN}'"),
+    quoted("several lines", f"HF_TOKEN='one\ntwo{PLAIN}'"),
+    quoted("an error of OpenAI", f"Incorrect API key provided: {PLAIN}. You can find your API key at x."),
+    quoted("an error of requests", f"401 Client Error: Unauthorized for url: https://api.x/v1?api_key={PLAIN}"),
+    quoted("an error of pydantic", f"input_value={{'api_key': '{PLAIN}'}}, input_type=dict"),
+    quoted("a repr", f"Settings(password='{PLAIN}', url='x')"),
+    quoted("prose", f"the password is {PLAIN}, do not tell"),
+    quoted("basic authentication", f"Proxy-Authorization: Basic {BASIC}", BASIC),
+    quoted("git's header", f"git -c http.extraheader='AUTHORIZATION: basic {BASIC}' fetch", BASIC),
+    quoted("a remote of git", f"https://oauth2:{PLAIN}@gitlab.com/a/b.git"),
+    quoted("a remote of GitHub", f"https://x-access-token:ghs_{ALNUM}@github.com/a/b.git", ALNUM),
+    quoted("JDBC", f"jdbc:postgresql://host/db?user=bob&password={PLAIN}"),
+    quoted("ODBC", f"Driver={{ODBC}};Server=x;Uid=bob;Pwd={PLAIN};"),
+    quoted("libpq", f"host=db user=bob password={PLAIN} dbname=x"),
+    quoted("a bus of Azure", f"Endpoint=sb://x/;SharedAccessKeyName=Root;SharedAccessKey={PLAIN}="),
+    quoted("a service account", json.dumps({"private_key_id": WANDB, "private_key": PEM}), WANDB),
+    quoted("a key of one line", f"-----BEGIN PRIVATE KEY-----\\nMIIE{ALNUM}\\n-----END PRIVATE KEY-----\\n", ALNUM),
+    quoted("Telegram's URL", f"https://api.telegram.org/bot123456789:A{ALNUM[:34]}/sendMessage", ALNUM[:34]),
+    quoted("ngrok", f"ngrok authtoken {PLAIN}"),
+    quoted("npm's file", f"//registry.npmjs.org/:_authToken={PLAIN}"),
+    quoted("XML", f"<server><password>{PLAIN}</password></server>"),
+    quoted("Ruby", f":password => '{PLAIN}'"),
+    quoted("TOML", f'api_key = "{PLAIN}"'),
+    quoted("a form", f"token[]={PLAIN}&page=2"),
+    quoted("a name of a file", f"/data/me/hf_{ALNUM}/ckpt-hf_{ALNUM}.pt", ALNUM),
+    quoted("a name of a directory", f"runs/token={PLAIN}/x"),
+    quoted("a list of words", f"ran ['mysql', '-h', 'x', '-p', '{PLAIN}']"),
+    quoted("a list of words in JSON", json.dumps(["python", "x.py", "--token", PLAIN])),
+    quoted("JSON in JSON in JSON", json.dumps(json.dumps({"c": json.dumps({"api_key": PLAIN})}))),
+)
+"""What people paste: files, errors, addresses."""
+ALL = (*BY_NAME, *BY_SHAPE, *IN_PLACES, *HELD, *FOUND_LATER, *OF_SERVICES, *OF_MORE_SERVICES, *IN_TEXTS)
+"""Every one, from command lines to texts."""
+OF_NO_TEXT = frozenset(("a second word", "Weights & Biases", "several tokens", "--env NAME VALUE"))
+"""Secrets that show in the words of a command line, and not in the line as one text."""
 
 COMMIT = (HEX[::-1] * 3)[:40]
 HARMLESS = (

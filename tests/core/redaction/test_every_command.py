@@ -1,16 +1,20 @@
 """Commands of the lab in a project whose configuration and command lines hold secrets: no artefact has one.
 
-RLHARNESS_EVERY_COMMAND=1 has all of them run; some by default.
+The configuration holds every secret of the tables: each command line as a list of words, and the text that holds it.
+RLHARNESS_EVERY_COMMAND=1 has all commands run, and once more with --no-redact; some by default.
 """
 
 import json
 import os
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.core.redaction.secret_shapes import ALNUM, CONFIGURATIONS, PLAIN
+from tests.core.redaction.secret_shapes import ALL, ALNUM, CONFIGURATIONS, OF_NO_TEXT, PLAIN
+from tests.core.redaction.test_what_people_attach import leaks
 from tests.support.cli_commands import type_command
 from tests.support.projects import SCENARIO, Project
 
@@ -20,8 +24,13 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1000)]
 NOT_LOOKED_AT = (".git", "scenarios", "sums.py", "parts.py", "__pycache__")
 """What the project's own author has written."""
 SECRETS = sorted({secret for _, secret in CONFIGURATIONS} | {PLAIN, ALNUM})
+IS_FULL = bool(os.environ.get("RLHARNESS_EVERY_COMMAND"))
 CONFIG = "{seed: 1, num_steps: 3}"
-CONFIGURED = {f"part_{number}": config for number, (config, _) in enumerate(CONFIGURATIONS)}
+CONFIGURED = {
+    **{f"part_{number}": config for number, (config, _) in enumerate(CONFIGURATIONS)},
+    **{f"words_{number}": ["python", "x.py", *each.argv] for number, each in enumerate(ALL)},
+    **{f"line_{number}": shlex.join(each.argv) for number, each in enumerate(ALL) if each.name not in OF_NO_TEXT},
+}
 VALUE = ("--set", f"judge.api_key={PLAIN}")
 FEW = (
     (("train", "one", "--out", "a"), ExitCode.OK),
@@ -57,8 +66,10 @@ def written(project: Path, cache: Path) -> list[tuple[str, str]]:
     return [(str(path), path.read_bytes().decode("utf-8", "replace")) for path in files]
 
 
-def test_no_artefact_of_any_command_has_a_secret(tmp_path: Path) -> None:
-    commands = EVERY if os.environ.get("RLHARNESS_EVERY_COMMAND") else FEW
+def of_commands(
+    tmp_path: Path, commands: Iterable[tuple[tuple[str, ...], ExitCode | None]], *options: str
+) -> list[tuple[str, str]]:
+    """What commands in a project full of secrets have printed and written, each with where it is."""
     project, cache = Project(tmp_path / "project"), tmp_path / "cache"
     many = json.dumps({"seed": 1, "num_steps": 3, **CONFIGURED})
     one = json.dumps({"seed": 1, "num_steps": 3, "judge": {"api_key": PLAIN}})
@@ -67,10 +78,23 @@ def test_no_artefact_of_any_command_has_a_secret(tmp_path: Path) -> None:
     project.change("Secrets", CONFIG, many, "scenarios/sums.yaml")
     project.change("Another sign", "SIGN = 1.0", "SIGN = -1.0")
     texts: list[tuple[str, str]] = []
-    for words, code in commands:
-        done = type_command(project.directory, *words, XDG_CACHE_HOME=str(cache), HF_TOKEN=f"hf_{ALNUM}")
-        assert done.code == code or (code is None and done.code != ExitCode.INTERNAL_ERROR), (words, done)
-        texts.append((" ".join(words), done.stdout + done.stderr))
-    texts += written(project.directory, cache)
+    for (name, *words), code in commands:
+        typed = (name, *options, *words)
+        done = type_command(project.directory, *typed, XDG_CACHE_HOME=str(cache), HF_TOKEN=f"hf_{ALNUM}")
+        assert options or done.code == code or (code is None and done.code != ExitCode.INTERNAL_ERROR), (typed, done)
+        texts += [(" ".join(typed), done.stdout), (f"standard error of {' '.join(typed)}", done.stderr)]
+    return texts + written(project.directory, cache)
+
+
+def test_no_artefact_of_any_command_has_a_secret(tmp_path: Path) -> None:
+    texts = of_commands(tmp_path, EVERY if IS_FULL else FEW)
     assert len(texts) > 40 and any("step.rlb" in where for where, _ in texts), "there is much to look at"
     assert sorted({(where, secret) for where, text in texts for secret in SECRETS if secret in text}) == []
+    assert leaks(texts) == []
+
+
+@pytest.mark.skipif(not IS_FULL, reason="as many runs again, for RLHARNESS_EVERY_COMMAND=1")
+def test_without_redaction_the_same_artefacts_have_them(tmp_path: Path) -> None:
+    """So what the other test looks at does hold them, and --no-redact reaches every process."""
+    found = {Path(where).name for where, _ in leaks(of_commands(tmp_path, EVERY, "--no-redact"))}
+    assert found >= {"manifest.json", "orders.json", "call.json", "step.rlb", "page.html"}

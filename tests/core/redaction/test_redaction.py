@@ -4,7 +4,6 @@ import ast
 import json
 import random
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,17 +13,16 @@ from hypothesis import strategies as st
 
 from harness.core.redaction import REDACTED, is_secret_name, redact_argv, redact_fields, redact_text, redact_values
 from tests.core.redaction.secret_shapes import (
+    ALL,
     BY_NAME,
     BY_SHAPE,
     COMMIT,
     CONFIGURATIONS,
-    FOUND_LATER,
     HARMLESS,
     HARMLESS_CONFIGURATION,
     HELD,
     HEX,
     IN_PLACES,
-    OF_SERVICES,
     PLAIN,
     WANDB,
     Typed,
@@ -32,7 +30,6 @@ from tests.core.redaction.secret_shapes import (
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNTED = (*BY_NAME, *BY_SHAPE, *IN_PLACES, *HELD)
-ALL = (*COUNTED, *FOUND_LATER, *OF_SERVICES)
 SECRET = (
     "HF_TOKEN token apiKey WANDB_API_KEY --api-key db.password OPENAI_API_KEY AWS_SECRET_ACCESS_KEY hub_token"
     " GITHUB_PAT auth_header client-secret private_key PASSWORD awsCredentials PGPASSWORD pgpassword smtp.pwd db.pass"
@@ -75,7 +72,7 @@ def test_shapes_of_secrets(text: str, redacted: str) -> None:
 
 def test_75_shapes_were_counted_and_44_of_them_leaked() -> None:
     assert (len(COUNTED), len(BY_NAME) + len(BY_SHAPE) + len(IN_PLACES)) == (75, 44)
-    assert len({each.name for each in ALL}) == len(ALL) >= 150
+    assert len({each.name for each in ALL}) == len(ALL) >= 200
 
 
 @pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
@@ -94,6 +91,14 @@ def test_no_secret_is_left_in_a_configuration_that_holds_the_command(typed: Type
     command = shlex.join(typed.argv)
     redacted = redact_argv(("ssh", "host", f"cd /x && python {command} > log"))
     assert [word for word in redacted if typed.secret in word] == []
+
+
+@pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
+def test_no_secret_is_left_of_a_command_that_is_a_list(typed: Typed) -> None:
+    """In a configuration, in JSON, and as Python prints it in an error."""
+    argv = ["python", "train.py", *typed.argv]
+    texts = [json.dumps(redact_values({"run": argv})), redact_text(json.dumps(argv)), redact_text(f"ran {argv!r}: no")]
+    assert [text for text in texts for secret in (typed.secret, *typed.others) if secret in text] == []
 
 
 @pytest.mark.parametrize("argv", HARMLESS, ids=lambda argv: argv[0])
@@ -217,87 +222,6 @@ def test_to_redact_twice_is_to_redact_once(argv: list[str]) -> None:
     assert redact_text(text) == text
     fields = redact_fields(dict.fromkeys(argv, "x y"))
     assert redact_fields(fields) == fields
-
-
-PIECES = (
-    *(
-        "a",
-        "aB3",
-        "sk-",
-        "eyJ",
-        "eyJ-",
-        "eyJa.",
-        "://",
-        "://a:",
-        "a:b@",
-        "@",
-        "'",
-        '"',
-        "\\",
-        '\\"',
-        "=",
-        "a=",
-        "{",
-        "[",
-    ),
-    *(
-        "-----BEGIN PRIVATE KEY-----",
-        "--token ",
-        "--token\n",
-        "token=",
-        "key: ",
-        "&sig=",
-        "Bearer ",
-        "pypi-",
-        "\n",
-        " ",
-    ),
-    *("hf_", "a/", "a ", '"key": "a', '"key": {', "-u a:", "-u [", "1", "token='1", "$(", "password:", ",key:a"),
-    *(
-        "--tokens 1 ",
-        "--use-token a ",
-        "--key\\ ",
-        "'--key',",
-        "key=[1",
-        "tokens: [",
-        "\"'",
-        "--token '--a=\" ",
-        "a.",
-        "a-",
-    ),
-)
-RUNS = (
-    "eyJ-",
-    "eyJa.",
-    "://a:",
-    "pypi-",
-    "a:b@",
-    '"key": {',
-    "key=[1",
-    "'",
-    '\\"',
-    "--token ",
-    "-----BEGIN PRIVATE KEY-----",
-)
-HOSTILE_PROGRAM = """
-import sys
-from harness.core.redaction import redact_argv, redact_text
-pieces, runs = eval(sys.argv[1])
-for piece in pieces:
-    redact_argv([piece * (50_000 // len(piece))])
-for piece in runs:
-    redact_text(piece * (1_000_000 // len(piece)))
-word = "a" * 10_000_000
-assert redact_argv([word]) == (word,)
-"""
-
-
-@pytest.mark.full
-def test_a_hostile_word_is_no_standstill() -> None:
-    """Of quadratic work one of the runs alone takes minutes; the limit is for all of them together."""
-    command = [sys.executable, "-c", HOSTILE_PROGRAM, repr((PIECES, RUNS))]
-    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_deep_text_is_text() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import harness.cli.main as main_module
 from harness.core.errors import UsageError
 from harness.core.findings import Finding, Severity
 from harness.core.redaction import REDACTED
@@ -19,13 +20,15 @@ from harness.lab.experiments.run_spec import notes_on
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text
 from harness.trace import Fingerprint, Manifest
-from tests.core.redaction.secret_shapes import ALNUM, BY_NAME, BY_SHAPE, HELD, IN_PLACES, PLAIN, Typed
+from tests.core.redaction.secret_shapes import ALL, ALNUM, OF_NO_TEXT, PLAIN, Typed
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import run, write_suite
 from tests.support.traces import steps_of, write
 
 pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs
-TYPED = (*BY_NAME, *BY_SHAPE, *IN_PLACES, *HELD)
+MIN_SECRET = 6
+"""Characters: shorter parts of secrets are in any binary file by chance, as numbers are."""
+LAST = "--this-is-the-last-word"
 OUTPUT = "output.log"
 """What a program prints itself is not looked at."""
 TRAINS = """
@@ -43,14 +46,12 @@ for step in range(3):
 """
 
 
-def leaks(texts: Iterable[tuple[str, str]], typed: Iterable[Typed] = TYPED) -> list[tuple[str, str]]:
+def leaks(texts: Iterable[tuple[str, str]], typed: Iterable[Typed] = ALL) -> list[tuple[str, str]]:
     """(where, whose) of each secret that a text holds, as it is or as JSON spells it."""
-    found = []
-    for where, text in texts:
-        for each in typed:
-            spelled = [word for secret in (each.secret, *each.others) for word in (secret, json.dumps(secret)[1:-1])]
-            found += [(where, each.name) for word in spelled if word in text]
-    return found
+    secrets = {secret: each.name for each in typed for secret in (each.secret, *each.others)}
+    words = {word: name for secret, name in secrets.items() for word in (secret, json.dumps(secret)[1:-1])}
+    words = {word: name for word, name in words.items() if len(word) >= MIN_SECRET and not word.isdigit()}
+    return [(where, name) for where, text in texts for word, name in words.items() if word in text]
 
 
 def files_below(directory: Path) -> list[tuple[str, str]]:
@@ -67,13 +68,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 def test_a_recorded_command_and_the_command_that_looks_closer_hold_no_secret(program: Path) -> None:
-    words = [word for each in TYPED for word in ("--", *each.argv)]
-    argv = (sys.executable, "train.py", "runs", *words)
+    words = [word for each in ALL for word in ("--", *each.argv)]
+    argv = (sys.executable, "train.py", "runs", *words, LAST)
     done = type_command(program.parent, "replay", "--out", "r", "--", *argv)
     assert done.code == 10, done.stderr
-    (line,) = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("look closer: ")]
-    assert REDACTED in line
-    typed_again = shlex.split(line.removeprefix("look closer: "))
+    (offered,) = done.stdout.split("look closer: ")[1:]  # of several lines, as some words are
+    assert REDACTED in offered
+    typed_again = [*shlex.split(offered.partition(LAST)[0]), LAST]
     assert len(typed_again) == len(["rlharness", "replay", "--step", "0", "--trace-ops", "--", *argv])
     page = type_command(program.parent, "report", "r", "--out", "report.html")
     assert page.code == 0, page.stderr
@@ -106,7 +107,8 @@ def test_it():
 
 @pytest.mark.full
 def test_a_timeout_and_processes_left_behind_show_none(tmp_path: Path) -> None:
-    words = ["--api-key=STACKSECRET12345", "--password", PLAIN, "--", f"hf_{ALNUM}", f"https://bob:{PLAIN}@host/x"]
+    words = ["--api-key=STACKSECRET12345", *(word for each in ALL for word in ("--", *each.argv))]
+    assert sum(len(word.encode()) + 1 for word in words) < process_tree.MAX_COMMAND_BYTES - 1000, "none is cut off"
     files = {
         "test_hangs.py": f"{WAITS}    start(); time.sleep(600)\n",
         "test_leaves.py": f"{WAITS}    start()\n",
@@ -116,14 +118,15 @@ def test_a_timeout_and_processes_left_behind_show_none(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--gpus", "none", "--timeout", "8", "--grace", "1", "--junit", "junit.xml", "--json")
     assert done.outcomes == {"test_hangs.py": "timed_out", "test_leaves.py": "passed"}
     (line,) = done.results["test_leaves.py"]["left_behind"]
-    assert f"--api-key={REDACTED} --password {REDACTED} -- {REDACTED} https://{REDACTED}@host/x" in line
+    assert f"--api-key={REDACTED} -- env PGPASSWORD={REDACTED} psql" in line
     left = [("stdout", done.stdout), ("stderr", done.stderr), *files_below(done.record.resolve())]
     left.append(("junit.xml", (tmp_path / "junit.xml").read_text("utf-8")))
     assert {name for name, _ in left} > {"stacks.txt", "events.jsonl"}
     stacks = next(text for name, text in left if name == "stacks.txt")
     assert f"--api-key={REDACTED}" in stacks and "== process" in stacks
-    secrets = ("STACKSECRET12345", PLAIN, ALNUM)
-    assert [name for name, text in left if any(secret in text for secret in secrets)] == []
+    left = [(name, text) for name, text in left if name != "words.json"]
+    assert [name for name, text in left if "STACKSECRET12345" in text] == []
+    assert leaks(left) == []
 
 
 def test_a_command_line_that_is_cut_shows_no_half_of_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +136,10 @@ def test_a_command_line_that_is_cut_shows_no_half_of_a_secret(tmp_path: Path, mo
     (tmp_path / "cmdline").write_bytes("\0".join(argv).encode() + b"\0")
     monkeypatch.setattr("builtins.open", lambda *args, **options: real(tmp_path / "cmdline", *args[1:], **options))
     assert process_tree.command_line(1) == f"prog --token {REDACTED} …"
+    monkeypatch.setattr(process_tree, "MAX_COMMAND_BYTES", 1 << 16)
+    for each in ALL:
+        (tmp_path / "cmdline").write_bytes("\0".join(("prog", *each.argv)).encode() + b"\0")
+        assert leaks([("cmdline", process_tree.command_line(1, limit=1 << 16))], [each]) == []
 
 
 RAY = {
@@ -179,6 +186,28 @@ def test_an_error_that_quotes_a_command_line_shows_none(tmp_path: Path) -> None:
         assert PLAIN not in done.stdout + done.stderr and ALNUM not in done.stderr
     error = UsageError(f"cannot start ['x', '--token', '{PLAIN}']", legal=f"hf_{ALNUM}", remedy=f"x --password {PLAIN}")
     assert PLAIN not in repr(error) + str(error) + repr(error.args) and ALNUM not in str(error)
+
+
+@pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
+def test_an_error_and_a_finding_that_quote_any_of_them_show_none(typed: Typed) -> None:
+    line = "nothing" if typed.name in OF_NO_TEXT else shlex.join(typed.argv)
+    error = UsageError(f"cannot start {list(typed.argv)!r}: not found", legal=line, remedy=line)
+    finding = Finding("Ray", Severity.BROKEN, line, breaks=line, remedy=line, details=(line,))
+    printed = findings_text([finding], took_s=1.0, colour=False).replace("\n", " ")
+    told = json.dumps(findings_json([finding], exit_code=1, took_s=1.0))
+    assert leaks([("error", str(error)), ("printed", printed), ("told", told)], [typed]) == []
+
+
+def test_a_bug_shows_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The traceback of an error that is ours may quote a value of a file or of a command line."""
+
+    def fail(**_: object) -> None:
+        raise LookupError(f"api_key={PLAIN}")
+
+    monkeypatch.setattr(main_module.cli, "main", fail)
+    assert main_module.main(["scenarios"]) == 3
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed and f"api_key={REDACTED}" in printed and PLAIN not in printed
 
 
 def test_what_to_say_again_is_still_said() -> None:

@@ -49,7 +49,9 @@ heads = st.builds(
     start=st.none() | st.integers(0, 2**53),
     members=st.dictionaries(st.sampled_from(LEGAL), st.builds(Member, st.integers(0, 2**60), st.just(DIGEST))),
     checkpoint=st.none()
-    | st.builds(NamedCheckpoint, st.text(max_size=8).map("{}/step-000012".format), st.just(DIGEST)),
+    | st.builds(
+        NamedCheckpoint, st.text(max_size=8).filter(str.isprintable).map("{}/step-000012".format), st.just(DIGEST)
+    ),
     written_by=st.text(max_size=8),
 )
 
@@ -89,6 +91,7 @@ def test_a_head_that_was_changed_is_refused_or_says_something_else(head: Head, d
         Head(1, None, {}).encoded().replace(b"\n", b" "),
         Head(1, None, {}, NamedCheckpoint("/", DIGEST)).encoded(),
         Head(1, None, {}, NamedCheckpoint("/step-000012/..", DIGEST)).encoded(),
+        Head(1, None, {}, NamedCheckpoint("/x\x1b]0;P\x07\nerror: fine\n/step-000001", DIGEST)).encoded(),
     ],
 )
 def test_what_is_no_head_is_refused(text: bytes) -> None:

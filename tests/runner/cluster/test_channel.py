@@ -6,6 +6,7 @@ import pickle
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,8 @@ def test_anything_else_is_refused(found: object) -> None:
     [
         ("Ended", {"marker": 7, "end": None, "error": ""}),
         ("Ended", {"marker": "a"}),
+        ("Ended", {"marker": "a", "end": {**asdict(END), "reason": "forged"}, "error": ""}),
+        ("Terminating", {"marker": "a", "reason": "\x1b]0;title\x07"}),
         ("Ended", {"marker": "a", "end": {"exit_code": "0"}, "error": ""}),
         ("Cancel", {"marker": "a", "more": 1}),
         ("Beats", {}),

@@ -133,7 +133,7 @@ def _checked_name(name: str) -> str:
 
 def _checked_path(path: Any) -> str:
     """One that is called as checkpoints are: the digest of anything else, of a whole disk, is not worth taking."""
-    if not isinstance(path, str) or not _CHECKPOINT.search(path):
+    if not isinstance(path, str) or not path.isprintable() or not _CHECKPOINT.search(path):
         raise BundleError(f"a checkpoint called {path!r:.200}", legal="a directory called step-000012 or the like")
     return path
 

@@ -51,7 +51,8 @@ def write_bundle_of(
         else:
             contents |= files
     _check_names(contents)
-    _check_links(contents, (run.directory, kept_by or run.directory, *(found[:1] if found else ())))
+    runs = (run.directory, kept_by or run.directory, *((found[0].parents[1],) if found else ()))
+    _check_links(contents, runs)
     try:
         head = Head(step, found[1] if found else None, checksums(contents), named)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,16 +66,17 @@ def write_bundle_of(
     return head
 
 
-def _check_links(contents: Mapping[str, Content], roots: Iterable[Path]) -> None:
-    """BundleError for a file that a link leads to: a run of others could name any file of this user."""
-    real = [root.resolve() for root in roots]
+def _check_links(contents: Mapping[str, Content], runs: Iterable[Path]) -> None:
+    """BundleError for a file to which a link within a run leads: a run of others could name any file of this user."""
+    real = [run.resolve() for run in runs]
     for path in contents.values():
         if isinstance(path, Path):
             is_below = any(path.resolve().is_relative_to(root) for root in real)
             if path.is_symlink() or not path.is_file() or not is_below:
                 raise BundleError(
-                    f"{path_text(path)} is a link, or no regular file: a bundle holds the run's own files alone",
-                    legal="regular files of the run and its checkpoint",
+                    f"{path_text(path)} is a link, is reached by one, or is no regular file: a bundle holds the files"
+                    " of the run itself",
+                    legal="regular files of the run and its checkpoint, in directories that are no links",
                     remedy="look at what it links to, and replace the link by a copy if it belongs to the run",
                 )
 

@@ -196,7 +196,7 @@ def test_a_compiler_in_a_wheel_is_taken_where_there_is_no_other(
 ) -> None:
     pytest.importorskip("ziglang", reason="pip install 'rlharness[kernels]'")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert module.compiler() == (sys.executable, "-m", "ziglang", "cc")
+    assert module.compiler() == (sys.executable, "-P", "-m", "ziglang", "cc")
     load()
     (kept,) = own_cache.glob("*.so")
     assert kept.stat().st_size > 10_000
@@ -265,3 +265,46 @@ def test_a_cache_of_another_user_is_refused(copying: Compiler, own_cache: Path) 
     with pytest.raises(KernelError, match="belongs to user 65534") as refused:
         load()
     assert "XDG_CACHE_HOME" in str(refused.value)
+
+
+def test_a_cache_that_is_a_link_is_refused(copying: Compiler, own_cache: Path, tmp_path: Path) -> None:
+    """Its owner can have it lead to other code, once it was looked at."""
+    (tmp_path / "mine").mkdir(mode=0o700)
+    own_cache.parent.mkdir()
+    own_cache.symlink_to(tmp_path / "mine")
+    with pytest.raises(KernelError, match="is a link"):
+        load()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["others write to it", "another user's", "a link"])
+def test_a_library_that_others_can_change_is_refused(
+    change: str, copying: Compiler, own_cache: Path, whole: Path
+) -> None:
+    load()
+    (kept,) = own_cache.glob("*.so")
+    if change == "others write to it":
+        kept.chmod(0o666)
+    elif change == "a link":
+        kept.unlink()
+        kept.symlink_to(whole)
+    elif os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    else:
+        os.chown(kept, 65534, 65534)
+    with pytest.raises(KernelError, match=r"cannot be loaded|others can change it"):
+        load()
+
+
+def test_what_was_looked_at_is_loaded(copying: Compiler, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user who can write to the directory above moves it away, and puts one of the same name there."""
+    opened = module._opened
+
+    def replace_then(kept: Path) -> int:
+        fd = opened(kept)
+        kept.unlink()
+        kept.write_bytes(b"code of another user")
+        return fd
+
+    monkeypatch.setattr(module, "_opened", replace_then)
+    load()
