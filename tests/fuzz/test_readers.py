@@ -81,8 +81,9 @@ def test_a_reader_understands_its_documents(name: str, by_name: dict[str, Reader
 
 @contextmanager
 def no_waiting(path: Path) -> Iterator[None]:
-    """AssertionError where a reader waits for the writer of a FIFO; it is let go after WAIT_S, since libraries do it
-    where no signal reaches them.
+    """Fail where a reader waits for the writer of a FIFO.
+
+    It is let go after WAIT_S: no signal reaches a library that waits.
     """
     waited = []
 
