@@ -12,8 +12,6 @@ into other shards, values are merged over ranks; a global value on which the ran
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from xxhash import xxh3_128_hexdigest
-
 from harness.core.redaction import redact_fields
 from harness.trace.attribution import attribute
 from harness.trace.chain import CHAINED, Scope, chain_start
@@ -23,7 +21,7 @@ from harness.trace.excerpt import common_ranks
 from harness.trace.explanation import explain
 from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.global_values import paired_global_values, shard_sums
-from harness.trace.manifest import PARTS, Fingerprint
+from harness.trace.manifest import PARTS, Fingerprint, short_field
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
@@ -47,9 +45,6 @@ from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 
 PLACED = (*CHAINED, Scope.PHYSICAL)
 """Scopes that the first difference may have."""
-
-MAX_FIELD_CHARS = 1 << 15
-"""Longest value of a fingerprint that is shown."""
 
 Fields = dict[str, tuple[FieldDifference, ...]]
 ByRank = dict[int | None, StepDifference]
@@ -326,13 +321,6 @@ def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDiffe
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
     # Whoever has written the traces may have left secrets in them.
     shown_left, shown_right = (
-        redact_fields({name: _shown(part[name]) for name in names if name in part}) for part in (left, right)
+        redact_fields({name: short_field(part[name]) for name in names if name in part}) for part in (left, right)
     )
     return tuple(FieldDifference(name, shown_left.get(name), shown_right.get(name)) for name in names)
-
-
-def _shown(text: str) -> str:
-    """Return a text, or its length and digest: to look for secrets in a long one may take minutes."""
-    if len(text) <= MAX_FIELD_CHARS:
-        return text
-    return f"{len(text):,} characters, xxh3_128 {xxh3_128_hexdigest(text.encode('utf-8', 'surrogatepass'))}"

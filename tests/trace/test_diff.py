@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
 from harness.trace.chain import RecordedValue
-from harness.trace.diff import MAX_FIELD_CHARS, diff
+from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
-from harness.trace.manifest import Fingerprint, Manifest
+from harness.trace.manifest import MAX_FIELD_CHARS, Fingerprint, Manifest
 from harness.trace.reader import read_trace
 from harness.trace.reasons import (
     ChainBroken,
