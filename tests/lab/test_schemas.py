@@ -16,6 +16,7 @@ from harness.lab.experiments.scenario import parse_scenario
 from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, make_scenario_spec
 from harness.lab.experiments.schemas import make_schema
+from tests.support.file_limits import largest_file
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "harness" / "schemas"
@@ -49,6 +50,18 @@ def test_shipped_schemas_are_those_that_the_command_writes(tmp_path: Path, monke
     written = {path.name: path.read_bytes() for path in (tmp_path / "all").iterdir()}
     assert written == {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
     assert written.keys() == set(NAMES.values())
+
+
+def test_a_full_disk_leaves_an_earlier_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["schema", "pyproject", "--out", "."]) == ExitCode.OK
+    with largest_file(100):
+        assert main(["schema", "pyproject", "--out", "."]) == ExitCode.USAGE_ERROR
+    assert "the schemas cannot be written to . (File too large)" in capsys.readouterr().err
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == (SHIPPED / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
