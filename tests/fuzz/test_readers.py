@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,7 +34,9 @@ NAMES = (
     *("values.json of a run", "tensors of a run", "a shard of a trainer", "prompts.jsonl", "prompts.parquet"),
     *("an answer of a server",),
 )
-LIMIT_S = 5
+LIMIT_S = 20
+"""Processor time that one document may take; a reader that waits instead meets the time limit of the test."""
+WAIT_S = 60
 MEMORY_BYTES = 1 << 30
 """Address space that one document may make a reader take."""
 
@@ -46,21 +49,21 @@ def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
 
 @contextmanager
 def limits() -> Iterator[None]:
-    """LIMIT_S seconds and MEMORY_BYTES for what is within."""
+    """LIMIT_S and MEMORY_BYTES for what is within."""
 
     def late(signum: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"it took more than {LIMIT_S} s")
+        raise TimeoutError(f"it took more than {LIMIT_S} s of processor time")
 
     with open("/proc/self/statm", encoding="ascii") as file:
         used_bytes = int(file.read().split()[0]) * resource.getpagesize()
-    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, late)
     resource.setrlimit(resource.RLIMIT_AS, (used_bytes + MEMORY_BYTES, before[1]))
-    timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
@@ -74,6 +77,26 @@ def test_a_reader_understands_its_documents(name: str, by_name: dict[str, Reader
     for number, document in enumerate(reader.documents):
         (directory := tmp_path / str(number)).mkdir()
         assert reader.read(document, directory) is not None
+
+
+RELEASE = 'sleep "$0"; [ -p "$1" ] && : > "$1"'
+"""Opens a FIFO after some seconds, and ends then if something reads it."""
+
+
+@contextmanager
+def no_waiting(path: Path) -> Iterator[None]:
+    """Fail where a reader waits for the writer of a FIFO.
+
+    It is let go after WAIT_S, by another process: a library that waits may let neither signals nor threads run.
+    """
+    process = subprocess.Popen(["sh", "-c", RELEASE, str(WAIT_S), path], start_new_session=True)
+    try:
+        yield
+        assert process.poll() is None or process.returncode, f"it waited for a writer of {path}"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _large(path: Path, document: bytes) -> None:
@@ -98,7 +121,7 @@ def test_a_file_of_another_kind_is_refused(name: str, by_name: dict[str, Reader]
         return  # it reads what it is given
     for number, make in enumerate(SPECIAL.values()):
         (directory := tmp_path / str(number)).mkdir()
-        with limits(), suppress(*reader.errors):
+        with no_waiting(directory / reader.read.name), suppress(*reader.errors), limits():
             reader.read.read_another(directory, lambda path: make(path, reader.documents[0]))  # noqa: B023
 
 

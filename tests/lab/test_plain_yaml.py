@@ -83,6 +83,7 @@ def test_what_is_no_number_is_nan() -> None:
         ("a: 1\n--- \nb: 2", "x, line 2, column 1: "),
         ("\x00", "x: "),
         ("[" * 3000, "x: nested too deep"),
+        ("a: " + "b" * 300_000, "x: 300,003 characters"),
         ("9" * 5000, "x, line 1, column 1: 99999999999999999999... is too long"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 DEEP = 100_000
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 10**30, -(10**400), 1e308, float("inf"), float("-inf"), float("nan")),
-    *(2**31, 2**62, [0] * 20_000, {str(number): number for number in range(5_000)}),
+    *(2**31, 2**62, [0] * 5_000, {str(number): number for number in range(2_000)}),
     *("", "x", "9" * 5000, "\x00", "\x1b]0;P\x07\n", "\ud800", "../../etc/passwd", "/dev/zero", "a" * 70_000),
     *([], {}, [[]], [None], {"": None}, ["x"] * 3, {"k": []}, [[["x"]]]),
 )

@@ -13,6 +13,8 @@ import yaml
 
 from harness.core.errors import UsageError
 
+MAX_CHARS = 1 << 18
+"""Some seconds of parsing; a scenario has a few thousand."""
 _TAG = "tag:yaml.org,2002:"
 _INT = r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
 _FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -89,6 +91,10 @@ class _Plain(yaml.SafeLoader):
 
 def read_yaml(text: str, where: str) -> Any:
     """The value of a text; UsageError, which begins with `where`, line and column, for what cannot be read."""
+    if len(text) > MAX_CHARS:
+        raise UsageError(
+            f"{where}: {len(text):,} characters", legal=f"at most {MAX_CHARS:,}", remedy="keep data in files of its own"
+        )
     try:
         return yaml.load(text, _Plain)  # a safe loader, with less in it
     except yaml.MarkedYAMLError as error:
