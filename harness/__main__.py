@@ -29,7 +29,7 @@ def load_and_run() -> int:
         return main()
     except (MemoryError, OSError, SystemError) as error:  # the last is what CPython raises now and then without memory
         print(
-            f"error: rlharness cannot go on: {type(error).__name__}: {error}\n"
+            f"error: rlharness cannot continue: {type(error).__name__}: {error}\n"
             "  legal:  memory and descriptors for Python and its libraries\n"
             "  remedy: raise the limits of this shell (ulimit -a shows them) or of its container",
             file=sys.stderr,

@@ -1,7 +1,10 @@
 """Commands on machines that have run out of disk, inodes, descriptors, processes or memory: a clear error, and outcomes
 kept. The whole matrix is tests/benchmarks/exhausted_machines.py."""
 
+import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness import __main__
+from harness.core.errors import ExhaustedError, HarnessError
+from harness.process import supervisor_client
 from tests.support.exhausted_commands import COMMANDS, exhaustions, faults, prepare
 from tests.support.exhausted_machine import Trial, run_exhausted, why_unable
-from tests.support.suite_runs import ROOT
+from tests.support.suite_runs import QUICK, ROOT, environment, read_events, run, write_suite
 
 pytestmark = pytest.mark.timeout(300)
 LIMIT_S = 100.0
@@ -35,7 +40,7 @@ def base() -> Iterator[Path]:
 CASES = (
     ("run", "no inodes: tmp", 1, "inodes left; the attempts use /tmp instead"),
     ("run", "descriptors: 10", 4, "there is no file descriptor left, the limit is 10 (open files): "),
-    ("run", "processes: 2", 4, "there is no process or thread left, the limit is "),
+    ("run", "processes: 3", 4, "there is no process or thread left, the limit is "),
     ("run", "disk: 16 KiB", 1, "No space left on device"),
     ("merge", "disk full: work", 4, "JUnit XML cannot be written to m.xml: No space left on device"),
     ("trace", "disk full: work", 4, "orders.json cannot be written: No space left on device"),
@@ -70,8 +75,73 @@ def test_a_command_line_that_cannot_be_loaded_says_so(
     monkeypatch.setattr("harness.cli.main.main", fail)
     assert __main__.load_and_run() == 4
     said = capsys.readouterr().err
-    assert said.startswith(f"error: rlharness cannot go on: {type(error).__name__}: {error}\n  legal:  ")
+    assert said.startswith(f"error: rlharness cannot continue: {type(error).__name__}: {error}\n  legal:  ")
     assert "  remedy: " in said
+
+
+FAILING = """
+import errno, os, sys
+from harness.cli.main import main
+from harness.runner import run
+
+async def fail(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+run.collect_and_plan = fail
+sys.exit(main(["run", "--gpus", "none"]))
+"""
+
+
+def test_a_run_that_runs_out_ends_its_record_with_its_exit_code(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": QUICK})
+    line = [sys.executable, "-c", FAILING]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 4, done.stderr
+    assert "No space left on device" in done.stderr
+    last = read_events(tmp_path / ".rlharness" / "runs" / "latest" / "events.jsonl")[-1]
+    assert (last["event"], last["exit_code"]) == ("run_finished", 4)
+    assert "No space left on device" in last["error"]
+
+
+ONE_FORK_FAILS = """
+import os
+real, calls = os.fork, []
+
+def fork():
+    calls.append(1)
+    if len(calls) == 2:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return real()
+
+os.fork = fork
+"""
+
+
+def test_a_test_that_gets_no_process_fails_and_the_others_run(tmp_path: Path) -> None:
+    tests = "".join(f"def test_{number}(): pass\n" for number in range(3))
+    write_suite(tmp_path, {"conftest.py": ONE_FORK_FAILS, "test_a.py": tests})
+    done = run(tmp_path, "run", "--gpus", "none", "--isolate", "test", "--json")
+    counts = json.loads(done.stdout)["units"][0]["tests"]
+    assert {name: count for name, count in counts.items() if count} == {"passed": 2, "error": 1}, done.stderr
+    assert "the test could not be given a process: there is no process or thread left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [("BlockingIOError: [Errno 11] Resource temporarily unavailable", ExhaustedError), ("ValueError: x", HarnessError)],
+)
+def test_a_probe_that_cannot_fork_is_no_machine_without_containment(
+    said: str, kind: type[HarnessError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: str, stdin: int, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+        line = [sys.executable, "-c", f"raise SystemExit({said!r})"]
+        return subprocess.Popen(line, stdin=stdin, stdout=stdout, stderr=stderr)
+
+    monkeypatch.setattr(supervisor_client, "start_python", fail)
+    with pytest.raises(HarnessError, match="emporarily unavailable" if kind is ExhaustedError else said) as caught:
+        supervisor_client.probe_backends()
+    assert type(caught.value) is kind
 
 
 @pytest.mark.full

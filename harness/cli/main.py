@@ -22,7 +22,7 @@ from harness.core.exhaustion import exhaustion_of
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.core.redaction import redact_text
-from harness.render.console import say
+from harness.render.console import enter_job, say
 from harness.render.workflow_commands import inert, is_outermost_on_github
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -89,6 +89,7 @@ def _refuse(own: Sequence[str], error: HarnessError) -> ExitCode:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors are printed, never raised."""
     _open_closed_files()
+    enter_job(os.environ)
     own, trailing = _split(list(sys.argv[1:] if argv is None else argv))
     try:
         invocation = _invocation(trailing)

@@ -12,7 +12,7 @@ import resource
 import tempfile
 from collections.abc import Iterator
 
-from harness.core.errors import ExhaustedError
+from harness.core.errors import ExhaustedError, HarnessError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_THREAD = "can't start new thread"
@@ -68,7 +68,7 @@ def shortage_at(path: str | os.PathLike[str]) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, the members of groups, and causes, outermost first."""
+    """The error, the members of groups, and causes, outermost first; a user's error stands for its own causes."""
     left = [error]
     for _ in range(_MAX_CAUSES):
         if not left:
@@ -77,7 +77,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield each
         if isinstance(each, BaseExceptionGroup):
             left += each.exceptions
-        left += [cause for cause in (each.__cause__,) if cause is not None]
+        if each.__cause__ is not None and not isinstance(each, HarnessError):
+            left.append(each.__cause__)
 
 
 def _of_call(error: OSError) -> ExhaustedError | None:
@@ -113,7 +114,7 @@ def _disk(error: OSError) -> ExhaustedError:
 
 
 def _processes(error: BaseException) -> ExhaustedError:
-    return _limit(error, "process or thread left", "NPROC", "processes of this user", "ulimit -u 4096, pids.max")
+    return _limit(error, "process or thread left", "NPROC", "processes of this user, or pids.max", "ulimit -u 4096")
 
 
 def _memory(error: BaseException) -> ExhaustedError:

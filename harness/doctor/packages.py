@@ -1,7 +1,6 @@
 """Versions in this environment that do not fit each other, and what `pip check` says."""
 
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +115,7 @@ def _misfit(each: Installed, text: str, by_name: Mapping[str, Installed]) -> Fin
         Severity.BROKEN if in_stack else Severity.WARNING,
         f"{each.name} {each.version} requires {other.name}{requirement.specifier}, and {other.version} is installed",
         breaks=breaks,
-        remedy=f"pip install {shlex.quote(f'{other.name}{requirement.specifier}')}, or another {each.name}",
+        remedy=f"pip install '{other.name}{requirement.specifier}', or another {each.name}",
     )
 
 

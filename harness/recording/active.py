@@ -1,6 +1,5 @@
 """The recording of this process: there is one, or none."""
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from harness.recording.automatic import AutomaticRecorder
 from harness.recording.callbacks import make_callbacks
 from harness.recording.determinism_flags import set_flags
 from harness.recording.metrics import PrintedMetrics
+from harness.recording.notices import say
 from harness.recording.op_mode import OpMode
 from harness.recording.process import Place, ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
@@ -106,7 +106,7 @@ def meet_generators() -> None:
 
 def report(line: str) -> None:
     """Say something to the person who started the recording, once."""
-    print(f"rlharness: {line}", file=sys.stderr)
+    say(line)
 
 
 def active_log() -> ProcessLog | None:

@@ -6,7 +6,6 @@ every value of the curve     ─▶ nan? inf? reward<0.2?                       
 
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.conditions import DIVERGENCE, INF, NAN, Stop, parse_condition, unknown_names
+from harness.recording.notices import say
 from harness.recording.process import rank_and_world_size
 from harness.recording.recording_config import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE
@@ -127,7 +127,7 @@ class Breakpoints(RecorderCallback):
                 with suppress(FileExistsError):
                     stop.write(self._report)
             except OSError as error:
-                print(f"rlharness: where the run has ended cannot be written: {error}: {stop}", file=sys.stderr)
+                say(f"where the run has ended cannot be written: {error}: {stop}")
 
 
 def _first(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.malformed import MALFORMED
+from harness.recording.notices import say
 from harness.trace.curve import TAKEN
 from harness.trace.values import Float
 
@@ -80,8 +81,8 @@ class PrintedMetrics:
                     self._read(text, pending, has_json=has_json)
                 except Exception as error:  # whatever it is: who prints must go on as without a recording
                     self._has_failed = True
-                    told = f"{type(error).__name__}: {error}"
-                    print(f"rlharness: nothing more is taken from what is printed: {told}", file=sys.stderr)
+                    why = f"{type(error).__name__}: {error}"
+                    say(f"nothing more is taken from what is printed: {why}")
             return result
 
         try:

@@ -18,6 +18,7 @@ from harness.core.redaction import redact_argv, redact_fields
 from harness.core.replaced_file import write_replacing
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.gpu_facts import gpus_in_use
+from harness.recording.notices import say
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import Kept, Recorder, Step
@@ -126,10 +127,10 @@ class ProcessLog:
             self._writer = self._writer or self._open()
             assert self._manifest is not None
             rank = self._report.rank or 0
-            with TraceWriter(self._directory / UNFINISHED, self._manifest, rank=rank, say=_say) as writer:
+            with TraceWriter(self._directory / UNFINISHED, self._manifest, rank=rank, say=say) as writer:
                 writer.append(step.number, step.values, tensors=step.tensors)
         except TraceError as error:
-            _say(f"the recorded values of step {step.number} are lost: {error.what}")
+            say(f"the recorded values of step {step.number} are lost: {error.what}")
 
     def note_metrics(self, names: Iterable[str]) -> None:
         """Patterns of the orders have found numbers for these names; reported at once, each name once."""
@@ -149,13 +150,13 @@ class ProcessLog:
     def operations(self, step: int) -> OpMode:
         """What records the operations of a step of this process."""
         rank = self._place().rank if self.rank is None else self.rank
-        return OpMode(OpLog(self._directory, rank=rank, step=step, say=_say))
+        return OpMode(OpLog(self._directory, rank=rank, step=step, say=say))
 
     def give_up(self, problem: str) -> None:
         """End the recording before the program's end, and say why."""
         if self.is_recording:
             self._report = replace(self._report, problem=problem)
-            print(f"rlharness: recording ended, the program continues: {problem}", file=sys.stderr)
+            say(f"recording ended, the program continues: {problem}")
             if self._writer is not None:
                 self._writer.close(complete=False)
             self.save_report()
@@ -208,7 +209,7 @@ class ProcessLog:
                 continue
             try:
                 self._manifest = self._made_manifest(number, world_size)
-                writer = TraceWriter(self._directory, self._manifest, rank=number, say=_say, continues=continues)
+                writer = TraceWriter(self._directory, self._manifest, rank=number, say=say, continues=continues)
             except TraceError:
                 if not (self._directory / log_name(number)).exists():
                     raise
@@ -299,7 +300,3 @@ def _given_rank(environ: Mapping[str, str]) -> tuple[int, int] | None:
     if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
         return int(rank), int(world_size)
     return None
-
-
-def _say(line: str) -> None:
-    print(f"rlharness: {line}", file=sys.stderr)

@@ -5,13 +5,20 @@ Actions no line of theirs is a workflow command.
 """
 
 import json
-import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
 from harness.core.errors import UsageError
 from harness.core.text import printable
 from harness.render.workflow_commands import inert, is_command_in, is_outermost_on_github
+
+_JOB = {"is_on_github": False}
+
+
+def enter_job(environ: Mapping[str, str]) -> None:
+    """Take note of whether this process runs in a job of GitHub Actions."""
+    _JOB["is_on_github"] = is_outermost_on_github(environ)
 
 
 def say(text: str) -> None:
@@ -44,7 +51,7 @@ def show(result: str) -> None:
 
 def _obeyed_by_nobody(text: str) -> str:
     """Return a text that is no workflow command where it would be one; JSON stays JSON, whose lines are none."""
-    is_obeyed = is_command_in(text) and is_outermost_on_github(os.environ) and not _is_json(text)
+    is_obeyed = _JOB["is_on_github"] and is_command_in(text) and not _is_json(text)
     return inert(text) if is_obeyed else text
 
 

@@ -20,6 +20,7 @@ from harness.core.exit_codes import ExitCode
 from harness.machine.network.preflight import Preflight
 from harness.process.claims import Claims
 from harness.process.interruption import Interruption
+from harness.process.loop_errors import LoopErrors
 from harness.process.run_directory import make_run_directory
 from harness.runner import events
 from harness.runner.attempts.leaning_check import LeaningCheck
@@ -111,6 +112,7 @@ class _Run:
 
     async def carry_out(self) -> EndedRun:
         recorder, failure = self.recorder, None
+        asyncio.get_running_loop().set_exception_handler(LoopErrors(self.options.invocation.note))
         self.interruption.on_dump = lambda: recorder.take(events.DumpRequested(recorder.t()))
         try:
             recorder.take(self._started())

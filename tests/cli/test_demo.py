@@ -188,18 +188,6 @@ def test_a_directory_that_is_not_its_own_is_refused(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_link_among_schemas_is_replaced_and_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "schemas").mkdir()
-    (tmp_path / "precious.txt").write_text("precious")
-    (tmp_path / "schemas" / "scenario.json").symlink_to(tmp_path / "precious.txt")
-    assert main(["schema", "--out", "schemas"]) == ExitCode.OK
-    capsys.readouterr()
-    assert (tmp_path / "precious.txt").read_text() == "precious"
-
-
 @pytest.mark.parametrize("kind", ["conftest.py", "tests/conftest.py", "pytest.ini", "torch", "a link", "linked tests"])
 def test_a_demo_that_a_checkout_brings_is_refused(tmp_path: Path, kind: str) -> None:
     precious, own = tmp_path / "precious", tmp_path / "rlharness-demo"

@@ -69,6 +69,12 @@ def test_one_that_was_found_already_stays_as_it_is() -> None:
     assert exhaustion_of(first) is first
 
 
+def test_an_error_of_the_user_stands_for_its_cause() -> None:
+    error = UsageError("the page cannot be written", remedy="choose another file")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert exhaustion_of(error) is None
+
+
 def test_an_error_that_causes_itself_ends() -> None:
     error = ValueError("x")
     error.__cause__ = error

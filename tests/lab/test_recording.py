@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.lab.experiments import recording_result
 from harness.lab.experiments.recording_result import await_recorders, deaf_word, how_it_ended, read_reports
+from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.recording_config import PROCESSES, Report
 from tests.support.fake_clock import FakeClock
+from tests.support.file_limits import largest_file
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,18 @@ def test_recorders_that_do_not_end_are_waited_for_no_longer_than_the_limit(tmp_p
     living = Report(1, ("init",), "python", rank=0)
     (tmp_path / PROCESSES / "1.json").write_text(living.to_text(), encoding="utf-8")
     assert await_recorders(tmp_path, FakeClock(), limit_s=0.0) == (1,)
+
+
+def test_a_program_that_failed_on_a_full_disk_is_told_with_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(lack: str) -> str:
+        monkeypatch.setattr(recording_result, "shortage_at", lambda path: lack)
+        return recording_result.finish(tmp_path, RunSpec(("python",)), 127).problems[0].what
+
+    assert said("") == "the program ended with exit code 127"
+    assert said("the disk is full") == "the program ended with exit code 127; the disk is full"
+    whole = (tmp_path / recording_result.RESULT).read_bytes()
+    with largest_file(10):
+        said("")
+    assert (tmp_path / recording_result.RESULT).read_bytes() == whole, "the earlier one, and no half of another"

@@ -44,6 +44,8 @@ def test_errors_that_say_what_is_legal_are_the_users_and_others_are_bugs() -> No
     assert as_rejection(MendableError("a", "b", "c")) == Rejection("a", "b", "c")
     assert as_rejection(UsageError("a")) == Rejection("a", "", "")
     assert as_rejection(ValueError("a")) is None
+    full = as_rejection(OSError(28, "No space left on device"))
+    assert full is not None and "No space left on device" in full.what and "another disk" in full.remedy
     assert as_rejection(TraceError("outside a step")) is None, "the entry calls the recorder wrongly"
 
 
@@ -72,6 +74,21 @@ def test_an_interruption_is_told_in_a_line_whenever_it_comes(
     monkeypatch.setattr(scenario_main, "open_recorder", interrupted)
     assert scenario_main.main() == INTERRUPTED
     assert capsys.readouterr().err == "rlharness: interrupted\n"
+
+
+def test_a_machine_without_memory_is_told_and_a_bug_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unloaded() -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(scenario_main, "open_recorder", unloaded)
+    assert scenario_main.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: there is no memory left (") and "libtorch_cpu.so" in said and "  remedy: " in said
+    monkeypatch.setattr(scenario_main, "exhaustion_of", lambda error: None)
+    with pytest.raises(ImportError):
+        scenario_main.main()
 
 
 def test_where_nothing_records_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

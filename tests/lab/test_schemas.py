@@ -16,6 +16,7 @@ from harness.lab.experiments.scenario import parse_scenario
 from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, make_scenario_spec
 from harness.lab.experiments.schemas import make_schema
+from tests.support.file_limits import largest_file
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "harness" / "schemas"
@@ -41,10 +42,26 @@ def grpo() -> dict[str, Any]:
 
 def test_shipped_schemas_are_those_that_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "all").mkdir()
+    (tmp_path / "precious").touch()
+    (tmp_path / "all" / "scenario.json").symlink_to(tmp_path / "precious")
     assert main(["schema", "--out", "all"]) == ExitCode.OK
+    assert (tmp_path / "precious").read_bytes() == b"", "a link is replaced"
     written = {path.name: path.read_bytes() for path in (tmp_path / "all").iterdir()}
     assert written == {path.name: path.read_bytes() for path in SHIPPED.iterdir()}
     assert written.keys() == set(NAMES.values())
+
+
+def test_a_full_disk_leaves_an_earlier_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["schema", "pyproject", "--out", "."]) == ExitCode.OK
+    with largest_file(100):
+        assert main(["schema", "pyproject", "--out", "."]) == ExitCode.USAGE_ERROR
+    assert "the schemas cannot be written to . (File too large)" in capsys.readouterr().err
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == (SHIPPED / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -109,6 +109,15 @@ def test_a_directory_below_the_root_stays_one(project: Project) -> None:
         assert (side.cwd / "sums.yaml").is_file()
 
 
+def test_whether_something_changed_is_asked_without_writing(project: Project) -> None:
+    """On a full disk git could not write its index anew."""
+    index = project.directory / ".git" / "index"
+    before = index.read_bytes()
+    os.utime(project.directory / "parts.py", (1, 1))  # git would note the new time
+    assert not checkout(project).is_dirty
+    assert index.read_bytes() == before
+
+
 def test_variables_of_a_hook_do_not_point_elsewhere(project: Project, tmp_path: Path) -> None:
     other = Project(tmp_path / "other")
     found = checkout(project, GIT_DIR=str(other.directory / ".git"), GIT_INDEX_FILE="index")

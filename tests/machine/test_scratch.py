@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
+from harness.process import scratch
 from harness.process.scratch import (
     MAX_ATTEMPT_NAME_BYTES,
     MAX_PARENT_BYTES,
@@ -159,6 +160,20 @@ def test_without_a_tmpdir_nothing_is_said_and_without_any_directory_it_is_an_err
     assert note == ""
     with pytest.raises(UsageError, match="/nowhere is not a writable directory"):
         make_scratch_root({}, ["/nowhere"])
+
+
+def test_a_root_that_cannot_be_held_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(root: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    short = tempfile.mkdtemp(prefix="s", dir="/tmp")
+    monkeypatch.setattr(scratch, "hold", fail)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            make_scratch_root({"TMPDIR": short})
+        assert os.listdir(short) == []
+    finally:
+        os.rmdir(short)
 
 
 # ---- what killed runs leave behind ----

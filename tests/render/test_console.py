@@ -1,13 +1,14 @@
 """What is printed on a terminal and in a job of GitHub Actions: nothing of others is obeyed there."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.text import printable
-from harness.render.console import say, show
+from harness.render.console import enter_job, say, show
 from harness.render.workflow_commands import is_command_in
 from tests.support.github_commands import obeyed
 
@@ -16,9 +17,10 @@ TITLE = "\x1b]0;title\x07"
 
 
 @pytest.fixture
-def on_github(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.delenv("RLHARNESS_ATTEMPT", raising=False)
+def on_github() -> Iterator[None]:
+    enter_job({"GITHUB_ACTIONS": "true"})
+    yield
+    enter_job({})
 
 
 @settings(derandomize=True)
@@ -60,10 +62,9 @@ def test_what_is_no_command_is_printed_as_it_is(capsys: pytest.CaptureFixture[st
     assert json.loads(out[1]) == {"name": "##[error]x"}
 
 
-def test_outside_of_github_nothing_is_added(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+@pytest.mark.parametrize("environ", [{}, {"GITHUB_ACTIONS": "true", "RLHARNESS_ATTEMPT": "a test of a run"}])
+def test_outside_of_a_job_nothing_is_added(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    enter_job(environ)
     show("::error::forged")
     assert capsys.readouterr().out == "::error::forged\n"
 

@@ -208,7 +208,8 @@ def test_an_attempt_that_could_not_be_started_has_an_outcome(tmp_path: Path, err
     if isinstance(error, OSError):
         run.run().assert_sound()
         assert run.outcomes == [Outcome.SUPERVISOR_LOST, Outcome.PASSED, Outcome.PASSED]
-        assert "could not be started: [Errno 28] No space left" in run.results[0].reason
+        reason = run.results[0].reason
+        assert "could not be started: a disk takes no more: [Errno 28] No space left on device; free some" in reason
         assert run.table.quarantined_gpus == ()
     else:
         with pytest.raises(ValueError, match="ours"):

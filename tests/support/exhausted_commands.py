@@ -60,7 +60,7 @@ COMMANDS = (
     Command("history", ("history",)),
     Command("merge", ("merge", ".rlharness/runs/latest", "--junit", "m.xml"), 1),
     Command("profile", ("profile", "suite/test_a.py"), 4),
-    Command("agent", ("agent", "127.0.0.1:9", "--key-file", "key"), 1),
+    Command("agent", ("agent", "127.0.0.1:9", "--key-file", "empty"), 4),  # others: those of "run, nodes"
     Command("doctor", ("doctor",)),
     Command("scenarios", ("scenarios",)),
     Command("schema", ("schema", "pyproject", "--out", "{new}")),
@@ -117,7 +117,7 @@ def prepare(base: Path, *, with_torch: bool) -> None:
     project = Project(work)
     project.write(".gitignore", "__*\n.rlharness\nruns\n")
     project.write("scenarios/bandit.yaml", BANDIT)
-    project.write("key", "a key of a run\n")
+    project.write("empty", "\n")
     project.write("commands.txt", "next\nquit\n")
     (work / "suite").mkdir()
     for name, text in SUITE.items():
@@ -152,7 +152,8 @@ _TRACES: tuple[tuple[str, tuple[str, ...]], ...] = (("p", ()), ("q", ("--other",
 
 _REASON = re.compile(
     r"No space left|Read-only file|Too many open|temporarily unavail|annot allocate|no memory|File too large"
-    r"|signal SIGABRT|MemoryError|can't start new|cannot go on|ulimit|takes no file|is read-only|failed to map"
+    r"|signal SIGABRT|rlharness doctor|MemoryError|can't start new|cannot continue|ulimit|takes no file|is read-only"
+    r"|failed to map"
 )
 """Words for what has run out, of which any ending that a whole machine does not have must hold one."""
 _WHOLE = ("work/r.html", "work/j.xml", "work/p.html", "work/m.xml", "work/n.rlb")
@@ -186,7 +187,8 @@ def _faults_of_end(command: Command, exhaustion: Exhaustion, trial: Trial) -> It
         yield f"exit code {trial.code} without a reason"
     if trial.code == ExitCode.USAGE_ERROR and "remedy: " not in trial.stderr:
         yield "no remedy"
-    lost = [name for name in FILES if name not in trial.stdout]
+    ran = FILES[-1:] if "--last-failed" in command.words else FILES
+    lost = [name for name in ran if name not in trial.stdout]
     if command.name.startswith("run") and "  collected  " in trial.stdout and lost:
         yield f"outcomes that were not printed: {lost}"
     if command.name == "merge" and exhaustion.areas and "FAILED test_c.py" not in trial.stdout:

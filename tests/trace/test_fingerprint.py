@@ -216,6 +216,7 @@ def test_what_is_not_committed_is_part_of_the_subject(tmp_path: Path) -> None:
     assert len(set(told)) == 4
 
 
+@pytest.mark.timeout(60)
 def test_untracked_files_that_never_end_are_not_waited_for(tmp_path: Path) -> None:
     """A link to a FIFO, and an ELF file whose header claims a table of 4 GB."""
     repository = tmp_path / "repository"

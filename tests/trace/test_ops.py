@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import TraceError
 from harness.trace.ops import (
+    MAX_BYTES,
     OPS,
     OpDifference,
     Operation,
@@ -99,7 +100,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str, what: str) -> N
 
 def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
     write_ops(tmp_path, TEN)
-    os.truncate(tmp_path / OPS / ops_name(0, 7), 20 << 30)  # without a block of its own
+    os.truncate(tmp_path / OPS / ops_name(0, 7), MAX_BYTES + 1)  # without a block of its own
     with pytest.raises(TraceError, match="it has more than 1,073,741,824 bytes"):
         read_ops(tmp_path, 0, 7)
 

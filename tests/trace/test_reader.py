@@ -138,6 +138,15 @@ def test_of_a_million_ranks_that_are_missing_a_few_are_named(tmp_path: Path) -> 
     assert len(diff(found, whole).notes) <= MAX_ABSENT + 2
 
 
+@pytest.mark.parametrize("num_ranks", [10_000_000, 10**18])
+def test_a_world_that_is_too_large_is_refused(tmp_path: Path, num_ranks: int) -> None:
+    trace(tmp_path, steps_of(2))
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"world_size": 1', f'"world_size": {num_ranks}'))
+    with pytest.raises(TraceError, match=f"the world size is {num_ranks}"):
+        read_trace(tmp_path)
+
+
 def test_a_rank_that_ended_in_order_holds_up_no_other(tmp_path: Path) -> None:
     manifest = Manifest(world_size=2)
     write(tmp_path / "a", steps_of(5), manifest, rank=0)

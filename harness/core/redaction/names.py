@@ -21,7 +21,7 @@ def word_set(text: str) -> frozenset[str]:
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBERS = re.compile(r"[\[(\d.+-][\d\s.,_+eE%kKmMbBgGtT()\[\]-]*")
 _PLACEHOLDER = re.compile(
-    r"VALUE(?:,VALUE)*[`:,;.]?"  # in a sentence of this package: KEY=VALUE,VALUE: a value for each run
+    r"VALUE(?:,VALUE)*[`:,;.]{0,2}"  # in a sentence of this package: KEY=VALUE,VALUE: a value for each run
     r"|<[^<>\s]{1,60}>|\$\{[A-Za-z_][A-Za-z0-9_]{0,60}\}|\$[A-Z][A-Z_]{2,60}"
 )
 """What stands for a value: VALUE, a special token or a word in angle brackets, a variable of a shell."""
@@ -43,6 +43,18 @@ _SERVICES = _BEFORE_ANY_KEY | word_set(
     " subscription swanlab tavily telegram tls together twilio vault voyage wandb webhook xai xi"
 )
 """Before a `key`, `token` or `pass` at the end of a name: whose it is."""
+_KEYED = word_set(
+    "adafruit adobe airtable algolia anthropic artifactory asana atlassian beamer bitbucket bittrex cloudflare codecov"
+    " cohere coinbase confluent contentful databricks datadog deepseek discord droneci dropbox elevenlabs etsy facebook"
+    " fastly finicity finnhub flickr freshbooks gitter gocardless groq heroku hubspot intercom jfrog kraken kucoin"
+    " langfuse langsmith launchdarkly linkedin mailchimp mailgun mapbox mattermost meraki messagebird mistral netlify"
+    " newrelic nytimes okta openai openrouter pinecone plaid privateai rapidapi replicate sendbird sendgrid sentry"
+    " slack snyk sonar squarespace stripe sumologic tavily telegram travis twilio twitch twitter wandb yandex zendesk"
+)
+"""Services whose bare name may stand before a key, as the rules of gitleaks have it: `DATADOG=3f9a1c7e5b2d8046`."""
+KEYED = re.compile(f"(?:{'|'.join(sorted(_KEYED))})$", re.IGNORECASE)
+_KEY = re.compile(r"(?=(?:[^0-9]*[0-9]){3})(?=[^A-Za-z]*[A-Za-z])[A-Za-z0-9_=+-]{20,200}")
+"""Long, with letters and several digits."""
 _BEFORE_HARMLESS_KEY = word_set(
     "answer batch by cache chosen class column columns config content context data dataset dict embedding env"
     " environment example field fn foreign function gradient group hash id image images index input item json label"
@@ -65,7 +77,7 @@ _BEFORE_HARMLESS_TOKENS = _BEFORE_HARMLESS_TOKEN | word_set(
 _BEFORE_HARMLESS_PASS = word_set("backward by eval forward first multi n num one optimizer per second single two")
 _ABOUT = word_set(
     "attempts count enabled interval length limit method mode num provider required retries seconds size timeout ttl"
-    " type"
+    " type user username"
 )
 """At the end of a name that says something about a secret: RAY_AUTH_MODE, auth.timeout."""
 _PLACES = frozenset({"id", "ids", "index", "text", "type", "weight"})
@@ -106,7 +118,7 @@ def holds_secret(name: str, value: str, *, is_option: bool = False, is_query: bo
     """Return whether a value of this name is a secret; the value is text as a command line or JSON spells it."""
     found = holds(name, is_option=is_option, is_query=is_query)
     if found is Holds.NO_SECRET:
-        return False
+        return is_key_of_service(name, value)
     plain = value.strip().strip("\"'") if len(value) <= 100 else value
     if plain.lower() in NO_SECRETS or _PLACEHOLDER.fullmatch(plain):
         return False
@@ -117,6 +129,16 @@ def holds_secret(name: str, value: str, *, is_option: bool = False, is_query: bo
     if is_number(plain) and len(plain) <= 6:
         return False
     return found is Holds.SECRET_UNLESS_SHORT or not _LOWER_CASE.fullmatch(plain)
+
+
+def ends_with_service(name: str) -> bool:
+    """Return whether the last word of a name is a service whose keys may follow it."""
+    return not _KEYED.isdisjoint(words_of(name)[-1:])
+
+
+def is_key_of_service(name: str, value: str) -> bool:
+    """Return whether a name is that of a service alone, and the value looks like a key."""
+    return len(value) <= 200 and _KEY.fullmatch(value) is not None and ends_with_service(name)
 
 
 def is_secret_name(name: str) -> bool:

@@ -6,7 +6,18 @@ import errno
 import os
 import re
 
-from .names import REDACTED, Holds, holds, holds_secret, is_number, word_set, words_of
+from .names import (
+    KEYED,
+    REDACTED,
+    Holds,
+    ends_with_service,
+    holds,
+    holds_secret,
+    is_key_of_service,
+    is_number,
+    word_set,
+    words_of,
+)
 
 _NAME = re.compile(r"(?<![\w.-])-{0,2}[A-Za-z_][\w.-]*")
 _HINT = re.compile(r"pass|pw|secret|token|key|auth|cred|pat|cookie|jwt|webhook|bearer|sess|sig|-u$|user", re.IGNORECASE)
@@ -57,7 +68,7 @@ def redact_pairs(text: str) -> str:
     parts: list[str] = []
     at = 0
     for match in _NAME.finditer(text):
-        if match.start() < at or not _HINT.search(match[0]):
+        if match.start() < at or not (_HINT.search(match[0]) or KEYED.search(match[0])):
             continue
         found = _secret_after(text, match.start(), match.end())
         if found is not None:
@@ -77,7 +88,7 @@ def is_value_of(option: str, word: str) -> bool:
     A word with dashes is one after an option that makes no sense without a value: --password --begins-with-dashes.
     """
     if holds(option, is_option=True) is Holds.NO_SECRET:
-        return False
+        return is_key_of_service(option, word)
     if word.startswith("--"):
         words = words_of(option)
         if "=" in word or word == "--" or words[0] in _FLAG or words[-1] not in _NEEDS_VALUE:
@@ -92,7 +103,7 @@ def _secret_after(text: str, begin: int, end: int) -> tuple[int, int] | None:
     is_query, is_dashed = before in ("?", "&"), name.startswith("-")
     is_option = is_dashed or is_query or name.isupper()
     held = holds(name, is_option=is_option, is_query=is_query)
-    if held is Holds.NO_SECRET and name not in USER_OPTIONS:
+    if held is Holds.NO_SECRET and name not in USER_OPTIONS and not ends_with_service(name):
         return None
     last = words_of(name)[-1] if words_of(name) else ""
     form, is_next_word, is_colon = (

@@ -91,7 +91,7 @@ class RecordedRun:
             raise UsageError(
                 f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them",
                 legal=f"a value for each of {', '.join(hidden)}",
-                remedy=f"add {' '.join(shlex.join(['--set', f'{key}=VALUE']) for key in hidden)}",
+                remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}",
             )
         from harness.lab.experiments.scenario_spec import spec_of_call  # brings pydantic: half of a command's start
 

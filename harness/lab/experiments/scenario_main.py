@@ -2,10 +2,11 @@
 
     orders.json, call.json ─▶ entry(config, level=, directory=, recorder=) ─▶ exit code
 
-An error with `what`, `legal` and `remedy` is the user's to correct. Before the first step it is handed to the launcher,
-which reports it as its own; afterwards it is printed here, and what was recorded stays. Any other error is a bug, and
-shows its traceback. What the entry takes from elsewhere is not watched. That the entry has returned is reported: for a
-process that exits with 0, only this excludes an end by sys.exit, os._exit or exec in the middle.
+An error with `what`, `legal` and `remedy`, or for lack of disk, files or memory, is the user's to correct. Before the
+first step it is handed to the launcher, which reports it as its own; afterwards it is printed here, and what was
+recorded stays. Any other error is a bug, and shows its traceback. What the entry takes from elsewhere is not watched.
+That the entry has returned is reported: for a process that exits with 0, only this excludes an end by sys.exit,
+os._exit or exec in the middle.
 """
 
 import difflib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import TraceError, UsageError
+from harness.core.exhaustion import exhaustion_of
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import INTERRUPTED, Rejection, take_call
 from harness.recording import open_recorder
@@ -31,6 +33,11 @@ def main() -> int:
     except KeyboardInterrupt:
         print("rlharness: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:  # torch cannot be loaded for lack of memory, or a refusal not be written to a full disk
+        if (exhausted := exhaustion_of(error)) is None:
+            raise
+        print(f"error: {exhausted}", file=sys.stderr)
+        return FAILED
 
 
 def _recorded() -> int:
@@ -128,8 +135,11 @@ def load_entry(name: str) -> Callable[..., Any]:
 def as_rejection(error: Exception) -> Rejection | None:
     """What an error says that is the user's to mend; None for a bug, and for a recorder that was called wrongly."""
     told = [getattr(error, name, None) for name in ("what", "legal", "remedy")]
-    if isinstance(error, TraceError) or not all(isinstance(text, str) for text in told):
+    if isinstance(error, TraceError):
         return None
+    if not all(isinstance(text, str) for text in told):
+        exhausted = exhaustion_of(error)
+        return Rejection(exhausted.what, exhausted.legal, exhausted.remedy) if exhausted else None
     return Rejection(*map(str, told))
 
 

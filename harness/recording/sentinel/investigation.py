@@ -7,7 +7,6 @@
 All ranks decide from the same gathered values, and meet again before one of them continues or ends.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from torch import distributed
 
+from harness.recording.notices import say
 from harness.recording.random_states import read_states
 from harness.recording.recording_config import ReplicasDiffer
 from harness.recording.sentinel.bundle import write_copies, write_manifest
@@ -160,11 +160,6 @@ class Investigation:
             write_copies(self._bundle, rank, self._copies, found, KeptRandomStates().tensors)
         except OSError as error:
             say(f"sentinel: the tensors of rank {rank} cannot be written into {self._bundle}: {error.strerror}")
-
-
-def say(line: str) -> None:
-    """Say something to the person who started the program."""
-    print(f"rlharness: {line}", file=sys.stderr, flush=True)
 
 
 def _attempt(repetition: Repetition) -> str:

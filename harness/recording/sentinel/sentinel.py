@@ -24,7 +24,8 @@ from torch.optim import Optimizer
 from harness.recording.closures import Arguments, Closure, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import CompiledSteps
 from harness.recording.hooks import Stepping, hook_steps
-from harness.recording.sentinel.investigation import Investigation, Point, Repetition, say
+from harness.recording.notices import say
+from harness.recording.sentinel.investigation import Investigation, Point, Repetition
 from harness.recording.sentinel.peers import PeerLost, Peers
 from harness.recording.sentinel.repetition import KeptRandomStates, KeptStep
 from harness.recording.sentinel.replicas import GRADIENT, MOMENT, WEIGHT, Copy, Replicas

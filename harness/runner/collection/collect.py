@@ -302,10 +302,10 @@ class Collector:
         if lack := shortage_at(directory):
             last = output.splitlines()[-1:]  # it ends in the error of the call that found no room
             return CollectionError("\n".join([f"{what}; {lack}", *last]), remedy=MAKE_ROOM)
-        if not output:
+        if not output and end.reason != "timeout":
             return CollectionError(f"{what}, and printed nothing", remedy=ASK_DOCTOR)
-        remedy = "raise --collect-timeout, or name fewer paths" if end.reason == "timeout" else "correct pytest's error"
-        return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)
+        remedy = {"timeout": "raise --collect-timeout, or name fewer paths", "": "correct pytest's error"}
+        return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy.get(end.reason, ASK_DOCTOR))
 
     def _planned(self, suite: _Suite, selections: list[Selection]) -> tuple[dict[str, Unit], list[Unit]]:
         """Every unit by its path, and those among them that have to be imported."""

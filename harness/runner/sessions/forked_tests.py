@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import pytest
 
 from harness.core.clock import SystemClock
+from harness.core.exhaustion import reason_of
 from harness.plugin import timeout_of_item
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.fork_hazards import cuda_is_initialized, num_threads_kept
@@ -136,13 +137,12 @@ class _Fork:
         item = self.item
         # Before the fork: whatever the test does to this process, the report names it.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        read, write = os.pipe()
         state = random.getstate() if _Seeding.is_done else None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks beside threads that end in them
-            pid = os.fork()
+        try:
+            pid, read, write = _forked()
+        except OSError as error:  # no process, memory or descriptor left: this test's failure
+            self._fail(f"the test could not be given a process: {reason_of(error)}")
+            return
         if pid == 0:
             os.close(read)
             _be_test(item, write, state)
@@ -235,6 +235,12 @@ class _Fork:
                 return
         child.signal(signal.SIGKILL)
 
+    def _fail(self, why: str) -> None:
+        """Have the test fail before it has begun."""
+        report = pytest.TestReport(self.item.nodeid, self.item.location, {}, "failed", why, "setup")
+        self.item.ihook.pytest_runtest_logreport(report=report)
+        self.item.ihook.pytest_runtest_logfinish(nodeid=self.item.nodeid, location=self.item.location)
+
     def _lose(self, how: str, code: int) -> None:
         """Record a test without an end, and have pytest count it as failed."""
         ending = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -270,6 +276,21 @@ class _Fork:
             return []
         found = capture.read_global_capture()
         return [(f"Captured {name}", text) for name, text in (("stdout", found.out), ("stderr", found.err)) if text]
+
+
+def _forked() -> tuple[int, int, int]:
+    """Fork; return the pid, which is 0 in the fork, and a pipe's ends to read and to write. OSError leaves nothing."""
+    read, write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks beside threads that end in them
+            return os.fork(), read, write
+    except OSError:
+        os.close(read)
+        os.close(write)
+        raise
 
 
 def _be_test(item: pytest.Item, write: int, state: tuple[Any, ...] | None) -> NoReturn:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch documents them as public
 
+from rlcore.distributed.backends.rendezvous import listening_store
 from rlcore.errors import InvalidValueError
 from rlcore.weights.target import WeightTarget
 from rlcore.weights.transports.base import NamedTensors
@@ -156,7 +157,7 @@ class ProcessGroupTransport:
             self.close()
             self._name = f"rlcore-weights-{uuid.uuid4().hex}"
             timeout = timedelta(seconds=self.timeout_s)
-            store = TCPStore(self.host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            store = listening_store(self.host, timeout)
             address = _Address(self.host, store.port, self._name, self.backend, self.device, self.timeout_s)
             with ThreadPoolExecutor(1) as executor:  # both wait until the other has come
                 joining = executor.submit(address.join, TRAINER, store)

@@ -1,7 +1,7 @@
 """Commands of the lab in a project whose configuration and command lines hold secrets: no artefact has one.
 
-The configuration holds every secret of the tables: each command line as a list of words, and the text that holds it.
-RLHARNESS_EVERY_COMMAND=1 has all commands run, and once more with --no-redact; some by default.
+The configuration holds every secret of the tables, in its command line as a list of words. RLHARNESS_EVERY_COMMAND=1
+has all commands run, with each command line as one text too, and once more with --no-redact; some by default.
 """
 
 import json
@@ -26,10 +26,11 @@ NOT_LOOKED_AT = (".git", "scenarios", "sums.py", "parts.py", "__pycache__")
 SECRETS = sorted({secret for _, secret in CONFIGURATIONS} | {PLAIN, ALNUM})
 IS_FULL = bool(os.environ.get("RLHARNESS_EVERY_COMMAND"))
 CONFIG = "{seed: 1, num_steps: 3}"
+LINES = [each for each in ALL if each.name not in OF_NO_TEXT] if IS_FULL else []
 CONFIGURED = {
     **{f"part_{number}": config for number, (config, _) in enumerate(CONFIGURATIONS)},
     **{f"words_{number}": ["python", "x.py", *each.argv] for number, each in enumerate(ALL)},
-    **{f"line_{number}": shlex.join(each.argv) for number, each in enumerate(ALL) if each.name not in OF_NO_TEXT},
+    **{f"line_{number}": shlex.join(each.argv) for number, each in enumerate(LINES)},
 }
 VALUE = ("--set", f"judge.api_key={PLAIN}")
 FEW = (
@@ -79,7 +80,8 @@ def of_commands(
     project.change("Another sign", "SIGN = 1.0", "SIGN = -1.0")
     texts: list[tuple[str, str]] = []
     for (name, *words), code in commands:
-        typed = (name, *options, *words)
+        is_recorded = bool(options) and name in ("reproduce", "transplant")  # the value, which may not be set then
+        typed = (name, *options, *(word for word in words if not (is_recorded and word in VALUE)))
         done = type_command(project.directory, *typed, XDG_CACHE_HOME=str(cache), HF_TOKEN=f"hf_{ALNUM}")
         assert options or done.code == code or (code is None and done.code != ExitCode.INTERNAL_ERROR), (typed, done)
         texts += [(" ".join(typed), done.stdout), (f"standard error of {' '.join(typed)}", done.stderr)]

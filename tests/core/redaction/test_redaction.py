@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.redaction import REDACTED, is_secret_name, redact_argv, redact_fields, redact_text, redact_values
+from tests.core.redaction.harmless_words import COMMIT, HARMLESS, HARMLESS_CONFIGURATION
 from tests.core.redaction.secret_shapes import (
     ALL,
     BY_NAME,
     BY_SHAPE,
-    COMMIT,
     CONFIGURATIONS,
-    HARMLESS,
-    HARMLESS_CONFIGURATION,
     HELD,
     HEX,
     IN_PLACES,

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.redaction import redact_values
+from harness.core.redaction import redact_values, secrets_kept
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_spec import spec_of_call
+from harness.trace.chain import chain_start
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -32,3 +33,8 @@ def test_no_value_of_a_shipped_scenario_is_taken_for_a_secret(path: Path) -> Non
             **flattened(payload),
         }
         assert redact_values(payload) == payload
+        with secrets_kept():
+            private = spec_of_call(
+                EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), None), scenario.determinism
+            )
+        assert chain_start(private.identity) == chain_start(told.identity)

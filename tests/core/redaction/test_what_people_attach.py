@@ -40,7 +40,7 @@ for step in range(3):
     loss = layer(torch.full((1, 2), float(os.getpid() % 997))).sum()
     loss.backward()
     if step == 2 and sys.argv[1] == "dies":
-        raise SystemExit(3)
+        raise ValueError(f"refused: {os.environ['OF_MESSAGE']}")
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -87,14 +87,19 @@ def test_a_recorded_command_and_the_command_that_looks_closer_hold_no_secret(pro
 @pytest.mark.full
 def test_a_command_that_dies_in_a_step_holds_none(program: Path) -> None:
     words = ("--api-key=LOOKSECRET12345", "--db_pwd", PLAIN)
-    done = type_command(program.parent, "trace", "--out", "t", "--", sys.executable, "train.py", "dies", *words)
+    typed = ("trace", "--out", "t", "--", sys.executable, "train.py", "dies", *words)
+    done = type_command(program.parent, *typed, OF_MESSAGE=f"api_key={ALNUM}")
     assert f"look closer: rlharness replay --step 2 --trace-ops -- {sys.executable} train.py dies" in done.stderr
     assert f"'--api-key={REDACTED}' --db_pwd '{REDACTED}'" in done.stderr
-    left = [("stdout", done.stdout), ("stderr", done.stderr), *files_below(program.parent / "t")]
+    files = files_below(program.parent / "t")
+    left = [("stdout", done.stdout), ("stderr", done.stderr), *files]
     assert any(name == "recording.json" for name, _ in left)
     assert [name for name, text in left if "LOOKSECRET12345" in text or PLAIN in text] == []
+    assert ALNUM in done.stderr, "what a program prints is its own"
+    assert [name for name, text in files if ALNUM in text] == [], "its message and its environment are in no file"
 
 
+REPORTS = ("--junit", "junit.xml", "--html", "run.html", "--events", "all.jsonl")
 WAITS = """
 import json, subprocess, sys, time
 from pathlib import Path
@@ -115,12 +120,12 @@ def test_a_timeout_and_processes_left_behind_show_none(tmp_path: Path) -> None:
         "words.json": json.dumps(words),
     }
     write_suite(tmp_path, files)
-    done = run(tmp_path, "run", "--gpus", "none", "--timeout", "8", "--grace", "1", "--junit", "junit.xml", "--json")
+    done = run(tmp_path, "run", "--gpus", "none", "--timeout", "8", "--grace", "1", *REPORTS, "--json")
     assert done.outcomes == {"test_hangs.py": "timed_out", "test_leaves.py": "passed"}
     (line,) = done.results["test_leaves.py"]["left_behind"]
     assert f"--api-key={REDACTED} -- env PGPASSWORD={REDACTED} psql" in line
     left = [("stdout", done.stdout), ("stderr", done.stderr), *files_below(done.record.resolve())]
-    left.append(("junit.xml", (tmp_path / "junit.xml").read_text("utf-8")))
+    left += [(name, (tmp_path / name).read_text("utf-8")) for name in ("junit.xml", "run.html", "all.jsonl")]
     assert {name for name, _ in left} > {"stacks.txt", "events.jsonl"}
     stacks = next(text for name, text in left if name == "stacks.txt")
     assert f"--api-key={REDACTED}" in stacks and "== process" in stacks

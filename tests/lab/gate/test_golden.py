@@ -38,6 +38,7 @@ from harness.trace.reasons import CurveDiffers, VerdictCode
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
+from tests.support.file_limits import largest_file
 from tests.support.traces import manifest_of, value
 
 WHY = Acceptance("2026-11-20", "3f9c2a7", "the clip is lower", "Ada")
@@ -202,6 +203,22 @@ def test_a_golden_is_rewritten_only_where_it_is_another_and_history_grows(before
     assert accepted(golden(tmp_path / "again", step_of()), first, replace(WHY, reason="for nothing")) is first
     second = accepted(golden(tmp_path / "other", step_of(token=9)), first, replace(WHY, reason="another"))
     assert [each.reason for each in second.history] == ["the clip is lower", "another"]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5000])
+def test_a_full_disk_leaves_the_golden_as_it_was(
+    before: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """Both of its files, also where the smaller one would fit: it would belong to another curve."""
+    write_golden(tmp_path / "g", accepted(before, None, WHY))
+    names = {path.name: path.read_bytes() for path in (tmp_path / "g").iterdir()}
+    assert len(names[GOLDEN]) < 5000
+    other = accepted(golden(tmp_path / "other", step_of(token=9)), None, WHY)
+    monkeypatch.setattr("harness.lab.gate.golden.curve_line", lambda point: "x" * 2000)  # within a buffer of 8 KiB
+    with largest_file(num_bytes), pytest.raises(GoldenError, match="File too large") as caught:
+        write_golden(tmp_path / "g", other)
+    assert "--golden" in caught.value.remedy
+    assert {path.name: path.read_bytes() for path in (tmp_path / "g").iterdir()} == names
 
 
 def test_the_key_is_that_of_the_numerics(before: Golden) -> None:

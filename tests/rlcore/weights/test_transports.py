@@ -26,6 +26,7 @@ from rlcore.weights.transports.process_group import BroadcastChunk, ProcessGroup
 from rlcore.weights.transports.shared_memory import SharedChunk, SharedMemoryTransport
 from tests.rlcore.weights.targets import CONFIG, UNTIED, Target, learn, policy
 from tests.rlcore.weights.transports import CHUNK_BYTES, TRANSPORTS, opened
+from tests.support.listening_sockets import LOOPBACK, listening_addresses
 from tests.support.remote_sampler import RemoteHost
 
 NUM_SYNCS = int(os.environ.get("RLCORE_TEST_SYNCS", "30"))
@@ -199,6 +200,15 @@ def test_a_truncated_file_a_lost_one_and_a_stale_one_are_found(host: RemoteHost,
     with pytest.raises(WeightSyncError) as caught:
         sync(decoder, target, 2, first, transport=of_the_first)
     assert caught.value.check == Check.LIVENESS
+
+
+def test_the_store_of_a_process_group_listens_at_its_own_address_alone(host: RemoteHost) -> None:
+    before, decoder = listening_addresses(), policy()
+    with closing(ProcessGroupTransport(max_chunk_bytes=1 << 20, timeout_s=20.0)) as transport:
+        sync(decoder, host.target(Target, decoder), 1, None, transport=transport)
+        found = {address.partition(":")[0] for address in listening_addresses() - before}
+        assert LOOPBACK in found
+        assert not {each for each in found if not each.strip("0")}, "no address of all interfaces"
 
 
 def test_a_broadcast_out_of_step_is_found(host: RemoteHost) -> None:
