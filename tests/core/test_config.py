@@ -332,3 +332,9 @@ def test_a_pattern_is_idle_where_no_file_below_the_root_matches(
     assert table.idle_below(tmp_path, ["test_a.py"]) == ["test_c.py", "sub/test_c.py"]
     monkeypatch.setattr("harness.core.need_rules.MAX_SEARCHED", 1)
     assert table.idle_below(tmp_path, ["test_a.py"]) == [], "too many files to say"
+
+
+def test_toml_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("a = " + "[" * 50_000)
+    with pytest.raises(UsageError, match=r"pyproject\.toml is not valid TOML"):
+        load_config(tmp_path)
