@@ -43,7 +43,7 @@ from harness.core.command import MANAGED, Command, CommandRule, SetupRule
 from harness.core.errors import UsageError
 from harness.core.need import Need
 from harness.core.need_rules import NeedRule, match_spec
-from harness.core.regular_file import read_text
+from harness.core.regular_file import MAX_SETTINGS_BYTES, read_text
 
 _NAME = re.compile(r"[\w.-]+( [\w.-]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -220,7 +220,7 @@ def shadowing(cwd: Path) -> str:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text(path, follows_links=True))
+        return tomllib.loads(read_text(path, max_bytes=MAX_SETTINGS_BYTES, follows_links=True))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", remedy="name a readable file") from None
     except (ValueError, RecursionError) as error:

@@ -20,6 +20,10 @@ POLL_BYTES = 1 << 22
 """So much of a file is read at a time, at most."""
 MAX_BYTES = 1 << 28
 """So much of a file is read in all, at most: 256 MiB."""
+MAX_JSON_BYTES = 1 << 25
+"""Limit on a document of JSON, whose values may take 25 times as much memory: lists without elements do."""
+MAX_SETTINGS_BYTES = 1 << 20
+"""Limit on a document of YAML or TOML, whose parsers read a megabyte in some ten seconds at worst."""
 UNLIMITED = sys.maxsize
 MAX_LINE_BYTES = 1 << 26
 NOTHING = "nothing"

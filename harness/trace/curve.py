@@ -16,6 +16,8 @@ from harness.trace.values import Float, plain
 NAMES = ("reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length")
 """Names of every line; further names may follow."""
 TAKEN = ("step", "chain")
+MAX_LINE_CHARS = 1 << 24
+"""Limit on one line, which has some hundred characters for each value of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,11 @@ def curve_line(point: CurvePoint) -> str:
 
 
 def parse_curve(text: str) -> list[CurvePoint]:
-    """The steps of a curve, up to the first line that is truncated or malformed."""
+    """The steps of a curve, up to the first line that is truncated, malformed or too long."""
     points: list[CurvePoint] = []
     for line in text.split("\n")[:-1]:  # what stands after the last newline is cut
+        if len(line) > MAX_LINE_CHARS:
+            break
         try:
             points.append(_point(json.loads(line)))
         except MALFORMED:  # TraceError is a ValueError

@@ -21,7 +21,7 @@ from harness.trace.excerpt import common_ranks
 from harness.trace.explanation import explain
 from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.global_values import paired_global_values, shard_sums
-from harness.trace.manifest import PARTS, Fingerprint
+from harness.trace.manifest import PARTS, Fingerprint, short_field
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
@@ -318,10 +318,9 @@ def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDiffe
         left, right = current_identity(left), current_identity(right)
     elif part == "perturbation":
         left, right = _current_perturbation(a), _current_perturbation(b)
+    names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
     # Whoever has written the traces may have left secrets in them.
-    shown_left, shown_right = redact_fields(left), redact_fields(right)
-    return tuple(
-        FieldDifference(name, shown_left.get(name), shown_right.get(name))
-        for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name)
+    shown_left, shown_right = (
+        redact_fields({name: short_field(part[name]) for name in names if name in part}) for part in (left, right)
     )
+    return tuple(FieldDifference(name, shown_left.get(name), shown_right.get(name)) for name in names)

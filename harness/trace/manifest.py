@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from harness import __version__
 from harness.core.errors import TraceError
 from harness.core.malformed import MALFORMED
@@ -20,6 +22,8 @@ GPU = "gpu"
 PARTS = ("identity", "numerics", "subject", "perturbation")
 
 MAX_WORLD_SIZE = 1 << 20
+MAX_FIELD_CHARS = 1 << 15
+"""Longest value of a fingerprint that is shown."""
 VERSION_NUMBER = r"\d{1,4}(\.\d{1,4}){0,3}((a|b|rc|\.dev|\.post)\d{1,4})?"
 """What a version looks like."""
 
@@ -117,6 +121,13 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 
 def _part(values: Mapping[str, Any]) -> Part:
     return {str(name): str(value) for name, value in values.items()}
+
+
+def short_field(text: str) -> str:
+    """Return a text of a manifest, or its length and digest: to look for secrets in a long one may take minutes."""
+    if len(text) <= MAX_FIELD_CHARS:
+        return text
+    return f"{len(text):,} characters, xxh3_128 {xxh3_128_hexdigest(text.encode('utf-8', 'surrogatepass'))}"
 
 
 def refuse_newer(number: int, read_by: str) -> None:

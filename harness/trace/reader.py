@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from harness.core.errors import TraceError
-from harness.core.regular_file import open_regular, read_regular
+from harness.core.regular_file import MAX_JSON_BYTES, open_regular, read_regular
 from harness.trace.chain import RecordedValue, chain_start, next_chain, step_root
 from harness.trace.curve import CurvePoint, bad_line, parse_curve
 from harness.trace.digests import RAW, raw_value
@@ -35,7 +35,7 @@ from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
 from harness.trace.tensor_file import DamagedTensor, read_digested
 
 MAX_TEXT_BYTES = 2**30
-"""Limit on a manifest or a curve; the curve of a million steps has about 300 MB."""
+"""Limit on a curve; that of a million steps has about 300 MB."""
 MAX_ABSENT = 64
 """Missing logs that are named; the rest are counted."""
 MAX_NAMES = 3
@@ -205,13 +205,13 @@ def read_trace(directory: Path) -> Trace:
     try:
         if directory.is_file():
             raise _no_trace(directory)
-        text = _text(directory / MANIFEST)
+        text = _text(directory / MANIFEST, MAX_JSON_BYTES)
         manifest = None if text is None else _manifest(directory / MANIFEST, text)
         paths = {rank: path for path in directory.glob("rank-*.log") if (rank := _rank(path)) is not None}
         if text is None and not paths:
             raise _no_trace(directory)
         logs = {rank: read_log(paths[rank]) for rank in sorted(paths)}
-        curve = _text(directory / CURVE) or ""
+        curve = _text(directory / CURVE, MAX_TEXT_BYTES) or ""
         points = tuple(parse_curve(curve))
         return Trace(directory, manifest, logs, points, bad_line(curve, len(points)))
     except OSError as error:
@@ -313,10 +313,10 @@ def _rank(path: Path) -> int | None:
     return int(digits) if digits.isdecimal() and path.name == log_name(int(digits)) else None
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path, max_bytes: int) -> str | None:
     """A file's text; None where there is none. What is no UTF-8 is replaced: it was cut in a character."""
     try:
-        return read_regular(path, max_bytes=MAX_TEXT_BYTES, follows_links=True).decode("utf-8", errors="replace")
+        return read_regular(path, max_bytes=max_bytes, follows_links=True).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return None
 

@@ -12,6 +12,7 @@ from harness.core.config import Config, GateKeys, load_config, load_config_for, 
 from harness.core.errors import UsageError
 from harness.core.need import Need
 from harness.core.need_rules import NeedRule, NeedsTable
+from harness.core.regular_file import MAX_SETTINGS_BYTES
 
 ROOT = Path(__file__).parents[2]
 
@@ -337,4 +338,10 @@ def test_a_pattern_is_idle_where_no_file_below_the_root_matches(
 def test_toml_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("a = " + "[" * 50_000)
     with pytest.raises(UsageError, match=r"pyproject\.toml is not valid TOML"):
+        load_config(tmp_path)
+
+
+def test_a_file_that_a_parser_would_read_for_minutes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("#" * (MAX_SETTINGS_BYTES + 1))
+    with pytest.raises(UsageError, match="it has more than 1,048,576 bytes"):
         load_config(tmp_path)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.errors import UsageError
+from harness.core.regular_file import MAX_SETTINGS_BYTES
 from harness.lab.experiments.perturbation_values import Choice
 from harness.lab.experiments.scenario import FULL, SMOKE
-from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios
+from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
 from rlcore.config import LEVELS, RUNTIME_SECTIONS, RunConfig, read_config
 from rlcore.errors import InvalidValueError
 
@@ -62,3 +64,9 @@ def test_all_are_there_and_keys_that_are_none_of_their_entrys_are_found() -> Non
 
 def _learned(config: RunConfig) -> str:
     return "reward_model" if config.task.reward_model else config.task.name
+
+
+def test_a_file_that_a_parser_would_read_for_minutes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text("a:\n" + "- a\n" * (MAX_SETTINGS_BYTES // 4))
+    with pytest.raises(UsageError, match="it has more than 1,048,576 bytes"):
+        find_scenario("./long.yaml", tmp_path).read()

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_128_hexdigest
 
 from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
-from harness.trace.manifest import Fingerprint, Manifest
+from harness.trace.manifest import MAX_FIELD_CHARS, Fingerprint, Manifest
 from harness.trace.reader import read_trace
 from harness.trace.reasons import (
     ChainBroken,
@@ -269,3 +270,16 @@ def test_a_level_is_kept(tmp_path: Path) -> None:
     found = trace(tmp_path / "a", [], Manifest(Fingerprint(), level="invariant"))
     assert found.manifest is not None
     assert found.manifest.level == "invariant"
+
+
+def test_long_values_of_a_fingerprint_are_shown_by_length_and_digest(tmp_path: Path) -> None:
+    texts = [side + 'password="' * MAX_FIELD_CHARS for side in "ab"]
+    one, other = (trace(tmp_path / text[0], steps_of(1), manifest_of(subject={"commit": text})) for text in texts)
+    (found,) = diff(one, other).fingerprints["subject"]
+    shown = [f"{len(text):,} characters, xxh3_128 {xxh3_128_hexdigest(text.encode())}" for text in texts]
+    assert [found.a, found.b] == shown
+    short, long = "c" * MAX_FIELD_CHARS, "d" * (MAX_FIELD_CHARS + 1)
+    pair = (trace(tmp_path / text[0], steps_of(1), manifest_of(subject={"commit": text})) for text in (short, long))
+    (found,) = diff(*pair).fingerprints["subject"]
+    assert found.a == short
+    assert str(found.b).startswith("32,769 characters")

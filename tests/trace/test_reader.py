@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 import harness.trace
 from harness import __version__
 from harness.core.errors import TraceError
+from harness.core.regular_file import MAX_JSON_BYTES
+from harness.trace import curve
 from harness.trace.chain import RecordedValue, next_chain
+from harness.trace.curve import parse_curve
 from harness.trace.diff import diff
 from harness.trace.digests import digest
 from harness.trace.excerpt import excerpt
@@ -136,6 +139,21 @@ def test_of_a_million_ranks_that_are_missing_a_few_are_named(tmp_path: Path) -> 
     assert found.gaps[0] == "rank-1.log is missing"
     assert found.gaps[MAX_ABSENT:] == ("999,935 more logs are missing",)
     assert len(diff(found, whole).notes) <= MAX_ABSENT + 2
+
+
+def test_a_manifest_and_a_line_of_a_curve_that_are_too_long_are_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write(tmp_path / "a", steps_of(3))
+    with (directory / "manifest.json").open("ab") as file:
+        file.truncate(MAX_JSON_BYTES + 1)
+    with pytest.raises(TraceError, match="it has more than 33,554,432 bytes"):
+        read_trace(directory)
+    monkeypatch.setattr(curve, "MAX_LINE_CHARS", 400)
+    good, long = '{"step": 0, "loss": null, "chain": "00"}\n', '{"step": 1, "chain": "' + "0" * 400 + '"}\n'
+    assert [point.step for point in parse_curve(good + long)] == [0]
+    monkeypatch.setattr(curve, "MAX_LINE_CHARS", 500)
+    assert [point.step for point in parse_curve(good + long)] == [0, 1]
 
 
 @pytest.mark.parametrize("num_ranks", [10_000_000, 10**18])

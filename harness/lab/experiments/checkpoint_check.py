@@ -11,7 +11,7 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from harness.core.malformed import MALFORMED
-from harness.core.regular_file import open_regular, read_regular
+from harness.core.regular_file import MAX_JSON_BYTES, open_regular, read_regular
 from harness.core.text import count, one_line
 
 CHECKSUMS = "checksums.json"
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 2**22
 def damage_of(checkpoint: Path) -> str:
     """What is wrong with a checkpoint: the first file that is not as it was written; empty where nothing is known."""
     try:
-        files = json.loads(read_regular(checkpoint / CHECKSUMS, follows_links=True))["files"]
+        files = json.loads(read_regular(checkpoint / CHECKSUMS, max_bytes=MAX_JSON_BYTES, follows_links=True))["files"]
         for name, expected in files.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 return f"{CHECKSUMS} names a file outside: {one_line(name)}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.core.errors import UsageError
 from harness.core.redaction import REDACTED
-from harness.core.regular_file import read_regular
+from harness.core.regular_file import MAX_JSON_BYTES, read_regular
 from harness.core.text import path_text
 from harness.lab.experiments.checkpoint_check import damage_of
 from harness.lab.experiments.entry_call import CALL, EntryCall
@@ -117,7 +117,7 @@ def read_recorded_run(directory: Path) -> RecordedRun:
     trace = read_trace(directory)
     path = directory / CALL
     try:
-        call = EntryCall.parse(read_regular(path, follows_links=True))
+        call = EntryCall.parse(read_regular(path, max_bytes=MAX_JSON_BYTES, follows_links=True))
     except FileNotFoundError:
         raise UsageError(
             f"{path_text(directory)} is the trace of a command, which reproduce cannot repeat",

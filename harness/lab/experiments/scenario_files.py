@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from harness.core.errors import UsageError
-from harness.core.regular_file import read_text
+from harness.core.regular_file import MAX_SETTINGS_BYTES, read_text
 from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 
@@ -29,7 +29,7 @@ class ScenarioFile:
         """Read the scenario in it; UsageError if the file cannot be read or is not a scenario."""
         try:
             text = (
-                read_text(self.file, follows_links=True)
+                read_text(self.file, max_bytes=MAX_SETTINGS_BYTES, follows_links=True)
                 if isinstance(self.file, Path)
                 else self.file.read_text("utf-8")
             )

@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.malformed import MALFORMED
-from harness.core.regular_file import read_text
+from harness.core.regular_file import MAX_JSON_BYTES, read_text
 from harness.core.replaced_file import replacing
 from harness.lab.gate.change import DECIDING, SYNC, Change, Finding
 from harness.lab.gate.reasons import (
@@ -256,7 +256,7 @@ def read_goldens(directory: Path) -> dict[str, Golden]:
 def _read_golden(directory: Path) -> Golden:
     path = directory / GOLDEN
     try:
-        fields = json.loads(read_text(path))
+        fields = json.loads(read_text(path, max_bytes=MAX_JSON_BYTES))
         if fields["version"] > VERSION:
             raise GoldenError(
                 f"{path} has format {fields['version']}",

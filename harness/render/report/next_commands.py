@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.redaction import redact_argv
-from harness.core.regular_file import read_regular
+from harness.core.regular_file import MAX_JSON_BYTES, read_regular
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.run_spec import TRAIN
 from harness.lab.report.subjects import Pair
@@ -102,6 +102,7 @@ def _varied(pair: Pair) -> Iterator[tuple[str, str, str]]:
 
 def _runtime_sections(directory: Path) -> frozenset[str]:
     try:
-        return frozenset(EntryCall.parse(read_regular(directory / CALL, follows_links=True)).runtime_sections)
+        data = read_regular(directory / CALL, max_bytes=MAX_JSON_BYTES, follows_links=True)
+        return frozenset(EntryCall.parse(data).runtime_sections)
     except (OSError, ValueError):
         return frozenset()

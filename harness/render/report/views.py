@@ -20,6 +20,7 @@ from harness.render.report.shown_completions import ShownPair, read_shown, shown
 from harness.render.report.vocabulary import read_vocabulary
 from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.chain import PHASES
+from harness.trace.manifest import short_field
 from harness.trace.verdict import TOKENS, Kind
 
 SIGNS = {Kind.EQUAL: "=", Kind.DIVERGED: "≠", Kind.NOT_COMPARABLE: "?", Kind.INCOMPLETE: "…"}
@@ -80,7 +81,7 @@ def subject_view(subject: Subject) -> dict[str, Any]:
         "steps": _steps(trace.steps),
         "num_ranks": len(trace.ranks),
         "level": manifest.level if manifest else "unknown",
-        "command": " ".join(redact_argv(manifest.argv)) if manifest else "",
+        "command": " ".join(redact_argv(tuple(map(short_field, manifest.argv)))) if manifest else "",
         "gaps": trace.gaps,
         "damages": trace.damages,
     }
