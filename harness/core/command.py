@@ -1,8 +1,9 @@
 """Shell commands of the configuration: those that are units of a run, and those that prepare one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.core.need import Need
+from harness.core.redaction import redact_argv
 
 MANAGED = frozenset(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TMPDIR", "RLHARNESS_ATTEMPT", "MASTER_PORT"))
 """Variables that rlharness sets for every unit, and that no configuration or setup script can set."""
@@ -23,6 +24,10 @@ class Command:
     def variables(self) -> dict[str, str]:
         """Return the variables by name."""
         return dict(each.split("=", 1) for each in self.env)
+
+    def without_secrets(self) -> "Command":
+        """Return it as records of runs hold it."""
+        return replace(self, line=redact_argv(("sh", "-c", self.line))[2], env=redact_argv(self.env))
 
 
 @dataclass(frozen=True, slots=True)

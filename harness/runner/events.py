@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from harness.core.command import Command
 from harness.core.need import Need
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.schedule.sharding import ShardPlan
@@ -286,6 +287,8 @@ def plain(value: Any) -> Any:
     """`value` as what JSON knows: dataclasses to dictionaries, enums to their values, tuples to lists."""
     if isinstance(value, Need):
         return value.to_json()
+    if isinstance(value, Command):
+        value = value.without_secrets()
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):

@@ -35,6 +35,7 @@ from harness.recording.metrics import numbers_of_json
 from harness.render.report.shown_completions import read_shown
 from harness.render.report.vocabulary import read_vocabulary
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
+from harness.runner.records.history import History
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.records.run_record import read_run_record
 from harness.runner.records.trends import PastResult, parse_results, results_text
@@ -45,6 +46,7 @@ from harness.trace.ops import read_ops
 from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor
 from harness.trace.values import Float
+from tests.runner.records.hostile_histories import make_history
 from tests.support.hostile_checkpoints import readers_of_rlcore
 from tests.support.hostile_messages import readers_of_messages
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
@@ -129,12 +131,30 @@ def _readers_of_runs(run: Path) -> list[Reader]:
             of_file("events.jsonl", lambda at: read_run_record(at / "events.jsonl")),
             (OSError,),
         ),
+        Reader(
+            "history.sqlite",
+            (_history(), _history().replace(b"durations", b"\xffurations")),
+            of_file("history.sqlite", _remembered),
+        ),
         Reader("a file in the history", (_collected(),), lambda data, _: parse_file(data, "tests/test_a.py")),
         Reader("results in the history", (results,), lambda data, _: parse_results(data)),
         Reader(
             "a message of a host", (_host(),), lambda data, _: read_host(parse_message(data, "hello")), (NetworkError,)
         ),
     ]
+
+
+def _history() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        make_history(path := Path(directory) / "history.sqlite")
+        return path.read_bytes()
+
+
+def _remembered(at: Path) -> object:
+    with History.open(at / "history.sqlite") as history:
+        paths = ["tests/test_a.py"]
+        known = history.expectations(dict.fromkeys(paths, 1)), history.trends(), history.to_import(at)
+        return *known, history.gpu_peaks(paths), history.leaning_files(paths), history.test_durations_s(paths)
 
 
 def _readers_of_results() -> list[Reader]:

@@ -1,5 +1,6 @@
 """Kept tensors: the library of that format reads what is written here, and what is written is whole or absent."""
 
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,11 @@ def test_a_header_nested_too_deep_is_damaged_and_a_digest_of_another_algorithm_i
     (tmp_path / "kept").write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5)
     with pytest.raises(DamagedTensor, match="kept is truncated or not a safetensors file"):
         read_digested(tmp_path / "kept", recorded_value)
+
+
+def test_no_memory_is_taken_for_a_header_that_is_too_long(tmp_path: Path) -> None:
+    (path := tmp_path / "t").write_bytes(struct.pack("<Q", 1 << 35))
+    os.truncate(path, 1 << 36)  # of 64 GiB, without taking room
+    value = RecordedValue("loss", "loss", 0, "f32", (), "xxh3_128", bytes(16), Scope.LOGICAL)
+    with pytest.raises(DamagedTensor):
+        read_digested(path, value)

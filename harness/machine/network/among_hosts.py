@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from harness.core.errors import UsageError
 from harness.core.findings import Finding
+from harness.core.redaction import REDACTED
 from harness.machine.network.classification import NAMES_S
 from harness.machine.network.host_matching import hosts_findings
 from harness.machine.network.interface_rules import make_rules
@@ -43,7 +44,7 @@ async def join_hosts(environ: Mapping[str, str], peer: str, *, wait_s: float) ->
             legal=f"HOST:PORT/KEY, or the key in {KEY_VARIABLE} on every host",
             remedy="copy the line `waiting for` of rlharness doctor --listen, which has the key",
         )
-    _check_key(key, f"--peer {address}/{key}")
+    _check_key(key, f"--peer {address}/{REDACTED}")
     network = await read_network(limit_s=NAMES_S)
     hosts, own = await join(network, place, key=key, wait_s=wait_s)
     return hosts_findings(hosts, own, make_rules(network, read_nccl_settings(environ)))

@@ -190,7 +190,7 @@ class History:
                     total_bytes += size_bytes
                     if total_bytes > MAX_COLLECTED_BYTES:
                         connection.execute("DELETE FROM collected WHERE rowid = ?", (row,))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
             self._give_up("recording", error)
 
     def trends(self) -> list[Trend]:
@@ -257,7 +257,7 @@ class History:
                     of_unit = PastResult(run_id, result.outcome.value, result.duration_s, peak_bytes)
                     results[result.unit.path] = of_unit
                 self._record_results(connection, results)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
             self._give_up("recording", error)
 
     def record_tests(self, tests: Mapping[str, PastResult]) -> None:
@@ -270,7 +270,7 @@ class History:
             with self._connection as connection:
                 limit_work(connection)
                 self._record_results(connection, tests)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
             self._give_up("recording", error)
 
     def test_durations_s(self, paths: Iterable[str]) -> dict[str, float]:
@@ -325,7 +325,7 @@ class History:
         try:
             limit_work(self._connection)
             return self._connection.execute(f"{query} LIMIT {MAX_ROWS}", values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
             self._give_up("reading", error)
             return []
 

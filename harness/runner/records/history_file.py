@@ -126,6 +126,8 @@ def _connect(path: Path) -> "sqlite3.Connection":
         _check_or_make_schema(connection)
         result, connection = connection, None
         return result
+    except UnicodeDecodeError as error:  # sqlite3's error quotes the schema, which is no text
+        raise _NotOursError("its schema is not text") from error
     except sqlite3.Error as error:
         # Only its first byte is the primary code: SQLITE_CORRUPT has kinds.
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):

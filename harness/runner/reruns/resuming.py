@@ -67,7 +67,7 @@ def _is_kept(unit: Unit, result: UnitResult) -> bool:
 
 def _content(unit: Unit) -> tuple[object, ...]:
     """Everything of a unit that decides which tests it runs."""
-    return unit.digest, unit.selection, unit.together, unit.command
+    return unit.digest, unit.selection, unit.together, unit.command and unit.command.without_secrets()
 
 
 def _with_digest(unit: Unit, rootdir: Path, selecting: Sequence[str]) -> Unit:

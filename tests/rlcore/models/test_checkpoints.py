@@ -215,3 +215,21 @@ def test_ours_give_our_logits_there(tmp_path: Path) -> None:
         assert_same_logits(decoder, directory)
     ours = CharacterTokenizer("abc ").encode("ab c")
     assert (directories[0] / "tokens.txt").read_text("utf-8") == f"{ours} ab c"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": 2**40},
+        {"hidden_size": 2**40},
+        {"intermediate_size": 2**62},
+        {"num_attention_heads": 10**12},
+    ],
+)
+def test_no_memory_is_taken_for_more_weights_than_the_files_have(tmp_path: Path, change: dict[str, int]) -> None:
+    saved(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text()) | change
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"describes .* weights, and the files have"):
+        load(tmp_path)
