@@ -125,6 +125,9 @@ def test_files_that_are_torn_or_absent_are_refused(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
         ({"num_key_value_heads": 3}, "num_kv_heads 3"),
+        ({"max_position_embeddings": 2**31}, "max_length 2147483648"),
+        ({"hidden_size": "64"}, "hidden_size '64'"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps 1000"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], told: str) -> None:
