@@ -40,7 +40,7 @@ def test_a_sampler_built_for_another_torch_breaks() -> None:
     (finding,) = sound(check_versions(installed))
     assert (finding.check, finding.severity) == ("vllm", Severity.BROKEN)
     assert finding.measured == "vllm 0.25.1 requires torch==2.11.0, and 2.13.0 is installed"
-    assert finding.remedy == "pip install torch==2.11.0, or another vllm"
+    assert finding.remedy == "pip install 'torch==2.11.0', or another vllm"
 
 
 @pytest.mark.parametrize(
