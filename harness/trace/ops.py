@@ -27,8 +27,6 @@ OPS = "ops"
 MAX_BYTES = 1 << 30
 """Limit on one record; a step of 100,000 operations has about 60 MB."""
 VERSION = 2
-MAX_BYTES = 1 << 30
-"""So large may a record be: over a million operations."""
 FLAGGED_SINCE = 2
 """The version from which on a record says which of its floats are not finite."""
 UNREAD = "none"
