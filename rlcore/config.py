@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlcore.config_base import Fraction, Positive, Section, Texts
+from rlcore.config_base import Fraction, Positive, Ranks, Section, Texts, Threads
 from rlcore.config_deployment import DeploymentSection
 from rlcore.config_faults import as_error
 from rlcore.config_task import TaskSection, check_task
@@ -180,11 +180,11 @@ class RuntimeSection(Section):
     """Completions that are decoded together."""
     preempt_every: Annotated[int, Field(ge=0)] = 0
     """Decoding steps after which the youngest running completion has to begin again; 0: never."""
-    sampling_threads: Positive = 1
-    training_threads: Positive = 1
+    sampling_threads: Threads = 1
+    training_threads: Threads = 1
     token_budget: Positive = 16_384
     """The most tokens, padding included, that are in one pass through the model."""
-    world_size: Positive = 1
+    world_size: Ranks = 1
     """Workers among whom fixed microbatches are divided, simulated in one process; see `deployment` for real ones."""
 
 
@@ -230,6 +230,8 @@ class OutputSection(Section):
     """Print, for each step, where the trainer's log-probabilities are not the sampler's, and the cause."""
 
 
+MAX_LISTED = 100_000
+"""Numbers up to here have their divisors listed in an error."""
 RUNTIME_SECTIONS = ("runtime", "sampler", "deployment", "output")
 """Sections that are no part of a run's identity."""
 
@@ -344,6 +346,8 @@ def _check_offload(section: DeploymentSection, device: str, algorithm: GrpoSecti
 
 
 def _divisors(number: int) -> str:
+    if number > MAX_LISTED:
+        return f"a divisor of {number:,}"
     return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
 
-from rlcore.config_base import Positive, Section
+from rlcore.config_base import Positive, Ranks, Section
 from rlcore.errors import InvalidValueError
 
 
@@ -13,7 +13,7 @@ class DeploymentSection(Section):
 
     backend: Literal["in_process", "processes", "ray"] = "in_process"
     """In the process of the controller, in child processes of it, or in actors of Ray."""
-    num_ranks: Positive = 1
+    num_ranks: Ranks = 1
     """Processes that train together; with in_process so many workers are simulated, one after another."""
     sharding: Literal["none", "full", "hybrid"] = "none"
     """Every rank has all weights, or a shard of them (FSDP2), or groups of ranks have a copy each, sharded."""

@@ -67,6 +67,8 @@ def test_what_no_key_takes_is_refused_by_its_key_without_pydantics_words(
         ("algorithm.name", "pgo", "algorithm.name is 'pgo'", "'grpo', 'ppo'"),
         ("algorithm", 3, "algorithm is 3", "keys with values"),
         ("training", None, "training is None", "keys with values"),
+        ("runtime.sampling_threads", 10**6, "runtime.sampling_threads is 1000000", "1024 or less"),
+        ("deployment.num_ranks", 10**12, "deployment.num_ranks is 1000000000000", "65536 or less"),
     ],
 )
 def test_a_value_of_another_kind_is_no_value(dotted: str, value: Any, what: str, legal: str) -> None:
