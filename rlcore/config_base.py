@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict
 
 Positive = Annotated[int, Field(ge=1)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
-"""More threads than a machine has cores help nobody; torch ends the process where the system refuses them."""
+"""Threads of torch, which ends the process where the system refuses them."""
 Ranks = Annotated[int, Field(ge=1, le=65_536)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Texts = Annotated[tuple[str, ...], Strict(False)]
