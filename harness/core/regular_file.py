@@ -68,7 +68,7 @@ def open_for_writing(path: StrPath, *, appends: bool = False) -> BinaryIO:
 def open_as_named(path: StrPath) -> BinaryIO:
     """Open for writing what a person has named, through links, a device or a pipe too, without waiting for a reader.
 
-    A regular file is made where there is none, and what it held is gone. OSError, for a pipe that no process reads too.
+    A regular file is made if there is none, and emptied if there is one. OSError, also for a pipe without a reader.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -25,7 +25,7 @@ def say(text: str) -> None:
     """Print a line on standard error; do nothing if standard error is closed."""
     with suppress(OSError, ValueError):
         line = printable(f"rlharness: {text.removeprefix('rlharness: ')}")
-        print(_obeyed_by_nobody(line), file=sys.stderr, flush=True)
+        print(_without_commands(line), file=sys.stderr, flush=True)
 
 
 def stdout_encodes(text: str) -> bool:
@@ -44,13 +44,13 @@ def show(result: str) -> None:
     """
     try:
         with suppress(BrokenPipeError):
-            print(_obeyed_by_nobody(printable(result)), flush=True)
+            print(_without_commands(printable(result)), flush=True)
     except OSError as error:
         raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
 
 
-def _obeyed_by_nobody(text: str) -> str:
-    """Return a text that is no workflow command where it would be one; JSON stays JSON, whose lines are none."""
+def _without_commands(text: str) -> str:
+    """Return a text in which GitHub obeys no workflow command; JSON is returned as it is, since its lines obey none."""
     is_obeyed = _JOB["is_on_github"] and is_command_in(text) and not _is_json(text)
     return inert(text) if is_obeyed else text
 

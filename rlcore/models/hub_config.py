@@ -57,8 +57,8 @@ def read_architecture(found: Mapping[str, Any], legal: Collection[str], kind: st
     """Return the only architecture that a config.json names; InvalidValueError where it is not a legal one."""
     named = found.get("architectures") or []
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str) or named[0] not in legal:
-        told = ", ".join(map(str, named)) if isinstance(named, list) else repr(named)
-        raise InvalidValueError(f"{kind} {told or 'not named':.300}", legal=", ".join(legal))
+        names = ", ".join(map(str, named)) if isinstance(named, list) else repr(named)
+        raise InvalidValueError(f"{kind} {names or 'not named':.300}", legal=", ".join(legal))
     return named[0]
 
 

@@ -188,7 +188,7 @@ def _below(words: list[str], before: str, outer: Holds, own: Holds) -> Holds:
 def _of_words(words: list[str], before: str, is_option: bool, is_strict: bool) -> Holds:
     """What the words of one section say; `before` is the last word of the section above it.
 
-    `is_strict`: a `key` of nobody known is a secret even if its value is a lower-case word, as in --key and ANY_KEY.
+    `is_strict`: a `key` without a known owner is a secret even with a lower-case word, as in --key and ANY_KEY.
     """
     if words[-1] in _ABOUT:
         return Holds.NO_SECRET

@@ -286,7 +286,7 @@ def _redact_header(word: str) -> str:
 
 
 def _redact_shell(text: str, depth: int) -> str:
-    """A line of a shell without secrets: what is none stays as it is spelled."""
+    """A line of a shell without secrets; other words stay as they are spelled."""
     parts: list[str] = []
     words: list[tuple[int, str]] = []
 

@@ -134,13 +134,13 @@ def load_entry(name: str) -> Callable[..., Any]:
 
 def as_rejection(error: Exception) -> Rejection | None:
     """What an error says that is the user's to mend; None for a bug, and for a recorder that was called wrongly."""
-    told = [getattr(error, name, None) for name in ("what", "legal", "remedy")]
+    texts = [getattr(error, name, None) for name in ("what", "legal", "remedy")]
     if isinstance(error, TraceError):
         return None
-    if not all(isinstance(text, str) for text in told):
+    if not all(isinstance(text, str) for text in texts):
         exhausted = exhaustion_of(error)
         return Rejection(exhausted.what, exhausted.legal, exhausted.remedy) if exhausted else None
-    return Rejection(*map(str, told))
+    return Rejection(*map(str, texts))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ async def dial(address: tuple[str, int], key: str, wait_s: float) -> Channel:
 
 
 async def _dial_once(address: tuple[str, int], key: str) -> Channel:
-    """Connect once; OSError where nobody listens, or the run closes the connection, as it does while many dial."""
+    """Connect once; OSError if no run listens, or if it closes the connection, as it does while many dial."""
     reader, writer = await asyncio.open_connection(*address, limit=MAX_MESSAGE_BYTES)
     try:
         return await greet(reader, writer, key, is_listener=False)

@@ -138,10 +138,10 @@ def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
             if done.returncode or not made.is_file():
                 said = done.stderr[-2000:] or "it wrote nothing"
                 raise KernelError(f"{shlex.join(whole)} ended with {done.returncode}:\n{said}", remedy=_REMEDY)
-            told = made.with_suffix(".sha256")
-            told.write_text(_digest(made))
+            recorded = made.with_suffix(".sha256")
+            recorded.write_text(_digest(made))
             made.replace(kept)
-            told.replace(kept.with_suffix(".sha256"))
+            recorded.replace(kept.with_suffix(".sha256"))
     except OSError as error:
         raise KernelError(
             f"the kernels cannot be compiled into {kept.parent}: {error}",
@@ -150,7 +150,7 @@ def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
 
 
 def _opened(kept: Path) -> int:
-    """Return the descriptor of a library that this user has made and nobody else can write to.
+    """Return the descriptor of a library that this user has made and no other user can write to.
 
     It stays open: what is loaded is what was looked at, though another user may have moved the directory meanwhile.
     Raises KernelError for any other file.
@@ -175,9 +175,9 @@ _REMEDY = "another C compiler in $CC, or model.kernels torch"
 
 def _is_whole(kept: Path) -> bool:
     """Whether it is what was put there, by the digest beside it."""
-    told = kept.with_suffix(".sha256")
+    recorded = kept.with_suffix(".sha256")
     try:
-        return read_regular(told) == _digest(kept).encode()
+        return read_regular(recorded) == _digest(kept).encode()
     except OSError:  # not there, or not a file
         return False
 
@@ -188,11 +188,11 @@ def _digest(path: Path) -> str:
 
 def _name(command: tuple[str, ...]) -> str:
     """A digest of sources, the command with its flags, the compiler's version and the processor."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for source in SOURCES:
-        told.update(read_regular(source))
-    told.update(shlex.join((*command, *FLAGS, _version(command), _processor())).encode())
-    return told.hexdigest()[:16]
+        digest.update(read_regular(source))
+    digest.update(shlex.join((*command, *FLAGS, _version(command), _processor())).encode())
+    return digest.hexdigest()[:16]
 
 
 def _version(command: tuple[str, ...]) -> str:
@@ -207,5 +207,5 @@ def _processor() -> str:
     """What -march=native follows from."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    told = {line for line in lines if line.startswith(("flags", "Features", "model", "cpu family", "vendor_id"))}
-    return "\n".join([platform.machine(), *sorted(told)])
+    facts = {line for line in lines if line.startswith(("flags", "Features", "model", "cpu family", "vendor_id"))}
+    return "\n".join([platform.machine(), *sorted(facts)])
