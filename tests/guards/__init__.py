@@ -1,0 +1,1 @@
+"""What a redesign must not change: run by `tests/guards/run`."""

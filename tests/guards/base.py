@@ -1,0 +1,59 @@
+"""The base: the commit whose recorded bits the head keeps, with its own harness, in a worktree of its own."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib.metadata import distributions
+from pathlib import Path
+
+from tests.guards.guard import ROOT
+
+COMMIT = "8a476ada"
+_lock = threading.Lock()
+
+
+def cache() -> Path:
+    """Where what the base made is kept: a directory for each commit, processor and environment."""
+    info = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    processor = sorted({line for line in info if line.startswith(("model name", "flags"))})
+    packages = sorted(f"{each.metadata['Name']} {each.version}" for each in distributions())
+    made_from = [COMMIT, platform.platform(), sys.version, sys.executable, *processor, *packages]
+    digest = hashlib.sha256("\n".join(made_from).encode()).hexdigest()
+    top = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return top / "rlharness-guards" / digest[:16]
+
+
+def worktree() -> Path:
+    """Return a checkout of the base, made first where there is none."""
+    path = cache() / "base"
+    with _lock:
+        if not (path / ".made").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            git = ["git", "-C", str(ROOT)]
+            path.mkdir(parents=True)
+            archive = subprocess.run([*git, "archive", COMMIT], capture_output=True, check=True)
+            subprocess.run(["tar", "-x", "-C", str(path)], input=archive.stdout, check=True)
+            (path / ".made").touch()
+    return path
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    """Variables under which the interpreter imports this checkout's packages, whatever is installed."""
+    return {**os.environ, "PYTHONPATH": str(checkout), "PYTHONHASHSEED": "random"}
+
+
+def kept(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a directory of the base's cache, made first by `make` where it is not there."""
+    path = cache() / name
+    if not path.exists():
+        part = path.with_name(f"{path.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        make(part)
+        part.rename(path)
+    return path
