@@ -201,6 +201,8 @@ class ProcessLog:
         return self.place or Place(*rank_and_world_size(os.environ))
 
     def _open(self) -> TraceWriter:
+        if self.orders.level_problem:
+            raise TraceError(self.orders.level_problem)
         rank, world_size, _ = self._place()
         is_given = self.place is not None or has_rank(os.environ)
         continues = self.place is not None and self.place.continues

@@ -60,6 +60,8 @@ class RecordingConfig:
     """What looks on in the process: "module:class" of a `watching.RecorderCallback` -> what it is made with."""
     sentinel: int = 0
     """Cadence in optimizer steps at which replicas compare; 0 for never."""
+    level_problem: str = ""
+    """Reason why a process cannot record at the level. Each process finds its own when its interpreter starts."""
 
     def to_text(self) -> str:
         """As it stands in its file."""

@@ -36,19 +36,23 @@ class Minibatch:
 
 
 def minibatches(batch: Batch, config: RunConfig, level: str, step: int, observers: Observers) -> Iterator[Minibatch]:
-    """Yield the minibatches of a step: every sample once per epoch; one minibatch per epoch keeps canonical order."""
-    num_samples, num_minibatches = len(batch["tokens"]), config.training.num_minibatches
+    """Yield the minibatches of a step: every sample that has a reward once per epoch, the others never.
+
+    One minibatch per epoch keeps canonical order.
+    """
+    learned = batch["included"].nonzero().flatten().tolist()
+    num_samples, num_minibatches = len(learned), config.training.num_minibatches
     observers.emit(LearningBegins(batch))
     for epoch in range(config.training.num_epochs):
-        order = list(range(num_samples))
+        order = learned
         if num_minibatches > 1:
-            order = permutation(num_samples, config.seed, "minibatches", step, epoch)
+            order = [learned[at] for at in permutation(num_samples, config.seed, "minibatches", step, epoch)]
         size = -(-num_samples // num_minibatches)  # two-stage rollouts have any number of samples
         of_epoch = [
             Minibatch(batch, order[begin : begin + size], config, level) for begin in range(0, num_samples, size)
         ]
         samples = tuple(sample for minibatch in of_epoch for sample in minibatch.samples)
-        observers.emit(EpochDivided(samples, num_samples))
+        observers.emit(EpochDivided(samples))
         for minibatch in of_epoch:
             yield minibatch
             observers.emit(MinibatchLearned(batch))

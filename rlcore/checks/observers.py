@@ -186,8 +186,8 @@ class MinibatchChecks(Observer):
         match event:
             case LearningBegins(batch):
                 self._kept = kept(batch)
-            case EpochDivided(samples, num_samples):
-                check_epoch(samples, num_samples)
+            case EpochDivided(samples):
+                check_epoch(samples, self._kept["included"][0].tolist())
             case MinibatchLearned(batch):
                 check_kept(batch, self._kept)
             case PassesDone(_, losses, denominators):

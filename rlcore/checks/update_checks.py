@@ -39,13 +39,13 @@ def check_own_memory(models: Mapping[str, nn.Module]) -> None:
         owners |= dict.fromkeys(places, name)
 
 
-def check_epoch(samples: Iterable[int], num_samples: int) -> None:
-    """The minibatches of an epoch have every sample of the batch once; raises StepError."""
+def check_epoch(samples: Iterable[int], included: Sequence[bool]) -> None:
+    """Check that an epoch has every sample once that is `included`, and no other; raises StepError."""
     counts = Counter(samples)
-    if wrong := [sample for sample in range(num_samples) if counts[sample] != 1]:
+    if wrong := [sample for sample, is_included in enumerate(included) if counts[sample] != is_included]:
         raise StepError(
             f"sample {wrong[0]} is in an epoch {counts[wrong[0]]} times, one of {len(wrong)} that are not in it once",
-            legal=f"each of the {num_samples} samples once",
+            legal=f"each of the {sum(included)} samples with a reward once, and no other",
             phases=("forward", "loss"),
         )
 

@@ -185,7 +185,6 @@ class EpochDivided:
     """The rows that the minibatches of an epoch have, in their order."""
 
     samples: Sequence[int]
-    num_samples: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import nn
 from rlcore.algorithms.advantages import at_last_token, gae, whiten
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
+from rlcore.algorithms.masks import included_tokens
 from rlcore.algorithms.policy_losses import ppo_clip
 from rlcore.algorithms.value_loss import value_loss
 from rlcore.batching.batch import Batch
@@ -67,9 +68,9 @@ def add_advantages(state: TrainState, section: PpoSection, batch: Batch) -> Batc
         if section.kl_target is not None:
             state.kl_coef = adaptive_kl_coef(
                 state.kl_coef,
-                mean(approx_kl(sampled, reference, mask, "k1")[mask].tolist()),
+                mean(approx_kl(sampled, reference, mask, "k1")[included_tokens(mask, included)].tolist()),
                 target_kl=section.kl_target,
-                num_samples=len(mask),
+                num_samples=int(included.sum()),
                 horizon=section.kl_horizon,
             )
     estimated, returns = gae(token_rewards, batch["values"], mask, included, gamma=section.gamma, lam=section.lam)

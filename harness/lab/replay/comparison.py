@@ -180,10 +180,10 @@ def _root(trace: Trace | None, rank: int, step: int) -> bytes | None:
 
 
 def _without_level(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
-    """Processes that were not given what the level sets."""
+    """Processes that were not given what the level sets; an entry answers for those that take no step."""
     for run in runs:
         for report in run.recording.reports:
-            seen = report.level_env
+            seen = report.level_env if plan.run_spec.call is None or report.rank is not None else {}
             if other := [name for name, value in plan.level_env.items() if seen and seen.get(name) != value]:
                 yield f"{run.name}: process {report.pid} did not get what the level sets: {', '.join(other)}"
 

@@ -15,7 +15,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent.parent
-REFUSED = 4
 OLDEST = (3, 11)
 
 
@@ -27,18 +26,18 @@ def run_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def refuse_without_level(orders: dict[str, Any]) -> None:
-    """A process that did not get the level's variables would not run at that level: it does not start."""
+def level_problem(orders: dict[str, Any]) -> str:
+    """Return why this process is not at the level; empty if it has all of the level's variables.
+
+    It matters to a process that takes steps. Libraries start children with variables of their own, and those run.
+    """
     for name, value in orders["level_env"].items():
-        if os.environ.get(name) != value:
-            found = os.environ.get(name, "not set")
-            sys.stderr.write(
-                f"rlharness: the level {orders['level']!r} wants {name}={value}, and in this process it is {found}:"
-                f" {sys.executable} does not start. Something between changed it: let it leave {name} alone, or start"
-                f" rlharness with the value that it sets.\n"
+        if (found := os.environ.get(name, "not set")) != value:
+            return (
+                f"the level {orders['level']!r} wants {name}={value}, and this process was started with it {found}:"
+                f" let the program leave {name} alone, or start rlharness with the value that it sets"
             )
-            sys.stderr.flush()
-            os._exit(REFUSED)  # an exception would be told as a mistake of the interpreter
+    return ""
 
 
 def load(name: str) -> ModuleType:
@@ -104,7 +103,7 @@ def main() -> None:
     if not path:
         return
     orders = json.loads(Path(path).read_text("utf-8"))
-    refuse_without_level(orders)
+    orders["level_problem"] = level_problem(orders)
     if sys.version_info < OLDEST:
         report(orders, f"Python {sys.version.split()[0]} is too old: 3.11 or newer")
         return

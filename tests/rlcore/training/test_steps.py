@@ -1,6 +1,8 @@
 """One step of each algorithm, against the same mathematics written out over the whole batch, and what a step tells."""
 
 import copy
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +28,7 @@ from rlcore.train_state import TrainState
 from rlcore.trainers.frozen import FrozenModel
 from rlcore.trainers.local import LocalTrainer
 from rlcore.weights.sync import sync
-from tests.rlcore.training.recorded import config, recorded
+from tests.rlcore.training.recorded import config, recorded, trained
 from tests.support.run_configs import with_section
 
 
@@ -166,6 +168,140 @@ def test_a_group_of_equal_rewards_teaches_nothing(tmp_path: Path) -> None:
 
 def same(completions: list[str], **_: Any) -> list[float]:
     return [0.9] * len(completions)
+
+
+def by_turns(completions: list[str], **_: Any) -> list[float | None]:
+    return [5.0 if number % 2 == 0 else None for number in range(len(completions))]
+
+
+def graded(completions: list[str], **_: Any) -> list[float | None]:
+    return [None if number % 3 == 1 else 1.0 + len(text) for number, text in enumerate(completions)]
+
+
+def task_of(rewards: str) -> dict[str, Any]:
+    return {"name": "reverse_text", "rewards": (f"{__name__}:{rewards}",), "num_prompts": 24, "num_heldout": 4}
+
+
+def test_a_critic_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path) -> None:
+    of = config("ppo", task=task_of("by_turns"), training={"num_steps": 40},
+                algorithm={"name": "ppo", "critic_learning_rate": 0.05, "value_clip_eps": None})  # fmt: skip
+    state = trained(of, tmp_path)
+    with torch.no_grad():
+        expected = cast(LocalTrainer, state.critic).model(torch.tensor([state.task.train[0].tokens]))
+    assert float(expected[0, -1]) == pytest.approx(5.0, abs=0.2)
+
+
+AGGREGATIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "token-mean": lambda rows: torch.cat(rows).mean(),
+    "seq-mean-token-sum": lambda rows: torch.stack([row.sum() for row in rows]).mean(),
+    "seq-mean-token-sum-norm": lambda rows: torch.stack([row.sum() / 8 for row in rows]).mean(),
+    "seq-mean-token-mean": lambda rows: torch.stack([row.mean() for row in rows]).mean(),
+}
+"""Each over rows of the losses of tokens, one row a completion with a reward; 8 is the longest completion."""
+
+
+def read_wide(decoder: Any, recorder: Kept) -> list[tuple[Tensor, Tensor]]:
+    """Log-probability and entropy of the drawn tokens of each completion, in float64."""
+    tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")
+    with torch.no_grad():
+        vocabulary = torch.log_softmax(decoder(tokens)[:, :-1].double(), -1)
+    logprobs = vocabulary.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    entropy = torch.special.entr(vocabulary.exp()).sum(-1)
+    return [(logprobs[row][drawn], entropy[row][drawn]) for row, drawn in enumerate(mask[:, 1:])]
+
+
+def started(of: RunConfig, directory: Path) -> tuple[Kept, TrainState, Decoder]:
+    """What a step begins with, of two updates of one model; and the reference, which is not the policy."""
+    recorder = Kept()
+    state = state_of(of, directory, recorder)
+    reference = cast(Decoder, cast(FrozenModel, state.reference).model)
+    with torch.no_grad():
+        reference.embedding.mul_(1.5)
+    return recorder, state, reference
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_grpo_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path, aggregation: str) -> None:
+    of = config(task=task_of("graded"), algorithm={
+        "name": "grpo", "kl_coef": 0.3, "kl_estimator": "k3", "entropy_coef": 0.05, "aggregation": aggregation,
+    })  # fmt: skip
+    recorder, state, reference = started(of, tmp_path)
+    policy, section = copy.deepcopy(state.decoder), of.algorithm
+    assert isinstance(section, GrpoSection)
+    with at_level("off", policy.config, length=64):
+        metrics = grpo_step(state, section, 0).merged()
+
+    read, rewards = read_wide(policy, recorder), recorder.of("reward", "rewards")
+    rows, entropies, distances = [], [], []
+    for sample, (given, of_reference) in enumerate(zip(read, read_wide(reference, recorder), strict=True)):
+        group = [float(rewards[other]) for other in range(16) if other // 4 == sample // 4 and other % 3 != 1]
+        if sample % 3 != 1:
+            spread = statistics.stdev(group)
+            advantage = (float(rewards[sample]) - statistics.mean(group)) / (spread + 1e-6) if spread else 0.0
+            d = given[0] - of_reference[0]
+            distances.append((-d).exp() - 1 + d)
+            entropies.append(given[1])
+            rows.append(-advantage + 0.3 * distances[-1] - 0.05 * entropies[-1])
+    expected = {
+        "loss": AGGREGATIONS[aggregation](rows),
+        "ref_kl": torch.cat(distances).mean(),
+        "entropy": torch.cat(entropies).mean(),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-4, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_ppo_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path, aggregation: str) -> None:
+    of = config("ppo", task=task_of("graded"), algorithm={
+        "name": "ppo", "lam": 0.9, "gamma": 0.95, "entropy_coef": 0.05, "aggregation": aggregation,
+        "kl_coef": 0.3, "kl_target": 0.01, "kl_horizon": 100, "whitens_advantages": True,
+    })  # fmt: skip
+    recorder, state, reference = started(of, tmp_path)
+    critic = cast(Critic, cast(LocalTrainer, state.critic).model)
+    with torch.no_grad():
+        critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
+    policy, old_critic, section = copy.deepcopy(state.decoder), copy.deepcopy(critic), of.algorithm
+    assert isinstance(section, PpoSection)
+    with at_level("off", policy.config, length=64):
+        metrics = ppo_step(state, section, 0).merged()
+
+    tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")
+    with torch.no_grad():
+        values = old_critic(tokens)[:, :-1].double()
+    read, read_by_reference = read_wide(policy, recorder), read_wide(reference, recorder)
+    advantages, critic_losses, entropies, distances = [], [], [], []
+    for sample in (sample for sample in range(16) if sample % 3 != 1):
+        expected_values = values[sample][mask[sample, 1:]].tolist()
+        distances.append(read[sample][0] - read_by_reference[sample][0])
+        given = [-0.3 * distance for distance in distances[-1].tolist()]
+        given[-1] += float(recorder.of("reward", "rewards")[sample])
+        # Equation 16 of the paper as it stands: a sum over all that follows.
+        deltas = [
+            reward + 0.95 * after - value
+            for reward, value, after in zip(given, expected_values, [*expected_values[1:], 0.0], strict=True)
+        ]
+        estimates = [
+            sum((0.95 * 0.9) ** (later - now) * deltas[later] for later in range(now, len(deltas)))
+            for now in range(len(deltas))
+        ]
+        advantages.append(torch.tensor(estimates, dtype=torch.float64))
+        critic_losses.append(0.5 * advantages[-1].square())  # V is what it was: the distance to A + V is A
+        entropies.append(read[sample][1])
+    std, mean = torch.std_mean(torch.cat(advantages))
+    rows = [-(row - mean) / std - 0.05 * entropy for row, entropy in zip(advantages, entropies, strict=True)]
+    found = {**metrics, "next_kl_coef": state.kl_coef}
+    error = min(max(float(torch.cat(distances).mean()) / 0.01 - 1, -0.2), 0.2)
+    expected: dict[str, Tensor | float] = {
+        "loss": AGGREGATIONS[aggregation](rows),
+        "critic_loss": AGGREGATIONS[aggregation](critic_losses),
+        "entropy": torch.cat(entropies).mean(),
+        "next_kl_coef": 0.3 * (1 + error * len(rows) / 100),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-4, abs=1e-5
+    )
 
 
 def test_what_a_step_tells_of_several_updates_is_their_mean(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def batch_of() -> Batch:
         "values": mask.float(),
         "returns": mask.float(),
         "groups": torch.tensor([0, 0, 1, 1]),
+        "included": torch.ones(4, dtype=torch.bool),
         "lengths": lengths,
         "prompt_lengths": torch.full((4,), 2),
     }
@@ -59,14 +60,16 @@ def batch_of() -> Batch:
 # -------------------------------------------------------------------------------------------------- minibatches, lanes
 
 
-def test_an_epoch_has_every_sample_once() -> None:
-    check_epoch([2, 0, 1], 3)
+def test_an_epoch_has_every_sample_with_a_reward_once() -> None:
+    included = [True, True, False, True]
+    check_epoch([3, 0, 1], included)
     for wrong, said in (
-        ([0, 1], "sample 2 is in an epoch 0 times, one of 1"),
+        ([0, 1], "sample 3 is in an epoch 0 times, one of 1"),
         ([0, 0, 1, 1], "sample 0 is in an epoch 2 times, one of 3"),
+        ([0, 1, 2, 3], "sample 2 is in an epoch 1 times, one of 1"),
     ):
         with pytest.raises(StepError, match=said):
-            check_epoch(wrong, 3)
+            check_epoch(wrong, included)
 
 
 def add_to_returns(batch: Batch) -> None:

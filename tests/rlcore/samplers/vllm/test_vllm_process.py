@@ -244,7 +244,7 @@ RECORDER = """import os
 if os.environ.get("VLLM_BATCH_INVARIANT") != "1":
     os._exit(4)
 """
-"""As `rlharness train` has it in every process: one without the level's variables does not start."""
+"""Ends a process without the level's variable: the recorder would report it as one outside of the level."""
 
 
 def start_trainer(directory: Path) -> "subprocess.Popen[str]":
