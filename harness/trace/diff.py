@@ -277,6 +277,8 @@ def _classify(
         return Kind.INCOMPLETE, gaps
     if not found.num_steps:
         return Kind.INCOMPLETE, [VerdictReason(VerdictCode.NO_STEP)]
+    if not any(head.num_logical or head.num_shards for log in a.ranks.values() for head in log.heads.values()):
+        return Kind.INCOMPLETE, [VerdictReason(VerdictCode.NO_VALUE)]
     return Kind.EQUAL, []
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
-from harness.trace.chain import RecordedValue
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
@@ -32,6 +32,7 @@ from tests.support.traces import (
     any_leaves,
     flip_bit,
     manifest_of,
+    recorded_value,
     scalar,
     steps_of,
     trace,
@@ -187,6 +188,14 @@ def test_as_far_as_an_incomplete_trace_goes(tmp_path: Path) -> None:
 def test_two_traces_of_nothing_prove_nothing(tmp_path: Path) -> None:
     verdict = diff(trace(tmp_path / "a", []), trace(tmp_path / "b", []))
     assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_STEP),))
+
+
+def test_steps_without_a_value_that_counts_prove_nothing(tmp_path: Path) -> None:
+    """An entry that records its curve alone, say; or values that explain, and do not decide."""
+    explaining = recorded_value("rollout", "random.torch", 1, scope=Scope.CONTEXT)
+    for name, steps in (("none", [[], []]), ("context", [[explaining]])):
+        verdict = diff(trace(tmp_path / name / "a", steps), trace(tmp_path / name / "b", steps))
+        assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_VALUE),)), name
 
 
 def test_another_identity_is_not_comparable_and_still_shown(tmp_path: Path) -> None:
