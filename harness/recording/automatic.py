@@ -28,7 +28,7 @@ from harness.recording.hooks import Stepping, hook_backward, hook_loaders, hook_
 from harness.recording.names import ParameterNames
 from harness.recording.nested_values import named_values
 from harness.recording.op_mode import OpMode
-from harness.recording.optimizer_settings import OptimizerSettings
+from harness.recording.optimizer_settings import OptimizerSettings, Setting
 from harness.recording.optimizer_steps import OptimizerNames
 from harness.recording.optimizer_values import gradients_of, states_of
 from harness.recording.process import ProcessLog
@@ -73,10 +73,8 @@ class AutomaticRecorder:
         self._in_backward = False
         self._stepped_in_backward: list[Optimizer] = []
         """Those that have stepped within the present backward."""
-        self._is_resting = False
-        self._is_paused = False
-        self._threads = TrainingThreads()
-        self._compiled = CompiledSteps()
+        self._is_resting = self._is_paused = False
+        self._threads, self._compiled = TrainingThreads(), CompiledSteps()
         self._lock = threading.RLock()
         """Held while something is recorded: the autograd engine has a thread for each GPU."""
         os.register_at_fork(after_in_child=self._renew_lock)
@@ -167,7 +165,7 @@ class AutomaticRecorder:
     def see_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer has been made, in whatever thread; it may go again."""
         if not self._is_resting:
-            self._optimizers.see(optimizer)
+            self._steps.meet(optimizer)
 
     def see_batch(self, batch: Any, iterator: Any = None, tasks: Mapping[int, Any] = MappingProxyType({})) -> None:
         """An iterator of a DataLoader has handed out a batch; its workers had these tasks before."""
@@ -189,6 +187,8 @@ class AutomaticRecorder:
         first = self._steps.begin()
         parameters = self._parameters(self._optimizers.living())
         losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        if not self._num_begun or self._steps.joined.has_grown:  # optimizers may be made for some of the leaves
+            self._names.meet(losses)
         is_new = first or not self._gradients
         # State before the loss, which may follow from a target network.
         *state, seen = look_at_groups(
@@ -226,7 +226,7 @@ class AutomaticRecorder:
         self._steps.is_within = True
         self._steps.in_phase("optimizer")
         self._awaits_closure = has_closure
-        first = self._steps.begin()
+        first = self._steps.begin() or self._steps.joined.is_growing
         has_untracked = not has_closure and not self._stepped_in_backward
         untracked = self._names.untracked() if has_untracked else []
         if self._in_backward and is_in_backward():
@@ -344,7 +344,7 @@ class AutomaticRecorder:
         torch's count is found in its step.
         """
         parameters = self._parameters([optimizer])
-        settings, number = self._settings_of(optimizer) if is_first else ([], [])
+        settings, number = self._settings_of(optimizer, parameters) if is_first else ([], [])
         changing, watched, final, *how = look_at_groups(
             [
                 Group(untracked, cache=self._unchanged),
@@ -375,9 +375,10 @@ class AutomaticRecorder:
         untracked, watched = self._names.untracked(), list(self.watched.named())
         self._record_inputs(optimizer, untracked, watched, is_first=is_first, is_closure=True)
 
-    def _settings_of(self, optimizer: Optimizer) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    def _settings_of(self, optimizer: Optimizer, parameters: Named) -> tuple[list[Setting], list[Setting]]:
         """How an optimizer steps, under its name where the program has several; then the number of its step."""
-        prefix, number = self._optimizers.begin(optimizer)
+        is_one_of_several = self._steps.joined.is_growing and self._names.has_reserved
+        prefix, number = self._optimizers.begin(optimizer, parameters[0][0] if is_one_of_several and parameters else "")
         settings = [(f"{prefix}{name}", value) for name, value in self._settings.settings(optimizer)]
         return settings, [(f"{prefix}step", number)] if prefix else []
 
@@ -395,5 +396,5 @@ class AutomaticRecorder:
         """(name, parameter) of everything that these optimize, once where several do."""
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         parameters = list({id(each): each for group in groups for each in group["params"]}.values())
-        self._names.assign(parameters)
+        self._names.assign(parameters, with_leaves=self._steps.joined.is_growing)
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]

@@ -24,13 +24,17 @@ class ParameterNames:
 
     A name is that within the module which owns most of the parameters asked for together; where two modules have
     parameters of the same name, the later ones carry their module's class. Deterministic: it depends on the order of
-    the parameters in their optimizers only.
+    the parameters in their optimizers; where optimizers are made after a backward, on their order in its graph.
     """
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         """By id, which is one parameter's for as long as that lives."""
         self._untracked: list[tuple[weakref.ref[torch.Tensor], str]] = []
+        self._leaves: list[weakref.ref[torch.Tensor]] = []
+        """Tensors without a name that backward has met, in the order of its graphs."""
+        self.has_reserved = False
+        """Whether several optimizers were made after a backward, for leaves of one graph."""
         self._taken: set[str] = set()
 
     def name(self, parameter: torch.Tensor) -> str | None:
@@ -38,17 +42,36 @@ class ParameterNames:
         reference, name = self._names.get(id(parameter), (None, None))
         return name if reference is not None and reference() is parameter else None
 
-    def assign(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Name those of these parameters that have no name; looks through every living object, once."""
-        unnamed = [parameter for parameter in parameters if self.name(parameter) is None]
+    def meet(self, tensors: Iterable[Any]) -> None:
+        """Note the leaves of the graph of these, for which optimizers may be made after their backward."""
+        leaves = {id(leaf): leaf for each in self._leaves if (leaf := each()) is not None}
+        leaves |= {id(leaf): leaf for leaf in leaves_of(tensors)}
+        self._leaves = [weakref.ref(leaf) for leaf in leaves.values() if self.name(leaf) is None]
+
+    def assign(self, parameters: Sequence[torch.Tensor], *, with_leaves: bool = False) -> None:
+        """Name those of these parameters that have no name; looks through every living object, once.
+
+        `with_leaves` reserves names for all leaves that backward has met: in which order optimizers are made for them
+        must not count.
+        """
+        unnamed = {id(parameter): parameter for parameter in parameters if self.name(parameter) is None}
         if not unnamed:
             return
         roots = outermost(living_modules())
-        owners = owners_of(unnamed, roots)
-        for index, parameter in enumerate(unnamed):
-            owner = owners.get(id(parameter))
-            dotted, prefix = (f"parameter{index}", "") if owner is None else owner
-            self._names[id(parameter)] = weakref.ref(parameter), self._free(dotted, prefix)
+        known = self._untracked if with_leaves else []
+        reserved = {id(tensor): name for each, name in known if (tensor := each()) is not None}
+        leaves = [leaf for each in self._leaves if with_leaves and (leaf := each()) is not None]
+        met = {id(leaf): leaf for leaf in leaves if self.name(leaf) is None and id(leaf) not in reserved}
+        together = unnamed if met.keys() <= unnamed.keys() else met | unnamed
+        owners = owners_of([*together.values()], roots)
+        for index, (key, parameter) in enumerate(together.items()):
+            dotted, prefix = owners.get(key, (f"parameter{index}", ""))
+            entry = weakref.ref(parameter), reserved.get(key) or self._free(dotted, prefix)
+            if key in unnamed:
+                self._names[key] = entry
+            else:
+                self._untracked.append(entry)
+                self.has_reserved = True
         self._observe_untracked(roots)
 
     def untracked(self) -> Named:
@@ -81,6 +104,19 @@ class ParameterNames:
         name = next(candidate for candidate in candidates if candidate not in self._taken)
         self._taken.add(name)
         return name
+
+
+def leaves_of(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that backward from these gives gradients to, in the order of the graph."""
+    nodes = [node for each in tensors if (node := getattr(each, "grad_fn", None)) is not None][::-1]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable
+        following = [each for each, _ in node.next_functions[::-1] if each is not None and each not in seen]
+        seen.update(following)
+        nodes += following
 
 
 def owners_of(parameters: Sequence[torch.Tensor], roots: Sequence[nn.Module]) -> dict[int, tuple[str, str]]:

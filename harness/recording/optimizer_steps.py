@@ -5,10 +5,11 @@
 | `loss.backward(); muon.step(); adam.step()` | one: different optimizers apply gradients of the same backward |
 | `d_loss.backward(); d.step(); g_loss.backward(); g.step()` | two, each with a backward of its own |
 | optimizers that step within backward, one for each parameter | one: that of the backward |
+| `loss.backward()`, then each optimizer is made when it first steps | one: others may be made after the same backward |
 
 Whether another optimizer follows is not known when one has stepped. The step of the trace waits for what happens next
-if another has ever followed this one, and if gradients of others are left. It is written when a batch, a
-backward, a logged value or the end of the process comes.
+if another has ever followed this one, if gradients of others are left, and if an optimizer was made after the backward.
+It is written when a batch, a backward, a logged value or the end of the process comes.
 """
 
 import weakref
@@ -48,10 +49,16 @@ class OptimizerNames:
         name = self.see(optimizer)
         return "" if name == self._alone else f"{name}."
 
-    def begin(self, optimizer: Optimizer) -> tuple[str, int]:
-        """Count a step; return (prefix, number of the step among this optimizer's own)."""
+    def begin(self, optimizer: Optimizer, owner: str = "") -> tuple[str, int]:
+        """Count a step; return (prefix, number of the step among this optimizer's own).
+
+        `owner`, a parameter's name, names an optimizer in its first step: in which order it was made must not count.
+        """
         name = self.see(optimizer)
-        if not self._num_steps and sum(self._counts.values()) == 1:
+        if owner and name not in self._num_steps:
+            name = f"{type(optimizer).__name__} of {owner}"
+            self._named[id(optimizer)] = weakref.ref(optimizer), name
+        elif not self._num_steps and sum(self._counts.values()) == 1:
             self._alone = name
         number = self._num_steps[name] = self._num_steps.get(name, -1) + 1
         return self.prefix(optimizer), number
@@ -67,6 +74,13 @@ class JoinedSteps:
         """The one that has stepped, if nothing else has happened since."""
         self._followed: set[str] = set()
         """Those right after which another optimizer has ever stepped."""
+        self.is_growing = self.has_grown = False
+        """Whether an optimizer was made after the last backward, or after any: others may be made before the next."""
+
+    def meet(self, *, is_within_step: bool) -> None:
+        """Note that an optimizer was made. `is_within_step` says whether a backward lies before it."""
+        self.is_growing = self.is_growing or is_within_step or self._last is not None
+        self.has_grown = self.has_grown or self.is_growing
 
     @property
     def is_waiting(self) -> bool:
@@ -93,11 +107,12 @@ class JoinedSteps:
         """
         self._last = names[-1]
         self._stepped += names
-        if self._last not in self._followed and not leaves_gradients():
+        if not self.is_growing and self._last not in self._followed and not leaves_gradients():
             self._stepped.clear()
         return self.is_waiting
 
     def end(self) -> None:
         """Note another event: no optimizer joins the step that waits."""
         self._last = None
+        self.is_growing = False
         self._stepped.clear()

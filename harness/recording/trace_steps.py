@@ -41,7 +41,7 @@ class TraceSteps:
         self._stopped: OpMode | None = None
         """What has recorded operations, as long as it cannot be taken off."""
         self._step = 0
-        self._joined = JoinedSteps()
+        self.joined = JoinedSteps()
         self._is_finishing = False
         self._states: dict[str, State] | None = None
         """Of generators that were used, as a step left them that waits for other optimizers."""
@@ -55,6 +55,11 @@ class TraceSteps:
         self.record_states(self.random.changed() if states is None else states)
         self._start_operations(self._step)
         return True
+
+    def meet(self, optimizer: Optimizer) -> None:
+        """Name an optimizer that has been made, in whatever thread."""
+        self._optimizers.see(optimizer)
+        self.joined.meet(is_within_step=self.is_within)
 
     def record_states(self, states: Mapping[str, State]) -> None:
         """Record states of random-number generators, by name."""
@@ -71,9 +76,9 @@ class TraceSteps:
 
         def others_follow() -> bool:
             optimizers = self._optimizers.living()
-            return leaves_gradients([each for each in optimizers if not self._joined.has(self._optimizers.see(each))])
+            return leaves_gradients([each for each in optimizers if not self.joined.has(self._optimizers.see(each))])
 
-        self.is_over = not self._joined.waits([self._optimizers.see(each) for each in stepped], others_follow)
+        self.is_over = not self.joined.waits([self._optimizers.see(each) for each in stepped], others_follow)
         if not self.is_over:
             self._states = {**(self._states or {}), **self.random.changed()}
             self._start_operations(self._step + 1)  # of a step that has begun, if no other optimizer follows
@@ -81,8 +86,8 @@ class TraceSteps:
 
     def join(self, optimizer: Optimizer) -> None:
         """Before an optimizer steps, end the step of the trace that waits, unless this optimizer joins it."""
-        was_waiting = self._joined.is_waiting
-        if not self._joined.join(self._optimizers.see(optimizer)) and was_waiting:
+        was_waiting = self.joined.is_waiting
+        if not self.joined.join(self._optimizers.see(optimizer)) and was_waiting:
             self.is_over = True
             self.finish()
 
@@ -90,8 +95,8 @@ class TraceSteps:
         """Before anything else happens: end the step of the trace that waits for other optimizers."""
         if self._is_finishing:  # the values of the curve that a step ends with
             return
-        was_waiting = self._joined.is_waiting
-        self._joined.end()
+        was_waiting = self.joined.is_waiting
+        self.joined.end()
         if was_waiting:
             self.is_over = True
             self.finish()

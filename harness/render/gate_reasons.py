@@ -50,6 +50,7 @@ SENTENCES = {
     ReasonCode.GOLDEN_FIRST: "the first golden of this machine and environment",
     ReasonCode.GOLDEN_HAS_NO_TENSORS: "a golden holds no tensors: --base REV shows how far floats differ",
     ReasonCode.COMMON_VALUES_EQUAL: "everything that both record is the same",
+    ReasonCode.NOTHING_IN_COMMON: "there is no value that both sides record",
     ReasonCode.SAME_TREE: (
         "the base is the checked-out commit, without uncommitted changes: both sides are the same tree"
     ),

@@ -34,6 +34,7 @@ MAX_NAMES = 5
 """Maximum number of names of a fingerprint in a sentence."""
 SENTENCES = {
     VerdictCode.NO_STEP: "no step was recorded",
+    VerdictCode.NO_VALUE: "no value was recorded that could differ",
     VerdictCode.CURVES_OF_OTHER_PROCESSES: "the curves were not compared: each is that of its trace's process 0",
 }
 """Sentences of codes without values."""

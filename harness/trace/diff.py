@@ -22,6 +22,7 @@ from harness.trace.explanation import explain
 from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.global_values import paired_global_values, shard_sums
 from harness.trace.manifest import PARTS, Fingerprint, short_field
+from harness.trace.mapped_libraries import deciding
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
@@ -276,6 +277,8 @@ def _classify(
         return Kind.INCOMPLETE, gaps
     if not found.num_steps:
         return Kind.INCOMPLETE, [VerdictReason(VerdictCode.NO_STEP)]
+    if not any(head.num_logical or head.num_shards for log in a.ranks.values() for head in log.heads.values()):
+        return Kind.INCOMPLETE, [VerdictReason(VerdictCode.NO_VALUE)]
     return Kind.EQUAL, []
 
 
@@ -316,6 +319,8 @@ def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDiffe
     left, right = getattr(a, part), getattr(b, part)
     if part == "identity":
         left, right = current_identity(left), current_identity(right)
+    elif part == "numerics":
+        left, right = deciding(left), deciding(right)
     elif part == "perturbation":
         left, right = _current_perturbation(a), _current_perturbation(b)
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]

@@ -1,8 +1,9 @@
 """The libraries that a process has mapped, by what they were built from: the build id that linkers leave in them."""
 
 import os
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +19,24 @@ MAX_TABLE_BYTES, MAX_NOTES_BYTES = 1 << 12, 1 << 16
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _PT_NOTE = 4
 _BUILD_ID = (3, b"GNU\0")
+_OF_SYSTEM = (
+    "nss|nssutil|nspr|plc|plds|softokn|freebl|freeblpriv|resolv|nsl|tirpc|pam|audit|cap|selinux|pcre|systemd|dbus|avahi"
+    "|idn|unistring|psl|iconv|intl|uuid|readline|tinfo|ncursesw?"
+    "|ssl|crypto|crypt|gnutls|hogweed|nettle|gcrypt|gpg-error|tasn|p11-kit|krb5|krb5support|k5crypto|gssapi_krb5|com_err"
+    "|keyutils|sasl|ldap|lber|curl"
+)
+_PLUGINS = r"libnss_\w+|pam_(?:unix|systemd|sss|krb5|ldap|env|limits)"
+_OF_PYTHON = "_ssl|_hashlib|_crypt|_uuid|_socket|grp|spwd|unicodedata|_multibytecodec|_codecs_[a-z]+|termios|readline"
+_OF_ICONV = r"ISO[-_]?\d[\w-]*|UTF-\d+|(?:IBM|CP)\d+|EUC-[A-Z]+|KOI-?8(?:-[A-Z])?|BIG5\w*|GBK|GB18030|SJIS"
+CANNOT_COMPUTE = re.compile(
+    rf"library (?:lib(?:{_OF_SYSTEM})[0-9.-]|(?:{_PLUGINS}|{_OF_ICONV})\.so|(?:{_OF_PYTHON})\.cpython-)"
+)
+"""Libraries that look up names, encrypt or convert text: no result of a training depends on them."""
+
+
+def deciding(numerics: Mapping[str, str]) -> dict[str, str]:
+    """Return the numerics that can move bits: all but libraries that cannot compute."""
+    return {name: value for name, value in numerics.items() if not CANNOT_COMPUTE.match(name)}
 
 
 def mapped_libraries(maps: Path = MAPS) -> dict[str, str]:

@@ -19,6 +19,7 @@ class VerdictCode(Enum):
     ROOT_MISMATCH = "root_mismatch"
     TRACE_INCOMPLETE = "trace_incomplete"
     NO_STEP = "no_step"
+    NO_VALUE = "no_value"
     TRACE_DAMAGED = "trace_damaged"
     PROCESSES_MATCHED = "processes_matched"
     PROCESSES_GUESSED = "processes_guessed"

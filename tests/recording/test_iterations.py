@@ -20,7 +20,7 @@ from harness.recording.recording_config import PROCESSES, Report
 from harness.recording.training_threads import TrainingThreads
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope
-from tests.support.recorded_programs import program, record, run
+from tests.support.recorded_programs import compared, program, record, run
 
 EXPECTED = [
     *["lr"] * 2,  # the only optimizer has no name
@@ -114,6 +114,40 @@ def test_optimizers_that_follow_each_other_are_one_step_at_the_latest_from_the_s
     assert found == first + [names] * (num_iterations - 1)
 
 
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
+def test_optimizers_that_are_made_after_a_backward_are_one_step(names: list[str]) -> None:
+    """The first of them is made before anything tells that others follow."""
+    steps = JoinedSteps()
+    steps.meet(is_within_step=False)
+    assert not steps.waits(["early"], lambda: False), "made before the loop: it ends its step alone"
+    steps.end()
+    for name in names:
+        steps.meet(is_within_step=True)
+        assert steps.join(name) == (name != names[0])
+        assert steps.waits([name], lambda: False)
+    steps.end()
+    assert not steps.waits([names[-1]], lambda: False), "in the next iteration nothing is made"
+
+
+def test_the_order_in_which_optimizers_are_made_does_not_count(tmp_path: Path) -> None:
+    """Which is that of a set of text, as in Pyro: no value of the program depends on it."""
+    with ThreadPoolExecutor() as pool:
+        recordings = [
+            pool.submit(record, tmp_path / seed, program("late_optimizers"), env={"PYTHONHASHSEED": seed})
+            for seed in ("1", "2")
+        ]
+    for each in recordings:
+        each.result()
+    verdict = compared(tmp_path / "1", tmp_path / "2")
+    assert (verdict["verdict"], verdict["first"]) == ("equal", None)
+    trace = read_trace(tmp_path / "1")
+    assert len(trace.steps) == 4 + 4 + 4 + 3 + 4 + 5, (
+        "iterations with a step; in one kind, another optimizer ends the first"
+    )
+    first = {each.name for each in trace.ranks[0].columns(0).values() if each.phase == "backward"}
+    assert first == {f"parameter{index}" for index in range(5)}
+
+
 def test_another_optimizer_may_join_late() -> None:
     """The head of a model alone, later its body too: one step from the first on that has gradients of both."""
     steps = JoinedSteps()
@@ -137,6 +171,13 @@ def test_an_optimizer_is_named_by_its_class_if_it_is_not_the_only_one() -> None:
     several = OptimizerNames()
     several.see(first), several.see(second)
     assert several.begin(first) == ("SGD.", 0)
+    late = OptimizerNames()
+    late.see(first), late.see(second)
+    assert [late.begin(each, "head.weight") for each in (second, second)] == [
+        ("Adam of head.weight.", 0),
+        ("Adam of head.weight.", 1),
+    ]
+    assert late.begin(first) == ("SGD.", 0)
 
 
 # ------------------------------------------------------------------------------------------------- steps left out

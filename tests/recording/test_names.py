@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.recording import names
-from harness.recording.names import Named, ParameterNames, living_modules, outermost, unwrapped
+from harness.recording.names import Named, ParameterNames, leaves_of, living_modules, outermost, unwrapped
 from harness.recording.recorder import Observation, look
 from tests.recording.counted_gpu import pretend_gpu
 
@@ -40,6 +40,37 @@ def test_dotted_names_of_the_outermost_module() -> None:
 
 def test_a_parameter_of_no_module_has_its_place() -> None:
     assert names_of(nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))) == ["parameter0", "parameter1"]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_parameters_of_optimizers_that_are_made_after_backward_have_the_order_of_its_graph(order: list[int]) -> None:
+    free, owned = [nn.Parameter(torch.ones(2)) for _ in range(3)], [nn.Linear(2, 1) for _ in range(3)]
+    pairs = [[free[index], owned[index].weight] for index in range(3)]
+    names = ParameterNames()
+    loss = sum((layer(parameter) for layer, parameter in zip(owned, free, strict=True)), torch.zeros(1))
+    names.meet([loss])
+    for index in order:
+        names.assign(pairs[index], with_leaves=True)
+    found = [[names.name(each) for each in pair] for pair in pairs]
+    assert [weight for _, weight in found] == ["weight", "Linear.weight", "Linear#2.weight"]
+    assert found[0][0] != found[1][0]
+    assert [parameter for parameter, _ in found] == sorted(parameter or "" for parameter, _ in found)
+
+
+def test_one_optimizer_of_all_leaves_names_them_in_its_own_order() -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    for loss in (first @ second, second @ first):
+        names = ParameterNames()
+        names.meet([loss])
+        names.assign([second, first], with_leaves=True)
+        assert [names.name(each) for each in (second, first)] == ["parameter0", "parameter1"]
+
+
+def test_leaves_come_once_in_the_order_of_the_graph() -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    squared = (second * first).square()
+    leaves = [*leaves_of([(squared + first).sum(), squared.sum(), torch.ones(1), first])]
+    assert [id(each) for each in leaves] == [id(second), id(first)]
 
 
 def test_two_modules_with_the_same_names_are_told_apart_by_class_then_number() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
-from harness.trace.chain import RecordedValue
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
@@ -32,6 +32,7 @@ from tests.support.traces import (
     any_leaves,
     flip_bit,
     manifest_of,
+    recorded_value,
     scalar,
     steps_of,
     trace,
@@ -189,6 +190,14 @@ def test_two_traces_of_nothing_prove_nothing(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_STEP),))
 
 
+def test_steps_without_a_value_that_counts_prove_nothing(tmp_path: Path) -> None:
+    """An entry that records its curve alone, say; or values that explain, and do not decide."""
+    explaining = recorded_value("rollout", "random.torch", 1, scope=Scope.CONTEXT)
+    for name, steps in (("none", [[], []]), ("context", [[explaining]])):
+        verdict = diff(trace(tmp_path / name / "a", steps), trace(tmp_path / name / "b", steps))
+        assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_VALUE),)), name
+
+
 def test_another_identity_is_not_comparable_and_still_shown(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(2))
     same = trace(tmp_path / "b", steps_of(2), manifest_of(identity={"seed": "8"}))
@@ -213,6 +222,40 @@ def test_other_numerics_excuse_a_difference_and_equal_bits_need_no_excuse(tmp_pa
         (FieldsDiffer(VerdictCode.NUMERICS_DIFFER, ("python",)),),
     )
     assert verdict.first is not None
+
+
+@pytest.mark.parametrize(
+    ("library", "decides"),
+    [
+        *[
+            (name, False)
+            for name in (
+                *("libnss_mdns4_minimal.so.2", "libnss_sss.so.2", "libresolv.so.2", "libnss3.so", "libsystemd.so.0"),
+                *("libpam.so.0.85.1", "pam_unix.so", "libgssapi_krb5.so.2", "libssl.so.3", "libcrypto-1d9c2f0a.so.3"),
+                *("ISO8859-1.so", "UTF-16.so", "CP1252.so", "EUC-JP.so", "libidn2.so.0", "libreadline.so.8.2"),
+                *("unicodedata.cpython-311-x86_64-linux-gnu.so", "_ssl.cpython-312-aarch64-linux-gnu.so"),
+            )
+        ],
+        *[
+            (name, True)
+            for name in (
+                *("libmkl_core.so.2", "libscipy_openblas64_-32a4b2a6.so", "libtorch_cpu.so", "libgomp.so.1"),
+                *("libm.so.6", "libc.so.6", "libintlc.so.5", "libsvml.so", "kernels-5e1f.so", "libcryptomath.so"),
+                *("libcap_kernels.so", "ISOMAP.so", "MACE.so", "CP2K.so", "GBM.so", "libcurling.so", "libpamper.so.1"),
+                *("math.cpython-311-x86_64-linux-gnu.so", "_ssl_loss.cpython-311-x86_64-linux-gnu.so"),
+            )
+        ],
+    ],
+)
+def test_a_library_that_cannot_compute_is_no_excuse(library: str, decides: bool, tmp_path: Path) -> None:
+    """One run has looked up a host name, and mapped what the machine looks it up with."""
+    numerics = {"python": "3.11", "library libm.so.6": "d6"}
+    a = trace(tmp_path / "a", steps_of(2), manifest_of(numerics=numerics))
+    changed = steps_of(2, flip_bit(1, "loss", "loss"))
+    b = trace(tmp_path / "b", changed, manifest_of(numerics=numerics | {f"library {library}": "d7"}))
+    reasons = (FieldsDiffer(VerdictCode.NUMERICS_DIFFER, (f"library {library}",)),)
+    verdict = diff(b, a)
+    assert (verdict.kind, verdict.reasons) == ((Kind.NOT_COMPARABLE, reasons) if decides else (Kind.DIVERGED, ()))
 
 
 @pytest.mark.parametrize("part", ["subject", "perturbation"])

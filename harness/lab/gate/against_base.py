@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from harness.core.errors import UsageError
 from harness.lab.experiments.worktrees import Checkout, Commit, Side, Worktrees, check_origin
-from harness.lab.gate.change import Change, Finding
+from harness.lab.gate.change import Change, Finding, change_of_identity
 from harness.lab.gate.plan import GateContext, GateOptions, base_context
 from harness.lab.gate.reasons import MoreSettings, NoBase, Reason, ReasonCode, Reported, SettingChanged
 from harness.lab.gate.result import GateScenario
@@ -64,13 +64,14 @@ class AgainstBase:
         try:
             base = base_context(head, self._worktrees.working_tree, side, self.options)
         except UsageError as error:
-            finding = Finding(Change.CONFIGURATION, (Reported(ReasonCode.BASE_REJECTED, error.what),))
+            finding = Finding(Change.NOT_COMPARABLE, (Reported(ReasonCode.BASE_REJECTED, error.what),))
             return GateScenario(head.name, finding, against=against)
         if base is None:
             return GateScenario(head.name, Finding(Change.NEW, (Reason(ReasonCode.SCENARIO_NEW),)), against=against)
         check_origin(base.side, base.run_spec.call, self._checkout.root)
         if reasons := other_identity(base.run_spec.identity, head.run_spec.identity):
-            return GateScenario(head.name, Finding(Change.CONFIGURATION, reasons), against=against)
+            change = change_of_identity(base.run_spec.identity, head.run_spec.identity)
+            return GateScenario(head.name, Finding(change, reasons), against=against)
         measured = await compare_sides(recorder, base, head, num_runs=self.options.runs, limits=self.options.limits)
         return GateScenario(head.name, measured.finding, measured.costs, against)
 

@@ -1,6 +1,6 @@
 """Scenarios against the goldens of this machine and environment; or what becomes a golden, where that is asked for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.core.clock import Clock
@@ -23,6 +23,7 @@ from harness.lab.gate.plan import GateContext, GateOptions
 from harness.lab.gate.reasons import GoldensKept, Named, NoGolden, Reason, ReasonCode
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import HEAD, Recorder, disagreement
+from harness.trace.mapped_libraries import deciding
 
 LEAST_AGREEING = 2
 """Runs of the head that have to agree before one is compared with a golden, or becomes one."""
@@ -61,8 +62,9 @@ class AgainstGolden:
         if unlike := disagreement(recorder):
             return GateScenario(scene.name, unlike)
         now = golden_of(recorder.traces(HEAD)[0], scene.name, scene.size)
-        before = goldens.pop(now.key, None)
-        against = f"golden {now.key}"
+        key = fitting_key(goldens, now)
+        before = goldens.pop(key, None)
+        against = f"golden {key}"
         if not self._options.accepts:
             if before is None:
                 return GateScenario(
@@ -71,7 +73,7 @@ class AgainstGolden:
             return GateScenario(scene.name, compare_with_golden(before, now), against=against, golden=before)
         golden = accepted(now, before, self._acceptance())
         if golden is not before:
-            write_golden(place / now.key, golden)
+            write_golden(place / key, golden)
         if goldens:
             self.notes.append(GoldensKept(ReasonCode.GOLDENS_KEPT, scene.name, tuple(goldens)))
         return GateScenario(scene.name, acceptance_finding(before, now), against=against, golden=golden)
@@ -83,11 +85,15 @@ class AgainstGolden:
         return Acceptance(f"{self._clock.wall():%Y-%m-%d}", self._commit, self._options.reason, self._user)
 
 
+def fitting_key(goldens: Mapping[str, Golden], now: Golden) -> str:
+    """Return the key of the golden whose deciding numerics are those of this run; the run's own if there is none."""
+    fits = (key for key, each in goldens.items() if deciding(each.numerics) == deciding(now.numerics))
+    return now.key if now.key in goldens else next(fits, now.key)
+
+
 def why_not_comparable(goldens: Iterable[Golden], now: Golden) -> Reason:
     """Return the numerics in which the nearest of these goldens differs from this run."""
-    differing = [
-        sorted(n for n in now.numerics.keys() | each.numerics.keys() if now.numerics.get(n) != each.numerics.get(n))
-        for each in goldens
-    ]
+    mine, others = deciding(now.numerics), [deciding(each.numerics) for each in goldens]
+    differing = [sorted(n for n in mine.keys() | its.keys() if mine.get(n) != its.get(n)) for its in others]
     nearest = min(differing, key=len)
     return Named(ReasonCode.NO_GOLDEN_FOR_ENVIRONMENT, tuple(nearest))

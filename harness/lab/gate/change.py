@@ -28,6 +28,7 @@ from harness.lab.gate.reasons import (
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
 from harness.trace.attribution import TEXTS
+from harness.trace.renames import ENTRY, current_entry
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -58,7 +59,7 @@ class Change(Enum):
     NONDETERMINISTIC = "nondeterministic"
     """One side does not agree with itself: nothing follows from how it differs from the other."""
     NOT_COMPARABLE = "not_comparable"
-    """The base cannot be run, or there is none."""
+    """The base cannot be run, there is none, or the entry has another name."""
     BROKEN = "broken"
     """The head does not run to its end."""
     NEW = "new"
@@ -112,15 +113,23 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
 
 
 def equal_but_for(verdict: Verdict, alone: Alone) -> Finding:
-    """That two sides compute the same, while one records more: that changes no run."""
+    """That two sides compute the same, while one records more: that changes no run. Not comparable without a value."""
     notes = [
         RecordedAlone(ReasonCode.RECORDED_ALONE, side, names)
         for side, names in (("base", alone.in_a), ("head", alone.in_b))
         if names
     ]
+    if not alone.has_common:
+        return Finding(Change.NOT_COMPARABLE, (Reason(ReasonCode.NOTHING_IN_COMMON),), tuple(notes), verdict)
     return Finding(
         Change.EQUAL, notes=(*notes, Reason(ReasonCode.COMMON_VALUES_EQUAL), *noted(verdict)), verdict=verdict
     )
+
+
+def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Change:
+    """Return CONFIGURATION; NOT_COMPARABLE if the entry differs, which may compute the same under another name."""
+    entries = [current_entry(identity.get(ENTRY, "")) for identity in (base, head)]
+    return Change.CONFIGURATION if entries[0] == entries[1] else Change.NOT_COMPARABLE
 
 
 def noted(verdict: Verdict) -> tuple[Reason, ...]:

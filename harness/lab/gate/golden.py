@@ -21,7 +21,7 @@ from harness.core.errors import HarnessError
 from harness.core.malformed import MALFORMED
 from harness.core.regular_file import MAX_JSON_BYTES, read_text
 from harness.core.replaced_file import replacing
-from harness.lab.gate.change import DECIDING, SYNC, Change, Finding
+from harness.lab.gate.change import DECIDING, SYNC, Change, Finding, change_of_identity
 from harness.lab.gate.reasons import (
     CODE_OF_KIND,
     CurveApart,
@@ -163,7 +163,8 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
     accepted, computed = current_identity(golden.identity), current_identity(now.identity)
     if accepted != computed:
         names = sorted(name for name in accepted.keys() | computed.keys() if accepted.get(name) != computed.get(name))
-        return Finding(Change.CONFIGURATION, (Named(ReasonCode.GOLDEN_CONFIGURATION, tuple(names)),))
+        change = change_of_identity(accepted, computed)
+        return Finding(change, (Named(ReasonCode.GOLDEN_CONFIGURATION, tuple(names)),))
     step = _first(golden, now, STEP)
     if step is None:
         return Finding(Change.EQUAL, notes=tuple(_logged_apart(golden, now)))

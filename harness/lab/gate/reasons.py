@@ -55,6 +55,7 @@ class ReasonCode(Enum):
     NUMERICS_DIFFER = "numerics_differ"
     RECORDED_ALONE = "recorded_alone"
     COMMON_VALUES_EQUAL = "common_values_equal"
+    NOTHING_IN_COMMON = "nothing_in_common"
     NOTED = "noted"
     SAME_TREE = "same_tree"
     SHARED_CODE = "shared_code"

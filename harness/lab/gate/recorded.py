@@ -13,6 +13,8 @@ class Alone:
     in_a: tuple[str, ...]
     """Phase and name of each, once: "loss clip_fraction"."""
     in_b: tuple[str, ...]
+    has_common: bool = True
+    """Whether there is a value that both record."""
 
 
 def recorded_alone(a: Trace, b: Trace) -> Alone | None:
@@ -20,14 +22,16 @@ def recorded_alone(a: Trace, b: Trace) -> Alone | None:
     if a.steps != b.steps or a.ranks.keys() != b.ranks.keys():
         return None
     alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
+    has_common = False
     for step in a.steps:
         for rank in a.logs(step):
             x, y = (_values(trace, step, rank) for trace in (a, b))
             if any(x[key] != y[key] for key in x.keys() & y.keys()):
                 return None
+            has_common = has_common or not x.keys().isdisjoint(y)
             for names, mine, other in ((alone[0], x, y), (alone[1], y, x)):
                 names.update(dict.fromkeys(f"{key[0]} {key[1]}" for key in mine if key not in other))
-    return Alone(*map(tuple, alone))
+    return Alone(tuple(alone[0]), tuple(alone[1]), has_common)
 
 
 def _values(trace: Trace, step: int, rank: int) -> dict[Key, tuple[str, tuple[int, ...], str, bytes]]:

@@ -82,9 +82,30 @@ def test_one_that_the_base_alone_cannot_read_is_told_beside_the_others(project: 
     project.commit("Torn", **{"scenarios/sums.yaml": "about: ["})
     project.write("scenarios/sums.yaml", text)
     project.write("scenarios/zeros.yaml", text)
-    found = {each["name"]: each for each in told(gate(project, "--base", "HEAD", "--json"))["scenarios"]}
-    assert {name: each["change"] for name, each in found.items()} == {"sums": "configuration", "zeros": "new"}
-    assert codes(found["sums"]) == ["base_rejected"]
+    done = gate(project, "--base", "HEAD", "--json")
+    found = {each["name"]: each for each in told(done)["scenarios"]}
+    assert {name: each["change"] for name, each in found.items()} == {"sums": "not_comparable", "zeros": "new"}
+    assert (done.code, codes(found["sums"])) == (ExitCode.NOT_COMPARABLE, ["base_rejected"])
+
+
+def test_an_entry_with_another_name_is_not_comparable(project: Project) -> None:
+    """Its module was renamed, so nothing is compared: that is no pass."""
+    (project.directory / "sums.py").rename(project.directory / "totals.py")
+    scenario = (project.directory / "scenarios" / "sums.yaml").read_text("utf-8")
+    project.write("scenarios/sums.yaml", scenario.replace("sums:run", "totals:run"))
+    done = gate(project, "--base", "HEAD", "--json")
+    assert (done.code, only(done)["change"]) == (ExitCode.NOT_COMPARABLE, "not_comparable")
+    assert only(done)["reasons"] == ["(entry) was sums:run and is totals:run"]
+
+
+@pytest.mark.full
+def test_a_base_that_shares_no_value_with_the_head_is_not_comparable(project: Project) -> None:
+    project.change("Other names", '", "', '", "new_', "sums.py")
+    done = gate(project, "--json")
+    assert (done.code, only(done)["change"], codes(only(done))) == (
+        *(ExitCode.NOT_COMPARABLE, "not_comparable"),
+        ["nothing_in_common"],
+    )
 
 
 @pytest.mark.full

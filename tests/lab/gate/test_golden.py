@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.lab.gate.against_golden import fitting_key, why_not_comparable
 from harness.lab.gate.change import Change
 from harness.lab.gate.golden import (
     GOLDEN,
@@ -225,6 +226,16 @@ def test_the_key_is_that_of_the_numerics(before: Golden) -> None:
     assert replace(before, numerics={"python": "3.13"}).key != before.key
     assert replace(before, numerics=dict(reversed(list(before.numerics.items())))).key == before.key
     assert len(before.key) == 12
+
+
+def test_a_golden_fits_a_run_that_has_looked_up_a_host_name(before: Golden) -> None:
+    goldens = {"5d0e": replace(before, numerics={**before.numerics, "library libnss_sss.so.2": "d6"})}
+    assert fitting_key(goldens, before) == "5d0e"
+    assert fitting_key({**goldens, before.key: before}, before) == before.key
+    other = replace(before, numerics={**before.numerics, "library libm.so.6": "d6"})
+    assert fitting_key(goldens, other) == other.key
+    reason = Named(ReasonCode.NO_GOLDEN_FOR_ENVIRONMENT, ("library libm.so.6",))
+    assert why_not_comparable(goldens.values(), other) == reason
 
 
 def test_what_is_written_says_what_it_is_to_the_one_before(before: Golden, tmp_path: Path) -> None:
