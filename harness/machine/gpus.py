@@ -193,7 +193,7 @@ def _take(
     if (isinstance(asked, Count) and len(taken) < num_wanted) or (isinstance(asked, Named) and left_out):
         if claims is not None:
             for gpu in taken:
-                claims.release(_claim_name(gpu.gpu_id, around))
+                claims.release(_claim_name(gpu.gpu_id, around, claims))
         raise _too_few(asked, len(taken), len(mine), left_out)
     return Inventory(
         gpus=tuple(taken),
@@ -275,17 +275,19 @@ def _why_busy(reading: GpuReading) -> str:
 
 def _claim(gpu: Gpu, claims: Claims | None, around: Surroundings) -> Gpu | LeftOut:
     """Takes the GPU for this run; why that was refused, where it was."""
-    name = _claim_name(gpu.gpu_id, around)
-    if claims is None or claims.try_claim(name) or (gpu.is_as_is and claims.try_claim_past(name)):
+    if claims is None:
+        return gpu
+    name = _claim_name(gpu.gpu_id, around, claims)
+    if claims.try_claim(name) or (gpu.is_as_is and claims.try_claim_past(name)):
         return gpu
     holder = holder_of(name)
     reason = "leased by another rlharness run" + (f" ({holder})" if holder else "")
     return LeftOut(gpu.gpu_id, gpu.index, gpu.model, reason, is_busy=True)
 
 
-def _claim_name(gpu_id: str, around: Surroundings) -> str:
+def _claim_name(gpu_id: str, around: Surroundings, claims: Claims) -> str:
     """Return the name of a claim: within a lease, runs of its attempt share its GPUs out among themselves alone."""
     whole = f"gpu-{gpu_id}"
-    if gpu_id not in around.gpu_ids or holder_of(whole) is None:  # a variable that outlived its run means nothing
+    if gpu_id not in around.gpu_ids or claims.try_claim(whole):  # a variable that outlived its run means nothing
         return whole
     return f"{whole}-under-{around.marker[-MAX_MARKER_CHARS:]}"

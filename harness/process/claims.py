@@ -5,8 +5,8 @@ when the holder's last descriptor closes, however the holder dies. Nothing is le
 exec, so a child never holds on to a name; a child forked without exec would. The name space is the network
 namespace's: runs in two containers with networks of their own do not see each other's names.
 
-Abstract names have no permissions, so another user can bind them all. `try_claim_past` then holds a name among the runs
-of this user alone, by a lock on a file in the user's cache directory.
+Abstract names have no permissions, so another user can bind them all, and need not listen. `try_claim_past` then holds
+a name among the runs of this user alone, by a lock on a file in the user's cache directory.
 """
 
 import errno
@@ -57,20 +57,26 @@ class Claims:
         return True
 
     def try_claim_past(self, name: str) -> bool:
-        """Whether `name`, which a process of another user holds, is now held here among the runs of this user.
+        """Whether `name`, which no run of this user holds, is now held here among the runs of this user.
 
-        False where another run of this user has it, or where the name is free or this user's: `try_claim` is for these.
+        False where another run of this user has it, and where nobody can say: more have asked than the holder answers.
         UsageError, OSError where the user has no cache directory.
         """
-        holder = holder_of(name)
-        if holder is None or holder.uid == os.geteuid() or name in self._locks:
+        if name in self._locks:
             return False
+        if self.try_claim(name):  # it is free now
+            return True
         directory = user_cache({}) / "claims"
         directory.mkdir(mode=0o700, exist_ok=True)
         lock = open_for_writing(directory / f"{os.uname().nodename}-{name}")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            is_own = _credentials(name)[1] == os.geteuid()  # asked last: one that has just bound it listens by now
+        except ConnectionRefusedError:  # bound by a process that does not listen: none of ours
+            is_own = False
+        except OSError:  # locked, or more have asked than the holder's queue takes
+            is_own = True
+        if is_own:
             lock.close()
             return False
         self._locks[name] = lock
@@ -110,15 +116,21 @@ class Holder:
 
 def holder_of(name: str) -> Holder | None:
     """Return who holds `name`; None if no or an unknown process does."""
+    try:
+        pid, uid = _credentials(name)
+    except OSError:
+        return None
+    return Holder(pid, uid) if pid else None
+
+
+def _credentials(name: str) -> tuple[int, int]:
+    """Return number, 0 outside our PID namespace, and user of the process that listens on `name`; OSError for none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.setblocking(False)
-        try:
-            asker.connect(_address(name))
-            credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-        except OSError:
-            return None
+        asker.connect(_address(name))
+        credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     pid, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
-    return Holder(pid, uid) if pid else None
+    return pid, uid
 
 
 def _address(name: str) -> str:

@@ -164,7 +164,7 @@ class _Run:
                 self.failed_workers = tuple(runner.workers.failures)
             kept = (note for note in context.history.notes if note not in context.notes)
             combined = await self._combine_coverage(planned.collected)
-            self.notes = (*_undone(planned.collected), *runner.notes, *combined, *kept)
+            self.notes = (*_undone(planned.collected), *runner.notes, *context.ports.notes, *combined, *kept)
             self.isolation = (*merge_notes(runner.isolation), *(context.warm.notes if context.warm is not None else ()))
         self.state.check_sum()
 

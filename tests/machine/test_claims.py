@@ -113,6 +113,17 @@ def test_a_name_too_long_is_our_own_error() -> None:
             mine.try_claim(longest + "x")
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_a_name_that_a_run_of_this_user_holds_is_never_shared_however_often_it_was_asked() -> None:
+    name = new_name()
+    with Claims() as mine, Claims() as other:
+        assert mine.try_claim(name)
+        assert not any(other.try_claim_past(name) for _ in range(100)), "its queue of questions is full after 64"
+        mine.release(name)
+        assert other.try_claim_past(name), "as by try_claim"
+        assert not mine.try_claim(name)
+
+
 class Holders(RuleBasedStateMachine):
     """Three runs take and give back names in any order; a dictionary says who must have what."""
 

@@ -12,6 +12,7 @@ from harness.core.errors import InventoryError
 from harness.machine.visible import UNOPENED_NOTE
 from harness.process.claims import Claims
 from tests.machine.test_gpus import ids, reasons, run_child
+from tests.support.foreign_claims import held_by_another_user
 from tests.support.nvml_stub.build import Instance, Process, StubGpu, machine_of
 from tests.support.nvml_stub.driver import Driver
 from tests.support.suite_runs import stub_gpus
@@ -197,7 +198,18 @@ def test_a_lease_that_is_over_means_nothing(driver: Driver) -> None:
     with Claims() as other:
         assert other.try_claim("gpu-GPU-a-under-run-0001")
         inventory = driver.read_inventory(machine_of(StubGpu()), "auto", {"RLHARNESS_LEASE": code}, claims=True)
+        with pytest.raises(InventoryError, match="1 of the 1 GPUs"):
+            driver.read_inventory(machine_of(StubGpu()), "2", {"RLHARNESS_LEASE": code}, claims=True)
     assert ids(inventory) == ["GPU-a"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.usefixtures("own_cache")
+def test_a_run_within_a_lease_has_its_gpu_though_another_user_holds_the_name(driver: Driver) -> None:
+    machine = machine_of(StubGpu())
+    with held_by_another_user("gpu-GPU-a", listens=False), Claims() as outer:
+        assert outer.try_claim_past("gpu-GPU-a")
+        assert ids(driver.read_inventory(machine, "auto", {"RLHARNESS_LEASE": "run-0001 GPU-a"}, claims=True))
 
 
 # ---- errors that the driver reports ----

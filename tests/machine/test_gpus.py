@@ -204,11 +204,13 @@ def test_a_card_of_another_run_is_left_out_and_named(driver: Driver) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.usefixtures("own_cache")
-def test_a_gpu_whose_name_another_user_holds_can_be_insisted_on_by_one_run(driver: Driver) -> None:
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_gpu_whose_name_another_user_holds_can_be_insisted_on_by_one_run(driver: Driver, listens: bool) -> None:
     machine = machine_of(StubGpu(), StubGpu())
-    with held_by_another_user("gpu-GPU-a") as pid:
+    with held_by_another_user("gpu-GPU-a", listens=listens) as pid:
         inventory = driver.read_inventory(machine, claims=True)
-        assert reasons(inventory)[0] == f"leased by another rlharness run (pid {pid} of user {NOBODY})"
+        whose = f" (pid {pid} of user {NOBODY})" if listens else ""
+        assert reasons(inventory)[0] == f"leased by another rlharness run{whose}"
         assert ids(driver.read_inventory(machine, "as-is:0", claims=True)) == ["GPU-a"]
         with Claims() as other_run:
             assert other_run.try_claim_past("gpu-GPU-a")

@@ -19,7 +19,7 @@ from harness.core.invocation import Invocation
 from harness.core.need import Need
 from harness.core.report_file import TestEnd, TestReport
 from harness.core.test_outcomes import TestOutcome
-from harness.runner.attempts.leaning_check import MAX_CHECKS, files_before, pass_in, passes_in
+from harness.runner.attempts.leaning_check import MAX_CHECKS, files_before, passes_in
 from harness.runner.leaning import LeaningKind, Probe, Prober, Search
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.suite_runs import Done, environment, run, write_suite
@@ -293,13 +293,83 @@ def test_a_part_that_fails_in_its_whole_file_too_has_failed(tmp_path: Path) -> N
     assert (done.code, sorted(done.outcomes.values())) == (1, ["failed", "passed"])
 
 
-def test_a_part_passes_in_order_if_each_of_its_failed_tests_does() -> None:
-    def report(**outcomes: TestOutcome) -> TestReport:
-        ends = {f"test_s.py::{name}": TestEnd(outcome, 0.1, "", "") for name, outcome in outcomes.items()}
-        return TestReport(ends=ends, finished_exit=1, nodeids=tuple(ends))
+NEEDS_ALL_BEFORE_IT = """
+import os, pytest
+S = []
+{mark}
+@pytest.mark.parametrize("i", range({count}))
+def test_i(i):
+    S.append(i)
+    {more}
+    assert S == list(range(i + 1))
+"""
 
-    passed, failed = TestOutcome.PASSED, TestOutcome.FAILED
-    assert pass_in(report(a=passed, b=failed), ["test_s.py::a"])
-    assert not pass_in(report(a=passed, b=failed), ["test_s.py::a", "test_s.py::b"])
-    assert not pass_in(report(a=passed), ["test_s.py::b"])
-    assert not pass_in(report(a=passed), [])
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("count", "mark", "more", "options"),
+    [
+        (16, "", "", "--gpus none --cpu-units 8"),
+        (16, "", "", "--gpus none --cpu-units 8 --isolate worker"),
+        pytest.param(32, "@pytest.mark.gpus(1)", "", "--gpus sim:8", marks=pytest.mark.full),
+        # A part whose tests kill their process outside the order.
+        pytest.param(16, "", "len(S) > i or os._exit(3)", "--gpus none --cpu-units 8", marks=pytest.mark.full),
+    ],
+)
+def test_one_whole_run_that_passes_settles_all_parts(
+    tmp_path: Path, count: int, mark: str, more: str, options: str
+) -> None:
+    write_suite(tmp_path, {"test_s.py": NEEDS_ALL_BEFORE_IT.format(count=count, mark=mark, more=more)})
+    done = run(tmp_path, "run", *options.split(), "--junit", "report.xml")
+    done.assert_sound()
+    assert done.code == 0, done.stdout + done.stderr
+    assert len(done.outcomes) > MAX_CHECKS
+    assert "leaning" in set(done.outcomes.values()) <= {"passed", "leaning"}
+    assert len(list(done.record.glob("units/*/in_order"))) == 1
+    root = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert (root.get("failures"), root.get("errors")) == ("0", "0")
+    assert sum(not len(case) for case in root.iter("testcase")) == count, "each test has passed once"
+    assert sum(result["tests"]["counts"]["passed"] for result in done.results.values()) == count
+
+
+@pytest.mark.timeout(200)
+def test_one_whole_run_names_the_test_that_really_fails(tmp_path: Path) -> None:
+    text = NEEDS_ALL_BEFORE_IT.format(count=16, mark="", more="assert i != 9, 'broken'")
+    done = run(write_suite(tmp_path, {"test_s.py": text}), "run", "--gpus", "none", "--cpu-units", "8")
+    done.assert_sound()
+    assert (done.code, sorted(set(done.outcomes.values()))) == (1, ["failed", "leaning"])
+    assert len(list(done.record.glob("units/*/in_order"))) == 1
+    (failed,) = [result for result in done.results.values() if result["outcome"] == "failed"]
+    assert failed["tests"]["counts"] == {"passed": 3, "failed": 1}
+    assert "AssertionError: broken" in done.stdout
+    assert "15 passed, 1 failed" in done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_a_test_that_the_order_breaks_has_failed_although_its_part_passed(tmp_path: Path) -> None:
+    text = """
+import pytest, time
+S = []
+@pytest.mark.parametrize("i", range(16))
+def test_i(i):
+    S.append(i)
+    time.sleep(3 * (i == 3))  # the other parts have passed by then
+    assert i != 15 or 0 in S
+    assert i != 5 or 0 not in S
+"""
+    done = run(write_suite(tmp_path, {"test_s.py": text}), "run", "--gpus", "none", "--cpu-units", "8")
+    done.assert_sound()
+    assert (done.code, len(done.outcomes)) == (1, 4)
+    (failed,) = [result for result in done.results.values() if result["outcome"] == "failed"]
+    assert failed["tests"]["counts"]["failed"] == 1
+    assert "test_i[5]" in done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_a_part_that_crashes_in_the_whole_file_too_has_crashed(tmp_path: Path) -> None:
+    text = NEEDS_ALL_BEFORE_IT.format(count=16, mark="", more="i == 5 and os._exit(3)")
+    done = run(write_suite(tmp_path, {"test_s.py": text}), "run", "--gpus", "none", "--cpu-units", "8")
+    done.assert_sound()
+    assert done.code == 1
+    assert "crashed" in done.outcomes.values()
+    assert len(list(done.record.glob("units/*/in_order"))) == 1

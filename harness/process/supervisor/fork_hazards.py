@@ -109,19 +109,16 @@ class Watch:
                 yield "replaced", name.replace(":", ".")
 
 
-def num_threads_kept(num_spare: int = 0) -> int:
-    """Number of threads that stay through a fork: libraries such as OpenBLAS end theirs before one, others do not.
-
-    `num_spare` threads of Python that no fork needs are not counted.
-    """
-    if num_threads() > 1 + num_spare and threading.active_count() == 1 + num_spare:
+def num_threads_kept() -> int:
+    """Number of threads that stay through a fork: libraries such as OpenBLAS end theirs before one, others do not."""
+    if num_threads() > 1 and threading.active_count() == 1:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pid = os.fork()
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-    return num_threads() - num_spare
+    return num_threads()
 
 
 def num_threads() -> int:

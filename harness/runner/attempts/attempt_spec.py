@@ -10,7 +10,7 @@ from harness.process.child_env import OMP_NUM_THREADS, child_env, xdist_variable
 from harness.process.ports import PortBlocks
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner.attempts.host import Host, HostOf
-from harness.runner.collection.collect import NO_WORKERS, Collected
+from harness.runner.collection.collect import Collected
 from harness.runner.collection.command_units import SHELL
 from harness.runner.options import RunOptions
 from harness.runner.reruns.retries import Retries
@@ -22,8 +22,6 @@ from harness.runner.sessions.pytest_command import pytest_command
 from harness.runner.sessions.workers import Attempts
 from harness.runner.units import Unit
 
-WITHOUT_XDIST = {"numprocesses": 0, "dist": "no", "tx": []}
-"""What `-n0` sets."""
 COVERAGE_FILE = "COVERAGE_FILE"
 UNITS = "units"
 """Name of the directory of all attempts in the directory of a run."""
@@ -114,8 +112,7 @@ class AttemptSpecs:
                 "args": paths,
                 "options": options
                 | ({"rlharness_part": part} if part else {})
-                | ({"rlharness_fork_tests": grace_s} if grace_s is not None else {})
-                | (WITHOUT_XDIST if NO_WORKERS in self.collected.pytest_args else {}),
+                | ({"rlharness_fork_tests": grace_s} if grace_s is not None else {}),
                 "plugins": [*plugins] + [PARTS] * bool(part) + [FORKED_TESTS] * (grace_s is not None),
             },
             cwd=str(host.cwd),

@@ -1,22 +1,33 @@
 """Whether a file, or part of one, that fails in a process of its own passes in pytest's own order.
 
-The check is one more supervised attempt, on the lease that the unit still holds: for a file, those before it and the
-file in one process; for a part, its whole file. It has a time limit, and a run makes few of them.
+The check is one more supervised attempt, on the lease that the unit still holds. For a file it runs those before it and
+the file in one process; it has a time limit, and a run makes few of them. For a part it runs the whole file, once for
+all parts: it decides the outcome of each of their tests, as pytest itself would.
 """
 
+import asyncio
+import json
+import shutil
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from harness.core.errors import HarnessError, ReportError
-from harness.core.report_file import ReportTail, TestReport
+from harness.core.need import Need
+from harness.core.regular_file import open_for_writing
+from harness.core.report_file import ReportTail, TestReport, read_report
+from harness.runner import events
+from harness.runner.attempts.attempt_spec import UNITS
 from harness.runner.attempts.unit_run import UnitRunner
-from harness.runner.reruns.retries import AGAIN
+from harness.runner.reruns.retries import AGAIN, NAMED, RETRIED
 from harness.runner.schedule.leases import Lease
 from harness.runner.units import Outcome, Unit, UnitResult
 
 MAX_CHECKS = 3
 """Number of files that one run checks; where more fail, something else is the matter."""
 LIMIT_S = 120.0
+IN_ORDER = "in_order"
 CHECKED = (Outcome.FAILED, Outcome.COLLECT_ERROR)
 
 
@@ -46,35 +57,95 @@ def _tests_of(report: TestReport, file: str) -> list[str]:
 
 
 @dataclass(slots=True)
+class _Parts:
+    """The parts of one file."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    whole: list[tuple[Need, Path, TestReport]] = field(default_factory=list)
+    """Runs of the whole file: need of the lease, directory, report; an empty one where it did not come to its end."""
+    passed: list[tuple[Need, tuple[str, ...]]] = field(default_factory=list)
+    """Tests of the parts that passed before it ran."""
+
+
+@dataclass(slots=True)
 class LeaningCheck:
     """The checks of one run."""
 
     checks_files: bool = False
     """Whether failing files run again after those before them; failing parts always run again with their whole file."""
     num_left: int = MAX_CHECKS
+    parts: defaultdict[str, _Parts] = field(default_factory=lambda: defaultdict(_Parts))
 
     async def settle(
         self, runner: UnitRunner, number: int, lease: Lease, result: UnitResult, report: TestReport
     ) -> tuple[UnitResult, tuple[str, ...]]:
         """Return the result of an attempt, leaning where the check passes, and processes that SIGKILL did not end."""
-        unit = result.unit
-        before = () if unit.part else files_before(runner.collected.units, unit)[0]
-        is_wanted = unit.part or (self.checks_files and before and not unit.together)
+        unit, file = result.unit, result.unit.file_path
+        if unit.part:
+            async with self.parts[file].lock:
+                return await self._settle_part(runner, number, lease, result, report)
+        before = files_before(runner.collected.units, unit)[0]
+        is_wanted = self.checks_files and before and not unit.together
         if result.outcome not in CHECKED or number in runner.cancelled or not is_wanted or not self.num_left:
             return result, ()
         self.num_left -= 1
-        file, wanted = unit.file_path, failing_tests(report, unit.file_path)
+        wanted = failing_tests(report, file)
         found, unkillable = await _in_order(runner, number, lease, unit, before)
-        if found is None or not (pass_in(found, wanted) if unit.part else passes_in(found, file, wanted)):
+        if found is None or not passes_in(found, file, wanted):
             return result, unkillable
-        if unit.part:  # it fails since it was split, which is no fault of the suite
-            why = "passes if the whole file runs in one process, as it will from the next run"
-            is_accepted = True
-        else:
-            why = f"passes after the {len(before)} files before it; rlharness run --leaning {file} names the test"
-            is_accepted = runner.options.accepts_leaning
-        reason = f"{result.reason}; {why}" if result.reason else why
-        return replace(result, outcome=Outcome.LEANING, reason=reason, is_accepted=is_accepted), unkillable
+        why = f"passes after the {len(before)} files before it; rlharness run --leaning {file} names the test"
+        return _leaning(result, why, is_accepted=runner.options.accepts_leaning), unkillable
+
+    async def _settle_part(
+        self, runner: UnitRunner, number: int, lease: Lease, result: UnitResult, report: TestReport
+    ) -> tuple[UnitResult, tuple[str, ...]]:
+        """Return the result of a part by what its tests did in the whole file, which runs once one part has failed."""
+        unit, parts = result.unit, self.parts[result.unit.file_path]
+        tests, unkillable = tuple(report.all_ids()), tuple[str, ...]()
+        if not tests or number in runner.cancelled or result.outcome not in (*RETRIED, Outcome.PASSED):
+            return result, ()
+        known = [each for each in parts.whole if not unit.need.exceeds(each[0])]
+        if not known and result.outcome is Outcome.PASSED:
+            parts.passed.append((unit.need, tests))
+            return result, ()
+        if not known:
+            found, unkillable = await _in_order(runner, number, lease, unit, ())
+            whole = found if found and found.finished_exit is not None and not found.unread else TestReport()
+            known = [(unit.need, runner.directory(number) / IN_ORDER / UNITS / runner.name(number), whole)]
+            parts.whole += known
+            ran = [test for need, passed in parts.passed if not need.exceeds(unit.need) for test in passed]
+            tests += tuple(test for test in ran if whole.outcome_of(test) in NAMED)
+        try:
+            return _as_in_whole(runner, number, result, tests, known[0]), unkillable
+        except (OSError, ReportError):  # a full disk, or a test has put something else in the place of its report
+            return result, unkillable
+
+
+def _as_in_whole(
+    runner: UnitRunner, number: int, result: UnitResult, tests: Sequence[str], whole: tuple[Need, Path, TestReport]
+) -> UnitResult:
+    """Return the result of a part with the outcomes that `tests` have in the whole file, as far as it has any."""
+    ends = [(test, whole[2].ends[test]) for test in tests if test in whole[2].ends]
+    if not ends:
+        return result
+    directory = runner.directory(number)
+    with open_for_writing(directory / "report.jsonl", appends=True) as file:
+        for test, end in ends:
+            file.write(json.dumps({"k": "end", "id": test, **asdict(end)}).encode() + b"\n")
+            runner.post(events.TestFinished(runner.t(), result.unit.path, test, end.outcome, end.duration_s))
+    found = read_report(directory / "report.jsonl")
+    if any(found.outcome_of(test) in AGAIN for test in found.all_ids()):
+        shutil.copyfile(whole[1] / "output.log", directory / "output.log")
+        result = replace(result, outcome=Outcome.FAILED, reason="the whole file, in one process, has these outcomes")
+    elif result.outcome is not Outcome.PASSED:
+        result = _leaning(result, "passes if the whole file runs in one process, as it will from the next run")
+    return replace(result, tests=found.counts())
+
+
+def _leaning(result: UnitResult, why: str, *, is_accepted: bool = True) -> UnitResult:
+    """Return the result of a unit that failed for the order of its tests alone; of a part, no fault of the suite."""
+    reason = f"{result.reason}; {why}" if result.reason else why
+    return replace(result, outcome=Outcome.LEANING, reason=reason, is_accepted=is_accepted)
 
 
 async def _in_order(
@@ -84,18 +155,20 @@ async def _in_order(
 
     With it, processes that SIGKILL did not end.
     """
-    file = unit.file_path
-    whole = replace(unit, path=file, selection=(*before, file), file="", part=None, timeout_s=LIMIT_S)
+    file, limit_s = unit.file_path, unit.timeout_s if unit.part else LIMIT_S
+    whole = replace(unit, path=file, selection=(*before, file), file="", part=None, timeout_s=limit_s)
     checking = replace(
         runner,
-        run_directory=runner.directory(number) / "in_order",
+        run_directory=runner.directory(number) / IN_ORDER,
         scratch=runner.tmpdir(number) / "o",
+        attempts=runner.command_attempts or runner.attempts,  # no worker that has run other parts
+        workers=None,
         post=lambda event: None,  # the unit has said what its tests did
         followed={},
     )
     tail = ReportTail(checking.directory(number) / "report.jsonl")
     try:
-        end, _ = await checking.run_attempt(number, whole, lease, tail)
+        end, limit_s = await checking.run_attempt(number, whole, lease, tail)
         found = tail.report()
     except (OSError, HarnessError, ReportError) as error:
         runner.notes.append(f"{file} could not be run in order: {' '.join(str(error).split())}")
@@ -103,12 +176,5 @@ async def _in_order(
     finally:
         tail.close()
     if end.reason == "timeout":
-        runner.notes.append(f"{file} may lean on other tests: in order, it takes longer than {LIMIT_S:g} s")
+        runner.notes.append(f"{file} may lean on other tests: in order, it takes longer than {limit_s:g} s")
     return None if end.reason else found, end.unkillable
-
-
-def pass_in(report: TestReport, wanted: Sequence[str]) -> bool:
-    """Return whether a report shows all of `wanted`, at least one, to have run and not failed."""
-    ended = report.finished_exit is not None and not report.unread
-    ran = set(report.all_ids())
-    return ended and bool(wanted) and all(nodeid in ran and report.outcome_of(nodeid) not in AGAIN for nodeid in wanted)

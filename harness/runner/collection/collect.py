@@ -38,7 +38,7 @@ from harness.runner.schedule.splitting import Split
 from harness.runner.selections import Selection, selected, split_selections
 from harness.runner.sessions.combined_coverage import CoverageOptions, coverage_options
 from harness.runner.sessions.part_file import PartTests
-from harness.runner.sessions.plugin_names import odd_name_plugins
+from harness.runner.sessions.plugin_names import XDIST, odd_name_plugins
 from harness.runner.units import NeedSource, Unit, UnitResult
 
 NO_WORKERS = "-n0"
@@ -220,7 +220,7 @@ class Collector:
 
     def _session(self, paths: Sequence[str], **options: object) -> dict[str, Any]:
         """What tells a fork of the warm session to collect `paths`."""
-        plugins = [PLUGIN, *odd_name_plugins(paths, self.options.cwd)]
+        plugins = [XDIST, PLUGIN, *odd_name_plugins(paths, self.options.cwd)]
         return {"args": list(paths), "options": {"collectonly": True, **options}, "plugins": plugins}
 
     def _directory(self) -> Path:

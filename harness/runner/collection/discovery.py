@@ -34,6 +34,7 @@ from harness.runner.collection.child_files import UNWRITABLE
 from harness.runner.collection.source_scan import OURSELVES, ScannedFile, SourceScan
 from harness.runner.sessions.own_coverage import combine_options, threshold
 from harness.runner.sessions.parts import ties_of
+from harness.runner.sessions.xdist_fixtures import NUM_WORKERS
 
 SILENCED: dict[str, Any] = {
     "xmlpath": None,  # --junitxml
@@ -205,9 +206,9 @@ class Finder:
             "found",
             rootdir=str(self._rootdir),
             inifile=str(config.inipath) if config.inipath else None,
-            has_xdist=config.pluginmanager.hasplugin("xdist"),
+            has_xdist=hasattr(config.option, "numprocesses"),
             coverage=config.stash[COVERAGE],
-            num_workers=config.getoption("numprocesses", None) or 0,
+            num_workers=config.stash.get(NUM_WORKERS, 0),
             files=[(path, size_bytes, file.why_import, file.digest) for path, size_bytes, file in scanned],
             imports=common_imports(self.sizes_bytes, config.getini("python_files")),
         )

@@ -35,7 +35,7 @@ from harness.process.supervisor.forked_leader import begin_fork, end, set_random
 from harness.process.supervisor.stacks import dump_stacks
 from harness.process.supervisor_client import find_py_spy
 from harness.runner.sessions import own_coverage
-from harness.runner.sessions.threads_before import num_spare, other_threads, plugin_of
+from harness.runner.sessions.threads_before import other_threads, plugin_of
 
 SLACK_S = 1.0
 """Seconds that pytest-timeout, which acts inside the process, has before us."""
@@ -87,7 +87,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 def _why_not(config: pytest.Config) -> tuple[str, str] | None:
     """Return the obstacle to forking this process, as a code and its value; None for none."""
-    if (num := num_threads_kept(num_spare())) > 1:
+    if (num := num_threads_kept()) > 1:
         earlier, threads = config.stash[THREADS_BEFORE], other_threads()
         if plugin := plugin_of(threads & earlier, config.pluginmanager.list_name_plugin()):
             return "plugin_threads", plugin

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from harness.runner.selections import is_oddly_named, split_node_id
 
-FOR_TESTS = ("harness.runner.sessions.xdist_fixtures", "harness.runner.sessions.shared_cache")
+XDIST = "harness.runner.sessions.xdist_fixtures"
+"""Takes the place of pytest-xdist."""
+FOR_TESTS = (XDIST, "harness.runner.sessions.shared_cache")
 """Plugins of every process that runs tests."""
 PARTS = "harness.runner.sessions.parts"
 """Selects the tests of a part, which are in its PART_FILE."""

@@ -1,23 +1,16 @@
-"""Threads that run before a test file is imported: which of them a fork can do without, and whose the others are."""
+"""Threads that run before a test file is imported, and whose they are."""
 
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType, ModuleType
 
-SPARE = frozenset((("pytest_rerunfailures", "run_server"),))
-"""Module and function of threads that no fork needs: this one waits for workers of pytest-xdist, which do not exist."""
 CONFTEST = "conftest.py"
 
 
 def other_threads() -> set[threading.Thread]:
-    """Return the threads of Python, without the main one and those that a fork can do without."""
-    return {each for each in _not_main() if origin(each) not in SPARE}
-
-
-def num_spare() -> int:
-    """Return the number of threads that a fork can do without."""
-    return sum(origin(each) in SPARE for each in _not_main())
+    """Return the threads of Python, without the main one."""
+    return {each for each in threading.enumerate() if each is not threading.main_thread()}
 
 
 def origin(thread: threading.Thread) -> tuple[str, str]:
@@ -37,10 +30,6 @@ def plugin_of(threads: Iterable[threading.Thread], plugins: Iterable[tuple[str, 
         if is_module and not name.endswith(CONFTEST):
             return name
     return ""
-
-
-def _not_main() -> Iterator[threading.Thread]:
-    return (each for each in threading.enumerate() if each is not threading.main_thread())
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

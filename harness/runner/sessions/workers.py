@@ -230,14 +230,12 @@ class Workers:
             "basetemp": str(tmpdir / "pytest"),
         }
         given = [f"--{key.replace('_', '-')}={value}" for key, value in own.items()]
-        options: Mapping[str, Any] = (spec.session or {}).get("options", {})
-        xdist = {key: options[key] for key in ("numprocesses", "dist", "tx") if key in options}
         plugins = [*FOR_TESTS, PARTS, ODD_NAMES, WORKER]
         own_env = {"TMPDIR": str(tmpdir), ATTEMPT_MARKER: marker, XDIST[0]: f"g{name}"}
         of_worker = replace(
             spec,
             argv=(*self._argv, *(word for name in plugins for word in ("-p", name)), *given),
-            session={"args": [], "options": own | xdist, "plugins": plugins},
+            session={"args": [], "options": own, "plugins": plugins},
             directory=str(directory),
             marker=marker,
             env={**spec.env, **own_env},

@@ -160,13 +160,6 @@ def with_plugin(directory: Path, plugin: str, function: str) -> Path:
     return write_suite(directory / "suite", files)
 
 
-def test_the_thread_of_a_plugin_that_serves_no_fork_does_not_keep_tests_together(tmp_path: Path) -> None:
-    """pytest-rerunfailures starts it wherever pytest-xdist is installed, and nothing connects without xdist's -n."""
-    done = run(with_plugin(tmp_path, "pytest_rerunfailures", "run_server"), *WHOLE, "test")
-    assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
-    assert done.of("run_finished")[0]["isolation"] == []
-
-
 def test_one_note_names_the_plugin_whose_threads_keep_tests_together(tmp_path: Path) -> None:
     done = run(with_plugin(tmp_path, "threaded", "watch"), *WHOLE, "test")
     assert done.outcomes == {"test_a.py": "failed", "test_b.py": "failed"}

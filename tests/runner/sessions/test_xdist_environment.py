@@ -44,3 +44,35 @@ def test_a_conftest_that_reads_its_worker_at_import_reads_its_own(tmp_path: Path
     done = run(write_suite(tmp_path / "suite", files), "run", "--gpus", "none", "--json")
     assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
     assert "PYTEST_XDIST_WORKER" in json.dumps(done.of("run_finished")[0]["isolation"])
+
+
+ASKS_FOR_XDIST = """
+import warnings, pytest
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):  # as pytest-benchmark and pytest-rerunfailures ask
+    if config.getoption("dist") != "no" or config.getoption("tx") or config.pluginmanager.hasplugin("xdist"):
+        warnings.warn("Benchmarks are automatically disabled because xdist plugin is active.")
+"""
+IN_A_GROUP = """
+import pytest
+@pytest.mark.xdist_group("g")
+def test_worker(worker_id, testrun_uid, pytestconfig):
+    assert worker_id and testrun_uid
+    assert pytestconfig.getoption("numprocesses") == 0
+def test_other(): pass
+"""
+
+
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test")]
+
+
+@pytest.mark.parametrize("isolate", ["file", "worker", *FULL])
+def test_no_plugin_finds_xdist_active_whatever_addopts_say(tmp_path: Path, isolate: str) -> None:
+    addopts = "-p xdist -n 2 --dist=loadfile --maxprocesses=4 --no-loadscope-reorder --strict-markers"
+    ini = f'[tool.pytest.ini_options]\naddopts = "{addopts}"\nfilterwarnings = ["error"]\n'
+    files = {"pyproject.toml": ini, "conftest.py": ASKS_FOR_XDIST, "test_a.py": IN_A_GROUP, "test_b.py": IN_A_GROUP}
+    suite = write_suite(tmp_path / "suite", files)
+    done = run(suite, "run", "--gpus", "none", "--isolate", isolate, "--json")
+    assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}, done.stdout + done.stderr
+    assert any(note.startswith("-n 2 of pytest-xdist") for note in json.loads(done.stdout)["notes"])
+    assert run(suite, "plan", "--gpus", "none").code == 0
