@@ -37,7 +37,9 @@ def compare(pair: Mapping[str, Any], checkout: Path, cwd: Path) -> dict[str, Any
 
 
 def reported(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is frozen of the output of `diff --json`: the only place that knows its shape."""
+    """Return what is frozen of the output of `diff --json`, nothing of an error: the only place that knows its shape."""
+    if "verdict" not in verdict:
+        return {}
     first = verdict["first"] or {}
     sides = [first.get(side) or {} for side in ("a", "b")]
     value = {**sides[1], **sides[0]}

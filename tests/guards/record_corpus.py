@@ -37,14 +37,11 @@ class Recording:
     exit_code: int = 0
 
 
-def torchrun(num_ranks: int) -> tuple[str, ...]:
-    """Words before a program of several ranks."""
-    return "torchrun", "--standalone", "--nproc-per-node", str(num_ranks)
-
-
 KEPT, OPS, METRIC = ("--save-tensors", "2"), ("--trace-ops", "2"), ("--metric", r"score=score=([0-9.]+)")
 CHECKPOINT = {"SAVE": "checkpoint.pt"}, {"RESUME": "checkpoint.pt"}
-RANKS = torchrun(2)
+RANKS = ("torchrun", "--standalone", "--nproc-per-node", "2")
+NUM_RANKS = "PET_NPROC_PER_NODE"
+"""A variable that torchrun reads: the command lines of several world sizes are equal."""
 RECORDINGS = {
     "loop": Recording("loop", variables=CHECKPOINT[0]),
     "loop-again": Recording("loop"),
@@ -55,7 +52,7 @@ RECORDINGS = {
     },
     "loop-argument": Recording("loop", arguments=("--seed", "7")),
     "loop-deterministic": Recording("loop", options=("--level", "deterministic")),
-    "loop-killed": Recording("loop", "killed", exit_code=12),
+    "loop-killed": Recording("loop", "killed", exit_code=137),
     "loop-error": Recording("loop", "error", exit_code=1),
     "loop-metric": Recording("loop", options=METRIC),
     "loop-metric-score": Recording("loop", "score", METRIC),
@@ -73,8 +70,8 @@ RECORDINGS = {
     "ranks-noise": Recording("two_ranks", "noise", launcher=RANKS),
     "ranks-ends": Recording("two_ranks", "ends", launcher=RANKS, exit_code=1),
     "ranks-sentinel": Recording("two_ranks", "flip", ("--sentinel", "1"), RANKS, exit_code=10),
-    **{f"shards-{num}": Recording("shards", launcher=torchrun(num)) for num in (1, 2, 3)},
-    "shards-3-changed": Recording("shards", "shard", launcher=torchrun(3)),
+    **{f"shards-{num}": Recording("shards", launcher=RANKS[:2], variables={NUM_RANKS: f"{num}"}) for num in (1, 2, 3)},
+    "shards-3-changed": Recording("shards", "shard", launcher=RANKS[:2], variables={NUM_RANKS: "3"}),
     "spawned": Recording("spawned"),
     "spawned-order": Recording("spawned", "order"),
     "spawned-gradient": Recording("spawned", "gradient"),
@@ -86,6 +83,7 @@ RECORDINGS = {
 }
 RESUMED = {
     "loop-resumed": Recording("loop", variables=CHECKPOINT[1]),
+    "loop-resumed-noise": Recording("loop", "noise", variables=CHECKPOINT[1]),
     "loop-resumed-momentum": Recording("loop", "momentum", variables=CHECKPOINT[1]),
 }
 """Recorded after the others: they read a checkpoint of `loop`."""
@@ -135,14 +133,16 @@ def damage() -> None:
     (copied("damaged-no-manifest", "loop") / "manifest.json").unlink()
     (copied("damaged-no-rank", "ranks") / "rank-1.log").unlink()
     tensors = next((copied("damaged-tensors", "loop-kept-gradient") / "tensors").iterdir())
-    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\0")
+    data = tensors.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    tensors.write_bytes(data[:begin] + bytes(each ^ 1 for each in data[begin:]))
 
 
 def freeze(work: Path) -> None:
     """Write what the base's `diff` reports of each pair into pairs.json."""
     pairs = json.loads(corpus.PAIRS.read_text("utf-8"))
     checkout = base.worktree()
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda pair: corpus.compare(pair, checkout, work), pairs.values())
     frozen = {name: {**pairs[name], "frozen": seen} for name, seen in zip(pairs, found, strict=True)}
     corpus.PAIRS.write_text(json.dumps(frozen, indent=1) + "\n", "utf-8")
@@ -150,17 +150,12 @@ def freeze(work: Path) -> None:
 
 def main(prefixes: tuple[str, ...]) -> None:
     """Record what begins with one of these prefixes."""
-    with tempfile.TemporaryDirectory(prefix="corpus-") as directory, ThreadPoolExecutor(6) as pool:
+    with tempfile.TemporaryDirectory(prefix="corpus-") as directory, ThreadPoolExecutor(4) as pool:
         work = Path(directory)
         shutil.copytree(corpus.TRACES / "programs", work, dirs_exist_ok=True)
         for recordings in (RECORDINGS, RESUMED):
-            wanted = {
-                name: each
-                for name, each in recordings.items()
-                if name.startswith(prefixes) and not (corpus.RECORDED / name).exists()
-            }
+            wanted = {name: each for name, each in recordings.items() if name.startswith(prefixes)}
             list(pool.map(lambda item: record(*item, work), wanted.items()))
-        return
         damage()
         freeze(work)
 
