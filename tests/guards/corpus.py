@@ -37,7 +37,7 @@ def compare(pair: Mapping[str, Any], checkout: Path, cwd: Path) -> dict[str, Any
 
 
 def reported(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is frozen of the output of `diff --json`, nothing of an error: the only place that knows its shape."""
+    """Return what is frozen of the output of `diff --json`, whose shape no other place knows; of an error, nothing."""
     if "verdict" not in verdict:
         return {}
     first = verdict["first"] or {}
