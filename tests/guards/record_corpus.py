@@ -133,9 +133,9 @@ def damage() -> None:
     (copied("damaged-no-manifest", "loop") / "manifest.json").unlink()
     (copied("damaged-no-rank", "ranks") / "rank-1.log").unlink()
     tensors = next((copied("damaged-tensors", "loop-kept-gradient") / "tensors").iterdir())
-    data = tensors.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    tensors.write_bytes(data[:begin] + bytes(each ^ 1 for each in data[begin:]))
+    whole = tensors.read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    tensors.write_bytes(whole[:begin] + bytes(each ^ 1 for each in whole[begin:]))
 
 
 def freeze(work: Path) -> None:
@@ -155,7 +155,7 @@ def main(prefixes: tuple[str, ...]) -> None:
         shutil.copytree(corpus.TRACES / "programs", work, dirs_exist_ok=True)
         for recordings in (RECORDINGS, RESUMED):
             wanted = {name: each for name, each in recordings.items() if name.startswith(prefixes)}
-            list(pool.map(lambda item: record(*item, work), wanted.items()))
+            list(pool.map(record, wanted, wanted.values(), [work] * len(wanted)))
         damage()
         freeze(work)
 
