@@ -10,8 +10,6 @@ from tests.conformance.programs import checks
 from tests.guards import corpus, trainers
 from tests.guards.guard import ROOT, Context
 
-pytestmark = pytest.mark.full
-
 OTHER_DIFF = """\
 import os, subprocess, sys
 env = os.environ | {{"PYTHONPATH": {root!r}}}
@@ -26,9 +24,11 @@ torch.manual_seed = lambda seed: _seed(seed + 1)
 """
 
 
+@pytest.mark.full
 def test_another_phase_is_red_and_the_other_pairs_stay_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = tmp_path / "head"
     (head / "harness").mkdir(parents=True)
+    (head / "harness" / "__init__.py").touch()
     (head / "harness" / "__main__.py").write_text(OTHER_DIFF.format(root=str(ROOT)), "utf-8")
     pairs = json.loads(corpus.PAIRS.read_text("utf-8"))
     few = {name: pairs[name] for name in ("diverged: backward", "diverged: loss")}
@@ -54,6 +54,7 @@ def test_a_trace_that_cannot_be_read_is_red(tmp_path: Path, monkeypatch: pytest.
     assert row.problem.startswith("exit is 4, was 0")
 
 
+@pytest.mark.full
 def test_a_recorder_that_changes_bits_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "harness", tmp_path / "head" / "harness")
     with (tmp_path / "head" / "harness" / "recording" / "__init__.py").open("a", encoding="utf-8") as file:
