@@ -182,12 +182,12 @@ def test_receipts_hold_over_each_transport_and_find_a_skipped_parameter(name: st
 
 def test_the_engine_on_the_device_is_synced_with_a_receipt(tmp_path: Path) -> None:
     """In process: a fault in one parameter is named at the sync, as on a CPU."""
-    from tests.benchmarks.mutations.settings import payload
+    from tests.guards.planted.settings import payload
 
     own = tmp_path / "own.yaml"
     config = {**payload("grpo", {"sampler.name": "vllm", "model.device": DEVICE}), "fault": {}}
     own.write_text(
-        f"about: the engine with a fault\nentry: tests.benchmarks.mutations.entry:run\ndeterminism: {LEVEL}\ngpus: 0\n"
+        f"about: the engine with a fault\nentry: tests.guards.planted.entry:run\ndeterminism: {LEVEL}\ngpus: 0\n"
         f"runtime_sections: [runtime, output, sampler, fault]\nconfig: {json.dumps(config)}\n",
         "utf-8",
     )

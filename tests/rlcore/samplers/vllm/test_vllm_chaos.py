@@ -11,7 +11,7 @@ from harness.core.invocation import Invocation
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.chaos.subject import make_subject
 from harness.render.chaos import sentence
-from tests.benchmarks.mutations.settings import payload
+from tests.guards.planted.settings import payload
 from tests.lab.chaos.in_process import searched
 from tests.support.vllm_engines import Engines, need_vllm
 

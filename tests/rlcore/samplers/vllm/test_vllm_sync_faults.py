@@ -15,8 +15,8 @@ from torch import Tensor
 from rlcore.errors import LevelError, RlcoreError, WeightSyncError
 from rlcore.trace import NullRecorder
 from rlcore.weights.receipts import Check
-from tests.benchmarks.mutations.entry import run
-from tests.benchmarks.mutations.settings import payload
+from tests.guards.planted.entry import run
+from tests.guards.planted.settings import payload
 from tests.support.vllm_engines import Engines, need_vllm
 
 need_vllm()

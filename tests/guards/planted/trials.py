@@ -1,0 +1,235 @@
+"""One fault against the checks, in the order in which a user has them; the first that finds it ends it.
+
+    engine     what the engine itself refuses
+    replay     two runs of one configuration, in two processes with two hash seeds
+    chaos      what must not matter is changed: all of it together, then one by one; a crash and a resume
+    gate       the honest engine's trace of the same configuration
+
+What two traces are to each other is `harness.trace.diff`'s to say. A fault of mathematics, that is wrong in the same
+way whatever is perturbed, is for the gate alone.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.render.verdict_reasons import verdict_reason_text
+from harness.trace.diff import diff
+from harness.trace.manifest import Manifest
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import Divergence, Kind
+from harness.trace.writer import TraceWriter
+from tests.guards.planted.fault import LEVEL, RESUME, Fault
+from tests.guards.planted.perturbations import CRASH, RANKS, SINGLE, TOGETHER, Perturbation
+from tests.guards.planted.settings import CHECKPOINT_EVERY, CRASH_AFTER, payload
+from tests.guards.planted.workers import Run, Workers
+
+ENGINE, REPLAY, CHAOS, GATE, NOTHING = "engine", "replay", "chaos", "gate", "nothing"
+MOST_STEPS_AFTER = 1
+"""A check that finds a fault later than that does not end it: the one behind it may be sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of a fault."""
+
+    fault: Fault
+    check: str
+    """engine, replay, chaos, gate; nothing where no check has found it."""
+    how: str = ""
+    """The error, or what was perturbed."""
+    phases: tuple[str, ...] = ()
+    """Where it is said to lie; two where a check compares what two phases made."""
+    leaf: str = ""
+    step: int | None = None
+    """The step that is named; None where there is none."""
+    steps_after: int | None = None
+    """Steps from its first effect to the one in which it was found."""
+    num_reached: int = 0
+    num_runs: int = 0
+    what: str = ""
+    """What the check said, in full."""
+
+    @property
+    def is_localised(self) -> bool:
+        """Whether a phase it lies in was named, and the leaf where one has to be; of one without effect, nothing."""
+        if self.fault.is_harmless:
+            return self.check == NOTHING
+        has_leaf = not self.fault.leaves or not self.leaf or any(part in self.leaf for part in self.fault.leaves)
+        return bool(set(self.phases) & set(self.fault.phases)) and has_leaf
+
+    @property
+    def is_designed(self) -> bool:
+        """Whether a check found it: no run ended by an exception of another kind, or did not end."""
+        return "broken: " not in self.how and "hung: " not in self.how
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A difference, or a refusal, in one of the runs."""
+
+    step: int | None
+    phases: tuple[str, ...]
+    leaf: str
+    how: str
+    what: str
+
+
+def soonest(findings: Iterable[Finding]) -> Finding | None:
+    """The first that is in time. One that is late, such as in a run that goes on, is told with the one that was sooner.
+
+    None where there is none.
+    """
+    found: Finding | None = None
+    for each in findings:
+        if found is None:
+            found = each
+        elif (each.steps_after or 0) < (found.steps_after or 0):
+            found = replace(each, how=f"{each.how}; {found.how}, {found.steps_after} steps after")
+        if (found.steps_after or 0) <= MOST_STEPS_AFTER:
+            break
+    return found
+
+
+class Trial:
+    """The runs of one fault."""
+
+    def __init__(self, workers: Workers, fault: Fault, golden: Run) -> None:
+        self._workers, self._fault, self._golden = workers, fault, golden
+        self._runs: list[Run] = []
+
+    def finding(self) -> Finding:
+        """Carry it out."""
+        first, second = (self._workers.start(self._payload(), worker=worker) for worker in (0, 1))
+        a, b = self._kept(first.result()), self._kept(second.result())
+        found = soonest(self._found(check, seen) for check, seen in self._looked(a, b))
+        return found or self._found(NOTHING, _Seen(None, (), "", "", ""))
+
+    def _looked(self, a: Run, b: Run) -> Iterator[tuple[str, _Seen]]:
+        """What the checks see, one after the other, as far as somebody asks."""
+        if (seen := _refusal(a)) is not None:
+            yield ENGINE, seen
+        elif (seen := _refusal(b) or _difference(a.trace, b.trace, "the same again")) is not None:
+            yield REPLAY, seen
+        elif (seen := next(self._chaos(a), None)) is not None:
+            yield CHAOS, seen
+        if (seen := _difference(self._golden.trace, a.trace, "the honest engine")) is not None:
+            yield GATE, seen
+
+    def _payload(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return payload(self._fault.setting, {"fault.name": self._fault.name, **(values or {})})
+
+    def _kept(self, run: Run) -> Run:
+        self._runs.append(run)
+        return run
+
+    def _chaos(self, a: Run) -> Iterator[_Seen]:
+        """What moves under perturbations: the single one that does it where there is one."""
+        together = self._workers.start(self._payload(TOGETHER.values), worker=0)
+        lost = self._kept(self._workers.run(self._lost(), lost_after=CRASH_AFTER, worker=1))
+        seen = _of_a_perturbed(a, self._kept(together.result()), TOGETHER)
+        if seen is not None:
+            for each in SINGLE:
+                run = self._kept(self._workers.run(self._payload(each.values), worker=1))
+                if (alone := _of_a_perturbed(a, run, each)) is not None:
+                    yield alone
+            yield seen
+        if self._fault.is_in_ranks:
+            run = self._kept(self._workers.run(self._payload(RANKS.values), worker=1))
+            if (seen := _of_a_perturbed(a, run, RANKS)) is not None:
+                yield seen
+        if lost.end != "lost":
+            yield _of_a_perturbed(a, lost, CRASH) or _Seen(None, (), "", CRASH.name, f"{lost.end}: {lost.what}")
+        resumed = self._kept(self._workers.run(self._payload({"output.resume": str(lost.directory)}), worker=1))
+        if (seen := _of_a_resumed(a, lost, resumed, self._workers.new_directory())) is not None:
+            yield seen
+
+    def _lost(self) -> dict[str, Any]:
+        return self._payload({"output.checkpoint_every": CHECKPOINT_EVERY})
+
+    def _found(self, check: str, seen: _Seen) -> Finding:
+        effects = [run.first_effect for run in self._runs if run.first_effect is not None]
+        steps_after = None
+        if check != NOTHING:
+            steps_after = max(0, seen.step - min(effects)) if effects and seen.step is not None else 0
+        return Finding(
+            fault=self._fault,
+            check=check,
+            how=seen.how,
+            phases=seen.phases,
+            leaf=seen.leaf,
+            step=seen.step if check != NOTHING else None,
+            steps_after=steps_after,
+            num_reached=sum(run.num_reached for run in self._runs),
+            num_runs=len(self._runs),
+            what=seen.what,
+        )
+
+
+def _of_a_perturbed(a: Run, run: Run, perturbation: Perturbation) -> _Seen | None:
+    refused = _refusal(run)
+    if refused is not None:
+        return _Seen(refused.step, refused.phases, refused.leaf, f"{perturbation.name}: {refused.how}", refused.what)
+    return _difference(a.trace, run.trace, perturbation.name)
+
+
+def _of_a_resumed(a: Run, lost: Run, resumed: Run, scratch: Path) -> _Seen | None:
+    """The steps of the run that was lost, and those of the one that went on, against all of `a`."""
+    if (seen := _difference(a.trace, lost.trace, "crash")) is not None:
+        return seen
+    if (refused := _refusal(resumed)) is not None:
+        return _Seen(refused.step, refused.phases, refused.leaf, f"{CRASH.name}: {refused.how}", refused.what)
+    whole, later = read_trace(a.trace), read_trace(resumed.trace)
+    return _difference(steps_from(whole, min(later.steps), scratch), resumed.trace, CRASH.name)
+
+
+def differing(a: Run, perturbed: list[Run], scratch: Path) -> str:
+    """What is not alike in an honest run and the same perturbed: one run, or one that is lost and one that goes on."""
+    if len(perturbed) == 1:
+        seen = _refusal(perturbed[0]) or _difference(a.trace, perturbed[0].trace, "perturbed")
+    else:
+        lost, resumed = perturbed
+        seen = None if lost.end == "lost" else _Seen(None, (), "", lost.end, lost.what)
+        seen = seen or _of_a_resumed(a, lost, resumed, scratch)
+    return "" if seen is None else f"{seen.how}: {seen.what}"
+
+
+def steps_from(trace: Trace, first: int, directory: Path) -> Path:
+    """A trace of the later steps of one rank's, as a run has it that goes on."""
+    assert trace.manifest is not None
+    begun = Manifest(trace.manifest.fingerprint, level=trace.manifest.level)
+    with TraceWriter(directory / "later", begun, say=lambda line: None) as writer:
+        for step in trace.steps:
+            if step >= first:
+                writer.append(step, trace.columns(step, 0).values())
+    return directory / "later"
+
+
+def _refusal(run: Run) -> _Seen | None:
+    """Why a run did not come to its end; None where it did, or was lost as was asked for."""
+    if run.end in ("whole", "lost"):
+        return None
+    phases = run.phases or {"CheckpointError": (RESUME,), "LevelError": (LEVEL,)}.get(run.error, ())
+    how = run.error if run.end == "refused" else f"{run.end}: {run.error}"
+    return _Seen(run.step, phases, "", how, run.what)
+
+
+def _difference(a: Path, b: Path, how: str) -> _Seen | None:
+    """The first place where two traces are not alike; None where they are, as far as the shorter one goes."""
+    verdict = diff(read_trace(a), read_trace(b))
+    if verdict.kind is Kind.NOT_COMPARABLE:
+        return _Seen(None, (), "", how, "; ".join(map(verdict_reason_text, verdict.reasons)))
+    first = verdict.first
+    if first is None:
+        return None
+    leaf = first.a or first.b
+    return _Seen(
+        first.step, () if leaf is None else (leaf.phase,), "" if leaf is None else leaf.name, how, _told(first)
+    )
+
+
+def _told(first: Divergence) -> str:
+    leaf = first.a or first.b
+    place = "the step" if leaf is None else f"{leaf.phase} {leaf.name}"
+    return f"step {first.step}, {place}, {first.num_different} of {first.num_values} leaves"

@@ -1,0 +1,40 @@
+"""The guard is red where the engine has lost a check."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.guards import faults
+from tests.guards.guard import ROOT, Context, Row, carry_out
+from tests.guards.planted import workers
+from tests.guards.planted.catalogue import named
+
+pytestmark = pytest.mark.full
+LOST = "def check_curve(curve: Mapping[str, float], updates: Sequence[tuple[float, float]]) -> None:\n"
+FAULTS = ("loss_of_the_first", "siblings_share_a_seed")
+
+
+@pytest.mark.timeout(600)
+def test_a_fault_whose_check_is_lost_is_red_and_another_is_green(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("harness", "tests"):
+        (checkout / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "rlcore", checkout / "rlcore", ignore=shutil.ignore_patterns("__pycache__"))
+    checks = checkout / "rlcore" / "checks" / "agreement_checks.py"
+    text = checks.read_text("utf-8")
+    assert text.count(LOST) == 1
+    checks.write_text(text.replace(LOST, f"{LOST}    return\n"), "utf-8")
+    monkeypatch.setattr(workers, "ROOT", checkout)
+
+    def guard(context: Context) -> Iterator[Row]:
+        return faults.tried([named(name) for name in FAULTS], 0, context.work)
+
+    said: list[str] = []
+    result = carry_out("faults", guard, Context(True, tmp_path / "work"), said.append)
+    assert [row.name for row in result.rows if row.problem] == ["loss_of_the_first"], said
+    assert result.red[0].endswith("and by engine when it was frozen")
