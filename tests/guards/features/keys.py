@@ -53,7 +53,7 @@ TOGETHER = Run(
 FAILING = Run(
     name="keys-failing",
     command=("run", "tests", "--gpus=none", "--json"),
-    files=counted("True", "False", "False")
+    files=counted("True", "False", "False"),
     config={"retries": "1", "maxfail": "1", "cpu-units": "1"},
 )
 LEANS = Run(
@@ -127,7 +127,7 @@ FEATURES = (
         lambda s: "xx" in {s.read(f"{n}.count") for n in "bz" if s.has(f"{n}.count")},
         FAILING,
     ),
-    _key("maxfail", "files that did not start", lambda s: len(list(s.at.glob('*.count'))) < 3, FAILING),
+    _key("maxfail", "files that did not start", lambda s: len(list(s.at.glob("*.count"))) < 3, FAILING),
     _key("leaning", "exit code 0", lambda s: s.code == 0 and unit(s, "b")["outcome"] == "leaning", LEANS),
     _key("check-leaning", "a file that leans", lambda s: unit(s, "b")["outcome"] == "leaning", LEANS),
     _key("allow-missing-gpus", "exit code 0", lambda s: s.code == 0 and unit(s, "wide")["outcome"] == "not_run", LEANS),

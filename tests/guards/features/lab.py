@@ -80,6 +80,7 @@ REPORT_SECRET = Run(
     name="report-secret", command=("report", "a", "secret", "--no-redact"), base=RECORDED, package="jinja2"
 )
 
+_SECRET_SET = "--set=api_key=hunter2hunter2"
 _CHAOS = {
     **SCENARIO,
     "chaos": {
@@ -118,6 +119,20 @@ ONLY = Run(
     files=FILES,
     scenarios={"loop": _CHAOS},
     is_quick=False,
+    package="torch",
+)
+FACTORS = Run(
+    name="chaos-factors",
+    command=("chaos", "loop", "--max-seconds=0.001", "--json", "--no-redact", _SECRET_SET, "--timeout=300"),
+    files=FILES,
+    scenarios={"loop": _CHAOS},
+    package="torch",
+)
+NEEDY = Run(
+    name="scenario-gpus",
+    command=("train", "loop", "--out=made"),
+    files=FILES,
+    scenarios={"loop": {**SCENARIO, "gpus": 64}},
     package="torch",
 )
 GATE = Run(
@@ -263,6 +278,18 @@ FEATURES = (
     Feature("chaos --metric", CHAOS, "a value of the curve", lambda s: "score" in _in(s, "curve.jsonl")),
     Feature("chaos --only", ONLY, "that perturbation", lambda s: s.code == 10 and "runtime.parts=4" in s.out),
     Feature("chaos --color", ONLY, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("chaos --max-seconds", FACTORS, "no perturbation", lambda s: s.json["is_out_of_time"]),
+    Feature("chaos --no-redact", FACTORS, "the secret", lambda s: _HELD in " ".join(s.json["command"])),
+    Feature("scenario chaos.packages", FACTORS, "no such factor", lambda s: "output.label" not in s.json["factors"]),
+    Feature("scenario chaos.latency", FACTORS, "that factor", lambda s: "latency" in s.json["factors"]),
+    Feature("scenario chaos.crash", FACTORS, "that factor", lambda s: "crash" in s.json["factors"]),
+    Feature("scenario resume", FACTORS, "crashes, which need it", lambda s: "crash" in s.json["factors"]),
+    Feature("scenario chaos", FACTORS, "its factors", lambda s: "runtime.parts" in s.json["factors"]),
+    Feature("scenario chaos.factors", FACTORS, "that factor", lambda s: "runtime.parts" in s.json["factors"]),
+    Feature(
+        "scenario chaos.names", CHAOS, "the words", lambda s: "the number of parts" in s.json["finding"]["sentence"]
+    ),
+    Feature("scenario gpus", NEEDY, "a refusal", lambda s: s.code == 4 and "64 GPUs" in s.err),
     Feature("command gate", GATE, "behaviour or numerics", lambda s: _change(s)["change"] in {"behaviour", "numerics"}),
     Feature("gate --base", GATE, "the base", lambda s: "r1" in str(s.json["base"]) or s.json["base"]),
     Feature("gate --size", GATE, "its width", lambda s: _has(s, '"width": 16')),

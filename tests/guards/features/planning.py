@@ -1,9 +1,10 @@
 """Features of `rlharness plan`, `merge` and `history`, and keys of [tool.rlharness] that a plan shows."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
-from tests.guards.features.feature import Feature, Run, Seen
+from tests.guards.features.feature import Feature, Run, Seen, with_env
 from tests.guards.features.running import MANY, counted
 
 _GPU = "import pytest\n@pytest.mark.gpus({})\ndef test_on_gpus(): pass\n"
@@ -101,6 +102,8 @@ COLOURED = Run(
     files={"test_a.py": "def test_a(): pass\n"},
     before=(("rlharness", "run", "--gpus=none"),),
 )
+FORCED = replace(COLOURED, name="merge-forced", command=COLOURED.command[:-1], env={"FORCE_COLOR": "1"})
+PLAIN = replace(COLOURED, name="merge-plain", command=COLOURED.command[:-1], env={"NO_COLOR": "1"}, has_terminal=True)
 HISTORY = Run(
     name="history",
     command=("history", "--json"),
@@ -174,4 +177,13 @@ FEATURES = (
     ),
     Feature("history --json", HISTORY, "one JSON document", lambda s: s.json["trends"]),
     Feature("history --limit", LISTED, "one of two files", lambda s: ("test_a" in s.out) != ("test_b" in s.out)),
+    Feature("variable FORCE_COLOR", FORCED, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("variable NO_COLOR", PLAIN, "none on a terminal", lambda s: "passed" in s.out and "\x1b[3" not in s.out),
+    Feature(
+        "variable XDG_CACHE_HOME",
+        HISTORY,
+        "the history there",
+        lambda s: s.has(".cache/rlharness/history/*"),
+        with_env(XDG_CACHE_HOME="{at}/elsewhere"),
+    ),
 )

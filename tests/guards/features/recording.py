@@ -168,6 +168,7 @@ def _row(name: str, run: Run, sees: str, holds: Any) -> Feature:
 
 FEATURES = (
     _row("command train", TRAIN, "a recorded run", lambda s: s.has("made/manifest.json")),
+    _row("scenario config", TRAIN, "a run of it", lambda s: _made(s)["config"]["runtime"] == {"parts": 1}),
     _row("train --out", TRAIN, "the run there", lambda s: s.has("made/rank-0.log")),
     _row("train --size", TRAIN, "its width", lambda s: _made(s)["config"]["width"] == 16),
     _row("train --set", TRAIN, "another seed", lambda s: _made(s)["config"]["seed"] == 7),
