@@ -38,11 +38,12 @@ def unlisted(features: Sequence[Feature], work: Path) -> Iterator[Row]:
     commands = {name.removeprefix("command ") for name in existing if name.startswith("command ")}
     uncovered = {line for line in UNCOVERED.read_text("utf-8").splitlines() if line}
     shown = {feature.name for feature in features}
-    for name in sorted(existing - shown):
+    tables = {each for each in existing if any(name.startswith(f"{each}.") for name in existing)}
+    for name in sorted(existing - shown - tables):
         yield Row(name, missing="no row yet") if name in uncovered else Row(name, "no row shows it")
     for name in sorted(shown - existing):
-        word = name.split(" ")[0]
-        if name.startswith(_KINDS) or (word in commands and " -" in name and "=" not in name):
+        is_option = re.fullmatch(r"[a-z]+ --?[a-z-]+", name) and name.split(" ")[0] in commands
+        if is_option or name.startswith(_KINDS):
             yield Row(name, "a row shows it, and it does not exist")
     for name in sorted(uncovered & shown | uncovered - existing):
         yield Row(name, f"{UNCOVERED.name} lists it, and it has a row or does not exist")
@@ -77,7 +78,8 @@ def names(work: Path) -> set[str]:
 
 def options(page: str) -> set[str]:
     """Return the options of a help page; the last name of each, and both of --this / --not-this."""
-    lines = re.findall(r"^  (-.*?)(?:  |$)", page, re.MULTILINE)
+    section = page.partition("\nOptions:\n")[2].partition("\n\n")[0]
+    lines = re.findall(r"^  (-.*?)(?:  |$)", section, re.MULTILINE)
     longest = [
         max((word.split()[0] for word in part.split(", ")), key=len) for line in lines for part in line.split(" / ")
     ]

@@ -11,6 +11,7 @@ _SETTINGS = (
     *("task.rewards=[rewards:half]", "task.reward_weights=[2.0]", "warm_start.num_steps=2", "warm_start.batch_size=5"),
     *("warm_start.learning_rate=0.002", "warm_start.target_reward=0.9", "sampling.max_tokens=4"),
     *("optimizer.learning_rate=0.004", "training.num_steps=3", "training.prompts_per_step=3", "training.group_size=2"),
+    "training.microbatch_size=3",
     *("output.checkpoint_every=1", "output.keep_checkpoints=3", "output.evaluate_every=1", "output.num_shown=1"),
     "output.shows_progress=false",
 )
@@ -86,6 +87,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("engine task.rewards", ENGINE, "the reward of all", lambda s: _steps(s)[0]["reward_mean"][1] == 1.0),
     Feature("engine task.reward_weights", ENGINE, "twice the reward", lambda s: _steps(s)[0]["reward_mean"][1] == 1.0),
     Feature("engine sampling.max_tokens", ENGINE, "short ones", lambda s: _steps(s)[0]["completion_length"][1] <= 4),
+    Feature("engine training.microbatch_size", ENGINE, "one that divides the samples", lambda s: s.code == 0),
     Feature("engine training.num_steps", ENGINE, "three steps", lambda s: len(_steps(s)) == 3),
     Feature("engine output.num_shown", ENGINE, "one at each evaluation", lambda s: 3 <= len(_shown(s)) <= 4),
     Feature(

@@ -66,7 +66,6 @@ PLAN = Run(
     name="keys-plan",
     command=("plan", "tests", "--gpus=sim:2xA,2xB", "--json"),
     files={
-        "tests/test_many.py": MANY,
         "tests/test_small.py": "def test_small(): pass\n",
         "tests/test_model.py": "def test_model(): pass\n",
         "tests/test_big.py": "def test_big(): pass\n",
@@ -76,7 +75,6 @@ PLAN = Run(
         "tests/test_three.py": "def test_three(): pass\n",
     },
     config={
-        "split": "false",
         "memory-gb-per-worker": "20",
         "needs": (
             '{ "test_model.py" = { gpus = 1, model = "B" }, "test_big.py" = { gpus = 1, memory-gb = 900 },'
@@ -84,6 +82,12 @@ PLAN = Run(
             ' "test_shared.py" = { gpus = 1, memory-gb = 30, shared = true }, "test_three.py" = { gpus = 2 } }'
         ),
     },
+)
+WHOLE = Run(
+    name="keys-split",
+    command=("plan", "tests", "--gpus=sim:4", "--json"),
+    files={"tests/test_many.py": MANY},
+    config={"split": "false"},
 )
 LIMIT = Run(
     name="keys-needs-timeout",
@@ -131,7 +135,7 @@ FEATURES = (
     _key("leaning", "exit code 0", lambda s: s.code == 0 and unit(s, "b")["outcome"] == "leaning", LEANS),
     _key("check-leaning", "a file that leans", lambda s: unit(s, "b")["outcome"] == "leaning", LEANS),
     _key("allow-missing-gpus", "exit code 0", lambda s: s.code == 0 and unit(s, "wide")["outcome"] == "not_run", LEANS),
-    _key("split", "a file as one unit", lambda s: scheduled(s, "many"), PLAN),
+    _key("split", "a file as one unit", lambda s: scheduled(s, "many"), WHOLE),
     _key("memory-gb-per-worker", "two files on a GPU", lambda s: scheduled(s, "small")["gpu_ids"], PLAN),
     _need("gpus", "gpus = 2", "two GPUs", lambda s: len(scheduled(s, "three")["gpu_ids"]) == 2),
     _need("memory-gb", ", memory-gb = 900", "a file that cannot run", lambda s: "tests/test_big.py" in _never(s)),

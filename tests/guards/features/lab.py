@@ -1,39 +1,12 @@
 """Features of `reproduce`, `report`, `chaos`, `gate` and `bisect`."""
 
-import subprocess
 import zipfile
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.guards.features.feature import Feature, Run, Seen
-from tests.guards.features.loop import ENTRY, FILES, SCENARIO
+from tests.guards.features.loop import FILES, SCENARIO
 from tests.guards.features.recording import RECORDED
-
-_REVISIONS = (
-    ENTRY,
-    ENTRY.replace("noise = ", "# a comment\n        noise = "),
-    ENTRY.replace("noise = ", "noise = 0.25 + "),
-)
-"""Contents of loop.py at each commit: the last one moves bits."""
-
-
-def _repository(*revisions: str) -> Callable[[Path], None]:
-    """Return a function that commits each of these versions of loop.py, with the files of the run."""
-
-    def make(at: Path) -> None:
-        git = ("git", "-C", str(at), "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-        at.joinpath(".gitignore").write_text(".cache\n.rlharness\n__pycache__\nmade\n*.tmp\n", "utf-8")
-        subprocess.run([*git[:3], "init", "--quiet", "--initial-branch=main"], check=True)
-        for number, text in enumerate(revisions):
-            at.joinpath("loop.py").write_text(text, "utf-8")
-            subprocess.run([*git, "add", "--all"], check=True)
-            subprocess.run([*git, "commit", "--quiet", "--message", f"Revision {number}"], check=True)
-            subprocess.run([*git, "tag", f"r{number}"], check=True)
-
-    return make
-
 
 STEP = Run(
     name="reproduce-step",
@@ -135,72 +108,7 @@ NEEDY = Run(
     scenarios={"loop": {**SCENARIO, "gpus": 64}},
     package="torch",
 )
-GATE = Run(
-    name="gate",
-    command=(
-        *("gate", "loop", "--base=r1", "--size=small", "--set=seed=7", "--runs=1", "--out=made", "--json"),
-        *("--fail-on=slowdown", "--timeout=300"),
-    ),
-    files=FILES,
-    scenarios={"loop": SCENARIO},
-    prepare=_repository(*_REVISIONS),
-    is_quick=False,
-    package="torch",
-)
-_COSTS = (
-    ENTRY.replace('output.get("memory_gb")', "True").replace('output["memory_gb"]', "1.0"),
-    ENTRY.replace('output.get("memory_gb")', "True")
-    .replace('output["memory_gb"]', "1.6")
-    .replace('"seconds", 0.1', '"seconds", 0.16'),
-)
-MEMORY = Run(
-    name="gate-memory",
-    command=("gate", "loop", "--base=HEAD~1", "--runs=2", "--memory=3", "--slowdown=90", "--color=always"),
-    files=FILES,
-    scenarios={"loop": SCENARIO},
-    prepare=_repository(*_COSTS),
-    is_quick=False,
-    package="torch",
-)
-GOLDEN = Run(
-    name="gate-golden",
-    command=("gate", "loop", "--golden=goldens", "--accept", "--reason=the first ones"),
-    files=FILES,
-    scenarios={"loop": SCENARIO},
-    prepare=_repository(ENTRY),
-    is_quick=False,
-    package="torch",
-)
-GATE_KEYS = Run(
-    name="gate-keys",
-    command=("gate", "--base=r1", "--json"),
-    files=FILES,
-    scenarios={"loop": SCENARIO, "other": SCENARIO},
-    config={"gate.scenarios": '["loop"]', "gate.size": '"small"', "gate.runs": "1", "gate.fail-on": '["slowdown"]'},
-    prepare=_repository(*_REVISIONS),
-    is_quick=False,
-    package="torch",
-)
-MEMORY_KEYS = replace(
-    MEMORY,
-    name="gate-memory-keys",
-    command=("gate", "loop", "--base=HEAD~1"),
-    config={"gate.memory": "3", "gate.slowdown": "90", "gate.runs": "2"},
-)
-BISECT = Run(
-    name="bisect",
-    command=("bisect", "loop", "--good=r0", "--bad=r2", "--size=small", "--set=seed=7", "--out=made", "--json"),
-    files=FILES,
-    scenarios={"loop": SCENARIO},
-    prepare=_repository(*_REVISIONS),
-    is_quick=False,
-    package="torch",
-)
 _HELD = "hunter2hunter2"
-
-
-def _change(seen: Seen) -> Any:
-    return seen.json["scenarios"][0]
 
 
 def _in(seen: Seen, name: str) -> Any:
@@ -290,63 +198,4 @@ FEATURES = (
         "scenario chaos.names", CHAOS, "the words", lambda s: "the number of parts" in s.json["finding"]["sentence"]
     ),
     Feature("scenario gpus", NEEDY, "a refusal", lambda s: s.code == 4 and "64 GPUs" in s.err),
-    Feature("command gate", GATE, "behaviour or numerics", lambda s: _change(s)["change"] in {"behaviour", "numerics"}),
-    Feature("gate --base", GATE, "the base", lambda s: "r1" in str(s.json["base"]) or s.json["base"]),
-    Feature("gate --size", GATE, "its width", lambda s: _has(s, '"width": 16')),
-    Feature("gate --set", GATE, "another seed", lambda s: _has(s, '"seed": 7')),
-    Feature("gate --runs", GATE, "one run of each", lambda s: len(list(s.at.glob(_RUNS))) == 2),
-    Feature("gate --out", GATE, "the traces there", lambda s: s.has(_RUNS)),
-    Feature("gate --json", GATE, "one JSON document", lambda s: s.json["scenarios"]),
-    Feature("gate --fail-on", GATE, "exit code 0", lambda s: s.code == 0 and s.json["fail_on"] == ["slowdown"]),
-    Feature(
-        "gate --memory",
-        MEMORY,
-        "that it passes",
-        lambda s: s.code == 0 and "memory" not in s.out.partition("passed")[2],
-    ),
-    Feature("gate --slowdown", MEMORY, "that it passes", lambda s: s.code == 0),
-    Feature("gate --color", MEMORY, "escape sequences", lambda s: "\x1b[" in s.out),
-    Feature("gate --golden", GOLDEN, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
-    Feature("gate --accept", GOLDEN, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
-    Feature(
-        "gate --reason",
-        GOLDEN,
-        "its reason",
-        lambda s: any("the first ones" in p.read_text("utf-8") for p in s.at.glob("goldens/**/*") if p.is_file()),
-    ),
-    Feature(
-        "[tool.rlharness] gate.scenarios",
-        GATE_KEYS,
-        "one scenario",
-        lambda s: [e["name"] for e in s.json["scenarios"]] == ["loop"],
-    ),
-    Feature(
-        "[tool.rlharness] gate.size",
-        GATE_KEYS,
-        "its width",
-        lambda s: any('"width": 16' in p.read_text("utf-8") for p in s.at.glob(".rlharness/gates/**/seen.json")),
-    ),
-    Feature(
-        "[tool.rlharness] gate.runs",
-        GATE_KEYS,
-        "one run of each",
-        lambda s: len(list(s.at.glob(".rlharness/gates/*/**/seen.json"))) == 2,
-    ),
-    Feature(
-        "[tool.rlharness] gate.fail-on",
-        GATE_KEYS,
-        "exit code 0",
-        lambda s: s.code == 0 and s.json["fail_on"] == ["slowdown"],
-    ),
-    Feature("[tool.rlharness] gate.memory", MEMORY_KEYS, "that it passes", lambda s: s.code == 0),
-    Feature("[tool.rlharness] gate.slowdown", MEMORY_KEYS, "that it passes", lambda s: s.code == 0),
-    Feature(
-        "command bisect", BISECT, "the commit", lambda s: s.code == 0 and s.json["commit"]["subject"] == "Revision 2"
-    ),
-    Feature("bisect --good", BISECT, "its end", lambda s: s.code == 0 and s.json["good"]),
-    Feature("bisect --bad", BISECT, "its end", lambda s: s.code == 0 and s.json["bad"]),
-    Feature("bisect --size", BISECT, "its width", lambda s: _has(s, '"width": 16')),
-    Feature("bisect --set", BISECT, "another seed", lambda s: _has(s, '"seed": 7')),
-    Feature("bisect --out", BISECT, "the traces there", lambda s: s.has(_RUNS)),
-    Feature("bisect --json", BISECT, "one JSON document", lambda s: s.json["num_probes"] >= 0),
 )

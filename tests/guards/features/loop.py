@@ -1,5 +1,7 @@
 """A training of a vector, for the features of recorded runs: the entry and the program, as texts of files."""
 
+from typing import Any
+
 ENTRY = '''\
 """A vector that learns; every option of a feature moves something that can be seen."""
 
@@ -75,7 +77,7 @@ for step in range(4):
     optimizer.step()
     print(f"score {step + 0.5}", flush=True)
 '''
-SCENARIO = {
+SCENARIO: dict[str, Any] = {
     "about": "A vector that learns",
     "entry": "loop:run",
     "determinism": "off",

@@ -11,7 +11,7 @@ from tests.support.nvml_stub.build import StubGpu
 _RANKS = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "99999999"}
 DOCTOR = Run(
     name="doctor",
-    command=("doctor", "--json", "--numerics", "--distributed=2", "--backend=gloo"),
+    command=("doctor", "--json", "--numerics", "--distributed=2", "--backend=nccl"),
     env=_STUB,
     prepare=_pretend(StubGpu()),
     is_quick=False,
@@ -50,6 +50,9 @@ FEATURES = (
     Feature("doctor --json", DOCTOR, "one JSON document", lambda s: s.json["findings"]),
     Feature("doctor --numerics", DOCTOR, "the check of operations", lambda s: _finding(s, "numerics")),
     Feature("doctor --distributed", DOCTOR, "the check of ranks", lambda s: "2 ranks" in json.dumps(s.json)),
+    Feature(
+        "doctor --backend", DOCTOR, "why it cannot", lambda s: "nccl" in json.dumps(_finding(s, "distributed")).lower()
+    ),
     Feature("doctor --fix", FIX, "a command for the shell", lambda s: "unset" in s.out and "WORLD_SIZE" in s.out),
     Feature("doctor --color", DOCTOR_TEXT, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("doctor --no-redact", DOCTOR_TEXT, "the secret", lambda s: _SECRET in s.out),

@@ -38,7 +38,7 @@ OPTIONS = Run(
     command=(
         *("plan", "tests", "--gpus=sim:2xA,2xB", "--mix-models", "--cpu-units=1", "-knot unwanted", "-mnot slow"),
         *("--deselect=tests/test_deselected.py", "--isolate=worker", "--needs=needs.toml", "--collect-timeout=15"),
-        *("--safe-path", "--json", "--no-redact", "--no-split", "--containment=pidns"),
+        *("--safe-path", "--json", "--no-redact", "--containment=pidns"),
     ),
     files={
         "beside.py": "",
@@ -50,7 +50,7 @@ OPTIONS = Run(
         "tests/test_unwanted.py": _NAMES.format("test_unwanted"),
         "tests/test_deselected.py": _NAMES.format("test_deselected"),
         "tests/test_marked.py": "import pytest\n@pytest.mark.slow\ndef test_marked(gpus=None): pass\n",
-        "tests/test_many.py": MANY,
+        "tests/test_first.py": "def test_first(): pass\n",
         "tests/test_share.py": _GPU.format(_SHARED),
         "tests/test_share2.py": _GPU.format(_SHARED),
         "tests/test_beside.py": "import beside, pytest\nmark = pytest.mark.gpus\ndef test_beside(): pass\n",
@@ -82,6 +82,16 @@ RESUMED = Run(
     command=("plan", "tests", "--gpus=none", "--resume=latest", "--json"),
     files=LAST.files,
     before=LAST.before,
+)
+WORKERS = Run(
+    name="plan-workers",
+    command=("plan", "tests", "--gpus=sim:1", "--workers-per-gpu=2", "--json"),
+    files={"tests/test_a.py": "def test_a(): pass\n", "tests/test_b.py": "def test_b(): pass\n"},
+)
+WHOLE = Run(
+    name="plan-no-split",
+    command=("plan", "tests", "--gpus=sim:4", "--no-split", "--json"),
+    files={"tests/test_many.py": MANY},
 )
 MERGED = Run(
     name="merge",
@@ -137,7 +147,7 @@ FEATURES = (
     _plan(
         "--cpu-units",
         "two files in turn",
-        lambda s: scheduled(s, "many")["start_s"] != scheduled(s, "second")["start_s"],
+        lambda s: scheduled(s, "first")["start_s"] != scheduled(s, "second")["start_s"],
     ),
     _plan("-k", "a file without a test", lambda s: "tests/test_unwanted.py" in s.json["deselected"]),
     _plan("-m", "a file without a test", lambda s: "tests/test_marked.py" in s.json["deselected"]),
@@ -148,7 +158,7 @@ FEATURES = (
     _plan("--safe-path", "no import from the directory", lambda s: "No module" in _why_never(s, "beside")),
     _plan("--json", "one JSON document", lambda s: s.json["units"]),
     _plan("--no-redact", "a password in an error", lambda s: "hunter2" in _why_never(s, "raises")),
-    _plan("--no-split", "a file as one unit", lambda s: scheduled(s, "many")),
+    _plan("--no-split", "a file as one unit", lambda s: scheduled(s, "many"), WHOLE),
     _plan("--containment", "imports in a namespace", lambda s: s.read("namespace") != os.readlink("/proc/self/ns/pid")),
     _plan("--split", "parts of a file", lambda s: "test_many.py is split" in s.out + s.err, CHART),
     _plan("--shard", "the partition", lambda s: "partition" in s.out + s.err, CHART),
@@ -186,4 +196,5 @@ FEATURES = (
         lambda s: s.has(".cache/rlharness/history/*"),
         with_env(XDG_CACHE_HOME="{at}/elsewhere"),
     ),
+    _plan("--workers-per-gpu", "two files on the GPU at a time", lambda s: _is_together(s, "a", "b"), WORKERS),
 )

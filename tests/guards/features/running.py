@@ -144,7 +144,7 @@ RESUMED = Run(
 )
 SHARD = Run(
     name="run-shard",
-    command=("run", "tests", "--gpus=sim:4", "--shard=1/2", "--json"),
+    command=("run", "tests", "--gpus=sim:4", "--shard=1/2", "--workers-per-gpu=2", "--json"),
     files={f"tests/test_{name}.py": "def test_it(): pass\n" for name in "abcd"},
 )
 LEANS = Run(
@@ -157,9 +157,9 @@ WHOLE = Run(
     name="run-no-split",
     command=("run", "tests", "--gpus=sim:2xA,2xB", "--no-split", "--no-mix-models", "--no-check-leaning", "--json"),
     files={
-        "tests/test_many.py": MANY,
+        **LEANING,
+        "tests/test_many.py": MANY.replace("@pytest", "pytestmark = pytest.mark.gpus(1)\n@pytest"),
         "tests/test_mixed.py": _GPU.format(4),
-        "tests/test_b.py": LEANING["tests/test_b.py"],
     },
     config={"mix-models": "true", "check-leaning": "true", "allow-missing-gpus": "true"},
 )
@@ -231,6 +231,9 @@ FEATURES = (
         "--maxfail", "one of two failing files", lambda s: len(s.read("b.count") + s.read("z.count")) == 3, RESUMED
     ),
     _option("--shard", "half of the files", lambda s: len(s.json["units"]) == 2, SHARD),
+    _option(
+        "--workers-per-gpu", "a GPU for each", lambda s: all(len(u["gpu_ids"]) == 1 for u in s.json["units"]), SHARD
+    ),
     _option("--check-leaning", "a file that leans", lambda s: unit(s, "b")["outcome"] == "leaning", LEANS),
     _option(
         "--allow-missing-gpus", "exit code 0", lambda s: s.code == 0 and unit(s, "wide")["outcome"] == "not_run", LEANS
