@@ -10,7 +10,7 @@ _SETTINGS = (
     *("task.name=reverse_text", "task.num_heldout=3", "task.min_length=7", "task.max_length=7"),
     *("task.rewards=[rewards:half]", "task.reward_weights=[2.0]", "warm_start.num_steps=2", "warm_start.batch_size=5"),
     *("warm_start.learning_rate=0.002", "warm_start.target_reward=0.9", "sampling.max_tokens=4"),
-    *("optimizer.learning_rate=0.004", "training.num_steps=3", "training.prompts_per_step=3", "training.group_size=2"),
+    *("optimizer.learning_rate=0.004", "training.num_steps=4", "training.prompts_per_step=3", "training.group_size=2"),
     "training.microbatch_size=3",
     *("output.checkpoint_every=1", "output.keep_checkpoints=3", "output.evaluate_every=1", "output.num_shown=1"),
     "output.shows_progress=false",
@@ -27,7 +27,7 @@ RESUMED = Run(
     name="engine-resumed",
     command=(
         *("train", "grpo_sorting", "--size=tiny", "--out=again", *_SET),
-        *("--set=output.resume=made", "--set=output.resume_step=1"),
+        *("--set=output.resume=made", "--set=output.resume_step=2"),
     ),
     base=ENGINE,
     is_quick=False,
@@ -36,7 +36,7 @@ RESUMED = Run(
 
 def _model(seen: Seen) -> Any:
     """config.json of the newest checkpoint."""
-    return seen.load("made/checkpoints/step-000003/policy/config.json")
+    return seen.load("made/checkpoints/step-000004/policy/config.json")
 
 
 def _shown(seen: Seen) -> list[Any]:
@@ -54,7 +54,7 @@ def _size(key: str, name: str, value: object) -> Feature:
 
 def _printed(key: str, text: str) -> Feature:
     """What the plan of the run says."""
-    return Feature(f"engine {key}", ENGINE, text, lambda s: text in s.out)
+    return Feature(f"engine {key}", ENGINE, text, lambda s: text in s.out + s.err)
 
 
 FEATURES: tuple[Feature, ...] = (
@@ -88,13 +88,13 @@ FEATURES: tuple[Feature, ...] = (
     Feature("engine task.reward_weights", ENGINE, "twice the reward", lambda s: _steps(s)[0]["reward_mean"][1] == 1.0),
     Feature("engine sampling.max_tokens", ENGINE, "short ones", lambda s: _steps(s)[0]["completion_length"][1] <= 4),
     Feature("engine training.microbatch_size", ENGINE, "one that divides the samples", lambda s: s.code == 0),
-    Feature("engine training.num_steps", ENGINE, "three steps", lambda s: len(_steps(s)) == 3),
-    Feature("engine output.num_shown", ENGINE, "one at each evaluation", lambda s: 3 <= len(_shown(s)) <= 4),
+    Feature("engine training.num_steps", ENGINE, "four steps", lambda s: len(_steps(s)) == 4),
+    Feature("engine output.num_shown", ENGINE, "one at each evaluation", lambda s: 4 <= len(_shown(s)) <= 5),
     Feature(
         "engine output.shows_progress",
         ENGINE,
         "no line for a step",
-        lambda s: len(_steps(s)) == 3 and "training: step" not in s.out,
+        lambda s: len(_steps(s)) == 4 and "training: step" not in s.out + s.err,
     ),
     Feature(
         "engine output.checkpoint_every",
@@ -108,6 +108,6 @@ FEATURES: tuple[Feature, ...] = (
         "three",
         lambda s: len(list(s.at.glob("made/checkpoints/step-*"))) == 3,
     ),
-    Feature("engine output.resume", RESUMED, "steps from 1 on", lambda s: _steps(s, "again")[0]["step"] == 1),
-    Feature("engine output.resume_step", RESUMED, "steps from 1 on", lambda s: _steps(s, "again")[0]["step"] == 1),
+    Feature("engine output.resume", RESUMED, "steps from 2 on", lambda s: _steps(s, "again")[0]["step"] == 2),
+    Feature("engine output.resume_step", RESUMED, "steps from 2 on", lambda s: _steps(s, "again")[0]["step"] == 2),
 )

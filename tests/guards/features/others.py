@@ -35,6 +35,19 @@ SCHEMA = Run(name="schema", command=("schema", "scenario"))
 VERSION = Run(name="version", command=("--version",))
 HELP = Run(name="help", command=("--help",))
 _SECRET = "hunter2hunter2"
+_WORD = f"password={_SECRET}"
+_REFUSED = {
+    "plan": ("plan", _WORD, "--gpus=none"),
+    "merge": ("merge", _WORD),
+    "schema": ("schema", _WORD),
+    "bisect": ("bisect", _WORD, "--good=a", "--bad=b"),
+}
+"""Commands whose error names a word that looks like a secret."""
+
+
+def _refused(command: str) -> Feature:
+    run = Run(name=f"{command}-secret", command=(*_REFUSED[command], "--no-redact"))
+    return Feature(f"{command} --no-redact", run, "the secret in an error", lambda s: _SECRET in s.err)
 
 
 def _finding(seen: Seen, check: str) -> Any:
@@ -73,4 +86,5 @@ FEATURES = (
     Feature("schema --out", SCHEMAS, "files", lambda s: s.load("made/pyproject.json")["properties"]["timeout"]),
     Feature("rlharness --version", VERSION, "a version", lambda s: s.code == 0 and s.out.strip()[-1].isdigit()),
     Feature("rlharness --help", HELP, "the commands", lambda s: s.code == 0 and "Commands:" in s.out),
+    *map(_refused, _REFUSED),
 )

@@ -63,7 +63,7 @@ DIFF_SECRET = Run(name="diff-secret", command=("diff", "a", "secret", "--no-reda
 REPLAY = Run(
     name="replay",
     command=(
-        *("replay", "loop", "--out=made", "--size=small", "--set=seed=7", _SECRET, "--runs=3", "--step=1"),
+        *("replay", "loop", "--out=made", "--size=small", "--set=seed=7", _SECRET, "--step=1"),
         *("--trace-ops", "--metric=score=score ([\\d.]+)", "--level=deterministic", "--json", "--no-redact"),
         "--sweep=output.noise=0.0,0.5,0.0",
     ),
@@ -71,12 +71,12 @@ REPLAY = Run(
 )
 AGAINST = Run(
     name="replay-against",
-    command=("replay", "loop", "--out=made", "--against=b", "--color=always", "--timeout=300"),
+    command=("replay", "loop", "--out=made", "--against=b", "--runs=2", "--color=always"),
     base=RECORDED,
 )
 LIMITED = Run(
     name="replay-timeout",
-    command=("replay", "loop", "--out=made", "--runs=1", "--timeout=20", "--set=output.sleep_s=60"),
+    command=("replay", "loop", "--out=made", "--against=a", "--timeout=20", "--set=output.sleep_s=60"),
     base=RECORDED,
 )
 UNTIL = Run(name="replay-until", command=("replay", "loop", "--out=made", "--until=step_of_run>=2"), base=RECORDED)
@@ -150,8 +150,8 @@ def _made(seen: Seen) -> Any:
     return seen.load("made/seen.json")
 
 
-def _tensor_bytes(seen: Seen, step: int) -> int:
-    return (seen.at / f"made/tensors/rank-0-step-{step}.safetensors").stat().st_size
+def _tensor_bytes(seen: Seen, step: int, run: str = "") -> int:
+    return (seen.at / f"made/{run}tensors/rank-0-step-{step}.safetensors").stat().st_size
 
 
 def _curve(seen: Seen) -> str:
@@ -212,8 +212,13 @@ FEATURES = (
     _row("replay --out", REPLAY, "the runs there", lambda s: s.has("made/run-1/manifest.json")),
     _row("replay --size", REPLAY, "its width", lambda s: _runs(s)[0]["config"]["width"] == 16),
     _row("replay --set", REPLAY, "another seed", lambda s: _runs(s)[0]["config"]["seed"] == 7),
-    _row("replay --runs", REPLAY, "three runs", lambda s: len(s.json["runs"]) == 3),
-    _row("replay --step", REPLAY, "tensors of step 1", lambda s: s.json["comparisons"][0]["first"]["elements"]),
+    _row("replay --runs", AGAINST, "two runs", lambda s: s.has("made/run-2/manifest.json")),
+    _row(
+        "replay --step",
+        REPLAY,
+        "more of step 1 than of 0",
+        lambda s: _tensor_bytes(s, 1, "run-1/") > _tensor_bytes(s, 0, "run-1/"),
+    ),
     _row(
         "replay --trace-ops", REPLAY, "operations", lambda s: any(each["operations"] for each in s.json["comparisons"])
     ),
