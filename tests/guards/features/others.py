@@ -8,7 +8,6 @@ from tests.guards.features.loop import FILES, SCENARIO
 from tests.guards.features.machine import _STUB, _pretend
 from tests.support.nvml_stub.build import StubGpu
 
-_RANKS = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "99999999"}
 DOCTOR = Run(
     name="doctor",
     command=("doctor", "--json", "--numerics", "--distributed=2", "--backend=nccl"),
@@ -17,14 +16,19 @@ DOCTOR = Run(
     is_quick=False,
     package="cc",
 )
-FIX = Run(name="doctor-fix", command=("doctor", "--fix"), env=_RANKS)
+FIX = Run(name="doctor-fix", command=("doctor", "--fix"), env={"RAY_ADDRESS": "127.0.0.1:1"})
 DOCTOR_TEXT = Run(
     name="doctor-text",
     command=("doctor", "--color=always", "--no-redact"),
     env={"RAY_ADDRESS": "http://ada:hunter2hunter2@127.0.0.1:1"},
 )
 DEMO = Run(name="demo", command=("demo", "--out=shown", "--json"), is_quick=False, package="torch")
-LISTED = Run(name="scenarios", command=("scenarios", "--json"), files=FILES, scenarios={"loop": SCENARIO})
+LISTED = Run(
+    name="scenarios",
+    command=("scenarios", "--json"),
+    files=FILES,
+    scenarios={"loop": {**SCENARIO, "determinism": "deterministic"}},
+)
 CHECKED = Run(
     name="scenarios-check",
     command=("scenarios", "--check"),
@@ -66,7 +70,7 @@ FEATURES = (
     Feature(
         "doctor --backend", DOCTOR, "why it cannot", lambda s: "nccl" in json.dumps(_finding(s, "distributed")).lower()
     ),
-    Feature("doctor --fix", FIX, "a command for the shell", lambda s: "unset" in s.out and "WORLD_SIZE" in s.out),
+    Feature("doctor --fix", FIX, "a command for the shell", lambda s: "unset RAY_ADDRESS" in s.out),
     Feature("doctor --color", DOCTOR_TEXT, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("doctor --no-redact", DOCTOR_TEXT, "the secret", lambda s: _SECRET in s.out),
     Feature(
@@ -79,7 +83,7 @@ FEATURES = (
     Feature("scenarios --check", CHECKED, "exit code 4", lambda s: s.code == 4 and "wrong" in s.out + s.err),
     Feature("scenario about", LISTED, "the line", lambda s: _listed(s)["about"] == "A vector that learns"),
     Feature("scenario entry", LISTED, "the entry", lambda s: _listed(s)["entry"] == "loop:run"),
-    Feature("scenario determinism", LISTED, "the level", lambda s: _listed(s)["determinism"] == "off"),
+    Feature("scenario determinism", LISTED, "the level", lambda s: _listed(s)["determinism"] == "deterministic"),
     Feature("scenario sizes", LISTED, "the sizes", lambda s: "small" in _listed(s)["sizes"]),
     Feature("scenario runtime_sections", LISTED, "the sections", lambda s: "output" in _listed(s)["runtime_sections"]),
     Feature("command schema", SCHEMA, "a schema", lambda s: "runtime_sections" in s.json["properties"]),
