@@ -42,7 +42,7 @@ def unlisted(features: Sequence[Feature], work: Path) -> Iterator[Row]:
     for name in sorted(existing - shown - tables):
         yield Row(name, missing="no row yet") if name in uncovered else Row(name, "no row shows it")
     for name in sorted(shown - existing):
-        is_option = re.fullmatch(r"[a-z]+ --?[a-z-]+", name) and name.split(" ")[0] in commands
+        is_option = re.fullmatch(r"[a-z]+ (-[a-z]|--[a-z-]+[a-z])", name) and name.split(" ")[0] in commands
         if is_option or name.startswith(_KINDS):
             yield Row(name, "a row shows it, and it does not exist")
     for name in sorted(uncovered & shown | uncovered - existing):
