@@ -195,7 +195,7 @@ class Runs:
         if is_new:
             try:
                 future.set_result(self._carried_out(run, self._work / run.name))
-            except BaseException as error:
+            except Exception as error:  # each feature of the run gets it
                 future.set_exception(error)
         return future.result()
 
