@@ -1,0 +1,210 @@
+"""Features of `gate` and `bisect`, in small repositories."""
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.guards.features.feature import Feature, Run, Seen
+from tests.guards.features.loop import ENTRY, FILES, SCENARIO
+
+_REVISIONS = (
+    ENTRY,
+    ENTRY.replace("noise = ", "# a comment\n        noise = "),
+    ENTRY.replace("noise = ", "noise = 0.25 + "),
+)
+"""Contents of loop.py at each commit: the last one moves bits."""
+
+
+def _repository(*revisions: str) -> Callable[[Path], None]:
+    """Return a function that commits each of these versions of loop.py, with the files of the run."""
+
+    def make(at: Path) -> None:
+        git = ("git", "-C", str(at), "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+        at.joinpath(".gitignore").write_text(".cache\n.rlharness\n__pycache__\nmade\n*.tmp\n", "utf-8")
+        subprocess.run([*git[:3], "init", "--quiet", "--initial-branch=main"], check=True)
+        for number, text in enumerate(revisions):
+            at.joinpath("loop.py").write_text(text, "utf-8")
+            subprocess.run([*git, "add", "--all"], check=True)
+            subprocess.run([*git, "commit", "--quiet", "--message", f"Revision {number}"], check=True)
+            subprocess.run([*git, "tag", f"r{number}"], check=True)
+
+    return make
+
+
+GATE = Run(
+    name="gate",
+    command=(
+        *("gate", "loop", "--base=r0", "--size=small", "--set=seed=7", "--runs=1", "--out=made", "--json"),
+        *("--fail-on=slowdown", "--timeout=300"),
+    ),
+    files=FILES,
+    scenarios={"loop": SCENARIO},
+    prepare=_repository(*_REVISIONS),
+    is_quick=False,
+    package="torch",
+)
+_COSTS = (
+    ENTRY.replace('output.get("memory_gb")', "True").replace('output["memory_gb"]', "1.0"),
+    ENTRY.replace('output.get("memory_gb")', "True")
+    .replace('output["memory_gb"]', "1.6")
+    .replace('"seconds", 0.1', '"seconds", 0.16'),
+)
+MEMORY = Run(
+    name="gate-memory",
+    command=("gate", "loop", "--base=HEAD~1", "--runs=2", "--memory=3", "--slowdown=90", "--color=always"),
+    files=FILES,
+    scenarios={"loop": SCENARIO},
+    prepare=_repository(*_COSTS),
+    is_quick=False,
+    package="torch",
+)
+GOLDEN = Run(
+    name="gate-golden",
+    command=("gate", "loop", "--golden=goldens", "--accept", "--reason=the first ones"),
+    files=FILES,
+    scenarios={"loop": SCENARIO},
+    prepare=_repository(ENTRY),
+    is_quick=False,
+    package="torch",
+)
+GATE_KEYS = Run(
+    name="gate-keys",
+    command=("gate", "--base=r1", "--json"),
+    files=FILES,
+    scenarios={"loop": SCENARIO, "other": SCENARIO},
+    config={"gate.scenarios": '["loop"]', "gate.size": '"small"', "gate.runs": "1", "gate.fail-on": '["slowdown"]'},
+    prepare=_repository(*_REVISIONS),
+    is_quick=False,
+    package="torch",
+)
+MEMORY_KEYS = replace(
+    MEMORY,
+    name="gate-memory-keys",
+    command=("gate", "loop", "--base=HEAD~1"),
+    config={"gate.memory": "3", "gate.slowdown": "90", "gate.runs": "2"},
+)
+BISECT = Run(
+    name="bisect",
+    command=("bisect", "loop", "--good=r0", "--bad=r2", "--size=small", "--set=seed=7", "--out=made", "--json"),
+    files=FILES,
+    scenarios={"loop": SCENARIO},
+    prepare=_repository(*_REVISIONS),
+    is_quick=False,
+    package="torch",
+)
+_SLOW = {**SCENARIO, "config": {**SCENARIO["config"], "output": {"sleep_s": 60}}}
+GATE_LIMIT = replace(
+    GATE,
+    name="gate-timeout",
+    command=("gate", "loop", "--base=r1", "--runs=1", "--timeout=20"),
+    scenarios={"loop": _SLOW},
+)
+GATE_KEY_LIMIT = replace(
+    GATE,
+    name="gate-timeout-key",
+    command=("gate", "loop", "--base=r1"),
+    scenarios={"loop": _SLOW},
+    config={"gate.timeout": "20", "gate.runs": "1"},
+)
+GOLDEN_KEY = replace(
+    GOLDEN,
+    name="gate-golden-key",
+    command=("gate", "loop", "--accept", "--reason=the first ones"),
+    config={"gate.golden": '"goldens"'},
+)
+BISECT_BY = Run(
+    name="bisect-by",
+    command=("bisect", "loop", "--good=r0", "--bad=r2", "--by=loss>0.0001", "--color=always"),
+    files=FILES,
+    scenarios={"loop": SCENARIO},
+    prepare=_repository(*_REVISIONS),
+    is_quick=False,
+    package="torch",
+)
+BISECT_LIMIT = replace(
+    BISECT_BY,
+    name="bisect-timeout",
+    command=("bisect", "loop", "--good=r0", "--bad=r2", "--timeout=20"),
+    scenarios={"loop": _SLOW},
+)
+_RUNS = "made/**/seen.json"
+
+
+def _change(seen: Seen) -> Any:
+    return seen.json["scenarios"][0]
+
+
+def _has(seen: Seen, text: str) -> bool:
+    """Whether an entry of a run below made/ was given this."""
+    return any(text in path.read_text("utf-8") for path in seen.at.glob("made/**/seen.json"))
+
+
+FEATURES = (
+    Feature("command gate", GATE, "behaviour or numerics", lambda s: _change(s)["change"] in {"behaviour", "numerics"}),
+    Feature("gate --base", GATE, "the base", lambda s: s.json["base"]["subject"] == "Revision 0"),
+    Feature("gate --size", GATE, "its width", lambda s: _has(s, '"width": 16')),
+    Feature("gate --set", GATE, "another seed", lambda s: _has(s, '"seed": 7')),
+    Feature("gate --runs", GATE, "one run of each", lambda s: s.has(_RUNS) and not s.has("made/**/run-2")),
+    Feature("gate --out", GATE, "the traces there", lambda s: s.has(_RUNS)),
+    Feature("gate --json", GATE, "one JSON document", lambda s: s.json["scenarios"]),
+    Feature("gate --fail-on", GATE, "exit code 0", lambda s: s.code == 0 and s.json["fail_on"] == ["slowdown"]),
+    Feature(
+        "gate --memory",
+        MEMORY,
+        "that it passes",
+        lambda s: s.code == 0 and "memory" not in s.out.partition("passed")[2],
+    ),
+    Feature("gate --slowdown", MEMORY, "that it passes", lambda s: s.code == 0),
+    Feature("gate --color", MEMORY, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("gate --golden", GOLDEN, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
+    Feature("gate --accept", GOLDEN, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
+    Feature(
+        "gate --reason",
+        GOLDEN,
+        "its reason",
+        lambda s: any("the first ones" in p.read_text("utf-8") for p in s.at.glob("goldens/**/*") if p.is_file()),
+    ),
+    Feature(
+        "[tool.rlharness] gate.scenarios",
+        GATE_KEYS,
+        "one scenario",
+        lambda s: [e["name"] for e in s.json["scenarios"]] == ["loop"],
+    ),
+    Feature(
+        "[tool.rlharness] gate.size",
+        GATE_KEYS,
+        "its width",
+        lambda s: any('"width": 16' in p.read_text("utf-8") for p in s.at.glob(".rlharness/gates/**/seen.json")),
+    ),
+    Feature(
+        "[tool.rlharness] gate.runs",
+        GATE_KEYS,
+        "one run of each",
+        lambda s: s.has(".rlharness/gates/**/run-1") and not s.has(".rlharness/gates/**/run-2"),
+    ),
+    Feature(
+        "[tool.rlharness] gate.fail-on",
+        GATE_KEYS,
+        "exit code 0",
+        lambda s: s.code == 0 and s.json["fail_on"] == ["slowdown"],
+    ),
+    Feature("[tool.rlharness] gate.memory", MEMORY_KEYS, "that it passes", lambda s: s.code == 0),
+    Feature("[tool.rlharness] gate.slowdown", MEMORY_KEYS, "that it passes", lambda s: s.code == 0),
+    Feature(
+        "command bisect", BISECT, "the commit", lambda s: s.code == 0 and s.json["commit"]["subject"] == "Revision 2"
+    ),
+    Feature("bisect --good", BISECT, "its end", lambda s: s.code == 0 and s.json["good"]),
+    Feature("bisect --bad", BISECT, "its end", lambda s: s.code == 0 and s.json["bad"]),
+    Feature("bisect --size", BISECT, "its width", lambda s: _has(s, '"width": 16')),
+    Feature("bisect --set", BISECT, "another seed", lambda s: _has(s, '"seed": 7')),
+    Feature("bisect --out", BISECT, "the traces there", lambda s: s.has(_RUNS)),
+    Feature("bisect --json", BISECT, "one JSON document", lambda s: s.json["num_probes"] >= 0),
+    Feature("gate --timeout", GATE_LIMIT, "a run that is ended", lambda s: s.code == 12),
+    Feature("[tool.rlharness] gate.timeout", GATE_KEY_LIMIT, "a run that is ended", lambda s: s.code == 12),
+    Feature("[tool.rlharness] gate.golden", GOLDEN_KEY, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
+    Feature("bisect --by", BISECT_BY, "a good end that is bad already", lambda s: s.code == 11),
+    Feature("bisect --color", BISECT_BY, "escape sequences", lambda s: "\x1b[" in s.out + s.err),
+    Feature("bisect --timeout", BISECT_LIMIT, "runs that are ended", lambda s: s.code in {11, 12}),
+)

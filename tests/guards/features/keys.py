@@ -1,0 +1,162 @@
+"""Keys of [tool.rlharness], seen in runs and plans of small suites on simulated GPUs."""
+
+from typing import Any
+
+from tests.guards.features.feature import Feature, Run, Seen
+from tests.guards.features.planning import _GPU, scheduled
+from tests.guards.features.running import LEANING, MANY, SUITE, counted, unit
+
+_TOGETHER = """\
+import os
+from pathlib import Path
+
+def test_{0}(): Path("{0}.pid").write_text(str(os.getpid()))
+"""
+_PRELOADED = """\
+import sys
+from pathlib import Path
+
+LOADED = "beside" in sys.modules
+
+def test_preloaded(): Path("preloaded").write_text(str(LOADED))
+"""
+SUITE_KEYS = Run(
+    name="keys-suite",
+    command=("run", "tests", "--gpus=sim:2xA,2xB", "--json"),
+    files={
+        **SUITE,
+        "tests/test_preloaded.py": _PRELOADED,
+        "tests/test_one.py": _TOGETHER.format("one"),
+        "tests/test_two.py": _TOGETHER.format("two"),
+    },
+    config={
+        "timeout": "12",
+        "grace": "1",
+        "slow": "2",
+        "collect-timeout": "15",
+        "cpu-units": "3",
+        "isolate": '"test"',
+        "mix-models": "true",
+        "results-dir": '"kept"',
+        "history-free": "true",
+        "preload": '["beside"]',
+        "gpus-per-worker": "1",
+        "needs": '{ "test_table.py" = 2, "test_fails.py" = 0 }',
+    },
+)
+TOGETHER = Run(
+    name="keys-together",
+    command=("run", "tests", "--gpus=none", "--json"),
+    files={f"tests/test_{name}.py": _TOGETHER.format(name) for name in ("one", "two")},
+    config={"together": '[["tests/test_one.py", "tests/test_two.py"]]', "retries": "1", "cpu-units": "1"},
+)
+FAILING = Run(
+    name="keys-failing",
+    command=("run", "tests", "--gpus=none", "--json"),
+    files=counted("True", "False", "False"),
+    config={"retries": "1", "maxfail": "1", "cpu-units": "1"},
+)
+LEANS = Run(
+    name="keys-leaning",
+    command=("run", "tests", "--gpus=sim:1", "--json"),
+    files={**LEANING, "tests/test_wide.py": _GPU.format(8)},
+    config={"leaning": '"report"', "check-leaning": "true", "allow-missing-gpus": "true"},
+)
+PLAN = Run(
+    name="keys-plan",
+    command=("plan", "tests", "--gpus=sim:2xA,2xB", "--json"),
+    files={
+        "tests/test_small.py": "def test_small(): pass\n",
+        "tests/test_model.py": "def test_model(): pass\n",
+        "tests/test_big.py": "def test_big(): pass\n",
+        "tests/test_new.py": "def test_new(): pass\n",
+        "tests/test_alone.py": "def test_alone(): pass\n",
+        "tests/test_shared.py": "def test_shared(): pass\n",
+        "tests/test_three.py": "def test_three(): pass\n",
+    },
+    config={
+        "memory-gb-per-worker": "20",
+        "needs": (
+            '{ "test_model.py" = { gpus = 1, model = "B" }, "test_big.py" = { gpus = 1, memory-gb = 900 },'
+            ' "test_new.py" = { gpus = 1, min-capability = 99.0 }, "test_alone.py" = { gpus = 1, exclusive = true },'
+            ' "test_shared.py" = { gpus = 1, memory-gb = 30, shared = true }, "test_three.py" = { gpus = 2 } }'
+        ),
+    },
+)
+WHOLE = Run(
+    name="keys-split",
+    command=("plan", "tests", "--gpus=sim:4", "--json"),
+    files={"tests/test_many.py": MANY},
+    config={"split": "false"},
+)
+LIMIT = Run(
+    name="keys-needs-timeout",
+    command=("run", "tests", "--gpus=none", "--json"),
+    files={"tests/test_slow.py": "import time\ndef test_slow(): time.sleep(40)\n"},
+    config={"needs": '{ "test_slow.py" = { timeout = 8 } }', "grace": "2"},
+)
+
+
+def _key(name: str, sees: str, holds: Any, run: Run = SUITE_KEYS) -> Feature:
+    return Feature(f"[tool.rlharness] {name}", run, sees, holds)
+
+
+def _need(name: str, text: str, sees: str, holds: Any, run: Run = PLAN) -> Feature:
+    from tests.guards.features.feature import edited
+
+    return Feature(f"[tool.rlharness] needs.{name}", run, sees, holds, edited(text, ""))
+
+
+def _never(seen: Seen) -> set[str]:
+    return {each["path"] for each in seen.json["never"]}
+
+
+FEATURES = (
+    _key("timeout", "an end after 12 s", lambda s: unit(s, "hangs")["outcome"] == "timed_out"),
+    _key("grace", "an end soon after that", lambda s: 12 <= unit(s, "hangs")["duration_s"] < 21),
+    _key("slow", "a line for the slow file", lambda s: any("slow " in x and "hangs" in x for x in s.err.splitlines())),
+    _key("collect-timeout", "an import that is ended", lambda s: unit(s, "late")["outcome"] == "collect_timeout"),
+    _key("cpu-units", "3 slots", lambda s: s.load("state.json")["env"]["PYTEST_XDIST_WORKER_COUNT"] == "7"),
+    _key("isolate", "two tests in two processes", lambda s: str(s.load("state.json")["pid"]) != s.read("second.txt")),
+    _key("mix-models", "a file on all four GPUs", lambda s: len(unit(s, "mixed")["gpu_ids"]) == 4),
+    _key("results-dir", "results there", lambda s: s.has("kept/.rlharness/runs/latest/events.jsonl")),
+    _key("history-free", "no history", lambda s: s.has("state.json") and not s.has(".cache/rlharness/history/*")),
+    _key("preload", "a module that is there before its file", lambda s: s.read("preloaded") == "True"),
+    _key("gpus-per-worker", "a GPU for a file without a need", lambda s: len(unit(s, "state")["gpu_ids"]) == 1),
+    _key("needs", "two GPUs for a file of the table", lambda s: len(unit(s, "table")["gpu_ids"]) == 2),
+    _key("together", "two files in one process", lambda s: s.read("one.pid") == s.read("two.pid"), TOGETHER),
+    _key(
+        "retries",
+        "a second attempt",
+        lambda s: "xx" in {s.read(f"{n}.count") for n in "bz" if s.has(f"{n}.count")},
+        FAILING,
+    ),
+    _key("maxfail", "files that did not start", lambda s: len(list(s.at.glob("*.count"))) < 3, FAILING),
+    _key("leaning", "exit code 0", lambda s: s.code == 0 and unit(s, "b")["outcome"] == "leaning", LEANS),
+    _key("check-leaning", "a file that leans", lambda s: unit(s, "b")["outcome"] == "leaning", LEANS),
+    _key("allow-missing-gpus", "exit code 0", lambda s: s.code == 0 and unit(s, "wide")["outcome"] == "not_run", LEANS),
+    _key("split", "a file as one unit", lambda s: scheduled(s, "many"), WHOLE),
+    _key("memory-gb-per-worker", "two files on a GPU", lambda s: scheduled(s, "small")["gpu_ids"], PLAN),
+    _need("gpus", "gpus = 2", "two GPUs", lambda s: len(scheduled(s, "three")["gpu_ids"]) == 2),
+    _need("memory-gb", ", memory-gb = 900", "a file that cannot run", lambda s: "tests/test_big.py" in _never(s)),
+    _need("model", ', model = "B"', "a GPU of B", lambda s: scheduled(s, "model")["gpu_ids"][0] in {"SIM-2", "SIM-3"}),
+    _need(
+        "min-capability",
+        ", min-capability = 99.0",
+        "a file that cannot run",
+        lambda s: "tests/test_new.py" in _never(s),
+    ),
+    _need("exclusive", ", exclusive = true", "a file with the machine", lambda s: scheduled(s, "alone")["exclusive"]),
+    _need(
+        "shared",
+        ", shared = true",
+        "two files on a GPU at a time",
+        lambda s: any(
+            each["path"] != "tests/test_shared.py"
+            and each["gpu_ids"] == scheduled(s, "shared")["gpu_ids"]
+            and each["start_s"] == scheduled(s, "shared")["start_s"]
+            for each in s.json["units"]
+        ),
+    ),
+    _need("timeout", "timeout = 8", "an end after 8 s", lambda s: unit(s, "slow")["outcome"] == "timed_out", LIMIT),
+)

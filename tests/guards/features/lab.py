@@ -1,0 +1,199 @@
+"""Features of `reproduce`, `report`, `chaos`, `gate` and `bisect`."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from tests.guards.features.feature import Feature, Run, Seen
+from tests.guards.features.loop import FILES, SCENARIO
+from tests.guards.features.recording import RECORDED
+
+STEP = Run(
+    name="reproduce-step",
+    command=("reproduce", "a", "--step=2", "--trace-ops", "--out=made", "--set=output.noise=0.0", "--json"),
+    base=RECORDED,
+)
+OTHER = Run(
+    name="reproduce-against",
+    command=("reproduce", "a", "--step=2", "--against=b", "--color=always", "--timeout=300"),
+    base=RECORDED,
+)
+DEBUGGER = Run(
+    name="reproduce-interactive",
+    command=("reproduce", "a", "--step=2", "--interactive", "--commands=debug.txt"),
+    files={"debug.txt": "next\nlist\nquit\n"},
+    base=RECORDED,
+)
+BUNDLE = Run(
+    name="reproduce-bundle",
+    command=("reproduce", "a", "--step=2", "--bundle=step.rlb", "--reference-checkpoint"),
+    base=RECORDED,
+)
+UNTIL = Run(name="reproduce-until", command=("reproduce", "a", "--out=made", "--until=step_of_run>=2"), base=RECORDED)
+BREAK = Run(name="reproduce-break-on", command=("reproduce", "broken", "--out=made", "--break-on=nan"), base=RECORDED)
+LIMITED = Run(
+    name="reproduce-timeout",
+    command=("reproduce", "a", "--out=made", "--timeout=20", "--set=output.sleep_s=60"),
+    base=RECORDED,
+)
+
+
+def _by_another(at: Path) -> None:
+    """Take away what shows that the run was recorded here, and the scenario that names its entry."""
+    at.joinpath("a", "call.hmac").unlink()
+    at.joinpath("scenarios", "loop.yaml").unlink()
+
+
+TRUST = Run(
+    name="reproduce-trust", command=("reproduce", "a", "--out=made", "--trust"), base=RECORDED, prepare=_by_another
+)
+SECRET = Run(name="reproduce-secret", command=("reproduce", "secret", "--out=made", "--no-redact"), base=RECORDED)
+REPORT = Run(name="report", command=("report", "a", "b", "--out=page.html", "--json"), base=RECORDED, package="jinja2")
+REPORT_SECRET = Run(
+    name="report-secret", command=("report", "a", "secret", "--no-redact"), base=RECORDED, package="jinja2"
+)
+
+_SECRET_SET = "--set=api_key=hunter2hunter2"
+_CHAOS = {
+    **SCENARIO,
+    "chaos": {
+        "factors": {"runtime.parts": [1, 2, 4], "output.label": [0, 1]},
+        "sizes": {"small": {"output.label": [0, 7]}},
+        "names": {"runtime.parts": "the number of parts"},
+        "packages": {"output.label": "no_such_package_here"},
+        "where": {},
+        "latency": ["loop:waits"],
+        "crash": {"output.checkpoint_every": 1},
+    },
+}
+CHAOS = Run(
+    name="chaos",
+    command=(
+        *(
+            "chaos",
+            "loop",
+            "--size=small",
+            "--set=seed=7",
+            "--count=3",
+            "--seed=5",
+            "--factors=runtime.parts,hash_seed",
+        ),
+        *("--repeats=1", "--steps=2", "--out=made", "--level=deterministic", "--timeout=200", "--json"),
+        "--metric=score=score ([\\d.]+)",
+    ),
+    files=FILES,
+    scenarios={"loop": _CHAOS},
+    is_quick=False,
+    package="torch",
+)
+ONLY = Run(
+    name="chaos-only",
+    command=("chaos", "loop", "--only=runtime.parts=4", "--repeats=1", "--color=always", "--max-seconds=900"),
+    files=FILES,
+    scenarios={"loop": _CHAOS},
+    is_quick=False,
+    package="torch",
+)
+FACTORS = Run(
+    name="chaos-factors",
+    command=("chaos", "loop", "--max-seconds=0.001", "--json", "--no-redact", _SECRET_SET, "--timeout=300"),
+    files=FILES,
+    scenarios={"loop": _CHAOS},
+    package="torch",
+)
+NEEDY = Run(
+    name="scenario-gpus",
+    command=("train", "loop", "--out=made"),
+    files=FILES,
+    scenarios={"loop": {**SCENARIO, "gpus": 64}},
+    package="torch",
+)
+_HELD = "hunter2hunter2"
+
+
+def _in(seen: Seen, name: str) -> Any:
+    """What the entry has written in the one run below made/ that has this path."""
+    found = sorted(seen.at.glob(f"made/**/{name}"))
+    return found[0].read_text("utf-8")
+
+
+def _has(seen: Seen, text: str) -> bool:
+    """Whether an entry of a run below made/ was given this."""
+    return any(text in path.read_text("utf-8") for path in seen.at.glob("made/**/seen.json"))
+
+
+def _names(bundle: Path) -> str:
+    with zipfile.ZipFile(bundle) as archive:
+        return " ".join(archive.namelist())
+
+
+_RUNS = "made/**/seen.json"
+
+FEATURES = (
+    Feature("command reproduce", STEP, "a reproduced step", lambda s: s.code == 0 and s.json["is_reproduced"]),
+    Feature("reproduce --step", STEP, "step 2 from its checkpoint", lambda s: s.json["step"] == 2),
+    Feature("reproduce --trace-ops", STEP, "its operations", lambda s: s.json["operations"][0]["num_by_phase"]),
+    Feature("reproduce --out", STEP, "its runs there", lambda s: s.has(_RUNS)),
+    Feature("reproduce --set", STEP, "another setting", lambda s: _has(s, '"noise": 0.0')),
+    Feature("reproduce --json", STEP, "one JSON document", lambda s: s.json["step"] == 2),
+    Feature("reproduce --against", OTHER, "the difference", lambda s: s.code == 10),
+    Feature("reproduce --color", OTHER, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("reproduce --interactive", DEBUGGER, "its phases", lambda s: "before backward" in s.out),
+    Feature("reproduce --commands", DEBUGGER, "the answers", lambda s: "before backward" in s.out),
+    Feature("reproduce --bundle", BUNDLE, "a file", lambda s: s.has("step.rlb")),
+    Feature(
+        "reproduce --reference-checkpoint",
+        BUNDLE,
+        "a file without it",
+        lambda s: "w.json" not in _names(s.at / "step.rlb"),
+    ),
+    Feature("reproduce --until", UNTIL, "the end after step 2", lambda s: "STOPPED" in s.out + s.err),
+    Feature(
+        "reproduce --break-on", BREAK, "the end in step 2", lambda s: s.code == 0 and "nan at step 2" in s.out + s.err
+    ),
+    Feature("reproduce --timeout", LIMITED, "an incomplete recording", lambda s: s.code == 12),
+    Feature("reproduce --trust", TRUST, "the run again", lambda s: s.code == 0 and s.has(_RUNS)),
+    Feature(
+        "reproduce --no-redact",
+        SECRET,
+        "the secret",
+        lambda s: any(_HELD in path.read_text("utf-8") for path in s.at.glob("made/**/call.json")),
+    ),
+    Feature("command report", REPORT, "a page", lambda s: "<html" in s.read("page.html")),
+    Feature("report --out", REPORT, "the page there", lambda s: s.has("page.html")),
+    Feature("report --json", REPORT, "the verdict", lambda s: s.json["comparisons"][0]["verdict"] == "diverged"),
+    Feature("report --no-redact", REPORT_SECRET, "the secret", lambda s: _HELD in s.read("report.html")),
+    Feature(
+        "command chaos",
+        CHAOS,
+        "the cause",
+        lambda s: s.code == 10 and "the number of parts" in s.json["finding"]["sentence"],
+    ),
+    Feature("chaos --size", CHAOS, "its width", lambda s: _has(s, '"width": 16')),
+    Feature("chaos --set", CHAOS, "another seed", lambda s: _has(s, '"seed": 7')),
+    Feature("chaos --count", CHAOS, "so many", lambda s: s.json["num_probes_wanted"] == 3),
+    Feature("chaos --seed", CHAOS, "the seed", lambda s: s.json["seed"] == 5),
+    Feature(
+        "chaos --factors", CHAOS, "these alone", lambda s: set(s.json["factors"]) == {"runtime.parts", "hash_seed"}
+    ),
+    Feature("chaos --repeats", CHAOS, "one run of the cause", lambda s: s.json["finding"]["num_runs"] < 3),
+    Feature("chaos --steps", CHAOS, "two steps", lambda s: len(s.lines("made/run-1/curve.jsonl")) == 2),
+    Feature("chaos --out", CHAOS, "the traces there", lambda s: s.has("made/run-1/manifest.json")),
+    Feature("chaos --level", CHAOS, "the level", lambda s: _has(s, '"level": "deterministic"')),
+    Feature("chaos --json", CHAOS, "one JSON document", lambda s: s.json["exit_code"] == 10),
+    Feature("chaos --metric", CHAOS, "a value of the curve", lambda s: "score" in _in(s, "curve.jsonl")),
+    Feature("chaos --only", ONLY, "that perturbation", lambda s: s.code == 10 and "runtime.parts=4" in s.out),
+    Feature("chaos --color", ONLY, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("chaos --max-seconds", FACTORS, "no perturbation", lambda s: s.json["is_out_of_time"]),
+    Feature("chaos --no-redact", FACTORS, "the secret", lambda s: _HELD in " ".join(s.json["command"])),
+    Feature("scenario chaos.packages", FACTORS, "no such factor", lambda s: "output.label" not in s.json["factors"]),
+    Feature("scenario chaos.latency", FACTORS, "that factor", lambda s: "latency" in s.json["factors"]),
+    Feature("scenario chaos.crash", FACTORS, "that factor", lambda s: "crash" in s.json["factors"]),
+    Feature("scenario resume", FACTORS, "crashes, which need it", lambda s: "crash" in s.json["factors"]),
+    Feature("scenario chaos", FACTORS, "its factors", lambda s: "runtime.parts" in s.json["factors"]),
+    Feature("scenario chaos.factors", FACTORS, "that factor", lambda s: "runtime.parts" in s.json["factors"]),
+    Feature(
+        "scenario chaos.names", CHAOS, "the words", lambda s: "the number of parts" in s.json["finding"]["sentence"]
+    ),
+    Feature("scenario gpus", NEEDY, "a refusal", lambda s: s.code == 4 and "64 GPUs" in s.err),
+)
