@@ -9,8 +9,8 @@ from tests.guards.bits import Case, compared
 from tests.guards.guard import ROOT
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
-CASE = Case("grpo_sorting", where="with a breach", settings={"training.num_steps": "1"})
-RECORDER, RLOO = "harness/recording/recorder.py", "rlcore/algorithms/advantages.py"
+CASE = Case("grpo_sorting", where="for two steps", settings={"training.num_steps": "2"})
+RECORDER, DECODER = "harness/recording/recorder.py", "rlcore/models/decoder.py"
 SEEN = "        count = self._counts.get((seen.scope, phase, seen.name), 0)\n"
 
 
@@ -28,7 +28,7 @@ def breached(directory: Path, file: str, old: str, new: str) -> Path:
     ("file", "old", "new", "problem"),
     [
         (RECORDER, SEEN, f'        if phase == "backward":\n            return\n{SEEN}', "absent in the head"),
-        (RLOO, "c * n / (n - 1) for", "c * n / n for", "logical advantage"),
+        (DECODER, "INITIAL_STD = 0.02", "INITIAL_STD = 0.021", "logical "),
         (
             "scenarios/grpo_sorting.yaml",
             "entry: rlcore.entrypoint:run",
