@@ -1,5 +1,6 @@
 """A guard compares the head with what is frozen, row by row; it is red if a row is, or if it compared nothing."""
 
+import os
 import subprocess
 import sys
 import time
@@ -99,3 +100,11 @@ def run(
         text=True,
         timeout=limit_s,
     )
+
+
+def python_of(environment: str) -> str | None:
+    """Return the interpreter of verl's, trl's or vllm's environment, or of this one; None if it is not installed."""
+    if not environment:
+        return sys.executable
+    variables = {"verl": "RLHARNESS_VERL_PYTHON", "trl": "RLHARNESS_PEERS_PYTHON", "vllm": "RLHARNESS_VLLM_PYTHON"}
+    return os.environ.get(variables[environment]) or None
