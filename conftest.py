@@ -6,11 +6,12 @@ long a draw or an example takes: a busy machine is no fault of a test. A fixture
 of this stands here only, since settings of a test's own that suppress a check would bring the others back.
 """
 
+import compileall
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ settings.register_profile(
 settings.register_profile("default tier", settings.get_profile("untimed"), max_examples=40)
 settings.load_profile("untimed")
 
+if sys.dont_write_bytecode:  # else each of the thousands of processes that tests start would compile these again
+    for _package in ("harness", "rlcore", "tests/support"):
+        compileall.compile_dir(Path(__file__).parent / _package, quiet=2)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --update-goldens, which writes what renderers print now to tests/golden and the pages."""
@@ -46,6 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.default_int_handler if signum is signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Keep the bytecode of test files: several processes import the same one, and pytest rewrites it for each."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 @pytest.hookimpl(tryfirst=True)
