@@ -60,6 +60,53 @@ WHOLLY_FULL = {
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
+    "tests/runner/cluster/test_cluster_runs.py": "tests/runner/cluster/test_lost_nodes.py, whose agents nobody starts",
+    "tests/runner/cluster/test_node_leases.py": "tests/runner/cluster/test_lost_nodes.py, whose nodes have GPUs too",
+    "tests/runner/cluster/test_attempt_book.py": "tests/runner/cluster/test_lost_nodes.py, whose attempts are counted",
+    "tests/runner/cluster/test_channel.py": "tests/runner/cluster/test_lost_nodes.py, over such a channel",
+    "tests/runner/cluster/test_mirror.py": "tests/runner/cluster/test_lost_nodes.py, whose files are mirrored",
+    "tests/runner/cluster/test_strangers.py": "tests/runner/cluster/test_lost_nodes.py, among nodes that are known",
+    "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
+    "tests/runner/test_run_amd.py": "tests/machine/test_amd.py, without a run",
+    "tests/machine/test_visible_amd.py": "tests/machine/test_amd.py, whose GPUs it numbers",
+    "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
+    "tests/rlcore/numerics/compiled/test_layers.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_linear.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_noise.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_operations.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_refused.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_rows_alone.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_library.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, which loads it"
+    ),
+    "tests/rlcore/numerics/compiled/test_values.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/samplers/test_compiled_sampler.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/recording/test_compiled_kernels.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, without a recorder"
+    ),
+    "tests/recording/test_transplant.py": "tests/lab/transplant/test_patches.py, without a recorder",
+    "tests/lab/transplant/test_executor.py": "tests/lab/transplant/test_plan.py, without a run",
+    "tests/rlcore/training/test_transplanted_rollouts.py": "tests/lab/transplant/test_patches.py, without a run",
+    "tests/rlcore/distributed/test_levels_of_workers.py": (
+        "tests/rlcore/distributed/test_level_variables.py, without workers"
+    ),
+    "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

@@ -94,6 +94,7 @@ def headlines(output: str) -> list[str]:
     return [line for line in lines if line.startswith(("# ", "$ ", "DIVERGED", "  ok", "[... "))]
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_it_in_the_middle_of_the_suite(tmp_path: Path) -> None:
     events = tmp_path / "rlharness-demo" / ".rlharness" / "runs" / "latest" / "events.jsonl"
     done = interrupted(tmp_path, "demo", ready=lambda: events.exists() and "attempt_started" in events.read_text())

@@ -100,6 +100,7 @@ def flips(kinds: list[str], first_step: int, last_step: int) -> st.SearchStrateg
     )
 
 
+@pytest.mark.full
 @FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight", "gradient", "moment"], 1, 3), layout=st.sampled_from(["ddp", "hsdp"]))
@@ -116,6 +117,7 @@ def test_any_bit_of_a_replica_is_found_before_its_step_is_applied(
     assert {location.rank for location in finding.suspects} == ({flip.rank} if layout == "ddp" else pair)
 
 
+@pytest.mark.full
 @FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight", "moment"], 1, 4))
@@ -131,6 +133,7 @@ def test_any_bit_of_a_single_copy_is_found_within_the_cadence(
     assert difference.digest_before != difference.digests[flip.rank]
 
 
+@pytest.mark.full
 @FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight"], 0, 4))

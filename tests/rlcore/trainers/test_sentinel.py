@@ -35,9 +35,9 @@ def test_a_training_without_a_fault_keeps_its_bits(num_shards: int, on_ranks: On
     [
         ("weight", 1, (2,)),
         pytest.param("moment", 1, (2,), marks=pytest.mark.full),
-        ("weight", 2, (0, 2)),
+        pytest.param("weight", 2, (0, 2), marks=pytest.mark.full),
         pytest.param("weight", 4, (2,), marks=pytest.mark.full),
-        ("moment", 4, (2,)),
+        pytest.param("moment", 4, (2,), marks=pytest.mark.full),
     ],
 )
 def test_a_flip_is_named_within_the_cadence(

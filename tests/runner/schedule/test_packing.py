@@ -89,6 +89,7 @@ def test_units_that_fit_beside_no_other_cost_their_own_length_alone() -> None:
         assert made.bound.value_s == pytest.approx(without.bound.value_s + 600.0)
 
 
+@pytest.mark.full
 def test_a_plan_gains_by_more_simulations() -> None:
     rules_only, searched = (
         [plan(drawn_jobs(seed), LeaseTable(EIGHT, 1), num_simulations=n) for seed in range(6, 10)] for n in (14, 1000)
@@ -143,6 +144,7 @@ def mean_ratio(made: list[Plan]) -> float:
     return sum(p.makespan_s / p.bound.value_s for p in made) / len(made)
 
 
+@pytest.mark.full
 def test_mixed_inventories_are_packed_well_too() -> None:
     gpus = inventory((4, "A100", 80.0), (4, "H200", 143.0))
     made = []

@@ -27,6 +27,7 @@ def test_plan_names_a_file_that_a_run_could_not_collect(tmp_path: Path, source: 
     assert said in reason
 
 
+@pytest.mark.full
 def test_a_pattern_of_no_file_is_noted_whatever_files_were_asked_for(tmp_path: Path) -> None:
     needs = {"needs.toml": '"gone/*.py" = 2\n"sub/test_b.py" = 1\n'}
     write_suite(tmp_path, {"test_a.py": QUICK, "sub/test_b.py": QUICK, **needs})
