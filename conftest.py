@@ -25,9 +25,12 @@ SEED = 20260301
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "untimed",
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("default tier", settings.get_profile("untimed"), max_examples=40)
+settings.register_profile("default tier", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")
 
 if sys.dont_write_bytecode:  # else each of the thousands of processes that tests start would compile these again
