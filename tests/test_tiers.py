@@ -107,6 +107,10 @@ WHOLLY_FULL = {
         "tests/rlcore/distributed/test_level_variables.py, without workers"
     ),
     "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
+    "tests/rlcore/models/test_compiled_decoder.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end in order",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

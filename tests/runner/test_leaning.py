@@ -257,6 +257,7 @@ class _Model(Prober):
         return ("pytest", *Invocation(Path(), {}).trailing)
 
 
+@pytest.mark.full
 @settings(max_examples=60)
 @given(st.data())
 def test_the_answer_is_the_smallest_set_in_order(data: st.DataObject) -> None:

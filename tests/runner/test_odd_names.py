@@ -44,6 +44,7 @@ def test_oddly_named_files_run_as_in_plain_pytest(suite: Path, mode: str) -> Non
     assert [num(each, "passed") for each in again.results.values()] == [0, 0]
 
 
+@pytest.mark.full
 def test_oddly_named_files_and_their_tests_can_be_named(suite: Path) -> None:
     named = [f"{BRACKETS}::test_quick", COLONS, f"{BELOW}::test_value[a::b]"]
     done = run(suite, "run", "--gpus", "none", *named)

@@ -125,6 +125,7 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["run", pytest.param("plan", marks=pytest.mark.full)])
 def test_a_driver_that_hangs_does_not_hold_back_an_interrupt(tmp_path: Path, command: str) -> None:
     if compiler() is None:
@@ -279,6 +280,7 @@ def test_three_interrupts_in_a_row_leave_the_exit_code(tmp_path: Path, gap_s: fl
         assert ended(process, tmp_path).code == ExitCode.INTERRUPTED
 
 
+@pytest.mark.full
 def test_a_signal_from_a_test_to_its_supervisor_is_no_interruption(tmp_path: Path) -> None:
     signals = "import os, signal, time\ndef test_it():\n    os.kill(os.getppid(), signal.SIGTERM)\n    time.sleep(60)\n"
     files = {"test_a.py": signals, "test_b.py": QUICK}

@@ -79,6 +79,7 @@ def drawn_jobs(seed: int, max_width: int = 8, num_files: int = 40) -> list[Job]:
     return [Job(i, Need(gpus=rng.randint(1, max_width)), rng.lognormvariate(4, 1)) for i in range(num_files)]
 
 
+@pytest.mark.full
 def test_units_that_fit_beside_no_other_cost_their_own_length_alone() -> None:
     """The search for the order of the others is the same with them and without."""
     for seed in range(5):
