@@ -35,7 +35,7 @@ WHOLLY_FULL = {
     "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
     "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",
-    "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
+    "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_compiled_level.py",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
@@ -110,7 +110,7 @@ WHOLLY_FULL = {
     "tests/rlcore/models/test_compiled_decoder.py": (
         "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
     ),
-    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end in order",
+    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 
