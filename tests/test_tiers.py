@@ -184,6 +184,8 @@ def test_both_tiers_are_configured_and_run() -> None:
     assert re.findall(r"^rlharness run (.*) \|\| status=", script, re.MULTILINE) == [
         '--plain --cpu-units "$(($(nproc) + 1))" --junit "$scratch/junit.xml" --durations 20 ${is_full:+-m ""}'
     ]
+    order = ["-m venv .venv\n", "\ntests/guards/run --quick\n", "\nrlharness demo ", "\nrlharness run "]
+    assert sorted(order, key=script.index) == order, "the README's two commands, in a checkout with its environment"
     for first, args in (("1", ["-m", ""]), ("", [])):
         shell = f'is_full={first}; for each in ${{is_full:+-m ""}}; do echo "[$each]"; done'
         said = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout
