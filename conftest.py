@@ -6,11 +6,12 @@ long a draw or an example takes: a busy machine is no fault of a test. A fixture
 of this stands here only, since settings of a test's own that suppress a check would bring the others back.
 """
 
+import compileall
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,17 @@ SEED = 20260301
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "untimed",
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("default tier", settings.get_profile("untimed"), max_examples=40)
+settings.register_profile("default tier", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")
+
+if sys.dont_write_bytecode:  # else each of the thousands of processes that tests start would compile these again
+    for _package in ("harness", "rlcore", "tests/support"):
+        compileall.compile_dir(Path(__file__).parent / _package, quiet=2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +54,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.default_int_handler if signum is signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Keep the bytecode of test files: several processes import the same one, and pytest rewrites it for each."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 @pytest.hookimpl(tryfirst=True)

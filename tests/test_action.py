@@ -14,6 +14,7 @@ import yaml
 
 from harness.cli.main import cli, main
 from harness.core.exit_codes import ExitCode
+from tests.support.manual import tracked
 from tests.support.projects import IDENTITY, Project
 from tests.support.suite_runs import HARNESS, environment
 
@@ -134,10 +135,10 @@ def test_workflows_may_only_read_and_pin_their_actions_by_commit(path: Path) -> 
 def test_pages_show_no_action_by_a_name_that_can_be_moved() -> None:
     """`COMMIT` is what the reader puts in the place of a hash, where the action is our own."""
     shown = {
-        used: path.name
-        for path in ROOT.rglob("*.md")
-        if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-        for used in re.findall(r"^\s*- uses: (\S+)", path.read_text("utf-8"), re.MULTILINE)
+        used: path
+        for path in tracked()
+        if path.endswith(".md") and not path.startswith(".") and (ROOT / path).exists()
+        for used in re.findall(r"^\s*- uses: (\S+)", (ROOT / path).read_text("utf-8"), re.MULTILINE)
     }
     assert len(shown) >= 3
     assert [used for used in shown if not PINNED.fullmatch(used) and used != "rlharness/rlharness@COMMIT"] == []

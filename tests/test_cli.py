@@ -193,6 +193,7 @@ run()
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_while_the_interpreter_ends_leaves_the_exit_code() -> None:
     command = [sys.executable, "-c", LATE_SIGNAL]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
@@ -278,6 +279,7 @@ def test_a_reader_that_goes_away_changes_nothing(suite: Path, command: str) -> N
         assert '"exit_code": 0' in (suite / ".rlharness/runs/latest/events.jsonl").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -296,6 +298,7 @@ def test_a_standard_output_that_takes_nothing(suite: Path, command: str, code: i
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_closed_standard_files_are_no_trouble(suite: Path) -> None:
     words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *HARNESS, "run", "--gpus", "none"]
     assert subprocess.run(words, env=environment(), check=False).returncode == ExitCode.OK

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -24,7 +23,7 @@ from harness.process import child_env
 from harness.process.supervisor.containment import BACKENDS
 from harness.runner.units import Outcome
 from tests.support.cli_commands import type_command
-from tests.support.manual import README, pages, section, section_of, text
+from tests.support.manual import README, pages, section, section_of, text, tracked
 from tests.support.prose import banned_words, long_sentences
 
 ROOT = README.parent
@@ -32,13 +31,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 SEE_IT_WORK = "pip install -c constraints.txt -e '.[engine]' && rlharness demo"
 WORK_ON_IT = "pip install -c constraints.txt -e '.[dev]' && rlharness run"
-
-
-def tracked() -> list[str]:
-    """Paths of every file of the repository, or nothing where this is no checkout of it."""
-    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def documents() -> list[Path]:

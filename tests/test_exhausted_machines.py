@@ -117,6 +117,7 @@ os.fork = fork
 """
 
 
+@pytest.mark.full
 def test_a_test_that_gets_no_process_fails_and_the_others_run(tmp_path: Path) -> None:
     tests = "".join(f"def test_{number}(): pass\n" for number in range(3))
     write_suite(tmp_path, {"conftest.py": ONE_FORK_FAILS, "test_a.py": tests})

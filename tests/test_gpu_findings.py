@@ -64,6 +64,7 @@ def settle(out: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
+@pytest.mark.full
 def test_without_a_gpu_the_command_reports_what_it_could_not_do(tmp_path: Path) -> None:
     done = settle(tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr

@@ -57,6 +57,7 @@ def test_plain_pytest_knows_markers_and_fixtures(suite: Path, named: tuple[str, 
     assert "2 passed" in plain_pytest(suite, "--strict-markers", "-Werror", *named)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "plugins", [pytest.param('["harness.fixtures"]', marks=pytest.mark.full), '["harness.plugin", "harness.fixtures"]']
 )
@@ -72,6 +73,7 @@ def test_pytest_lists_markers_and_options(suite: Path) -> None:
     assert "--rlharness-report=FILE" in plain_pytest(suite, "--help")
 
 
+@pytest.mark.full
 def test_a_suite_with_a_gpus_marker_of_its_own_runs_and_is_told(suite: Path) -> None:
     (suite / "test_other.py").write_text("import pytest\n@pytest.mark.gpus('all')\ndef test_a(): pass\n", "utf-8")
     printed = plain_pytest(suite, "-Werror")
@@ -84,6 +86,7 @@ def test_a_process_that_has_imported_the_package_starts_pytest_without_a_warning
     assert "2 passed" in plain_pytest(suite, "-Werror", python=("-c", code))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "conftest", ["", pytest.param('pytest_plugins = ["harness.fixtures"]\n', marks=pytest.mark.full)]
 )

@@ -35,7 +35,7 @@ WHOLLY_FULL = {
     "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
     "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",
-    "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
+    "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_compiled_level.py",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
@@ -60,6 +60,57 @@ WHOLLY_FULL = {
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
+    "tests/runner/cluster/test_cluster_runs.py": "tests/runner/cluster/test_lost_nodes.py, whose agents nobody starts",
+    "tests/runner/cluster/test_node_leases.py": "tests/runner/cluster/test_lost_nodes.py, whose nodes have GPUs too",
+    "tests/runner/cluster/test_attempt_book.py": "tests/runner/cluster/test_lost_nodes.py, whose attempts are counted",
+    "tests/runner/cluster/test_channel.py": "tests/runner/cluster/test_lost_nodes.py, over such a channel",
+    "tests/runner/cluster/test_mirror.py": "tests/runner/cluster/test_lost_nodes.py, whose files are mirrored",
+    "tests/runner/cluster/test_strangers.py": "tests/runner/cluster/test_lost_nodes.py, among nodes that are known",
+    "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
+    "tests/runner/test_run_amd.py": "tests/machine/test_amd.py, without a run",
+    "tests/machine/test_visible_amd.py": "tests/machine/test_amd.py, whose GPUs it numbers",
+    "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
+    "tests/rlcore/numerics/compiled/test_layers.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_linear.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_noise.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_operations.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_refused.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_rows_alone.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/numerics/compiled/test_library.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, which loads it"
+    ),
+    "tests/rlcore/numerics/compiled/test_values.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/samplers/test_compiled_sampler.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/recording/test_compiled_kernels.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, without a recorder"
+    ),
+    "tests/recording/test_transplant.py": "tests/lab/transplant/test_patches.py, without a recorder",
+    "tests/lab/transplant/test_executor.py": "tests/lab/transplant/test_plan.py, without a run",
+    "tests/rlcore/training/test_transplanted_rollouts.py": "tests/lab/transplant/test_patches.py, without a run",
+    "tests/rlcore/distributed/test_levels_of_workers.py": (
+        "tests/rlcore/distributed/test_level_variables.py, without workers"
+    ),
+    "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
+    "tests/rlcore/models/test_compiled_decoder.py": (
+        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
+    ),
+    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 
@@ -133,6 +184,8 @@ def test_both_tiers_are_configured_and_run() -> None:
     assert re.findall(r"^rlharness run (.*) \|\| status=", script, re.MULTILINE) == [
         '--plain --cpu-units "$(($(nproc) + 1))" --junit "$scratch/junit.xml" --durations 20 ${is_full:+-m ""}'
     ]
+    order = ["-m venv .venv\n", "\ntests/guards/run --quick\n", "\nrlharness demo ", "\nrlharness run "]
+    assert sorted(order, key=script.index) == order, "the README's two commands, in a checkout with its environment"
     for first, args in (("1", ["-m", ""]), ("", [])):
         shell = f'is_full={first}; for each in ${{is_full:+-m ""}}; do echo "[$each]"; done'
         said = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout
@@ -144,7 +197,7 @@ def test_both_tiers_are_configured_and_run() -> None:
 
 def test_the_default_tier_draws_fewer_examples(request: pytest.FixtureRequest) -> None:
     is_default = "not full" in request.config.option.markexpr
-    assert settings().max_examples == (40 if is_default else 100)
+    assert settings().max_examples == (20 if is_default else 60)
 
 
 def workflow(name: str) -> dict[Any, Any]:

@@ -62,6 +62,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Done:
     return Done(directory, process.returncode, stdout, stderr)
 
 
+@pytest.mark.full
 def test_it_finds_what_is_planted(shown: Done) -> None:
     assert shown.code == ExitCode.OK, shown.stdout + shown.stderr
     suite = Done(shown.directory / "rlharness-demo", ExitCode.TESTS_FAILED, "", "")
@@ -73,6 +74,7 @@ def test_it_finds_what_is_planted(shown: Done) -> None:
     assert "\x1b" not in shown.stdout
 
 
+@pytest.mark.full
 def test_it_shows_the_commands_to_type(shown: Done) -> None:
     typed = [line.split()[1:3] for line in shown.stdout.splitlines() if line.startswith("$ ")]
     assert typed == [
@@ -81,6 +83,7 @@ def test_it_shows_the_commands_to_type(shown: Done) -> None:
     ]
 
 
+@pytest.mark.full
 def test_the_readme_shows_such_a_demo(shown: Done) -> None:
     (block,) = re.findall(r"^```console\n\$ rlharness demo\n(.*?)^```$", README.read_text("utf-8"), re.M | re.S)
     assert headlines(block) == headlines(shortened(shown.stdout))
@@ -94,6 +97,7 @@ def headlines(output: str) -> list[str]:
     return [line for line in lines if line.startswith(("# ", "$ ", "DIVERGED", "  ok", "[... "))]
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_it_in_the_middle_of_the_suite(tmp_path: Path) -> None:
     events = tmp_path / "rlharness-demo" / ".rlharness" / "runs" / "latest" / "events.jsonl"
     done = interrupted(tmp_path, "demo", ready=lambda: events.exists() and "attempt_started" in events.read_text())

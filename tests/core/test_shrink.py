@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.core.shrink import ddmin, simplify
 
 T = TypeVar("T")
-SEEDED = settings(derandomize=True, max_examples=300)
+SEEDED = settings(derandomize=True, max_examples=5 * settings().max_examples)
 items = st.integers(1, 12).map(lambda count: tuple(range(count)))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.core.errors import UsageError
 from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden, parts
 
-SEEDED = settings(derandomize=True, max_examples=100)
+SEEDED = settings(derandomize=True, max_examples=2 * settings().max_examples)
 names = st.sampled_from("abcd")
 recorded_values = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-1, 1) | st.text("ab", max_size=2)
 values = recorded_values | st.lists(recorded_values, max_size=2)

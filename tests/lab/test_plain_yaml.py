@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.core.errors import UsageError
 from harness.lab.experiments.plain_yaml import read_yaml
 
-SEEDED = settings(derandomize=True, max_examples=100)
+SEEDED = settings(derandomize=True, max_examples=2 * settings().max_examples)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,

@@ -51,6 +51,7 @@ def test_a_signal_ends_a_replay_whose_files_are_fifos(tmp_path: Path) -> None:
     assert problems(json.loads(stdout))[0] == "it was ended by SIGTERM"
 
 
+@pytest.mark.full
 def test_of_a_replay_that_is_killed_nothing_outlives_it(tmp_path: Path) -> None:
     directory = tmp_path / "r" / "run-1"
     with started(tmp_path, "replay", "--out", "r", "--", *PRETENDER, *FOR_EVER, *ALL) as process:
@@ -81,7 +82,7 @@ def test_what_does_not_decide_what_was_recorded_changes_no_verdict(tmp_path: Pat
     assert "EQUAL  3 steps, every recorded bit\n" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["curve.jsonl", "rank-0.log"])
+@pytest.mark.parametrize("name", ["curve.jsonl", pytest.param("rank-0.log", marks=pytest.mark.full)])
 def test_without_what_was_recorded_a_replay_is_incomplete_and_says_why(tmp_path: Path, name: str) -> None:
     done = type_command(tmp_path, "replay", "--out", "r", "--", *PRETENDER, "--fifo", name)
     assert done.code == ExitCode.INCOMPLETE_RECORDING, done.stdout + done.stderr
@@ -99,6 +100,7 @@ def test_a_curve_of_6_gb_costs_no_memory(tmp_path: Path) -> None:
     assert "curve.jsonl cannot be read: it has more than 1,073,741,824 bytes\n" in stdout
 
 
+@pytest.mark.full
 def test_a_command_that_is_traced_comes_to_its_end_as_well(tmp_path: Path) -> None:
     done = type_command(tmp_path, "trace", "--out", "t", "--", *PRETENDER, *ALL)
     assert done.code == ExitCode.INCOMPLETE_RECORDING, done.stderr

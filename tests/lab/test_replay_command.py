@@ -13,7 +13,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.process.run_directory import make_kept_directory
-from tests.support.cli_commands import PRETENDER, Done, type_command
+from tests.support.cli_commands import PRETENDER, Done, type_command, type_here
 from tests.support.suite_runs import HARNESS, PATIENCE_S, environment, started, until
 from tests.support.terminal import on_terminal, plain
 
@@ -57,6 +57,7 @@ def test_runs_that_do_not_agree(tmp_path: Path) -> None:
     assert closer == f"  look closer: rlharness replay --step 1 --trace-ops {command}"
 
 
+@pytest.mark.full
 def test_every_run_is_given_the_same_input(tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("hello there\n", encoding="utf-8")
     command = shlex.join([*HARNESS, "replay", "--out", "r", "--", *PRETENDER, "--other", "1"])
@@ -68,7 +69,7 @@ def test_every_run_is_given_the_same_input(tmp_path: Path) -> None:
     assert "--other 1 < r/stdin\n" in done.stdout, "the command that looks closer is given it too"
 
 
-@pytest.mark.parametrize("word", ["skip", "lost"])
+@pytest.mark.parametrize("word", ["skip", pytest.param("lost", marks=pytest.mark.full)])
 def test_a_program_that_left_with_0_at_once_was_recorded_whole_and_its_lost_workers_were_not(
     tmp_path: Path, word: str
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_program_that_left_with_0_at_once_was_recorded_whole_and_its_lost_work
     assert expected in done.stdout
 
 
+@pytest.mark.full
 def test_json_has_runs_and_comparisons(tmp_path: Path) -> None:
     done = replay(tmp_path, "--json", "--", "--steps", "0", "--api-key=verysecret")
     assert done.code == ExitCode.INCOMPLETE_RECORDING
@@ -125,6 +127,7 @@ def test_a_run_that_fails_is_told_with_the_end_of_its_output(tmp_path: Path, wor
     assert "run 2 ended like run 1 (r/run-2/output.log)\n" in done.stdout
 
 
+@pytest.mark.full
 def test_a_run_that_fails_after_it_diverged_has_diverged(tmp_path: Path) -> None:
     assert replay(tmp_path, "--end", "3", "--other", "1").code == ExitCode.DIVERGED
 
@@ -163,12 +166,14 @@ def test_a_level_is_given_to_every_process_and_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "n").exists()
 
 
+@pytest.mark.full
 def test_a_process_without_the_level_is_told(tmp_path: Path) -> None:
     program = ("env", "PYTHONHASHSEED=7", "PYTHONPATH=" + str(Path(__file__).parents[2]), *PRETENDER)
     done = type_command(tmp_path, "replay", "--level", "deterministic", "--out", "r", "--", *program)
     assert done.stdout.count("did not get what the level sets: PYTHONHASHSEED") == 2
 
 
+@pytest.mark.full
 def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) -> None:
     ids = [f"20000101-0000{number:02}-aaaaaa" for number in range(25)]
     for own_id in ids:
@@ -196,7 +201,7 @@ def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, words: list[str], said: str) -> None:
-    done = type_command(tmp_path, "replay", *words)
+    done = type_here(tmp_path, "replay", *words)
     assert done.code == ExitCode.USAGE_ERROR
     assert done.stderr.startswith(f"error: {said}")
     assert (done.stdout, list(tmp_path.iterdir())) == ("", [])

@@ -11,7 +11,7 @@ from harness.core.exit_codes import ExitCode
 from harness.render.stopping import ONE_RUN
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile
-from tests.support.cli_commands import PRETENDER, Done, type_command
+from tests.support.cli_commands import PRETENDER, Done, type_command, type_here
 from tests.support.suite_runs import PATIENCE_S, started, until
 
 pytest.importorskip("torch")
@@ -117,6 +117,7 @@ def test_a_command_that_is_traced_does_too(project: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None:
     program = (*PRETENDER, "--steps", "9999", "--slow", "0.02")
     curve = tmp_path / "r" / "run-1" / "curve.jsonl"
@@ -141,7 +142,7 @@ def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(project: Path, words: tuple[str, ...], said: str) -> None:
-    done = replay(project, "fragile", *words, "--out", "out")
+    done = type_here(project, "replay", "fragile", *words, "--out", "out")
     assert done.code == ExitCode.USAGE_ERROR
     assert said in done.stderr
     assert not (project / "out").exists()

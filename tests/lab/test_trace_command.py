@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.trace import read_trace, verify
-from tests.support.cli_commands import PRETENDER, type_command
+from tests.support.cli_commands import PRETENDER, type_command, type_here
 from tests.support.suite_runs import PATIENCE_S, until
 from tests.support.terminal import on_terminal, plain
 
@@ -88,6 +88,7 @@ def test_secrets_of_command_lines_are_in_no_file_of_the_launcher(tmp_path: Path)
         assert secret not in text
 
 
+@pytest.mark.full
 def test_logs_of_workers_that_their_cluster_ended_are_closed(tmp_path: Path) -> None:
     done = type_command(tmp_path, "trace", "--out", "t", "--", *PRETENDER, "--ranks", "3", "--end", "leave")
     assert done.code == ExitCode.OK
@@ -106,8 +107,8 @@ def test_the_log_of_a_program_that_left_with_0_at_once_is_closed(tmp_path: Path)
     ("words", "rank"),
     [
         (("sh", "-c", f"{shlex.join(PRETENDER)} --end kill; exit 0"), 0),
-        (("sh", "-c", f"{shlex.join(PRETENDER)} --end skip; exit 0"), 0),
-        ((*PRETENDER, "--ranks", "2", "--end", "lost"), 1),
+        pytest.param(("sh", "-c", f"{shlex.join(PRETENDER)} --end skip; exit 0"), 0, marks=pytest.mark.full),
+        pytest.param((*PRETENDER, "--ranks", "2", "--end", "lost"), 1, marks=pytest.mark.full),
     ],
 )
 def test_a_process_whose_end_proves_nothing_leaves_an_incomplete_trace(
@@ -121,6 +122,7 @@ def test_a_process_whose_end_proves_nothing_leaves_an_incomplete_trace(
     assert read_trace(tmp_path / "t").gaps == (f"rank-{rank}.log was not closed",)
 
 
+@pytest.mark.full
 def test_what_was_asked_for_and_is_not_there_is_told(tmp_path: Path) -> None:
     words = ("--trace-ops", "99", "--save-tensors", "1,77", "--metric", "x=reward (.)", "--metric", "loss=(.)")
     done = type_command(tmp_path, "trace", "--out", "t", *words, "--", *PRETENDER)
@@ -134,6 +136,7 @@ def test_what_was_asked_for_and_is_not_there_is_told(tmp_path: Path) -> None:
     ], "the pretender reports that it found a loss"
 
 
+@pytest.mark.full
 def test_the_log_of_a_worker_that_gave_up_stays_open(tmp_path: Path) -> None:
     words = ("--ranks", "2", "--end", "leave", "--problem", "disk full")
     done = type_command(tmp_path, "trace", "--out", "t", "--", *PRETENDER, *words)
@@ -141,6 +144,7 @@ def test_the_log_of_a_worker_that_gave_up_stays_open(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "t").gaps == ("rank-1.log was not closed",)
 
 
+@pytest.mark.full
 def test_recorders_that_outlive_the_program_are_waited_for(tmp_path: Path) -> None:
     leave = f"{shlex.join(PRETENDER)} --steps 4 --slow 0.2 & until test -e t/rank-0.log; do sleep 0.01; done"
     done = type_command(tmp_path, "trace", "--out", "t", "--", "sh", "-c", leave)
@@ -152,8 +156,10 @@ def test_recorders_that_outlive_the_program_are_waited_for(tmp_path: Path) -> No
     ("argv", "said"),
     [
         ([sys.executable, "-c", "pass"], "no Python process with torch was seen"),
-        ([sys.executable, "-sI", "-c", "pass"], "-sI: this Python does not read PYTHONPATH"),
-        (["true", "-I"], "no Python process with torch was seen"),
+        pytest.param(
+            [sys.executable, "-sI", "-c", "pass"], "-sI: this Python does not read PYTHONPATH", marks=pytest.mark.full
+        ),
+        pytest.param(["true", "-I"], "no Python process with torch was seen", marks=pytest.mark.full),
     ],
 )
 def test_nothing_recorded_is_told_with_its_reason_and_a_remedy(tmp_path: Path, argv: list[str], said: str) -> None:
@@ -178,11 +184,11 @@ def test_a_cluster_that_runs_already_is_told(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
-    done = type_command(tmp_path, "trace", "--out", "t", "--", "frobnicate")
+    done = type_here(tmp_path, "trace", "--out", "t", "--", "frobnicate")
     assert done.code == ExitCode.USAGE_ERROR
     assert "error: frobnicate cannot be started" in done.stderr
     assert list(tmp_path.iterdir()) == []
-    done = type_command(tmp_path, "trace", "--out", "t")
+    done = type_here(tmp_path, "trace", "--out", "t")
     assert (done.code, done.stdout) == (ExitCode.USAGE_ERROR, "")
     assert "the command to record is missing" in done.stderr
 

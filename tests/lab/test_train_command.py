@@ -16,7 +16,7 @@ from harness.trace import read_trace, verify
 from harness.trace.ops import read_ops, recorded_steps
 from tests.lab.fragile_entry import write_fragile
 from tests.lab.scenario_texts import write_tiny
-from tests.support.cli_commands import Done, type_command
+from tests.support.cli_commands import Done, type_command, type_here
 
 pytest.importorskip("torch")
 
@@ -205,7 +205,7 @@ def test_an_entry_that_has_returned_is_whole_however_its_process_ends(tmp_path: 
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(tmp_path: Path, words: list[str], said: str) -> None:
     write_tiny(tmp_path)
-    done = type_command(tmp_path, "train", *words)
+    done = type_here(tmp_path, "train", *words)
     assert done.code == ExitCode.USAGE_ERROR
     assert said in done.stderr.partition("\n")[0]
     assert [path.name for path in tmp_path.iterdir()] == ["scenarios"]
@@ -223,11 +223,11 @@ def test_what_excludes_the_level_is_refused(tmp_path: Path) -> None:
 def test_scenarios_are_listed(tmp_path: Path) -> None:
     write_tiny(tmp_path)
     (tmp_path / "scenarios" / "broken.yaml").write_text("about: [", encoding="utf-8")
-    done = type_command(tmp_path, "scenarios")
+    done = type_here(tmp_path, "scenarios")
     assert done.code == ExitCode.OK
     assert "tiny: A sum in parts\n  level invariant, sizes smoke, full, GPUs 0, tests.lab.tiny_entry:run" in done.stdout
     assert "broken: cannot be read\n  " in done.stdout
-    told = json.loads(type_command(tmp_path, "scenarios", "--json").stdout)
+    told = json.loads(type_here(tmp_path, "scenarios", "--json").stdout)
     by_name = {each["name"]: each for each in told["scenarios"]}
     assert by_name["tiny"]["sizes"] == ["smoke", "full"]
     assert by_name["tiny"]["path"] == str(tmp_path / "scenarios" / "tiny.yaml")

@@ -72,7 +72,6 @@ def rewrite_call(run: Path, **fields: object) -> None:
     (run / "call.json").write_text(json.dumps({**call, **fields}), "utf-8")
 
 
-@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_ones_own_run_is_replayed_without_question_and_a_foreign_one_is_not(project: Path) -> None:
     recorded(project, "run", "--set", "task.reward=evil:three")
@@ -156,6 +155,7 @@ def test_a_signature_of_another_call_of_this_user_proves_nothing(project: Path) 
     assert LISTED in here(project, "reproduce", "run").stderr
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_run_is_recorded_and_asked_about_where_the_cache_directory_cannot_be_used(project: Path) -> None:
     (project / "cache").mkdir()

@@ -253,10 +253,12 @@ except InventoryError as error:
     ("environ", "said"),
     [
         ({}, "GPUs of NVIDIA and of AMD are visible"),
-        ({"ROCR_VISIBLE_DEVICES": ""}, "['GPU-a']"),
-        ({"HIP_VISIBLE_DEVICES": "-1"}, "['GPU-a']"),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-a"}, "['GPU-a']"),
-        ({"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "0"}, f"['{uuid_of(0)}']"),
+        pytest.param({"ROCR_VISIBLE_DEVICES": ""}, "['GPU-a']", marks=pytest.mark.full),
+        pytest.param({"HIP_VISIBLE_DEVICES": "-1"}, "['GPU-a']", marks=pytest.mark.full),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "GPU-a"}, "['GPU-a']", marks=pytest.mark.full),
+        pytest.param(
+            {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "0"}, f"['{uuid_of(0)}']", marks=pytest.mark.full
+        ),
     ],
 )
 def test_gpus_of_two_vendors_are_refused_until_one_is_hidden(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.machine.visible import ORDER_NOTE, Device, matching, visible_devices
 
-SEEDED = settings(derandomize=True, max_examples=300)
+SEEDED = settings(derandomize=True, max_examples=5 * settings().max_examples)
 
 
 def gpu(ordinal: int, uuid: str, model: str = "A") -> Device:

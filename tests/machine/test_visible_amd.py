@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from harness.machine.visible import Device
 from harness.machine.visible_amd import visible_to_hip
 
+pytestmark = pytest.mark.full
+
 UUIDS = ["GPU-00000000000000aa", "GPU-00000000000000ab", "GPU-b200000000000000", "GPU-c300000000000000"]
 GPUS = tuple(Device(number, uuid, uuid, "A") for number, uuid in enumerate(UUIDS))
 ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
-SEEDED = settings(derandomize=True, max_examples=300)
+SEEDED = settings(derandomize=True, max_examples=5 * settings().max_examples)
 
 
 def seen(**environ: str) -> list[tuple[int, int]]:

@@ -67,6 +67,7 @@ def test_a_process_without_torch_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [ORDERS]
 
 
+@pytest.mark.full
 def test_the_sitecustomize_that_is_hidden_runs_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
     done = start("print('ran')", RecordingConfig(str(tmp_path)), paths=(tmp_path, ROOT))

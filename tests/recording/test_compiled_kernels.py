@@ -15,7 +15,7 @@ from rlcore.numerics.compiled.library import library
 from rlcore.numerics.level import computing
 from tests.recording.op_records import record
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 CONFIG = DecoderConfig("qwen3", 12, 32, 1, 2, 1, 16, 64, max_length=32)
 TOKENS = torch.arange(24).remainder(12).reshape(2, 12)

@@ -60,6 +60,7 @@ def test_a_program_with_numpy_alone_is_given_no_torch() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.full
 def test_a_switch_that_took_no_effect_is_named() -> None:
     undone = PROGRAM.replace(
         "set_flags(level)",

@@ -102,6 +102,7 @@ def test_two_records_of_one_program_are_alike() -> None:
     assert (verdict.first, verdict.num_a) == (None, verdict.num_b)
 
 
+@pytest.mark.full
 def test_a_compiled_region_runs_as_it_was_compiled() -> None:
     module = nn.Linear(4, 4)
     compiled = torch.compile(lambda x: torch.relu(module(x)).sum(), backend="aot_eager")

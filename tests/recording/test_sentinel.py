@@ -100,6 +100,7 @@ def flips(kinds: list[str], first_step: int, last_step: int) -> st.SearchStrateg
     )
 
 
+@pytest.mark.full
 @FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight", "gradient", "moment"], 1, 3), layout=st.sampled_from(["ddp", "hsdp"]))
@@ -116,6 +117,7 @@ def test_any_bit_of_a_replica_is_found_before_its_step_is_applied(
     assert {location.rank for location in finding.suspects} == ({flip.rank} if layout == "ddp" else pair)
 
 
+@pytest.mark.full
 @FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight", "moment"], 1, 4))
@@ -131,6 +133,7 @@ def test_any_bit_of_a_single_copy_is_found_within_the_cadence(
     assert difference.digest_before != difference.digests[flip.rank]
 
 
+@pytest.mark.full
 @FULL
 @settings(max_examples=12)
 @given(flip=flips(["weight"], 0, 4))
@@ -148,6 +151,7 @@ def test_a_flip_between_two_comparisons_is_found_at_the_next_or_leaves_no_differ
         assert [(each.step, {location.rank for location in each.suspects}) for each in findings] == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "with_closure", "when", "repeated"),
     [
@@ -192,6 +196,7 @@ def test_the_bundle_has_what_each_rank_held(ranks: Ranks, tmp_path: Path) -> Non
     assert set(finding.random_states) == set(range(NUM_RANKS))
 
 
+@pytest.mark.full
 def test_what_a_program_writes_past_torch_is_no_corruption(ranks: Ranks, tmp_path: Path) -> None:
     case = Case("fsdp2", num_steps=9, every=2, writes_past_torch=True)
     results, findings = trained(ranks, tmp_path, case)
@@ -199,6 +204,7 @@ def test_what_a_program_writes_past_torch_is_no_corruption(ranks: Ranks, tmp_pat
     assert {each.problem for each in results} == {""}
 
 
+@pytest.mark.full
 @FULL
 def test_a_rank_that_does_not_come_is_not_waited_for_without_end(ranks: Ranks, tmp_path: Path) -> None:
     case = Case("ddp", num_steps=3, every=2, ends_at=2, timeout_s=20.0)
@@ -210,6 +216,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_without_end(ranks: Ranks, t
     assert "Ranks 1 failed" in results[0].problem, results[0].problem
 
 
+@pytest.mark.full
 def test_replicas_of_a_program_without_a_wrapper_are_compared_if_they_are_declared(
     ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ from harness.trace.reader import Trace
 from tests.support.recorded_steps import record
 from tests.support.traces import SEEDED
 
+pytestmark = pytest.mark.full
+
 
 def program(recorder: Recorder, *, factor: float = 1.0, size: int = 4, name: str = "arm 1") -> list[Tensor]:
     """Three steps: rewards become advantages, advantages a weight; the weight of each step."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlcore.errors import InvalidValueError
 from rlcore.observability.metrics import How, mean, merge, of_completions
 
-PROPERTY = settings(max_examples=100)
+PROPERTY = settings(max_examples=2 * settings().max_examples)
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 FINITE = st.floats(-1e6, 1e6)
 HOW: dict[str, How] = {"loss": "mean", "tokens": "sum", "low": "min", "high": "max"}

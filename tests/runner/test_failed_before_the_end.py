@@ -41,6 +41,7 @@ def test_a_file_that_dies_names_the_test_that_had_failed(tmp_path: Path, how: st
     assert shown(done.stdout) == (1, 1)
 
 
+@pytest.mark.full
 def test_a_file_that_is_interrupted_names_the_test_that_had_failed(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": FAILS + DEAF})
     done = interrupted(tmp_path, *RUN, "--grace", "0.5", ready=(tmp_path / "asleep").exists)
@@ -59,6 +60,7 @@ def test_a_failure_that_pytest_has_shown_is_shown_once(tmp_path: Path) -> None:
     assert shown(done.stdout) == (0, 1)
 
 
+@pytest.mark.full
 def test_pytest_that_refuses_to_summarise_leaves_it_to_rlharness(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": FAILS + "def test_two():\n    import pytest\n    pytest.exit('over', 7)\n"})
     assert shown(run(tmp_path, *RUN).stdout) == (1, 1)

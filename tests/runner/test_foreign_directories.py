@@ -98,6 +98,7 @@ def test_a_clone_in_which_a_link_leads_to_my_home_keeps_my_directories(
     assert_whole(home)
 
 
+@pytest.mark.full
 def test_traces_that_i_have_moved_by_a_link_stay_and_the_remedy_works(home: Path, tmp_path: Path) -> None:
     (tmp_path / "work" / ".rlharness").mkdir(parents=True)
     (tmp_path / "work" / ".rlharness" / "replays").symlink_to(home)

@@ -62,6 +62,7 @@ def test_reads_the_number_of_its_gpu():
 """
 
 
+@pytest.mark.full
 def test_leases_within_leases_errors_of_the_driver_and_names_that_are_not_read(tmp_path: Path) -> None:
     if compiler() is None:
         pytest.skip("no C compiler here: the pretended NVIDIA driver cannot be built")

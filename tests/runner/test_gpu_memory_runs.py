@@ -83,6 +83,7 @@ def test_every_isolation_mode_measures(tmp_path: Path, library: Path, isolate: s
     assert not unit["is_over_budget"]
 
 
+@pytest.mark.full
 def test_memory_that_the_driver_does_not_report_is_not_measured(tmp_path: Path, library: Path) -> None:
     done = run_on(tmp_path, library, {"test_a.py": file_of(12, -1)})
     assert done.code == ExitCode.OK, done.stdout + done.stderr
@@ -97,6 +98,7 @@ def test_memory_that_the_driver_does_not_report_is_not_measured(tmp_path: Path, 
     assert trend["peak_gpu_bytes"] is None
 
 
+@pytest.mark.full
 def test_accounting_mode_knows_peaks_between_samples(tmp_path: Path, library: Path) -> None:
     files = {"test_a.py": file_of(12, 3000, most_mb=17_000)}
     done = run_on(tmp_path, library, files, gpu=StubGpu(accounted_mb={}))
@@ -108,6 +110,7 @@ def test_accounting_mode_knows_peaks_between_samples(tmp_path: Path, library: Pa
 FREE = "from holding import held\ndef test_it():\n    with held({mb}): pass\n"
 
 
+@pytest.mark.full
 def test_auto_shares_gpus_once_a_run_has_measured(tmp_path: Path, library: Path) -> None:
     files = {f"test_{mb}.py": FREE.format(mb=mb) for mb in (3000, 5000)}
     auto = ("--workers-per-gpu", "auto", "--cpu-units", "4")
@@ -125,6 +128,7 @@ def test_auto_shares_gpus_once_a_run_has_measured(tmp_path: Path, library: Path)
     )
 
 
+@pytest.mark.full
 def test_memory_that_rises_and_falls_is_recorded_over_time(tmp_path: Path, library: Path) -> None:
     files = {"test_a.py": file_of(12, 9000, *(1000,) * 4)}  # the last for more than an interval
     setup = '[tool.rlharness.setup]\nbuild = { command = "true", gpus = 1 }\n'
@@ -149,6 +153,7 @@ def test_memory_that_rises_and_falls_is_recorded_over_time(tmp_path: Path, libra
     ]
 
 
+@pytest.mark.full
 def test_memory_that_the_driver_does_not_report_has_no_series(tmp_path: Path, library: Path) -> None:
     done = run_on(tmp_path, library, {"test_a.py": file_of(12, -1)})
     assert done.code == ExitCode.OK, done.stdout + done.stderr
@@ -156,6 +161,7 @@ def test_memory_that_the_driver_does_not_report_has_no_series(tmp_path: Path, li
     assert not any(values), "only what was sampled before and after the process"
 
 
+@pytest.mark.full
 def test_simulated_gpus_have_no_series(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, {"test_a.py": "import pytest\n@pytest.mark.gpus(1)\ndef test_a(): pass\n"})
     assert not run(suite, "run", "--gpus=sim:1").of("gpu_memory_sampled")

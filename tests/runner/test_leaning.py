@@ -71,6 +71,7 @@ def pytest_code(directory: Path, command: Sequence[str]) -> int:
     return subprocess.run(arguments, cwd=directory, env=environment(), capture_output=True, check=False).returncode
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "fault",
@@ -92,6 +93,7 @@ def test_the_search_names_the_tests_and_commands_that_pytest_confirms(tmp_path: 
     assert not (directory / ".rlharness").exists(), "a search is no run"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_the_text_has_the_answer_and_both_commands(tmp_path: Path) -> None:
     done = run(suite(tmp_path, "global"), "run", "--gpus", "none", "--leaning", "tests/test_z.py")
@@ -101,6 +103,7 @@ def test_the_text_has_the_answer_and_both_commands(tmp_path: Path) -> None:
     assert shlex.split(command)[-2:] == ["tests/test_c.py::test_sets", "tests/test_z.py"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_file_that_another_has_left_in_the_directory_is_named(tmp_path: Path) -> None:
     writes = "import pathlib\ndef test_writes(): pathlib.Path('made.txt').write_text('x')\n"
@@ -114,7 +117,9 @@ def test_a_file_that_another_has_left_in_the_directory_is_named(tmp_path: Path) 
     ("text", "kind", "code"),
     [
         (PLAIN, LeaningKind.PASSES_ALONE, ExitCode.OK),
-        ("def test_bad(): assert 0\n", LeaningKind.FAILS_ANYWAY, ExitCode.TESTS_FAILED),
+        pytest.param(
+            "def test_bad(): assert 0\n", LeaningKind.FAILS_ANYWAY, ExitCode.TESTS_FAILED, marks=pytest.mark.full
+        ),
     ],
 )
 def test_a_file_that_leans_on_nothing(tmp_path: Path, text: str, kind: LeaningKind, code: ExitCode) -> None:
@@ -144,6 +149,7 @@ def test_a_run_tells_a_leaning_file_from_a_failing_one(tmp_path: Path) -> None:
     assert "test_reads" in (directory / "report.xml").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", ["global", "registry_at_import"])
 def test_a_leaning_file_that_the_configuration_accepts_is_no_failure(tmp_path: Path, fault: str) -> None:
@@ -162,6 +168,7 @@ def test_a_leaning_file_that_the_configuration_accepts_is_no_failure(tmp_path: P
     assert run(directory, "run", "--gpus", "none").code == ExitCode.TESTS_FAILED
 
 
+@pytest.mark.full
 def test_a_collection_error_that_only_the_order_prevents_is_leaning(tmp_path: Path) -> None:
     done = run(
         suite(tmp_path, "registry_at_import"), "run", "--gpus", "none", "--check-leaning", "--isolate", "interpreter"
@@ -169,6 +176,7 @@ def test_a_collection_error_that_only_the_order_prevents_is_leaning(tmp_path: Pa
     assert done.outcomes["tests/test_z.py"] == "leaning"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_file_that_has_passed_before_is_checked_only_on_demand(tmp_path: Path) -> None:
     directory = write_suite(
@@ -183,6 +191,7 @@ def test_a_file_that_has_passed_before_is_checked_only_on_demand(tmp_path: Path)
     assert run(directory, "run", "--gpus", "none", "--no-check-leaning").outcomes["test_z.py"] == "failed"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_run_makes_few_checks(tmp_path: Path) -> None:
     bad = "import os\ndef test_bad(): open('runs.txt', 'a').write('x'); assert 0\n"
@@ -248,6 +257,7 @@ class _Model(Prober):
         return ("pytest", *Invocation(Path(), {}).trailing)
 
 
+@pytest.mark.full
 @settings(max_examples=60)
 @given(st.data())
 def test_the_answer_is_the_smallest_set_in_order(data: st.DataObject) -> None:
@@ -274,6 +284,7 @@ def test_reads(n):
 """
 
 
+@pytest.mark.full
 def test_a_part_that_needs_the_other_part_leans_and_its_file_is_not_split_again(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_s.py": READS_WHAT_ANOTHER_TEST_SET.format("")})
     split = run(tmp_path, "run", "--gpus", "sim:2")
@@ -286,6 +297,7 @@ def test_a_part_that_needs_the_other_part_leans_and_its_file_is_not_split_again(
     assert (again.code, again.outcomes) == (0, {"test_s.py": "passed"})
 
 
+@pytest.mark.full
 def test_a_part_that_fails_in_its_whole_file_too_has_failed(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_s.py": READS_WHAT_ANOTHER_TEST_SET.format(" and n != 1")})
     done = run(tmp_path, "run", "--gpus", "sim:2")

@@ -115,6 +115,7 @@ def profile(suite: Path, library: Path, *args: str) -> Done:
     return run(suite, "profile", *args, env=stub_env(library, suite.parent / "machine.txt"))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_the_need_of_a_test_is_found_and_its_marker_printed(suite: Path, library: Path) -> None:
     done = profile(suite, library, "test_it.py::test_needs_20", "--json")
@@ -134,6 +135,7 @@ def test_the_need_of_a_test_is_found_and_its_marker_printed(suite: Path, library
     assert not list(suite.glob(".rlharness/runs/*")), "a probe is no run"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_test_that_adapts_to_the_limit_needs_less_than_it_takes(suite: Path, library: Path) -> None:
     done = profile(suite, library, "test_it.py::test_adapts")
@@ -142,6 +144,7 @@ def test_a_test_that_adapts_to_the_limit_needs_less_than_it_takes(suite: Path, l
     assert "marker: @pytest.mark.gpus(1, memory_gb=5." in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("test", "kind"), [("test_fails", "fails_anyway"), ("test_needs_none", "not_limited")])
 def test_no_need_is_claimed_without_a_limit_that_holds(suite: Path, library: Path, test: str, kind: str) -> None:
@@ -151,7 +154,7 @@ def test_no_need_is_claimed_without_a_limit_that_holds(suite: Path, library: Pat
     assert (found["kind"], found["marker"], len(found["probes"])) == (kind, "", 1)
 
 
-@pytest.mark.parametrize("gpus", ["sim:2", "none"])
+@pytest.mark.parametrize("gpus", ["sim:2", pytest.param("none", marks=pytest.mark.full)])
 def test_without_a_gpu_it_says_what_is_missing(suite: Path, gpus: str) -> None:
     done = run(suite, "profile", "test_it.py", "--gpus", gpus)
     assert done.code == ExitCode.USAGE_ERROR
@@ -159,6 +162,7 @@ def test_without_a_gpu_it_says_what_is_missing(suite: Path, gpus: str) -> None:
     assert "remedy: run it on a machine with a GPU" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_name_of_no_test_and_of_many_is_refused(suite: Path, library: Path) -> None:
     write_suite(suite, {"test_other.py": "def test_it(): pass\n"})
@@ -167,6 +171,7 @@ def test_a_name_of_no_test_and_of_many_is_refused(suite: Path, library: Path) ->
     assert (done.code, "not found" in done.stderr) == (ExitCode.USAGE_ERROR, True)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_a_probe_and_the_search(suite: Path, library: Path) -> None:
     write_suite(

@@ -44,6 +44,7 @@ def test_oddly_named_files_run_as_in_plain_pytest(suite: Path, mode: str) -> Non
     assert [num(each, "passed") for each in again.results.values()] == [0, 0]
 
 
+@pytest.mark.full
 def test_oddly_named_files_and_their_tests_can_be_named(suite: Path) -> None:
     named = [f"{BRACKETS}::test_quick", COLONS, f"{BELOW}::test_value[a::b]"]
     done = run(suite, "run", "--gpus", "none", *named)
@@ -53,6 +54,7 @@ def test_oddly_named_files_and_their_tests_can_be_named(suite: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_needs_of_oddly_named_files_are_those_of_their_selected_tests(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, {BRACKETS: HALF, COLONS: HALF})
     whole = run(suite, "run", "--gpus", "sim:2", "--no-split")
@@ -63,6 +65,7 @@ def test_needs_of_oddly_named_files_are_those_of_their_selected_tests(tmp_path: 
     assert needs == [0, 2]
 
 
+@pytest.mark.full
 def test_the_tests_of_an_oddly_named_file_run_in_parts(tmp_path: Path) -> None:
     done = run(
         write_suite(tmp_path, {BRACKETS: f"{HALF}@pytest.mark.gpus(1)\ndef test_narrow(): pass\n"}),

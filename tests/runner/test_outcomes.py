@@ -47,6 +47,7 @@ def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported
     assert outcome is not Outcome.NOT_RUN, "it did run"
 
 
+@pytest.mark.full
 @THOROUGH
 @given(cases())
 def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, Reported]) -> None:

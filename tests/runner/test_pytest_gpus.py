@@ -74,6 +74,7 @@ def test_workers_have_gpus_of_their_own_and_wider_tests_are_skipped(suite: Path)
     assert set(found) == {"gw0", "gw1"} and len(set(found.values())) == 2
 
 
+@pytest.mark.full
 def test_a_worker_may_have_several_gpus(suite: Path) -> None:
     done = pytest_run(suite, "--gpus", "sim:4", "-n", "2", "--gpus-per-worker", "2")
     assert "5 passed" in done.stdout, done.stdout + done.stderr
@@ -81,6 +82,7 @@ def test_a_worker_may_have_several_gpus(suite: Path) -> None:
     assert len(gpus) == len(set(gpus)) == 4
 
 
+@pytest.mark.full
 def test_more_workers_than_gpus_are_refused(suite: Path) -> None:
     done = pytest_run(suite, "--gpus", "sim:2", "-n", "3")
     assert done.returncode != 0
@@ -88,6 +90,7 @@ def test_more_workers_than_gpus_are_refused(suite: Path) -> None:
     assert not (suite / "seen").exists()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(compiler() is None, reason="no C compiler (cc, gcc or clang) on PATH")
 def test_gpus_that_another_run_has_claimed_are_left_to_it(suite: Path, tmp_path: Path) -> None:
     library, stub_file = build(tmp_path), tmp_path / "machine"
@@ -137,6 +140,7 @@ def test_tests_whose_need_the_gpus_do_not_meet_are_skipped_with_the_reason(
     assert "needs 1 GPU, capability >= 10.0; capability: 0 of 1" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_auto_on_a_machine_without_gpus_gives_none(suite: Path, workers: tuple[str, ...]) -> None:
     done = pytest_run(suite, "--gpus", "auto", *workers, CUDA_VISIBLE_DEVICES="")

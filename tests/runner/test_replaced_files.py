@@ -124,6 +124,7 @@ ENDLESS = PLACES + (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fails", "outcome"), [pytest.param(True, "failed", marks=pytest.mark.full), (False, "passed")]
 )
@@ -154,6 +155,7 @@ def test_a_line_that_never_ends_is_no_record_and_delays_no_limit(tmp_path: Path)
     assert counts(done, "test_a.py") == {"unfinished": 1}
 
 
+@pytest.mark.full
 def test_numbers_that_are_no_seconds_end_no_run(tmp_path: Path) -> None:
     """JSON has integers of any length, floats have not."""
     record = json.dumps({"k": "start", "id": "x", "timeout_s": 10**400})
@@ -241,6 +243,7 @@ def test_a_test_that_takes_the_directories_of_the_next_file_costs_it_nothing(
     assert all(f"0001 was {said} that" in note for note in taken)
 
 
+@pytest.mark.full
 def test_a_file_that_takes_the_directories_of_others_while_it_is_collected_costs_them_nothing(tmp_path: Path) -> None:
     takes = """
 import os, sys
@@ -258,6 +261,7 @@ pytestmark = pytest.mark.gpus(int('0'))
     assert any("was a FIFO that an earlier test must have made" in note for note in notes)
 
 
+@pytest.mark.full
 def test_a_file_that_destroys_its_report_while_it_is_collected_is_a_collection_error(tmp_path: Path) -> None:
     computed = "import pytest\npytestmark = pytest.mark.gpus(int('0'))\n"
     replaces = """

@@ -271,6 +271,7 @@ def test_workers_that_are_not_started_are_told(tmp_path: Path) -> None:
     assert note in done.stderr.partition("\nnotes (1)\n")[2]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_tests_that_failed_weigh_more_than_a_report_that_is_not_there(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_bad(): assert False\n"})

@@ -11,6 +11,8 @@ from harness.core.exit_codes import ExitCode
 from tests.support.amdsmi_stub.build import AmdMachine, StubAmdGpu, build, machine_of, stub_env, uuid_of
 from tests.support.suite_runs import Done, environment, run, write_suite
 
+pytestmark = pytest.mark.full
+
 SEES = """
 import json, os, pytest
 @pytest.mark.gpus(NUMBER)

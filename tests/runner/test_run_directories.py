@@ -70,6 +70,7 @@ def test_the_history_knows_files_by_the_suites_own_root(tmp_path: Path) -> None:
     assert sources == ["ast", "import"]
 
 
+@pytest.mark.full
 def test_temporary_directories_of_failed_files_are_kept_and_it_is_said_where(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": FAILS})
     done = run(tmp_path, *RUN, "--keep-tmp")
@@ -119,6 +120,7 @@ def test_meet():
     assert '"makespan_s": 30.0' not in expected, "both have taught the history"
 
 
+@pytest.mark.full
 def test_what_should_be_known_about_the_suite_is_said(tmp_path: Path) -> None:
     files = {"test_a.py": QUICK, "needs.toml": '"gone/*.py" = 2\n'}
     done = run(write_suite(tmp_path, files), *RUN, "--needs", "needs.toml")
@@ -167,6 +169,7 @@ def test_a_read_only_root_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "  remedy: make it writable, or name another directory with --results-dir" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("may_mount")
 def test_a_read_only_root_can_be_planned(tmp_path: Path) -> None:
     suite = write_suite(tmp_path / "suite", {"test_a.py": QUICK, "read-only": ""})
@@ -200,6 +203,7 @@ def test_a_full_disk_ends_with_an_outcome_for_every_file(tmp_path: Path) -> None
     assert outcomes.keys() == {"test_a.py", "test_0.py", "test_1.py", "test_2.py"}
 
 
+@pytest.mark.full
 def test_the_interpreter_of_the_runner_is_that_of_the_tests(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": f"import sys\ndef test_a(): assert sys.executable == {sys.executable!r}\n"})
     assert run(tmp_path, *RUN).code == ExitCode.OK

@@ -75,6 +75,7 @@ def test_one_signal_ends_what_runs_in_order_and_keeps_every_result(tmp_path: Pat
     assert "interrupted (1)\n  test_b.py: the run was cancelled" in done.stdout
 
 
+@pytest.mark.full
 def test_a_test_that_finishes_within_the_grace_is_kept(tmp_path: Path) -> None:
     done = interrupt(write_suite(tmp_path, {"test_a.py": GRACEFUL}))
     assert done.outcomes == {"test_a.py": "interrupted"}
@@ -82,6 +83,7 @@ def test_a_test_that_finishes_within_the_grace_is_kept(tmp_path: Path) -> None:
     assert [e["outcome"] for e in done.of("test_finished")][:1] == ["passed"]
 
 
+@pytest.mark.full
 def test_two_signals_kill_at_once(tmp_path: Path) -> None:
     done = interrupt(
         write_suite(tmp_path, {"test_a.py": DEAF}), "--grace", "50", signums=(signal.SIGINT, signal.SIGINT)
@@ -104,6 +106,7 @@ def test_an_interrupted_collection_ends_the_run_and_runs_nothing(tmp_path: Path)
     assert '"exit_code": 2' in done.stdout
 
 
+@pytest.mark.full
 def test_an_interrupted_plan_says_so(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": COMPUTED + SLOW_IMPORT})
     done = interrupted(tmp_path, "plan", "--gpus", "none", ready=lambda: asleep(tmp_path), signums=(signal.SIGTERM,))
@@ -122,7 +125,8 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 """
 
 
-@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.full
+@pytest.mark.parametrize("command", ["run", pytest.param("plan", marks=pytest.mark.full)])
 def test_a_driver_that_hangs_does_not_hold_back_an_interrupt(tmp_path: Path, command: str) -> None:
     if compiler() is None:
         pytest.skip("no C compiler here: the hanging NVIDIA driver cannot be built")
@@ -138,6 +142,7 @@ def test_a_driver_that_hangs_does_not_hold_back_an_interrupt(tmp_path: Path, com
     assert not (tmp_path / ".rlharness").exists()
 
 
+@pytest.mark.full
 def test_a_terminal_that_hangs_up_costs_no_record(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": SLEEPS})
     with started(tmp_path, *RUN) as process:
@@ -264,7 +269,7 @@ def test_what_maxfail_left_out_is_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("gap_s", [0.03, 0.05, 0.1, 0.15, 0.3] * 2)
+@pytest.mark.parametrize("gap_s", [0.03, 0.05, 0.1, 0.15, 0.3])
 def test_three_interrupts_in_a_row_leave_the_exit_code(tmp_path: Path, gap_s: float) -> None:
     write_suite(tmp_path, {"test_a.py": SLEEPS})
     with started(tmp_path, *RUN) as process:
@@ -275,6 +280,7 @@ def test_three_interrupts_in_a_row_leave_the_exit_code(tmp_path: Path, gap_s: fl
         assert ended(process, tmp_path).code == ExitCode.INTERRUPTED
 
 
+@pytest.mark.full
 def test_a_signal_from_a_test_to_its_supervisor_is_no_interruption(tmp_path: Path) -> None:
     signals = "import os, signal, time\ndef test_it():\n    os.kill(os.getppid(), signal.SIGTERM)\n    time.sleep(60)\n"
     files = {"test_a.py": signals, "test_b.py": QUICK}
@@ -284,6 +290,7 @@ def test_a_signal_from_a_test_to_its_supervisor_is_no_interruption(tmp_path: Pat
     assert done.outcomes == {"test_a.py": "supervisor_lost", "test_b.py": "passed"}
 
 
+@pytest.mark.full
 def test_a_lone_file_that_hangs_at_import_has_the_limit_of_a_file(tmp_path: Path, own_cache: Path) -> None:
     suite = write_suite(tmp_path / "suite", {"test_hangs.py": "import time\ntime.sleep(600)\ndef test_a(): pass\n"})
     done = run(suite, "run", "--gpus", "none", "--timeout", "2", "--grace", "1")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from harness.core.exit_codes import ExitCode
 from harness.render.github import SUMMARY_VARIABLE
 from tests.support.github_commands import obeyed, read_back
@@ -66,6 +68,7 @@ def test_github_obeys_no_command_that_a_test_prints(tmp_path: Path) -> None:
     assert obeyed(merged.stdout.splitlines()) == []
 
 
+@pytest.mark.full
 def test_github_obeys_no_command_in_the_error_of_a_run(tmp_path: Path) -> None:
     conftest = "import pytest\ndef pytest_configure(): raise pytest.UsageError('wrong\\n::error::mine')\n"
     suite = write_suite(tmp_path, {"test_a.py": "", "conftest.py": conftest})

@@ -45,7 +45,7 @@ def test_a_script_is_for_the_files_and_commands_of_its_patterns() -> None:
     assert len(wanted_by(SetupRule("s", Command("true", "/")), units)) == 3
 
 
-@pytest.mark.parametrize("isolate", ["file", "worker"])
+@pytest.mark.parametrize("isolate", ["file", pytest.param("worker", marks=pytest.mark.full)])
 def test_a_script_runs_once_and_exports_variables_to_its_units_alone(tmp_path: Path, isolate: str) -> None:
     has = "import os\ndef test_it(): assert os.environ.get('BUILT') == {!r}\n"
     files = {"a/test_a.py": has.format("yes"), "a/test_b.py": has.format("yes"), "test_c.py": has.format(None)}
@@ -65,6 +65,7 @@ def test_a_script_runs_once_and_exports_variables_to_its_units_alone(tmp_path: P
     assert not (tmp_path / "unneeded").exists()
 
 
+@pytest.mark.full
 def test_units_of_a_failed_script_are_not_run_and_the_run_fails(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n", "test_b.py": "def test_b(): pass\n"})
     (tmp_path / "pyproject.toml").write_text(
@@ -90,6 +91,7 @@ def configure(directory: Path, *scripts: str) -> None:
     (directory / "pyproject.toml").write_text(f"[tool.rlharness.setup]\n{lines}\n", "utf-8")
 
 
+@pytest.mark.full
 def test_scripts_run_in_the_order_of_the_table_in_their_directory_without_gpus(tmp_path: Path) -> None:
     """Two names that differ in a blank, and a later script that overrides a variable of an earlier one."""
     write_suite(
@@ -115,12 +117,12 @@ def test_scripts_run_in_the_order_of_the_table_in_their_directory_without_gpus(t
     ("script", "why"),
     [
         ("{ command = 'sleep 60', timeout = 0.5 }", "0.5 s"),
-        ("{ command = 'kill -SEGV $$' }", "SIGSEGV"),
-        ("""{ command = 'echo "no variable" > "$RLHARNESS_ENV"' }""", "line 1"),
-        ("""{ command = 'echo TMPDIR=/x > "$RLHARNESS_ENV"' }""", "TMPDIR"),
-        ("""{ command = 'rm "$RLHARNESS_ENV"' }""", "No such file"),
-        ("""{ command = 'printf "A=\\377" > "$RLHARNESS_ENV"' }""", "utf-8"),
-        ("{ command = 'true', cwd = 'gone' }", "exit code 127"),
+        pytest.param("{ command = 'kill -SEGV $$' }", "SIGSEGV", marks=pytest.mark.full),
+        pytest.param("""{ command = 'echo "no variable" > "$RLHARNESS_ENV"' }""", "line 1", marks=pytest.mark.full),
+        pytest.param("""{ command = 'echo TMPDIR=/x > "$RLHARNESS_ENV"' }""", "TMPDIR", marks=pytest.mark.full),
+        pytest.param("""{ command = 'rm "$RLHARNESS_ENV"' }""", "No such file", marks=pytest.mark.full),
+        pytest.param("""{ command = 'printf "A=\\377" > "$RLHARNESS_ENV"' }""", "utf-8", marks=pytest.mark.full),
+        pytest.param("{ command = 'true', cwd = 'gone' }", "exit code 127", marks=pytest.mark.full),
     ],
 )
 def test_a_script_that_fails_in_any_way_has_its_reason(tmp_path: Path, script: str, why: str) -> None:
@@ -133,6 +135,7 @@ def test_a_script_that_fails_in_any_way_has_its_reason(tmp_path: Path, script: s
     assert "bad" in (reason := done.of("setup_finished")[0]["reason"]) and why in reason
 
 
+@pytest.mark.full
 def test_what_a_script_leaves_running_is_ended(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n"})
     configure(tmp_path, "server = { command = 'sleep 3917 & echo $! > pid' }")
@@ -140,6 +143,7 @@ def test_what_a_script_leaves_running_is_ended(tmp_path: Path) -> None:
     assert process_tree.read_process(int((tmp_path / "pid").read_text())) is None
 
 
+@pytest.mark.full
 def test_scripts_run_neither_in_a_plan_nor_for_units_that_are_kept(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n"})
     configure(tmp_path, "count = { command = 'echo x >> times' }")
@@ -150,6 +154,7 @@ def test_scripts_run_neither_in_a_plan_nor_for_units_that_are_kept(tmp_path: Pat
     assert (tmp_path / "times").read_text() == "x\n"
 
 
+@pytest.mark.full
 def test_a_command_has_the_variables_of_its_script_under_its_own(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         "[tool.rlharness.setup]\n"
@@ -164,6 +169,7 @@ def test_a_command_has_the_variables_of_its_script_under_its_own(tmp_path: Path)
     assert done.outcomes == {"command:checks": "passed", "command:other": "passed"}
 
 
+@pytest.mark.full
 def test_a_script_runs_for_the_parts_of_a_file(tmp_path: Path) -> None:
     many = "import os, pytest\n@pytest.mark.gpus(1)\n@pytest.mark.parametrize('n', range(8))\n"
     write_suite(tmp_path, {"test_many.py": f"{many}def test_many(n): assert os.environ['A'] == '1'\n"})
@@ -218,6 +224,7 @@ def configured(directory: Path, setup: str, **files: str) -> Path:
     return write_suite(directory, {**texts, "pyproject.toml": f"[tool.rlharness.setup]\n{setup}\n"})
 
 
+@pytest.mark.full
 def test_units_that_need_no_script_run_before_and_beside_one(tmp_path: Path) -> None:
     waits = """build = { command = "until [ -e ran ]; do sleep 0.05; done", for = ["test_b.py"], timeout = 60 }"""
     touch = "import pathlib\ndef test_a(): pathlib.Path('ran').touch()\n"
@@ -228,6 +235,7 @@ def test_units_that_need_no_script_run_before_and_beside_one(tmp_path: Path) -> 
     assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
 
 
+@pytest.mark.full
 def test_a_script_whose_units_cannot_start_does_not_run(tmp_path: Path) -> None:
     wide = "import pytest\n@pytest.mark.gpus(9)\ndef test_b(): pass\n"
     setup = """build = { command = "touch ran", for = ["test_b.py"] }"""
@@ -236,6 +244,7 @@ def test_a_script_whose_units_cannot_start_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.full
 def test_scripts_of_a_unit_run_one_after_the_other_in_the_order_of_the_table(tmp_path: Path) -> None:
     one = '{ command = "echo %s >> times; sleep 0.2; echo %s >> times" }'
     setup = f"b = {one.replace('%s', 'b')}\na = {one.replace('%s', 'a')}"
@@ -244,6 +253,7 @@ def test_scripts_of_a_unit_run_one_after_the_other_in_the_order_of_the_table(tmp
     assert (tmp_path / "times").read_text().split() == ["b", "b", "a", "a"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", ["file", "worker"])
 def test_a_script_leases_the_gpus_that_it_needs(tmp_path: Path, isolate: str) -> None:
     setup = """build = { command = 'echo "SEEN=$CUDA_VISIBLE_DEVICES" > "$RLHARNESS_ENV"', gpus = 1 }"""
@@ -257,6 +267,7 @@ def test_a_script_leases_the_gpus_that_it_needs(tmp_path: Path, isolate: str) ->
     assert next(event["path"] for event in done.of("lease_returned") if event["gpu_ids"]) == "setup:build"
 
 
+@pytest.mark.full
 def test_units_of_a_script_that_needs_more_gpus_than_there_are_are_not_run(tmp_path: Path) -> None:
     setup = """build = { command = "touch ran", gpus = 2, for = ["test_b.py"] }"""
     files = {"test_a": "def test_a(): pass\n", "test_b": "def test_b(): pass\n"}
@@ -266,6 +277,7 @@ def test_units_of_a_script_that_needs_more_gpus_than_there_are_are_not_run(tmp_p
     assert "setup:build was not run: it needs 2 GPUs" in done.results["test_b.py"]["reason"]
 
 
+@pytest.mark.full
 def test_a_script_that_needs_gpus_ends_a_run_that_has_none(tmp_path: Path) -> None:
     """Nothing else runs whose end would be looked at."""
     setup = """build = { command = "touch ran", gpus = 1 }"""
@@ -275,6 +287,7 @@ def test_a_script_that_needs_gpus_ends_a_run_that_has_none(tmp_path: Path) -> No
     assert "setup:build was not run: it needs 1 GPU" in done.results["test_b.py"]["reason"]
 
 
+@pytest.mark.full
 def test_a_script_does_not_run_on_a_gpu_with_a_fault(tmp_path: Path) -> None:
     if compiler() is None:
         pytest.skip("no C compiler here: the pretended NVIDIA driver cannot be built")
@@ -295,6 +308,7 @@ def test_a_script_does_not_run_on_a_gpu_with_a_fault(tmp_path: Path) -> None:
     assert not (suite / "ran").exists()
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_a_script_and_its_units_are_not_run(tmp_path: Path) -> None:
     setup = """build = { command = "touch began; sleep 600 & sleep 600" }"""
     directory = configured(tmp_path, setup, test_a="def test_a(): pass\n")

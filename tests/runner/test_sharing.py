@@ -107,6 +107,7 @@ def needs_in_plan(directory: Path, *args: str) -> list[list[str]]:
     return [unit["gpu_ids"] for unit in json.loads(done.stdout)["units"] if unit["start_s"] == 0]
 
 
+@pytest.mark.full
 def test_defaults_for_files_without_a_need(tmp_path: Path) -> None:
     write_suite(tmp_path, {f"test_{number}.py": QUICK for number in range(4)})
     assert needs_in_plan(tmp_path, "--gpus", "sim:2:80", "--cpu-units", "4") == [[]] * 4
@@ -123,6 +124,7 @@ def test_defaults_for_files_without_a_need(tmp_path: Path) -> None:
     assert run(tmp_path, "plan").code == ExitCode.USAGE_ERROR
 
 
+@pytest.mark.full
 def test_workers_do_not_share_a_gpu(tmp_path: Path) -> None:
     write_suite(tmp_path, {f"test_{number}.py": QUICK for number in range(2)})
     done = run(tmp_path, "run", "--gpus", "sim:1:80", "--workers-per-gpu", "2", "--isolate", "worker")

@@ -101,6 +101,7 @@ def small_run(suite: int, seed: int = 1, num_units: int = 300) -> VirtualRun:
     return VirtualRun(jobs, cluster(4), draw_deaths(1, 4, 500.0, rng), seconds)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suite", range(len(SUITES)), ids=[suite.name for suite in SUITES])
 def test_the_benchmark_in_small_is_near_its_bound(suite: int) -> None:
     run = small_run(suite).run()

@@ -1,12 +1,16 @@
-"""Commands of the lab as a user types them: a process of their own, what it printed, its exit code."""
+"""Commands of the lab as a user types them: what they printed, and their exit code."""
 
+import contextlib
+import io
 import os
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
+from harness.cli.main import main
 from tests.support.suite_runs import HARNESS, environment
 
 PRETENDER = (sys.executable, str(Path(__file__).with_name("pretender.py")))
@@ -36,6 +40,19 @@ def type_command(directory: Path, *words: str, **env: str) -> Done:
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def type_here(directory: Path, *words: str) -> Done:
+    """Run rlharness in a directory without a process of its own: for what is refused before anything starts."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, environment(), clear=True),
+        contextlib.chdir(directory),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main(words)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def shown(command: str, directory: Path, called: str = "") -> str:

@@ -1,10 +1,18 @@
 """The manual: the README, and the pages it leads to, each in the room that it tells of."""
 
 import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+
+
+def tracked() -> list[str]:
+    """Paths of the files that git tracks, without those a user left beside them; nothing outside a checkout."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def pages() -> dict[str, Path]:

@@ -11,7 +11,7 @@ from harness.machine.inventory import Gpu, Inventory
 from harness.runner.schedule.first_fit import Job
 from harness.runner.schedule.leases import LeaseTable
 
-QUICK = settings(max_examples=100, derandomize=True)
+QUICK = settings(max_examples=min(100, 2 * settings().max_examples), derandomize=True)
 THOROUGH = settings(max_examples=4 * settings().max_examples, derandomize=True)
 
 

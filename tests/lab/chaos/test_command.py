@@ -14,6 +14,7 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.lab.chaos.typed import PATIENCE_S, Done, chaos
+from tests.support.cli_commands import type_here
 from tests.support.suite_runs import HARNESS, environment
 
 pytest.importorskip("torch")
@@ -153,6 +154,6 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> No
         (("--", "no-such-program"), "no-such-program cannot be started"),
         ((), "rlharness chaos needs a scenario or a command"),
     ):
-        done = chaos(tmp_path, *words)
+        done = type_here(tmp_path, "chaos", *words)
         assert (done.code, said in done.stderr.partition("\n")[0]) == (ExitCode.USAGE_ERROR, True), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["scenarios"]

@@ -29,9 +29,9 @@ STEP = ["rollout tokens", "loss loss", "end"]
     ("moment", "happened"),
     [
         (("1", "loss"), ["begin 0", *STEP, "begin 1", "rollout tokens"]),
-        (("1", "end"), ["begin 0", *STEP, "begin 1", *STEP]),
-        (("0", "rollout"), ["begin 0"]),
-        (("7", "loss"), None),
+        pytest.param(("1", "end"), ["begin 0", *STEP, "begin 1", *STEP], marks=pytest.mark.full),
+        pytest.param(("0", "rollout"), ["begin 0"], marks=pytest.mark.full),
+        pytest.param(("7", "loss"), None, marks=pytest.mark.full),
     ],
 )
 def test_a_process_dies_at_its_moment(moment: tuple[str, str], happened: list[str] | None) -> None:

@@ -114,12 +114,24 @@ def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> 
     ("words", "said"),
     [
         (("a", "--step", "99"), "--step 99: a has none\n  legal:  0 to 5, the one after its last included"),
-        (("a",), "--interactive without --step"),
-        (("tiny", "--step", "1"), "there is no run or bundle tiny"),
-        (("a", "--step", "1", "--commands", "none.txt"), "--commands"),
-        (("a", "--step", "1", "--trace-ops", "--until", "x<1"), "--trace-ops, --until with --interactive"),
-        (("a", "--step", "1", "--runs", "3"), "--runs is not an option of rlharness reproduce"),
-        (("a", "--step", "1", "--set", "seed=3"), "--set seed: a different value makes a different run"),
+        pytest.param(("a",), "--interactive without --step", marks=pytest.mark.full),
+        pytest.param(("tiny", "--step", "1"), "there is no run or bundle tiny", marks=pytest.mark.full),
+        pytest.param(("a", "--step", "1", "--commands", "none.txt"), "--commands", marks=pytest.mark.full),
+        pytest.param(
+            ("a", "--step", "1", "--trace-ops", "--until", "x<1"),
+            "--trace-ops, --until with --interactive",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ("a", "--step", "1", "--runs", "3"),
+            "--runs is not an option of rlharness reproduce",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ("a", "--step", "1", "--set", "seed=3"),
+            "--set seed: a different value makes a different run",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_what_nobody_can_stand_in_is_refused(runs: Path, words: tuple[str, ...], said: str) -> None:

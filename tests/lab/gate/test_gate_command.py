@@ -45,6 +45,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
+@pytest.mark.full
 def test_another_configuration_is_another_run(project: Project, tmp_path: Path) -> None:
     """Which fails where that is asked for; a job of GitHub is told in its own way."""
     project.change("More steps", "num_steps: 3", "num_steps: 4", "scenarios/sums.yaml")
@@ -77,6 +78,7 @@ def test_a_scenario_that_cannot_be_read_is_refused_before_anything_runs(project:
     assert "run 1" not in done.stderr, "sums comes first, and has not been run"
 
 
+@pytest.mark.full
 def test_one_that_the_base_alone_cannot_read_is_told_beside_the_others(project: Project) -> None:
     text = (project.directory / "scenarios" / "sums.yaml").read_text("utf-8")
     project.commit("Torn", **{"scenarios/sums.yaml": "about: ["})
@@ -231,6 +233,7 @@ def test_without_a_base_nothing_passes(project: Project) -> None:
     assert type_command(project.directory, "gate").code == ExitCode.USAGE_ERROR
 
 
+@pytest.mark.full
 def test_what_is_interrupted_leaves_nothing_behind(project: Project) -> None:
     project.change("Slow", "WAIT_S = 0.0", "WAIT_S = 0.0\nimport time\ntime.sleep(60)")
     process = subprocess.Popen(

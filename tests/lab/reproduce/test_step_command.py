@@ -14,7 +14,7 @@ from harness.core.exit_codes import ExitCode
 from harness.trace.reader import read_trace
 from harness.trace.writer import TraceWriter
 from tests.lab.fragile_entry import write_fragile
-from tests.support.cli_commands import Done, type_command
+from tests.support.cli_commands import Done, type_command, type_here
 from tests.support.traces import flip_bit
 
 pytest.importorskip("torch")
@@ -51,6 +51,7 @@ def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_p
     assert "output.resume" not in (tmp_path / "out" / "run-1" / "call.json").read_text("utf-8").split('"resume": {')[0]
 
 
+@pytest.mark.full
 def test_a_step_that_does_not_come_out_again_is_told_with_its_first_leaf(project: Path, tmp_path: Path) -> None:
     done = reproduce(project, tmp_path, "whole", "--step", "3", "--set", "output.noise=0.001", "--json")
     assert done.code == ExitCode.DIVERGED
@@ -68,11 +69,12 @@ def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> 
         (("--step", "3", "--size", "full"), "--size is not an option of rlharness reproduce"),
         (("--trace-ops",), "--trace-ops without --step"),
     ):
-        done = reproduce(project, tmp_path, "whole", *words)
+        done = type_here(project, "reproduce", "whole", *words, "--out", str(tmp_path / "out"))
         assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_a_file_that_is_no_bundle_is_kept_and_no_option_is_ignored(project: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", "utf-8")
     done = reproduce(project, tmp_path, "whole", "--step", "3", "--bundle", str(tmp_path / "notes.txt"))

@@ -17,6 +17,8 @@ from harness.render.run_lines import RunLines
 from harness.render.transplant import transplant_text
 from tests.lab.bandit_runs import InProcess, bandit
 
+pytestmark = pytest.mark.full
+
 NOISE = {"num_parts": 5}
 
 

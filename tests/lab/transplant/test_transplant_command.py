@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from tests.lab.bandit_runs import recorded_bandits
-from tests.support.cli_commands import type_command
+from tests.support.cli_commands import type_command, type_here
 
 pytest.importorskip("torch")
 
@@ -52,6 +52,6 @@ def test_the_planted_cause_is_named(runs: Path) -> None:
     ],
 )
 def test_what_cannot_be_explained_is_refused(runs: Path, words: tuple[str, ...], said: str) -> None:
-    done = type_command(runs, "transplant", *words)
+    done = type_here(runs, "transplant", *words)
     assert done.code == ExitCode.USAGE_ERROR
     assert said in done.stderr

@@ -16,6 +16,8 @@ from harness.machine.network.peer_messages import VERSION, Seal, read_host
 from harness.machine.network.rendezvous import MAX_UNKNOWN, join, listen, meeting_places
 from tests.machine.network.machines import interface, network
 
+pytestmark = pytest.mark.full
+
 T = TypeVar("T")
 KEY = "0123456789abcdef"
 OWN = interface("eth0", "127.0.0.1/8", "127.0.0.3/8")  # addresses of this machine, that can be tried

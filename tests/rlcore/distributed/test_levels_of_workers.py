@@ -11,6 +11,8 @@ from rlcore.errors import LevelError
 from rlcore.trace import NullRecorder
 from tests.rlcore.training.recorded import config
 
+pytestmark = pytest.mark.full
+
 OF = config("grpo", deployment={"backend": "processes", "num_ranks": 1}, training={"num_steps": 1})
 
 

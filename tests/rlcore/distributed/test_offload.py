@@ -146,7 +146,7 @@ def test_a_second_wake_is_refused(tmp_path: Path) -> None:
         state.wake()
 
 
-@pytest.mark.parametrize("num_files", [0, 3])
+@pytest.mark.parametrize("num_files", [0, pytest.param(3, marks=pytest.mark.full)])
 def test_a_full_disk_is_an_error_and_everything_is_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
 ) -> None:

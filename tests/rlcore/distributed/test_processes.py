@@ -102,6 +102,7 @@ def test_each_process_has_its_rank_and_the_environment_from_its_start(adder: Wor
     assert "RLCORE_TEST" not in os.environ
 
 
+@pytest.mark.full
 def test_ranks_find_each_other_and_one_that_raises_does_not_hang_the_caller() -> None:
     with start_group(Ranks, role="ranks", size=2, backend=BACKEND) as group:
         assert [each.tolist() for each in group.handle.gather(torch.arange(4))] == [[0, 1, 2, 3]] * 2
@@ -114,7 +115,11 @@ def test_ranks_find_each_other_and_one_that_raises_does_not_hang_the_caller() ->
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("kill", -signal.SIGKILL), ("later", -signal.SIGKILL), pytest.param("exit", 3, marks=pytest.mark.full)],
+    [
+        ("kill", -signal.SIGKILL),
+        pytest.param("later", -signal.SIGKILL, marks=pytest.mark.full),
+        pytest.param("exit", 3, marks=pytest.mark.full),
+    ],
 )
 def test_a_worker_that_dies_in_a_call_is_named_and_the_others_are_ended(how: str, code: int) -> None:
     group = start_group(Faulty, role="faulty", size=2, backend=BACKEND)
@@ -127,6 +132,7 @@ def test_a_worker_that_dies_in_a_call_is_named_and_the_others_are_ended(how: str
     assert_ended(group.process_ids)
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_between_calls_is_noticed_and_every_call_raises() -> None:
     with start_group(Faulty, role="faulty", size=2, backend=BACKEND) as group:
         caller: FaultyView = group.view(FaultyView)
@@ -175,6 +181,7 @@ def test_a_random_kill_while_calls_run_is_named_and_leaves_nothing(seed: str, nu
     assert_ended(group.process_ids)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["raise", pytest.param("die", marks=pytest.mark.full)])
 def test_a_constructor_that_fails_leaves_nothing(how: str) -> None:
     before = children()
@@ -237,6 +244,7 @@ def controller(tmp_path: Path, how: str, *backend: str) -> tuple["subprocess.Pop
     return process, pids
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "signum"),
     [
@@ -263,6 +271,7 @@ def test_what_a_worker_prints_is_not_lost(tmp_path: Path) -> None:
         assert_ended(pids)
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_a_group_that_was_not_closed(tmp_path: Path) -> None:
     process, pids = controller(tmp_path, "call")
     with process:

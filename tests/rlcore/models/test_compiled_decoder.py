@@ -20,7 +20,7 @@ from rlcore.numerics.level import computing, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 CONFIG = DecoderConfig("llama", 29, 48, 2, 6, 2, 16, 44, max_length=48)
 LENGTH = 40

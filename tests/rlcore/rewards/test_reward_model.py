@@ -171,6 +171,7 @@ def test_bf16_is_scored_too() -> None:
     assert first == other and len(set(first)) > len(first) // 2
 
 
+@pytest.mark.full
 def test_a_run_with_a_drawn_model_resumes(tmp_path: Path) -> None:
     of: dict[str, Any] = {"training": {**TRAINING, "num_steps": 3}, "task": task(reward_model={"max_length": 64})}
     whole = recorded(config(**of), tmp_path / "whole")

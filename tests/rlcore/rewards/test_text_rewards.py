@@ -11,7 +11,7 @@ from rlcore.types import StopReason
 
 REWARDS = {"exact": exact, "matching": matching, "common": common}
 TEXTS = st.text("ab\0\ufffd", max_size=5)
-few = settings(max_examples=100)
+few = settings(max_examples=2 * settings().max_examples)
 every_reward = pytest.mark.parametrize("function", REWARDS.values(), ids=REWARDS)
 Function = Callable[..., list[float]]
 

@@ -20,7 +20,7 @@ from rlcore.samplers import batching
 from rlcore.types import SampleRequest, SamplingParams
 from tests.support.samplers import TOKENIZER, requests_of, said, sampler_of
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 CONFIG = DecoderConfig("llama", TOKENIZER.vocab_size, 32, 2, 4, 2, 16, 44, max_length=96)
 few = settings(max_examples=8)

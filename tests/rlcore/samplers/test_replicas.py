@@ -199,7 +199,7 @@ def test_replicas_of_one_memory_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
-@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("compiled", marks=pytest.mark.full)])
 def test_replicas_move_no_bit_of_a_run(tmp_path: Path, kernels: str) -> None:
     model = config().model.model_dump() | {"kernels": kernels}
     first = recorded(config(training=TRAINING, model=model), tmp_path / "one")
@@ -208,6 +208,7 @@ def test_replicas_move_no_bit_of_a_run(tmp_path: Path, kernels: str) -> None:
     assert first_difference(first, recorded(of, tmp_path / "three")) is None
 
 
+@pytest.mark.full
 def test_two_runs_agree_at_level_deterministic(tmp_path: Path) -> None:
     of = config(training=TRAINING, sampler={"replicas": 2})
     first, second = (recorded(of, tmp_path / name, level="deterministic") for name in "ab")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlcore.samplers.stopping import StopText, reason
 from rlcore.types import SamplingParams, StopReason
 
-few = settings(max_examples=100)
+few = settings(max_examples=2 * settings().max_examples)
 
 
 class PieceTokenizer:

@@ -174,6 +174,7 @@ def test_no_global_state_is_read_or_changed(name: str) -> None:
     assert draw(name, (3, 4), 20, 0) == drawn
 
 
+@pytest.mark.full
 def test_other_processes_and_hash_seeds_make_the_same_tasks() -> None:
     code = (
         "from rlcore.config_task import TaskSection as S\n"

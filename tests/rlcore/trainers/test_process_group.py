@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).resolve().parents[2] / "support" / "programs" / "leaving_rank.py"
 TIMEOUT_S = 240.0
 

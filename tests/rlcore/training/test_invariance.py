@@ -166,6 +166,7 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
         assert done.stdout == expected
 
 
+@pytest.mark.full
 @pytest.mark.needs_compiler
 def test_compiled_kernels_are_at_work_and_part_of_what_a_run_is(undisturbed: Callable[[str], Digests]) -> None:
     for algorithm in ("grpo", "ppo"):
@@ -198,6 +199,7 @@ def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch:
         recorded(perturbed("grpo", concurrency=3), tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.needs_compiler
 def test_a_sampler_with_other_kernels_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = TorchSampler.sample

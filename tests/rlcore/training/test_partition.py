@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlcore.batching.partition import attention_cost, balanced, padded_tokens, partition_by_budget
 from rlcore.errors import InvalidValueError
 
-PROPERTY = settings(max_examples=100)
+PROPERTY = settings(max_examples=2 * settings().max_examples)
 COSTS = st.lists(st.integers(0, 50) | st.floats(0, 1e9), max_size=30)
 LENGTHS = st.lists(st.integers(0, 200), max_size=40)
 
@@ -117,7 +117,7 @@ def test_costs_that_cannot_be_used(cost: float) -> None:
 # -------------------------------------------------------------------------------------------------------- microbatches
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings().max_examples)
 @given(LENGTHS, st.integers(1, 2_000), st.integers(1, 5), st.sampled_from([1, 7, 16]))
 def test_never_above_the_budget(lengths: list[int], more: int, min_parts: int, multiple: int) -> None:
     max_tokens = max([padded_tokens([length], multiple) for length in lengths], default=0) + more

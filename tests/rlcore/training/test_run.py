@@ -73,6 +73,7 @@ def test_a_checkpoint_of_a_run_is_a_model_to_begin_with(tmp_path: Path) -> None:
     assert not torch.equal(state.decoder.embedding, load(path).embedding), "it has learned on"
 
 
+@pytest.mark.full
 def test_bfloat16_holds_the_level_too(tmp_path: Path) -> None:
     of = with_section(SHORT, "model", {"dtype": "bfloat16"})
     one = recorded(of, tmp_path / "one")
@@ -140,6 +141,7 @@ def test_a_board_without_its_package_stops_a_run_before_it_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 @pytest.mark.needs_compiler
 def test_other_kernels_do_not_go_on(tmp_path: Path) -> None:
     recorded(SHORT, tmp_path / "first")
@@ -163,6 +165,7 @@ def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
         recorded(with_section(SHORT, "output", {"resume": str(tmp_path)}), tmp_path / "fourth")
 
 
+@pytest.mark.full
 def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
     whole = recorded(with_section(SHORT, "training", {"num_steps": 5}), tmp_path / "whole")
     recorded(SHORT, tmp_path / "short")

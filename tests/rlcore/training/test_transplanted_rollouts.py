@@ -19,6 +19,8 @@ from tests.rlcore.training.recorded import config
 from tests.support.recorded_steps import record
 from tests.support.run_configs import with_section
 
+pytestmark = pytest.mark.full
+
 ROLLOUT = ("prompt_ids", "loss_mask", "tokens", "logprobs", "prompt_lengths", "lengths", "groups")
 
 

@@ -44,6 +44,7 @@ perturbations = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=4, derandomize=True)
 @given(perturbation=perturbations)
 def test_perturbations_move_no_bit(
@@ -152,10 +153,17 @@ def _check_rewards(trajectories: Sequence[Trajectory], rewards: Sequence[float])
     "sections",
     [
         {"algorithm": {"loss": "gspo", "aggregation": "seq-mean-token-mean"}},
-        {"algorithm": {"loss": "masked_is", "advantage": "reinforce_pp_baseline"}},
-        {"training": {"num_minibatches": 2, "num_epochs": 2}},
-        {"sampling": {"temperature": 0.7, "top_k": 5}, "algorithm": {"kl_coef": 0.01}},
-        {"sampling": {"two_stage": {**STAGES, "forced_text": ""}}, "task": {"shuffles_rewards": True}},
+        pytest.param(
+            {"algorithm": {"loss": "masked_is", "advantage": "reinforce_pp_baseline"}}, marks=pytest.mark.full
+        ),
+        pytest.param({"training": {"num_minibatches": 2, "num_epochs": 2}}, marks=pytest.mark.full),
+        pytest.param(
+            {"sampling": {"temperature": 0.7, "top_k": 5}, "algorithm": {"kl_coef": 0.01}}, marks=pytest.mark.full
+        ),
+        pytest.param(
+            {"sampling": {"two_stage": {**STAGES, "forced_text": ""}}, "task": {"shuffles_rewards": True}},
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["gspo", "masked_is", "minibatches", "temperature", "shuffled"],
 )

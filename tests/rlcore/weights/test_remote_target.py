@@ -19,6 +19,8 @@ from rlcore.weights.target import WeightTarget, address_space
 from rlcore.weights.transports.packing import fill, layout_of, num_bytes_of, views
 from tests.rlcore.weights.targets import Target, learn, policy
 
+pytestmark = pytest.mark.full
+
 METHODS = {"describe", "begin", "poison", "write", "digests", "compare", "canary", "commit"}
 
 

@@ -220,6 +220,7 @@ def test_a_server_that_fails_is_no_wrong_address() -> None:
     assert "log of the server" in caught.value.remedy
 
 
+@pytest.mark.full
 def test_the_program_prints_one_line(checkpoint: Path) -> None:
     def lines(url: str) -> dict[str, Any]:
         words = [sys.executable, "-m", "rlcore.weights.served_checkpoint", str(checkpoint), url]

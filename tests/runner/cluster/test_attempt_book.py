@@ -7,6 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from harness.runner.cluster.attempt_book import AttemptBook, Losses, Standing
 
+pytestmark = pytest.mark.full
+
 NODES = ("node0", "node1", "node2")
 
 

@@ -19,6 +19,8 @@ from harness.runner.cluster import messages
 from harness.runner.cluster.boot import check_listens
 from harness.runner.cluster.channel import Channel, dial, greet, new_key
 
+pytestmark = pytest.mark.full
+
 END = ProcessEnd(None, 9, "cancelled", ("7 sleep",), (), 0.5)
 SOME = (
     messages.Beat(),

@@ -16,7 +16,7 @@ from harness.process.supervisor import process_tree
 from tests.support.suite_runs import HARNESS, Done, environment, started, write_suite
 
 LIMIT_S = 300.0
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 MIXED = {
     "test_passes.py": "import os\ndef test_a(): assert 'RLHARNESS_CLUSTER_KEY' not in os.environ\n",

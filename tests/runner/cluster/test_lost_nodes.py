@@ -180,6 +180,7 @@ plans = st.builds(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(
     needs=st.lists(st.integers(0, 2), min_size=1, max_size=10),
@@ -195,6 +196,7 @@ def test_no_outcome_is_lost_or_counted_twice(
     assert set(run.state.lost_nodes) <= died, "a node that lives is never lost"
 
 
+@pytest.mark.full
 @settings(max_examples=20, deadline=None)
 @given(agents=st.lists(plans, min_size=1, max_size=3), after=st.integers(0, 5))
 def test_a_cancelled_run_ends_with_an_outcome_for_each_unit(
@@ -218,6 +220,7 @@ def test_units_of_a_lost_node_run_on_another(tmp_path: Path) -> None:
     assert exit_code(run.state, allow_missing_gpus=False) is ExitCode.GPU_QUARANTINED
 
 
+@pytest.mark.full
 def test_the_record_and_the_summary_name_a_lost_node(tmp_path: Path) -> None:
     run = ClusterRun(tmp_path, [1], [AgentPlan(dies_after=0), AgentPlan(dies_after=0)]).run()
     (tmp_path / "events.jsonl").write_text("".join(map("{}\n".format, map(events.to_json_line, run.kept.events))))
@@ -230,6 +233,7 @@ def test_the_record_and_the_summary_name_a_lost_node(tmp_path: Path) -> None:
     assert said.count("queued again") == len(run.of(events.AttemptLost))
 
 
+@pytest.mark.full
 def test_without_a_node_left_units_are_not_run(tmp_path: Path) -> None:
     run = ClusterRun(tmp_path, [0, 1, 2], [AgentPlan(dies_after=0)]).run()
     run.assert_sound()
@@ -239,6 +243,7 @@ def test_without_a_node_left_units_are_not_run(tmp_path: Path) -> None:
     assert exit_code(run.state, allow_missing_gpus=True) is ExitCode.GPU_QUARANTINED
 
 
+@pytest.mark.full
 def test_a_unit_that_takes_nodes_with_it_is_given_up(tmp_path: Path) -> None:
     run = ClusterRun(tmp_path, [2], [AgentPlan(dies_after=0)] * MAX_LOST + [AgentPlan()]).run()
     (result,) = run.state.results.values()

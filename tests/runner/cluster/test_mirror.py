@@ -11,6 +11,8 @@ from harness.core.errors import NetworkError
 from harness.runner.cluster.messages import FilePart, to_data
 from harness.runner.cluster.mirror import FilesIn, FilesOut
 
+pytestmark = pytest.mark.full
+
 growth = st.lists(st.tuples(st.sampled_from(["report.jsonl", "output.log"]), st.binary(max_size=50)), max_size=12)
 
 

@@ -11,6 +11,8 @@ from harness.plugin import MarkError, merge_needs, need_of_mark
 from harness.runner.cluster_address import Boot, ClusterAddress, parse_cluster
 from harness.runner.schedule.leases import Lease, LeaseTable
 
+pytestmark = pytest.mark.full
+
 
 def table(*sizes: int, cpu_units: int = 1) -> LeaseTable:
     nodes = [f"node{number}" for number in range(len(sizes))]

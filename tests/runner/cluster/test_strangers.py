@@ -12,6 +12,8 @@ from harness.runner.cluster.messages import Beat, Welcome
 from harness.runner.cluster.nodes import Cluster
 from harness.runner.options import RunOptions
 
+pytestmark = pytest.mark.full
+
 NUM_HELD = 3
 LIMIT_S = 60.0
 

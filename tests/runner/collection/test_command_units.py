@@ -121,6 +121,7 @@ def test_commands_run_beside_files_with_their_gpus_and_one_outcome_each(tmp_path
     assert suites["command:crashes"].find("testcase/error") is not None
 
 
+@pytest.mark.full
 def test_a_named_command_runs_without_pytest_and_again_until_it_passes(tmp_path: Path) -> None:
     write(tmp_path, '[tool.rlharness.commands]\nonce = { command = "test -e seen || { touch seen; exit 1; }" }\n')
     (tmp_path / "conftest.py").write_text("raise SystemExit('pytest was started')", "utf-8")
@@ -146,6 +147,7 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_shards_and_their_merge_have_every_command_once(mixed: Path) -> None:
     merged = mixed / "merged"
     ran = []
@@ -172,6 +174,7 @@ def test_shards_and_their_merge_have_every_command_once(mixed: Path) -> None:
     assert twice.code == 4, "a command that ran twice is refused as a file is"
 
 
+@pytest.mark.full
 def test_the_history_and_the_page_show_commands_as_files(mixed: Path) -> None:
     for _ in range(2):
         done = run(mixed, "run", "--gpus", "sim:1", "--html", "page.html")
@@ -192,6 +195,7 @@ def test_the_history_and_the_page_show_commands_as_files(mixed: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_a_resumed_run_and_the_last_failed_run_the_failed_command_alone(mixed: Path) -> None:
     assert run(mixed, "run", "--gpus", "sim:1").code == 1
     (mixed / "log").write_text("")
@@ -210,6 +214,7 @@ def recorded_units(run_directory: Path) -> str:
     return (run_directory / "events.jsonl").read_text("utf-8")
 
 
+@pytest.mark.full
 def test_commands_share_a_gpu_by_their_budgets(tmp_path: Path) -> None:
     """Each waits for the other, so that they pass only side by side."""
     waits = "touch seen-{0}; for n in $(seq 600); do test -e seen-{1} && exit 0; sleep 0.05; done; exit 1"
@@ -225,6 +230,7 @@ def test_commands_share_a_gpu_by_their_budgets(tmp_path: Path) -> None:
     assert {tuple(result["gpu_ids"]) for result in done.results.values()} == {("SIM-0",)}
 
 
+@pytest.mark.full
 def test_a_command_has_its_own_limit_and_its_tree_is_ended(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         "[tool.rlharness.commands]\n"

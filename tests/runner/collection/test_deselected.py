@@ -150,6 +150,7 @@ def test_files_that_run_together_are_set_aside_only_if_none_has_a_test(suite: Su
     assert kept("-k", "big") == {}
 
 
+@pytest.mark.full
 def test_a_table_decides_the_need_and_pytest_the_selection(tmp_path: Path) -> None:
     table = '[tool.rlharness.needs]\n"test_*.py" = 1\n'
     plain = {"test_a.py": "def test_a(): pass\n", "test_b.py": "def test_b(): pass\n"}
@@ -203,7 +204,7 @@ def test_files_without_a_selected_test_are_counted_and_not_listed(tmp_path: Path
         assert len(at_start) == (gpus != "none")
 
 
-@pytest.mark.parametrize("gpus", ["sim:1", "none"])
+@pytest.mark.parametrize("gpus", ["sim:1", pytest.param("none", marks=pytest.mark.full)])
 def test_a_run_in_which_nothing_is_selected_ends_as_pytest_does(tmp_path: Path, gpus: str) -> None:
     done = run(write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n"}), "run", "--gpus", gpus, "-m", "nothing")
     assert (done.code, done.outcomes) == (ExitCode.NOTHING_COLLECTED, {"test_a.py": "no_tests"})
@@ -211,6 +212,7 @@ def test_a_run_in_which_nothing_is_selected_ends_as_pytest_does(tmp_path: Path, 
     assert len(done.of("attempt_started")) == (gpus == "none")
 
 
+@pytest.mark.full
 def test_a_plan_lists_deselected_files(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": TWO, "test_b.py": "def test_b(): pass\n"})
     done = run(tmp_path, "plan", "--gpus", "sim:1", "--deselect", "test_b.py", "-k", "not big", "--json")
@@ -221,7 +223,10 @@ def test_a_plan_lists_deselected_files(tmp_path: Path) -> None:
     assert "deselected   2 files" in nothing.stdout
 
 
-@pytest.mark.parametrize("isolate", ["file", "worker", "interpreter"])
+@pytest.mark.parametrize(
+    "isolate",
+    ["file", pytest.param("worker", marks=pytest.mark.full), pytest.param("interpreter", marks=pytest.mark.full)],
+)
 def test_parts_of_a_file_count_a_deselected_test_once(tmp_path: Path, isolate: str) -> None:
     texts = "import pytest\n" + "".join(
         f"@pytest.mark.gpus({gpus})\ndef test_{name}(): pass\n" for name, gpus in [("a", 1), ("b", 2), ("left_out", 1)]
@@ -238,6 +243,7 @@ def test_parts_of_a_file_count_a_deselected_test_once(tmp_path: Path, isolate: s
     assert set(done.outcomes.values()) == {Outcome.PASSED}
 
 
+@pytest.mark.full
 def test_a_file_of_which_tests_are_selected_runs_in_parts_by_need(tmp_path: Path) -> None:
     needs = [("one", 1), ("two", 2), ("sixteen", 16), ("left_out", 1)]
     text = "".join(f"@pytest.mark.gpus({gpus})\ndef test_{name}(): pass\n" for name, gpus in needs)

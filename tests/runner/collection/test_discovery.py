@@ -132,6 +132,7 @@ def test_sizes_and_places_are_told_and_why_a_file_has_to_be_imported(tmp_path: P
     ]
 
 
+@pytest.mark.full
 def test_the_digest_of_a_file_is_the_same_in_every_process_until_something_changes(tmp_path: Path) -> None:
     write(tmp_path, {"pytest.ini": "[pytest]", "a/conftest.py": "", "a/test_a.py": TELLING, "test_b.py": TELLING})
 
@@ -161,6 +162,7 @@ def test_files_below_a_conftest_that_uses_the_marker_are_to_be_imported(tmp_path
     assert [why for _, _, why, _ in records[-1]["files"]] == ["a/conftest.py mentions gpus", ""]
 
 
+@pytest.mark.full
 def test_every_file_is_to_be_imported_where_a_plugin_uses_the_marker(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -226,6 +228,7 @@ def test_a_conftest_that_skips_its_directory_is_told(tmp_path: Path) -> None:
     assert skipped == {"k": "skipped", "path": str(tmp_path / "a"), "reason": "no GPUs here"}
 
 
+@pytest.mark.full
 def test_a_collector_that_raises_is_an_error_and_the_others_go_on(tmp_path: Path) -> None:
     raising = """
         import pytest
@@ -261,6 +264,7 @@ def test_nothing_is_written_into_the_suite(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / ".pytest_cache").iterdir()] == ["kept"]
 
 
+@pytest.mark.full
 def test_files_that_failed_last_time_are_not_the_only_ones(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -27,7 +27,7 @@ SAID = {
 MODULE = "the module 'no_such_module' of preload cannot be imported: ModuleNotFoundError"
 
 
-@pytest.mark.parametrize("named", [[], ["test_a.py"]])
+@pytest.mark.parametrize("named", [[], pytest.param(["test_a.py"], marks=pytest.mark.full)])
 def test_what_does_not_exist_is_noted_whatever_files_were_asked_for(tmp_path: Path, named: list[str]) -> None:
     files = {"pyproject.toml": CONFIGURATION, "test_a.py": QUICK, "sub/test_b.py": QUICK, "test_c.py": QUICK}
     done = run(write_suite(tmp_path, files), "run", "--gpus", "none", *named)

@@ -38,6 +38,7 @@ def test_a_file_passes_after_the_one_that_it_leans_on(tmp_path: Path) -> None:
     assert "test_z.py and test_b.py run in one process" in done.stdout
 
 
+@pytest.mark.full
 def test_a_retry_runs_all_files_of_the_group_again(tmp_path: Path) -> None:
     once = "import os, pathlib\ndef test_once():\n    made = pathlib.Path('made')\n    was = made.exists()\n"
     once += "    made.touch()\n    assert was and os.environ['OF_A']\n"

@@ -115,6 +115,7 @@ def test_what_a_run_has_learnt_lies_in_my_cache_and_not_in_the_checkout(suite: P
     assert (suite / ".rlharness" / "runs" / test.run_id).is_dir()
 
 
+@pytest.mark.full
 def test_a_cache_that_cannot_be_used_costs_a_note_and_no_run(suite: Path) -> None:
     (suite.parent / "cache").write_text("a file")
 

@@ -165,6 +165,7 @@ def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path, other: Reco
         merged(tmp_path, Record({}, 0, (1, 2)), other)
 
 
+@pytest.mark.full
 def test_shards_of_a_suite_are_merged_with_their_reports(tmp_path: Path) -> None:
     failing = "def test_fine(): pass\ndef test_bad(): assert 1 == 2, 'the reason'\n"
     suite = write_suite(tmp_path / "suite", {"test_a.py": QUICK, "test_b.py": failing, "test_c.py": QUICK})

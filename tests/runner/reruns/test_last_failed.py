@@ -82,6 +82,7 @@ def test_nothing_runs_again_of_a_file_that_did_not_fail(tmp_path: Path, outcome:
     assert read_last_failed(tmp_path) == LastFailed("1", {})
 
 
+@pytest.mark.full
 def test_the_latest_run_with_units_counts(tmp_path: Path) -> None:
     assert read_last_failed(tmp_path) is None
     recorded(tmp_path, ended(Outcome.FAILED), [], "1")
@@ -203,6 +204,7 @@ def test_a_failure_stays_until_its_test_has_run_again(tmp_path: Path) -> None:
     assert read_last_failed(tmp_path) == LastFailed("3", {"b.py": ()})
 
 
+@pytest.mark.full
 def test_a_run_of_one_test_keeps_the_failures_of_the_others(tmp_path: Path) -> None:
     recorded(
         tmp_path,

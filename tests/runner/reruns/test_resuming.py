@@ -84,6 +84,7 @@ def test_many(n):
 PARTS = {f"test_many.py [{number}/4]" for number in range(1, 5)}
 
 
+@pytest.mark.full
 def test_a_file_in_parts_is_kept_if_all_its_parts_passed(tmp_path: Path) -> None:
     write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY, "mended": ""})
     assert run(tmp_path, "run", "--gpus", "sim:4").outcomes == dict.fromkeys(PARTS, "passed")
@@ -95,6 +96,7 @@ def test_a_file_in_parts_is_kept_if_all_its_parts_passed(tmp_path: Path) -> None
     assert resumed(tmp_path, "--gpus", "sim:2", "--no-split") == dict.fromkeys(PARTS, True), "whatever the plan is now"
 
 
+@pytest.mark.full
 def test_a_file_of_which_a_part_failed_runs_again_with_all_its_tests(tmp_path: Path) -> None:
     write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY})
     first = run(tmp_path, "run", "--gpus", "sim:4")
@@ -106,6 +108,7 @@ def test_a_file_of_which_a_part_failed_runs_again_with_all_its_tests(tmp_path: P
     assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(16))
 
 
+@pytest.mark.full
 def test_a_file_of_which_a_part_has_no_outcome_runs_again(tmp_path: Path) -> None:
     write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY, "mended": ""})
     record = run(tmp_path, "run", "--gpus", "sim:4").record / "events.jsonl"
@@ -115,6 +118,7 @@ def test_a_file_of_which_a_part_has_no_outcome_runs_again(tmp_path: Path) -> Non
     assert not any(resumed(tmp_path, "--gpus", "sim:4").values())
 
 
+@pytest.mark.full
 def test_a_group_of_files_is_kept_only_as_the_group_that_passed(tmp_path: Path) -> None:
     one = "def test_it(): pass\n"
     files = {"test_a.py": one, "test_b.py": one, "pyproject.toml": "[tool.rlharness]\n"}
@@ -127,6 +131,7 @@ def test_a_group_of_files_is_kept_only_as_the_group_that_passed(tmp_path: Path) 
     assert resumed(tmp_path, "--gpus", "none") == {"test_b.py": False}, "a file of the group has changed"
 
 
+@pytest.mark.full
 def test_a_run_of_some_tests_does_not_speak_for_all(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_fast(): pass\ndef test_slow(): pass\n"})
     assert run(tmp_path, "run", "--gpus", "none", "--", "-k", "fast").code == 0

@@ -13,6 +13,8 @@ from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.order_search import NUM_SCENARIOS, RULES, FreeCount, OrderSearch
 from tests.support.packing_cases import EIGHT, QUICK, jobs_of, widths
 
+pytestmark = pytest.mark.full
+
 RULES_ONLY = len(RULES) * (NUM_SCENARIOS + 1)
 
 

@@ -79,6 +79,7 @@ def drawn_jobs(seed: int, max_width: int = 8, num_files: int = 40) -> list[Job]:
     return [Job(i, Need(gpus=rng.randint(1, max_width)), rng.lognormvariate(4, 1)) for i in range(num_files)]
 
 
+@pytest.mark.full
 def test_units_that_fit_beside_no_other_cost_their_own_length_alone() -> None:
     """The search for the order of the others is the same with them and without."""
     for seed in range(5):
@@ -89,6 +90,7 @@ def test_units_that_fit_beside_no_other_cost_their_own_length_alone() -> None:
         assert made.bound.value_s == pytest.approx(without.bound.value_s + 600.0)
 
 
+@pytest.mark.full
 def test_a_plan_gains_by_more_simulations() -> None:
     rules_only, searched = (
         [plan(drawn_jobs(seed), LeaseTable(EIGHT, 1), num_simulations=n) for seed in range(6, 10)] for n in (14, 1000)
@@ -143,6 +145,7 @@ def mean_ratio(made: list[Plan]) -> float:
     return sum(p.makespan_s / p.bound.value_s for p in made) / len(made)
 
 
+@pytest.mark.full
 def test_mixed_inventories_are_packed_well_too() -> None:
     gpus = inventory((4, "A100", 80.0), (4, "H200", 143.0))
     made = []

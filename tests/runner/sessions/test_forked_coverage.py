@@ -87,6 +87,7 @@ def test_pytest_cov_measures_as_in_one_process(tmp_path: Path, plain: Measured, 
     assert not list(done.record.glob("units/*/.coverage*")), "all of them were combined"
 
 
+@pytest.mark.full
 def test_a_worker_measures_every_file_and_the_end_of_its_session(tmp_path: Path) -> None:
     fixture = "\nimport pytest\n@pytest.fixture(scope='session', autouse=True)\ndef last():\n    yield\n"
     fixture += "    import pkg.at_end\n    pkg.at_end.value()\n"
@@ -101,6 +102,7 @@ def test_a_worker_measures_every_file_and_the_end_of_its_session(tmp_path: Path)
     assert measured(directory) == expected
 
 
+@pytest.mark.full
 def test_process_start_measures_as_in_one_process(tmp_path: Path, plain: Measured) -> None:
     write_suite(tmp_path, {**FILES, "tests/test_crash.py": CRASHES})
     variable = {"COVERAGE_PROCESS_START": str(tmp_path / "coverage.toml")}
@@ -110,6 +112,7 @@ def test_process_start_measures_as_in_one_process(tmp_path: Path, plain: Measure
     assert measured(tmp_path) == plain
 
 
+@pytest.mark.full
 def test_without_the_rule_lines_count_that_no_test_file_runs(tmp_path: Path, plain: Measured) -> None:
     write_suite(tmp_path, {**FILES, "conftest.py": WITHOUT_THE_RULE + FILES["conftest.py"]})
     variable = {"COVERAGE_PROCESS_START": str(tmp_path / "coverage.toml")}

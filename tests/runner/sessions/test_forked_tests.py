@@ -124,6 +124,7 @@ def test_outcomes_are_those_of_pytest(tmp_path: Path, isolate: str) -> None:
     assert "1 warning" in closing[0]
 
 
+@pytest.mark.full
 def test_a_test_that_ends_the_session_ends_it(tmp_path: Path) -> None:
     text = "import pytest\ndef test_a(): pytest.exit('enough', returncode=7)\ndef test_b(): pass\n"
     unit = unit_of(run(write_suite(tmp_path / "suite", {"test_a.py": text}), *WHOLE, "test"))
@@ -131,6 +132,7 @@ def test_a_test_that_ends_the_session_ends_it(tmp_path: Path) -> None:
     assert unit["tests"] == {"unfinished": 1, "unstarted": 1}
 
 
+@pytest.mark.full
 def test_a_file_that_cannot_be_forked_says_so(tmp_path: Path) -> None:
     text = "import threading, time\nthreading.Thread(target=time.sleep, args=(20,), daemon=True).start()\n" + SHARING
     done = run(write_suite(tmp_path / "suite", {"test_a.py": text}), *WHOLE, "test")
@@ -160,6 +162,7 @@ def with_plugin(directory: Path, plugin: str, function: str) -> Path:
     return write_suite(directory / "suite", files)
 
 
+@pytest.mark.full
 def test_one_note_names_the_plugin_whose_threads_keep_tests_together(tmp_path: Path) -> None:
     done = run(with_plugin(tmp_path, "threaded", "watch"), *WHOLE, "test")
     assert done.outcomes == {"test_a.py": "failed", "test_b.py": "failed"}
@@ -172,6 +175,7 @@ def test_one_note_names_the_plugin_whose_threads_keep_tests_together(tmp_path: P
     assert set(run(suite, *WHOLE, "test").outcomes.values()) == {"passed"}
 
 
+@pytest.mark.full
 def test_threads_of_the_suite_are_no_fault_of_its_files(tmp_path: Path) -> None:
     files = {"test_a.py": SHARING, "test_b.py": SHARING, "conftest.py": THREADED_PLUGIN.format(name="watch")}
     done = run(write_suite(tmp_path / "suite", files), *WHOLE, "test")
@@ -180,6 +184,7 @@ def test_threads_of_the_suite_are_no_fault_of_its_files(tmp_path: Path) -> None:
     assert "watch" in note["detail"]
 
 
+@pytest.mark.full
 def test_a_test_that_kills_the_process_of_its_file_is_named_and_the_rest_runs_elsewhere(tmp_path: Path) -> None:
     """Even before pytest, in the fork, has said that the test begins."""
     conftest = (
@@ -195,6 +200,7 @@ def test_a_test_that_kills_the_process_of_its_file_is_named_and_the_rest_runs_el
     assert len(unit["attempts"]) == 1
 
 
+@pytest.mark.full
 def test_a_thread_that_keeps_its_process_from_exiting_keeps_no_other_test_from_running(tmp_path: Path) -> None:
     """The limit of the file is minutes away, and the test has none."""
     text = (
@@ -209,6 +215,7 @@ def test_a_thread_that_keeps_its_process_from_exiting_keeps_no_other_test_from_r
     assert "Event.wait" in Path(unit["directory"], "stacks.txt").read_text()
 
 
+@pytest.mark.full
 def test_a_test_begins_once_and_again_where_a_plugin_repeats_it(tmp_path: Path) -> None:
     """The process of the file says that a test begins before it forks; the fork says so too."""
     conftest = (

@@ -98,6 +98,7 @@ def test_ties_are_those_of_the_suite(tmp_path: Path) -> None:
     }, done.stdout
 
 
+@pytest.mark.full
 def test_setup_module_and_setup_class_of_unittest_tie(tmp_path: Path) -> None:
     unit = (
         "class TestU(unittest.TestCase):\n    @classmethod\n    def setUpClass(cls): pass\n    def test_u(self): pass\n"
@@ -112,6 +113,7 @@ def test_setup_module_and_setup_class_of_unittest_tie(tmp_path: Path) -> None:
     assert ties == {"test_m": {module}, "TestU::test_u": {module, "class test_m.py::TestU"}}
 
 
+@pytest.mark.full
 def test_the_first_part_runs_what_no_other_has(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_p.py": "def test_a(): pass\ndef test_b(): pass\ndef test_new(): pass\n"})
     ran = []
@@ -251,6 +253,7 @@ def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> No
         assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(6.5,)]
 
 
+@pytest.mark.full
 def test_parts_share_what_their_file_imports(tmp_path: Path) -> None:
     heavy = "import os\nopen(f'imported_{os.getpid()}', 'w').close()\n"
     write_suite(
@@ -273,6 +276,7 @@ def test_one(n): pass
 """
 
 
+@pytest.mark.full
 def test_a_kept_need_that_is_out_of_date_shows_in_a_part_and_is_read_anew(tmp_path: Path) -> None:
     """The need follows a file that no digest covers, so the second run plans with that of the first."""
     write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_w.py": WIDTH, "width.txt": "2"})

@@ -136,6 +136,7 @@ def test_fixtures_that_a_suite_sets_before_its_session_are_found_in_forks(tmp_pa
     assert done.code == 0, done.stdout
 
 
+@pytest.mark.full
 def test_the_header_of_a_fork_names_the_plugins_as_pytest_does(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_a(): assert False\n"})
     autoload = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}

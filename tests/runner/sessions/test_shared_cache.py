@@ -32,6 +32,7 @@ def test_pytest_knows_what_failed_in_any_process_of_the_run(tmp_path: Path, isol
     assert cached(suite, "lastfailed") == ["test_a.py::test_bad"]
 
 
+@pytest.mark.full
 def test_a_test_that_passes_is_removed_though_another_process_was_writing_when_this_one_began(tmp_path: Path) -> None:
     """pytest truncates the file before it writes: who reads it then finds no failure."""
     writes = "import pathlib\ndef test_bad():\n    pathlib.Path('.pytest_cache/v/cache/lastfailed').write_text({!r})\n"
@@ -44,6 +45,7 @@ def test_a_test_that_passes_is_removed_though_another_process_was_writing_when_t
     assert cached(suite, "lastfailed") == ["test_c.py::test_bad"]
 
 
+@pytest.mark.full
 def test_the_cache_of_plain_pytest_stays_where_nothing_changed(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, {"test_a.py": BOTH, "test_b.py": "def test_b(): pass\n"})
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=suite, check=False, capture_output=True)
@@ -54,6 +56,7 @@ def test_the_cache_of_plain_pytest_stays_where_nothing_changed(tmp_path: Path) -
     assert (cached(suite, "lastfailed"), cached(suite, "nodeids")) == before
 
 
+@pytest.mark.full
 def test_a_file_that_cannot_be_imported_is_known_until_it_can(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, {"test_a.py": "1 / 0\n", "test_b.py": BOTH})
     run(suite, "run", "--gpus", "none", "--no-split")  # to split files, it would import them before the run
@@ -65,7 +68,7 @@ def test_a_file_that_cannot_be_imported_is_known_until_it_can(tmp_path: Path) ->
     assert "1 failed" in again.stdout and "test_b.py::test_bad" in again.stdout
 
 
-@pytest.mark.parametrize("isolate", ["file", "worker"])
+@pytest.mark.parametrize("isolate", ["file", pytest.param("worker", marks=pytest.mark.full)])
 def test_a_cache_that_cannot_be_written_changes_no_outcome(tmp_path: Path, isolate: str) -> None:
     strict = "[pytest]\nfilterwarnings = error\n"
     suite = write_suite(tmp_path, {"test_a.py": BOTH, "pytest.ini": strict, ".pytest_cache": "a file\n"})
@@ -74,6 +77,7 @@ def test_a_cache_that_cannot_be_written_changes_no_outcome(tmp_path: Path, isola
     assert "pytest's cache of failed tests was not written: " in done.stdout
 
 
+@pytest.mark.full
 def test_a_run_without_the_plugin_that_keeps_the_cache_goes_on(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, {"test_a.py": BOTH, "pytest.ini": "[pytest]\naddopts = -p no:cacheprovider\n"})
     assert run(suite, "run", "--gpus", "none").outcomes == {"test_a.py": "failed"}

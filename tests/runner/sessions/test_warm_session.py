@@ -80,6 +80,7 @@ def test_a_fork_is_as_an_interpreter_of_its_own(both: Done) -> None:
     assert a["numpy"] != b["numpy"]
 
 
+@pytest.mark.full
 def test_a_fork_has_no_file_of_the_runner_or_of_a_supervisor(tmp_path: Path) -> None:
     links = "[os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if int(fd) > 2]"
     text = f"from noting import *\ndef test_a(): note('a', links={links})\n"
@@ -111,6 +112,7 @@ HAZARDS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [
@@ -130,6 +132,7 @@ def test_what_must_not_be_shared_is_named_and_each_file_has_an_interpreter(tmp_p
     assert not process_tree.bearing("sleep 60")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("answer", "is_forked"), [(0, False), (3, True)])
 def test_a_driver_that_is_initialised_is_found(tmp_path: Path, answer: int, is_forked: bool) -> None:
     """A stub of libcuda: before cuInit, cuDeviceGetCount answers 3 (CUDA_ERROR_NOT_INITIALIZED)."""
@@ -154,6 +157,7 @@ def test_a_parallel_region_of_torch_is_found(tmp_path: Path) -> None:
     assert "the suite starts threads" in said(done)
 
 
+@pytest.mark.full
 def test_a_copy_of_the_environment_reads_no_variable(tmp_path: Path) -> None:
     text = "import os\nfirst = dict(os.environ)\nsecond = os.environ.copy()\nthird = {**os.environ}\n"
     text += "import tempfile\ntempfile.gettempdir()\n"
@@ -172,6 +176,7 @@ def test_what_several_files_import_is_imported_once(tmp_path: Path) -> None:
     assert (done.directory / "imports.txt").read_text() == "x" * 5
 
 
+@pytest.mark.full
 def test_what_files_import_inside_tests_is_learnt(tmp_path: Path) -> None:
     counting = "with open('imports.txt', 'a') as file: file.write('x')\n"
     files = {f"test_{n}.py": f"{FORKED.format(name=n)}def test_late(): import counted\n" for n in "abcdef"}
@@ -182,6 +187,7 @@ def test_what_files_import_inside_tests_is_learnt(tmp_path: Path) -> None:
     assert (done.directory / "imports.txt").read_text() == "xxx", "two files, then the session"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "text",
     [
@@ -198,6 +204,7 @@ def test_a_package_that_must_not_be_shared_is_left_to_the_files(tmp_path: Path, 
     assert (done.directory / "imports.txt").read_text() == "xx", "the session, started twice"
 
 
+@pytest.mark.full
 def test_an_import_that_warns_fails_where_the_suite_has_it_fail(tmp_path: Path) -> None:
     files = {
         "pytest.ini": "[pytest]\nfilterwarnings = error\n",
@@ -255,6 +262,7 @@ def test_a_conftest_that_fails_or_hangs_is_told_as_without_the_session(tmp_path:
         assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.full
 def test_an_exit_function_and_a_thread_are_waited_for_as_an_interpreter_does(tmp_path: Path) -> None:
     text = """
 import atexit, threading, time
@@ -284,6 +292,7 @@ def test_files_behind_a_link_are_collected(tmp_path: Path) -> None:
         assert [unit["tests"] for unit in found["units"]] == [{"passed": 1}]
 
 
+@pytest.mark.full
 def test_whatever_stands_among_the_modules_costs_no_outcome(tmp_path: Path) -> None:
     """Modules that vanish while they are looked at, as templates that were compiled to modules do, and hostile ones."""
     text = """
@@ -305,6 +314,7 @@ def test_it():
     assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", ["file", "test", "worker"])
 def test_a_suite_whose_warnings_are_errors_runs_with_all_plugins_of_a_run(tmp_path: Path, isolate: str) -> None:
     text = "import pytest\n@pytest.mark.gpus(1)\ndef test_one(): pass\n@pytest.mark.gpus(2)\ndef test_two(): pass\n"

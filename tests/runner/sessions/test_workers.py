@@ -80,6 +80,7 @@ def test_files_of_one_worker_share_its_session(tmp_path: Path) -> None:
     assert "printed by c" in output and "1 failed, 1 passed" in output and "test_a" not in output
 
 
+@pytest.mark.full
 def test_each_cpu_slot_has_a_worker(tmp_path: Path) -> None:
     slow = FILE.format(name="e") + "def test_sleeps():\n    import time; time.sleep(1)\n"
     more = {"test_e.py": slow, "test_f.py": slow}
@@ -119,6 +120,7 @@ def test_what_a_file_changes_is_charged_to_it(tmp_path: Path) -> None:
     assert not [each for each in process_tree.all_processes() if "3918" in process_tree.command_line(each.pid)]
 
 
+@pytest.mark.full
 def test_a_thread_that_keeps_a_worker_from_exiting_is_charged_to_its_file(tmp_path: Path) -> None:
     text = (
         "import threading, time\ndef test_{0}(): threading.Thread(target=time.sleep, args=(3,), daemon={0}).start()\n"
@@ -129,6 +131,7 @@ def test_a_thread_that_keeps_a_worker_from_exiting_is_charged_to_its_file(tmp_pa
     assert (note["code"], note["path"]) == ("left_thread", "test_False.py") and "sleep" in note["detail"]
 
 
+@pytest.mark.full
 def test_variables_that_rlharness_sets_for_a_file_are_no_change_of_the_file(tmp_path: Path) -> None:
     """A worker takes files of several slots, each with a MASTER_PORT of its own."""
     suite = write_suite(tmp_path / "suite", {"test_a.py": "import os\ndef test_a(): os.environ['OWN'] = '1'\n"})
@@ -152,6 +155,7 @@ def test_variables_that_rlharness_sets_for_a_file_are_no_change_of_the_file(tmp_
     assert process.returncode == 0
 
 
+@pytest.mark.full
 def test_files_of_several_directories_find_their_own_conftest_module(tmp_path: Path) -> None:
     """A file below runs first, so that the module `conftest` is not that of the directory of the files after it."""
     conftest = 'WHERE = {name!r}\ndef example():\n    """\n    >>> WHERE\n    {name!r}\n    """\n'
@@ -167,6 +171,7 @@ def test_files_of_several_directories_find_their_own_conftest_module(tmp_path: P
     assert done.outcomes == dict.fromkeys((name for name in files if name.endswith(".py")), "passed"), done.stdout
 
 
+@pytest.mark.full
 def test_workers_keep_their_gpus_and_end_for_another_lease(tmp_path: Path) -> None:
     one = "import os, pytest\npytestmark = pytest.mark.gpus({num})\n" + (
         "def test_gpus(server):\n"
@@ -203,6 +208,7 @@ def test_conftests_of_directories_hold_for_all_their_files(tmp_path: Path) -> No
     assert len(done.outcomes) == 6 and set(done.outcomes.values()) == {"passed"}
 
 
+@pytest.mark.full
 def test_collection_errors_and_empty_files_have_their_outcomes(tmp_path: Path) -> None:
     files = {
         "test_broken.py": "raise RuntimeError('broken')\n",
@@ -219,6 +225,7 @@ def test_collection_errors_and_empty_files_have_their_outcomes(tmp_path: Path) -
     }
 
 
+@pytest.mark.full
 def test_a_test_that_closes_every_descriptor_costs_no_outcome(tmp_path: Path) -> None:
     files = {
         "test_closes.py": "import os\ndef test_closes(): os.closerange(3, 256)\n",
@@ -266,6 +273,7 @@ ENDS_BADLY = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.full) if kind == "exit" else kind for kind in ENDS_BADLY]
 )
@@ -290,6 +298,7 @@ def test_the_supervisor_holds_each_file_of_a_worker_to_its_limits() -> None:
     assert deadlines.next_s() == float("inf")
 
 
+@pytest.mark.full
 def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
     done = run(shared_suite(tmp_path), *WORKER, "--gpus", "none")
     run_id = done.of("run_started")[0]["run_id"]
@@ -316,6 +325,7 @@ def test_a_sick_gpu_is_quarantined_although_its_worker_lives(tmp_path: Path) -> 
     assert list(done.outcomes.values()).count("failed") < 10
 
 
+@pytest.mark.full
 def test_a_conftest_waits_for_the_files_of_its_directory(tmp_path: Path) -> None:
     """Both conftest files are loaded first, since the command names files of both directories."""
     files = {f"tests/{name}/conftest.py": f"import pytest\n@pytest.fixture\ndef f{name}(): return 1\n" for name in "ab"}

@@ -25,6 +25,7 @@ def test_worker(worker_id, testrun_uid):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", ["file", "worker", pytest.param("interpreter", marks=pytest.mark.full)])
 def test_units_side_by_side_have_different_workers(tmp_path: Path, isolate: str) -> None:
     files = {f"test_{name}.py": TEST for name in "abcd"}

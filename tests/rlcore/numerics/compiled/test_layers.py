@@ -22,7 +22,7 @@ from tests.rlcore.numerics.compiled.layers_drawn import LAYERS, LayerSizes, in_c
 from tests.rlcore.numerics.compiled.test_rows_alone import are_equal
 from tests.rlcore.numerics.compiled.test_values import CLOSE, is_close, plain_attend, plain_norm
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 some = settings(max_examples=25)
 OVER_A_BLOCK = LayerSizes(Sizes(6, 40, 1, 2, 16, has_norms=True), 44, 20, has_bias=True)

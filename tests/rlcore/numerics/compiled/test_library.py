@@ -10,7 +10,7 @@ import pytest
 from rlcore.errors import KernelError
 from rlcore.numerics.compiled import library as module
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 LOADS = "from rlcore.numerics.compiled.library import library; library()"
 

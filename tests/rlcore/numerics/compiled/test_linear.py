@@ -15,7 +15,7 @@ from tests.rlcore.numerics.compiled.heads_drawn import WORTH, drawn
 from tests.rlcore.numerics.compiled.test_rows_alone import are_equal
 from tests.rlcore.numerics.compiled.test_values import is_close
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 some = settings(max_examples=25)
 few = settings(max_examples=8)

@@ -11,7 +11,7 @@ from rlcore.numerics.compiled import operations
 from rlcore.numerics.level import computing
 from rlcore.samplers import gumbel
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 STATES, IDS = torch.arange(3), torch.arange(5)

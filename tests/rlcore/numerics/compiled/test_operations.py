@@ -32,7 +32,7 @@ from tests.rlcore.numerics.compiled.calls import (
 from tests.rlcore.numerics.compiled.heads_drawn import Sizes, add_norm, drawn
 from tests.rlcore.numerics.compiled.layers_drawn import LayerSizes, filled, whole
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 # ------------------------------------------------------------------------------------------------- within their tensors
 

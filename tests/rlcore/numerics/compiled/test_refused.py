@@ -34,7 +34,7 @@ from tests.rlcore.numerics.compiled.calls import (
 )
 from tests.rlcore.numerics.compiled.heads_drawn import NUM_POSITIONS, drawn
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 REFUSED: dict[str, tuple[type[RlcoreError], Callable[[], object]]] = {
     "norm of fp64": (ShapeError, lambda: operations.rms_norm(X.double(), WEIGHT, 1e-6)),

@@ -13,7 +13,7 @@ from rlcore.numerics.cases import with_gradients
 from rlcore.numerics.compiled.differentiable import Turned, attend, rms_norm, swiglu
 from tests.rlcore.numerics.compiled.heads_drawn import EPS, SIZES, Sizes, add_norm, drawn
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 some = settings(max_examples=30)
 CLOSE = 5e-6
