@@ -25,10 +25,7 @@ SEED = 20260301
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 settings.register_profile(
-    "untimed",
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.register_profile("default tier", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")
