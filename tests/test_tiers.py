@@ -197,7 +197,7 @@ def test_both_tiers_are_configured_and_run() -> None:
 
 def test_the_default_tier_draws_fewer_examples(request: pytest.FixtureRequest) -> None:
     is_default = "not full" in request.config.option.markexpr
-    assert settings().max_examples == (20 if is_default else 60)
+    assert settings().max_examples == (20 if is_default else 100)
 
 
 def workflow(name: str) -> dict[Any, Any]:
