@@ -6,8 +6,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -51,9 +53,9 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
     """Return a directory of the base's cache, made first by `make` where it is not there."""
     path = cache() / name
     if not path.exists():
-        part = path.with_name(f"{path.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.parent.mkdir(parents=True, exist_ok=True)
-        make(part)
-        part.rename(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="part-", dir=path.parent) as part:
+            make(Path(part, "made"))
+            with suppress(OSError):  # another process has made it meanwhile
+                Path(part, "made").rename(path)
     return path
