@@ -139,9 +139,9 @@ def record(case: Case, out: Path, python: str, head: Path | None = None) -> None
 def difference(old: Path, new: Path) -> tuple[str, int]:
     """Return the first value of the base that the head lacks or has with another digest, and how many it adds."""
     identities = [fingerprint(trace).get("identity", {}) for trace in (old, new)]
-    for key in identities[0].keys() & identities[1].keys():
-        if identities[0][key] != identities[1][key]:
-            return f"identity {key}: {identities[0][key]} in the base, {identities[1][key]} in the head", 0
+    for part in sorted(identities[0].keys() & identities[1].keys()):
+        if identities[0][part] != identities[1][part]:
+            return f"identity {part}: {identities[0][part]} in the base, {identities[1][part]} in the head", 0
     a, b = values(old), values(new)
     if not a:
         return "the base recorded no value", 0
