@@ -36,18 +36,6 @@ def cosine_lr(step: int, *, peak: float, num_steps: int, num_warmup_steps: int =
     return constant_lr(step, peak=peak, num_warmup_steps=num_warmup_steps) * (final_ratio + (1 - final_ratio) * left)
 
 
-def wsd_lr(
-    step: int, *, peak: float, num_steps: int, num_decay_steps: int, num_warmup_steps: int = 0, final_ratio: float = 0.0
-) -> float:
-    """Warm-up, `peak`, and over the last `num_decay_steps` a line down to peak * final_ratio.
-
-    Raises InvalidValueError. Warmup-stable-decay in MiniCPM (arXiv:2404.06395), section 4.
-    """
-    check_number("num_decay_steps", num_decay_steps, 0, num_steps - num_warmup_steps)
-    left = 1.0 - _progress(step, num_steps - num_decay_steps, num_steps, final_ratio)
-    return constant_lr(step, peak=peak, num_warmup_steps=num_warmup_steps) * (final_ratio + (1 - final_ratio) * left)
-
-
 def linear_temperature(step: int, *, start: float, end: float, num_steps: int) -> float:
     """From `start` at step 0 to `end` at the last step in a line, and there after it; raises InvalidValueError."""
     return start + (end - start) * _position(step, num_steps)

@@ -4,14 +4,12 @@
     RemoteTarget ── Question ──▶ channel ──▶ Answerer ──▶ WeightTarget
                  ◀── answer ────         ◀──
 
-A channel is a function: it delivers one question, waits, and returns the answer of `Answerer`. `over_pipe` and `serve`
-are one, for two ends of a pipe. The level of determinism belongs to a process: switch it on in the target's too.
+A channel is a function: it delivers one question, waits, and returns the answer of `Answerer`. The level of determinism
+belongs to a process: switch it on in the target's too.
 """
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, cast
 
 import torch
@@ -149,35 +147,3 @@ class Answerer:
             f"question {question.method!r} to a weight target",
             legal="describe, begin, poison, write, digests, compare, canary, commit",
         )
-
-
-def over_pipe(connection: Connection, *, timeout_s: float) -> Ask:
-    """Return a channel over one end of a pipe; its calls raise TimeoutError, and EOFError if the other process ended.
-
-    What `serve` could not answer is raised as it was raised there.
-    """
-
-    def ask(question: Question) -> Any:
-        connection.send_bytes(pickle.dumps(question, pickle.HIGHEST_PROTOCOL))
-        if not connection.poll(timeout_s):
-            raise TimeoutError(f"the weight target has not answered {question.method!r} in {timeout_s:g} s")
-        is_error, answer = pickle.loads(connection.recv_bytes())
-        if is_error:
-            raise answer
-        return answer
-
-    return ask
-
-
-def serve(connection: Connection, answer: Callable[[Question], Any]) -> None:
-    """Answer the questions of the other end of a pipe until it is closed."""
-    while True:
-        try:
-            question = pickle.loads(connection.recv_bytes())
-        except EOFError:
-            return
-        try:
-            reply = False, answer(question)
-        except Exception as error:  # it belongs to the process that asked, and is raised there
-            reply = True, error
-        connection.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))

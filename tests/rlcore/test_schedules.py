@@ -17,7 +17,6 @@ from rlcore.algorithms.schedules import (
     linear_lr,
     linear_temperature,
     qerl_sigma,
-    wsd_lr,
 )
 from rlcore.errors import InvalidValueError
 from tests.rlcore.batches import SEEDED
@@ -25,18 +24,7 @@ from tests.rlcore.batches import SEEDED
 Schedule = Callable[..., float]
 
 
-def decaying_wsd(step: int, *, num_steps: int, num_warmup_steps: int, **options: float) -> float:
-    num_decay_steps = (num_steps - num_warmup_steps) // 2
-    return wsd_lr(
-        step,
-        num_steps=num_steps,
-        num_warmup_steps=num_warmup_steps,
-        num_decay_steps=num_decay_steps,
-        **options,
-    )
-
-
-DECAYS: dict[str, Schedule] = {"linear": linear_lr, "cosine": cosine_lr, "wsd": decaying_wsd}
+DECAYS: dict[str, Schedule] = {"linear": linear_lr, "cosine": cosine_lr}
 every_decay = pytest.mark.parametrize("schedule", DECAYS.values(), ids=DECAYS)
 
 
@@ -47,8 +35,6 @@ def test_by_hand() -> None:
     assert [constant_lr(step, peak=8.0, num_warmup_steps=4) for step in range(6)] == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
     assert rates(linear_lr) == [8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
     assert rates(linear_lr, num_warmup_steps=4) == [2, 4, 6, 8, 8, 6, 4, 2, 0, 0]
-    assert rates(wsd_lr, num_decay_steps=4, num_warmup_steps=2) == [4, 8, 8, 8, 8, 6, 4, 2, 0, 0]
-    assert rates(wsd_lr, num_decay_steps=0) == [8] * 8 + [0, 0]
     assert rates(cosine_lr)[4] == 4.0
     assert rates(cosine_lr)[2] == round(4 * (1 + math.cos(math.pi / 4)), 6)
 
@@ -110,7 +96,6 @@ def test_what_cannot_be_used() -> None:
         lambda: linear_lr(0, peak=1.0, num_steps=0),
         lambda: cosine_lr(0, peak=1.0, num_steps=3, num_warmup_steps=4),
         lambda: cosine_lr(0, peak=1.0, num_steps=3, final_ratio=1.5),
-        lambda: wsd_lr(0, peak=1.0, num_steps=8, num_decay_steps=5, num_warmup_steps=4),
         lambda: linear_temperature(0, start=1.0, end=1.0, num_steps=0),
         lambda: qerl_sigma(0, num_steps=0),
         lambda: qerl_sigma(0, num_steps=1, num_stages=0),

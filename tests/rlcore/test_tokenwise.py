@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, sample_shares
-from rlcore.algorithms.entropy import token_entropy
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep, teacher_advantages
 from rlcore.algorithms.policy_losses import cispo, gspo, ppo_clip
 from rlcore.algorithms.value_loss import value_loss
@@ -86,7 +85,6 @@ LOSSES = {
     "masked_is/token": Case(masked_is_of("token"), ROLLOUT, "logprobs"),
     "masked_is/sequence": Case(masked_is_of("sequence"), ROLLOUT, "logprobs"),
     "value_loss": Case(value_loss, ("values", "old_values", "returns"), "values"),
-    "token_entropy": Case(token_entropy, ("logits",), "logits"),
     **{
         f"kl/{name}": Case(kl_of(name), ("logprobs", "ref_logprobs"), "logprobs")
         for name in ("k1", "abs", "k2", "k3", "k1+", "k3+")

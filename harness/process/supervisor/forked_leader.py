@@ -61,11 +61,6 @@ class ParentState:
         random.seed = self._seed
         set_random_state(self._random_state if self._is_seeded else None)
 
-    @property
-    def is_seeded(self) -> bool:
-        """Whether the suite has seeded `random` so far."""
-        return self._is_seeded
-
     def _note_seed(self, *args: Any, **kwargs: Any) -> None:
         self._seed(*args, **kwargs)
         self._is_seeded = True

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, Mode, aggregate, count
-from rlcore.algorithms.entropy import token_entropy
 from rlcore.algorithms.mismatch_losses import dppo_tv
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.algorithms.value_loss import value_loss
@@ -322,16 +321,6 @@ def test_the_adaptive_coefficient(verl: Peer, current_kls: list[float], kl_coef:
     for current_kl, coefficient in zip(current_kls, theirs, strict=True):
         kl_coef = kl.adaptive_kl_coef(kl_coef, current_kl, **options)
         assert kl_coef == pytest.approx(coefficient, rel=1e-12)
-
-
-@SEEDED
-@given(batch=live_batches(), scale=st.sampled_from([0.1, 1.0, 30.0]))
-def test_entropy(verl: Peer, batch: Batch, scale: float) -> None:
-    logits = scale * batch["logits"]
-    theirs = verl("token_entropy", logits=logits)
-    entropy, gradient = loss_and_gradient(lambda x: token_entropy(x, batch.loss_mask), logits)
-    assert_close(entropy, theirs["entropy"], batch.loss_mask)
-    assert_close(gradient, theirs["gradient"], batch.loss_mask.unsqueeze(-1))
 
 
 # --------------------------------------------------------------------------------------------------------- correction

@@ -121,14 +121,6 @@ def adaptive_kl_coef(
     return {"coefficients": coefficients}
 
 
-def token_entropy(logits: Tensor) -> dict[str, Any]:
-    """Of every token, and the gradient of its sum."""
-    leaf = logits.clone().requires_grad_()
-    entropy = verl_functional.entropy_from_logits(leaf)
-    entropy.sum().backward()
-    return {"entropy": entropy, "gradient": leaf.grad}
-
-
 def weights(log_ratio: Tensor, loss_mask: Tensor, level: str, threshold: str) -> dict[str, Any]:
     """Importance weights, truncated at one threshold or dropped outside of two."""
     found, _ = compute_rollout_correction_weights(log_ratio, _floats(loss_mask, log_ratio), level, threshold)
@@ -159,7 +151,6 @@ FUNCTIONS = {
         approx_kl,
         in_rewards,
         adaptive_kl_coef,
-        token_entropy,
         weights,
         accepted,
     )

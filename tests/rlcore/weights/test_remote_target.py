@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.weights.receipts import Check, Receipt
-from rlcore.weights.remote import Answerer, Question, RemoteTarget, over_pipe, serve
+from rlcore.weights.remote import Answerer, Ask, Question, RemoteTarget
 from rlcore.weights.sync import sync
 from rlcore.weights.target import WeightTarget, address_space
 from rlcore.weights.transports.packing import fill, layout_of, num_bytes_of, views
@@ -44,6 +44,38 @@ class Broken(Target):
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
         raise LookupError("a fault of the target")
+
+
+def over_pipe(connection: Connection, *, timeout_s: float) -> Ask:
+    """Return a channel over one end of a pipe; its calls raise TimeoutError, and EOFError if the other process ended.
+
+    What `serve` could not answer is raised as it was raised there.
+    """
+
+    def ask(question: Question) -> Any:
+        connection.send_bytes(pickle.dumps(question, pickle.HIGHEST_PROTOCOL))
+        if not connection.poll(timeout_s):
+            raise TimeoutError(f"the weight target has not answered {question.method!r} in {timeout_s:g} s")
+        is_error, answer = pickle.loads(connection.recv_bytes())
+        if is_error:
+            raise answer
+        return answer
+
+    return ask
+
+
+def serve(connection: Connection, answer: Callable[[Question], Any]) -> None:
+    """Answer the questions of the other end of a pipe until it is closed."""
+    while True:
+        try:
+            question = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            reply = False, answer(question)
+        except Exception as error:  # it belongs to the process that asked, and is raised there
+            reply = True, error
+        connection.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
 
 
 def answer_for(kind: Callable[[Any], WeightTarget], connection: Connection, callers: Connection) -> None:
