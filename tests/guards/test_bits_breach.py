@@ -5,13 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.bits import Case, compared
+from tests.guards.bits import Case, compared, difference
 from tests.guards.guard import ROOT
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 CASE = Case("grpo_sorting", where="for two steps", settings={"training.num_steps": "2"})
 RECORDER, DECODER = "harness/recording/recorder.py", "rlcore/models/decoder.py"
 SEEN = "        count = self._counts.get((seen.scope, phase, seen.name), 0)\n"
+
+TRACES = ROOT / "tests" / "data" / "traces" / "recorded"
+
+
+def test_values_of_the_base_are_compared_and_the_head_may_add_some() -> None:
+    def problem(base: str, head: str) -> str:
+        return difference(TRACES / base, TRACES / head)[0]
+
+    assert difference(TRACES / "loop", TRACES / "loop-again") == ("", 0)
+    assert problem("own", "own-more") == "" and difference(TRACES / "own", TRACES / "own-more")[1] > 0
+    assert "absent in the head" in problem("own-more", "own")
+    assert "logical backward" in problem("loop", "loop-gradient")
+    assert problem("sums", "sums-seed").startswith("identity seed")
+    assert problem("loop", "loop-shorter") and problem("ranks", "ranks-noise")
 
 
 def breached(directory: Path, file: str, old: str, new: str) -> Path:
@@ -24,6 +37,8 @@ def breached(directory: Path, file: str, old: str, new: str) -> Path:
     return directory
 
 
+@pytest.mark.full
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("file", "old", "new", "problem"),
     [
