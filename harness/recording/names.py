@@ -65,8 +65,7 @@ class ParameterNames:
         together = unnamed if met.keys() <= unnamed.keys() else met | unnamed
         owners = owners_of([*together.values()], roots)
         for index, (key, parameter) in enumerate(together.items()):
-            dotted, prefix = owners.get(key, (f"parameter{index}", ""))
-            entry = weakref.ref(parameter), reserved.get(key) or self._free(dotted, prefix)
+            entry = weakref.ref(parameter), reserved.get(key) or self._free(*owners.get(key, (f"parameter{index}", "")))
             if key in unnamed:
                 self._names[key] = entry
             else:

@@ -163,8 +163,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
     accepted, computed = current_identity(golden.identity), current_identity(now.identity)
     if accepted != computed:
         names = sorted(name for name in accepted.keys() | computed.keys() if accepted.get(name) != computed.get(name))
-        change = change_of_identity(accepted, computed)
-        return Finding(change, (Named(ReasonCode.GOLDEN_CONFIGURATION, tuple(names)),))
+        return Finding(change_of_identity(accepted, computed), (Named(ReasonCode.GOLDEN_CONFIGURATION, tuple(names)),))
     step = _first(golden, now, STEP)
     if step is None:
         return Finding(Change.EQUAL, notes=tuple(_logged_apart(golden, now)))

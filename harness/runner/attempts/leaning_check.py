@@ -84,14 +84,13 @@ class LeaningCheck:
         if unit.part:
             async with self.parts[file].lock:
                 return await self._settle_part(runner, number, lease, result, report)
-        before = files_before(runner.collected.units, unit)[0]
-        is_wanted = self.checks_files and before and not unit.together
-        if result.outcome not in CHECKED or number in runner.cancelled or not is_wanted or not self.num_left:
+        before = () if unit.together else files_before(runner.collected.units, unit)[0]
+        is_wanted = self.checks_files and before and self.num_left
+        if result.outcome not in CHECKED or number in runner.cancelled or not is_wanted:
             return result, ()
         self.num_left -= 1
-        wanted = failing_tests(report, file)
         found, unkillable = await _in_order(runner, number, lease, unit, before)
-        if found is None or not passes_in(found, file, wanted):
+        if found is None or not passes_in(found, file, failing_tests(report, file)):
             return result, unkillable
         why = f"passes after the {len(before)} files before it; rlharness run --leaning {file} names the test"
         return _leaning(result, why, is_accepted=runner.options.accepts_leaning), unkillable

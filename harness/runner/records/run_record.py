@@ -97,8 +97,6 @@ class RunRecord:
     cpu_units: int = 0
     notes: tuple[str, ...] = ()
     isolation: tuple[IsolationNote, ...] = ()
-    collected_s: float = 0.0
-    """Seconds until the files were collected."""
     planned_makespan_s: float = 0.0
     files: dict[str, FileSpan] = field(default_factory=dict)
     """By path, in the order of the plan."""
@@ -215,10 +213,8 @@ class _Reading:
         record.cpu_units = int(event["cpu_units"])
 
     def _collection_finished(self, event: dict[str, Any], t: float) -> None:
-        for unit in event["units"]:
-            path = _text(unit["path"])
+        for path in (_text(unit["path"]) for unit in event["units"]):
             self._record.files.setdefault(path, FileSpan(path))
-        self._record.collected_s = t
         self._record.planned_makespan_s = _seconds(event["planned_makespan_s"])
         self._record.lower_bound_s = _seconds(event["lower_bound_s"])
 

@@ -246,8 +246,3 @@ class LeaseTable:
     @property
     def num_cpu_free(self) -> int:
         return sum(self._cpu_free.values())
-
-    @property
-    def has_exclusive(self) -> bool:
-        """Whether an exclusive lease is out: nothing can start on its node until it is given back."""
-        return bool(self._closed)

@@ -114,11 +114,6 @@ class Plan:
     slots: tuple[Slot, ...]
     """By pool, then by rank."""
 
-    def process_of(self, role: str) -> Process:
-        """Return the process in which a role runs. Raises InvalidValueError for a role that the plan does not have."""
-        by_role = {name: process for process in self.processes for name in process.roles}
-        return by_role[_known("role", role, by_role)]
-
     def slots_of(self, pool: str) -> tuple[Slot, ...]:
         """Return a pool's slots by rank. Raises InvalidValueError for a pool that the plan does not have."""
         _known("pool", pool, [each.name for each in self.pools])

@@ -52,11 +52,9 @@ def test_an_exclusive_lease_is_alone() -> None:
     table.give_back(lease)
     exclusive = got(table.lease(alone))
     assert exclusive.exclusive
-    assert table.has_exclusive
     assert table.lease(CPU) is None
     assert table.lease(Need(gpus=1)) is None
     table.give_back(exclusive)
-    assert not table.has_exclusive
     assert table.lease(Need(gpus=8)) is not None
 
 
