@@ -24,7 +24,7 @@ def cache() -> Path:
     info = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     processor = sorted({line for line in info if line.startswith(("model name", "flags"))})
     packages = sorted(f"{each.metadata['Name']} {each.version}" for each in distributions())
-    made_from = [COMMIT, platform.platform(), sys.version, sys.executable, *processor, *packages]
+    made_from = [COMMIT, platform.platform(), sys.version, *processor, *packages]
     digest = hashlib.sha256("\n".join(made_from).encode()).hexdigest()
     top = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return top / "rlharness-guards" / digest[:16]
