@@ -221,6 +221,7 @@ def carried_out(run: Run, at: Path) -> Seen:
     if run.prepare:
         run.prepare(at)
     env = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     env |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(at / ".cache"), "COLUMNS": "200"}
     env |= {name: value.replace("{at}", str(at)) for name, value in run.env.items()}
     for number, words in enumerate(run.before):

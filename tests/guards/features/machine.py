@@ -1,5 +1,6 @@
 """Features on a machine with GPUs, by a pretended NVIDIA driver: markers, fixtures, and variables of a test."""
 
+import hashlib
 import re
 import sys
 from collections.abc import Callable
@@ -59,9 +60,14 @@ def wait_for_client(): Path("waited.txt").touch()
 
 
 def _pretend(*gpus: StubGpu) -> Callable[[Path], None]:
+    """Return a function that builds the driver; no other run has GPUs of these UUIDs, and so none leases them."""
+
     def make(at: Path) -> None:
         build(at)
-        machine_of(*gpus).write(at / "machine.txt")
+        machine = machine_of(*gpus)
+        for gpu in machine.gpus:
+            gpu.uuid += hashlib.sha256(bytes(at)).hexdigest()[:16]
+        machine.write(at / "machine.txt")
 
     return make
 
