@@ -56,7 +56,7 @@ class Run:
     program: tuple[str, ...] = (sys.executable, "-m", "harness")
     has_terminal: bool = False
     """Whether standard output is a terminal."""
-    is_quick: bool = True
+    is_quick: bool = False
     """Whether `--quick` makes this run."""
     package: str = ""
     """Package that the run needs; without it, its rows are missing."""

@@ -80,6 +80,7 @@ def _debugging_conftest() -> str:
 
 STUB = Run(
     name="gpus",
+    is_quick=True,
     command=("run", "tests", "--gpus=auto", "--device-ids=number", "--json", "--", "-p", "no:timeout"),
     files={
         "tests/test_state.py": _STATE,
@@ -125,6 +126,7 @@ PARTS = Run(
 )
 PLAN = Run(
     name="marker-plan",
+    is_quick=True,
     command=("plan", "tests", "--gpus=sim:2", "--json"),
     files={
         "tests/test_two.py": _NEEDS.format("2"),
@@ -158,7 +160,6 @@ RANKS = Run(
             "    assert ray.cluster_resources()['GPU'] == 16\n"
         ),
     },
-    is_quick=False,
     package="ray",
 )
 
