@@ -12,7 +12,7 @@ from tests.guards.features.feature import Feature, Runs
 
 pytestmark = pytest.mark.timeout(900)
 NUM_DRAWN = 10
-_CHEAP = ("keys-plan", "marker-plan", "plan-chart", "plan-workers", "scenarios", "scenarios-check")
+_CHEAP = ("keys-plan", "plan-workers", "version", "help", "scenarios", "scenarios-check")
 _CHEAP_RUNS = (*_CHEAP, "schema-out", "plan-secret", "merge-secret", "history-secret", "gate-secret")
 """Runs of few processes, none of which imports torch."""
 DRAWN = random.Random(20261128).sample([each for each in FEATURES if each.run.name in _CHEAP_RUNS], NUM_DRAWN)

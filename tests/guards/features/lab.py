@@ -75,8 +75,8 @@ _SECRET_SET = "--set=api_key=hunter2hunter2"
 _CHAOS = {
     **SCENARIO,
     "chaos": {
-        "factors": {"runtime.parts": [4, 8], "output.label": [0, 1]},
-        "sizes": {"small": {"output.label": [0, 7]}},
+        "factors": {"runtime.parts": [4], "output.label": [0, 1]},
+        "sizes": {"small": {"runtime.parts": [8]}},
         "names": {"runtime.parts": "the number of parts"},
         "packages": {"output.label": "no_such_package_here"},
         "where": {},
@@ -216,6 +216,7 @@ FEATURES = (
     Feature("scenario resume", FACTORS, "crashes, which need it", lambda s: "crash" in s.json["factors"]),
     Feature("scenario chaos", FACTORS, "its factors", lambda s: "runtime.parts" in s.json["factors"]),
     Feature("scenario chaos.factors", FACTORS, "that factor", lambda s: "runtime.parts" in s.json["factors"]),
+    Feature("scenario chaos.sizes", CHAOS, "the values of the size", lambda s: _has(s, '"parts": 8')),
     Feature(
         "scenario chaos.names", CHAOS, "the words", lambda s: "the number of parts" in s.json["finding"]["sentence"]
     ),

@@ -36,7 +36,7 @@ CHECKED = Run(
     command=("scenarios", "--check"),
     scenarios={"loop": SCENARIO, "wrong": {"about": "wrong"}},
 )
-SCHEMAS = Run(name="schema-out", is_quick=True, command=("schema", "--out=made"))
+SCHEMAS = Run(name="schema-out", command=("schema", "--out=made"))
 SCHEMA = Run(name="schema", is_quick=True, command=("schema", "scenario"))
 VERSION = Run(name="version", is_quick=True, command=("--version",))
 HELP = Run(name="help", is_quick=True, command=("--help",))

@@ -28,9 +28,9 @@ def scheduled(seen: Seen, name: str) -> Any:
 
 
 def _is_together(seen: Seen, *names: str) -> bool:
-    """Whether the first two of these files share a GPU at the same time."""
+    """Whether these two files share a GPU at the same time."""
     first, second = (scheduled(seen, name) for name in names)
-    return bool(first["gpu_ids"] == second["gpu_ids"] and first["start_s"] == second["start_s"])
+    return bool(first["gpu_ids"] and first["gpu_ids"] == second["gpu_ids"] and first["start_s"] == second["start_s"])
 
 
 OPTIONS = Run(

@@ -155,6 +155,11 @@ def _made(seen: Seen) -> Any:
     return seen.load("made/seen.json")
 
 
+def _resumed_by(seen: Seen) -> Any:
+    """Return the keys of the recorded call that resume a run."""
+    return seen.load("made/call.json")["resume"]
+
+
 def _tensor_bytes(seen: Seen, step: int, run: str = "") -> int:
     return (seen.at / f"made/{run}tensors/rank-0-step-{step}.safetensors").stat().st_size
 
@@ -174,6 +179,10 @@ def _row(name: str, run: Run, sees: str, holds: Any) -> Feature:
 FEATURES = (
     _row("command train", TRAIN, "a recorded run", lambda s: s.has("made/manifest.json")),
     _row("scenario config", TRAIN, "a run of it", lambda s: _made(s)["config"]["runtime"] == {"parts": 1}),
+    *(
+        _row(f"scenario resume.{name}", TRAIN, "its key in the call", lambda s, n=name, k=key: _resumed_by(s)[n] == k)
+        for name, key in (("run", "output.resume"), ("step", "output.resume_step"))
+    ),
     _row("train --out", TRAIN, "the run there", lambda s: s.has("made/rank-0.log")),
     _row("train --size", TRAIN, "its width", lambda s: _made(s)["config"]["width"] == 16),
     _row("train --set", TRAIN, "another seed", lambda s: _made(s)["config"]["seed"] == 7),

@@ -146,20 +146,17 @@ RESUMED = Run(
 )
 SHARD = Run(
     name="run-shard",
-    is_quick=True,
     command=("run", "tests", "--gpus=sim:4", "--shard=1/2", "--workers-per-gpu=2", "--json"),
     files={f"tests/test_{name}.py": "def test_it(): pass\n" for name in "abcd"},
 )
 LEANS = Run(
     name="run-leaning",
-    is_quick=True,
     command=("run", "tests", "--gpus=sim:1", "--check-leaning", "--allow-missing-gpus", "--json"),
     files={**LEANING, "tests/test_wide.py": _GPU.format(8)},
     config={"leaning": '"report"'},
 )
 WHOLE = Run(
     name="run-no-split",
-    is_quick=True,
     command=("run", "tests", "--gpus=sim:2xA,2xB", "--no-split", "--no-mix-models", "--no-check-leaning", "--json"),
     files={
         **LEANING,

@@ -37,7 +37,7 @@ _PENALTY = {**_PPO, "algorithm.kl_coef": 0.1}
 _MASKED = {"algorithm.loss": "dppo_tv", "training.num_epochs": 3}
 _WEIGHTS = {"correction.weights": "token"}
 _SCORED = {"task.reward_model.max_length": 64}
-_RANKS = {"deployment.backend": "processes", "deployment.num_ranks": 4, "deployment.timeout_s": 0.01}
+_RANKS = {"deployment.backend": "processes", "deployment.num_ranks": 4}
 _STAGES = {
     "task.name": "recommendation",
     "task.rewards": [],
