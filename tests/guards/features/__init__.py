@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.guards.features import engine, gating, keys, lab, machine, others, planning, recording, running
+from tests.guards.features import engine, gating, keys, lab, machine, others, planning, recording, running, variants
 from tests.guards.features.completeness import unlisted
 from tests.guards.features.feature import Feature, Run, Runs, absent
 from tests.guards.guard import ROOT, Context, Row
 
 FEATURES: tuple[Feature, ...] = sum(
-    (each.FEATURES for each in (running, planning, keys, machine, recording, lab, gating, others, engine)), ()
+    (each.FEATURES for each in (running, planning, keys, machine, recording, lab, gating, others, engine, variants)), ()
 )
 HELP_S = 0.3
 """Most processor time of `rlharness --help`."""

@@ -20,7 +20,6 @@ ENGINE = Run(
     name="engine",
     command=("train", "grpo_sorting", "--size=tiny", "--out=made", *_SET),
     files={"rewards.py": "def half(completions, **columns): return [0.5] * len(completions)\n"},
-    is_quick=False,
     package="torch",
 )
 RESUMED = Run(
@@ -30,7 +29,6 @@ RESUMED = Run(
         *("--set=output.resume=made", "--set=output.resume_step=2"),
     ),
     base=ENGINE,
-    is_quick=False,
 )
 
 

@@ -56,7 +56,7 @@ class Run:
     program: tuple[str, ...] = (sys.executable, "-m", "harness")
     has_terminal: bool = False
     """Whether standard output is a terminal."""
-    is_quick: bool = True
+    is_quick: bool = False
     """Whether `--quick` makes this run."""
     package: str = ""
     """Package that the run needs; without it, its rows are missing."""
@@ -221,6 +221,7 @@ def carried_out(run: Run, at: Path) -> Seen:
     if run.prepare:
         run.prepare(at)
     env = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     env |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(at / ".cache"), "COLUMNS": "200"}
     env |= {name: value.replace("{at}", str(at)) for name, value in run.env.items()}
     for number, words in enumerate(run.before):

@@ -42,7 +42,6 @@ GATE = Run(
     files=FILES,
     scenarios={"loop": SCENARIO},
     prepare=_repository(*_REVISIONS),
-    is_quick=False,
     package="torch",
 )
 _COSTS = (
@@ -57,7 +56,6 @@ MEMORY = Run(
     files=FILES,
     scenarios={"loop": SCENARIO},
     prepare=_repository(*_COSTS),
-    is_quick=False,
     package="torch",
 )
 GOLDEN = Run(
@@ -66,7 +64,6 @@ GOLDEN = Run(
     files=FILES,
     scenarios={"loop": SCENARIO},
     prepare=_repository(ENTRY),
-    is_quick=False,
     package="torch",
 )
 GATE_KEYS = Run(
@@ -76,7 +73,6 @@ GATE_KEYS = Run(
     scenarios={"loop": SCENARIO, "other": SCENARIO},
     config={"gate.scenarios": '["loop"]', "gate.size": '"small"', "gate.runs": "1", "gate.fail-on": '["slowdown"]'},
     prepare=_repository(*_REVISIONS),
-    is_quick=False,
     package="torch",
 )
 MEMORY_KEYS = replace(
@@ -91,14 +87,13 @@ BISECT = Run(
     files=FILES,
     scenarios={"loop": SCENARIO},
     prepare=_repository(*_REVISIONS),
-    is_quick=False,
     package="torch",
 )
 _SLOW = {**SCENARIO, "config": {**SCENARIO["config"], "output": {"sleep_s": 60}}}
 GATE_LIMIT = replace(
     GATE,
     name="gate-timeout",
-    command=("gate", "loop", "--base=r1", "--runs=1", "--timeout=20"),
+    command=("gate", "loop", "--base=r1", "--runs=1", "--timeout=10"),
     scenarios={"loop": _SLOW},
 )
 GATE_KEY_LIMIT = replace(
@@ -106,7 +101,7 @@ GATE_KEY_LIMIT = replace(
     name="gate-timeout-key",
     command=("gate", "loop", "--base=r1"),
     scenarios={"loop": _SLOW},
-    config={"gate.timeout": "20", "gate.runs": "1"},
+    config={"gate.timeout": "10", "gate.runs": "1"},
 )
 GOLDEN_KEY = replace(
     GOLDEN,
@@ -120,13 +115,12 @@ BISECT_BY = Run(
     files=FILES,
     scenarios={"loop": SCENARIO},
     prepare=_repository(*_REVISIONS),
-    is_quick=False,
     package="torch",
 )
 BISECT_LIMIT = replace(
     BISECT_BY,
     name="bisect-timeout",
-    command=("bisect", "loop", "--good=r0", "--bad=r2", "--timeout=20"),
+    command=("bisect", "loop", "--good=r0", "--bad=r2", "--timeout=10"),
     scenarios={"loop": _SLOW},
 )
 _RUNS = "made/**/seen.json"
@@ -139,6 +133,11 @@ def _change(seen: Seen) -> Any:
 def _has(seen: Seen, text: str) -> bool:
     """Whether an entry of a run below made/ was given this."""
     return any(text in path.read_text("utf-8") for path in seen.at.glob("made/**/seen.json"))
+
+
+def _is_ended(seen: Seen) -> bool:
+    """Whether the gate fails since a run has come to its time limit."""
+    return seen.code == 11 and "loop: not_comparable" in seen.out + seen.err
 
 
 FEATURES = (
@@ -201,8 +200,8 @@ FEATURES = (
     Feature("bisect --set", BISECT, "another seed", lambda s: _has(s, '"seed": 7')),
     Feature("bisect --out", BISECT, "the traces there", lambda s: s.has(_RUNS)),
     Feature("bisect --json", BISECT, "one JSON document", lambda s: s.json["num_probes"] >= 0),
-    Feature("gate --timeout", GATE_LIMIT, "a run that is ended", lambda s: s.code == 12),
-    Feature("[tool.rlharness] gate.timeout", GATE_KEY_LIMIT, "a run that is ended", lambda s: s.code == 12),
+    Feature("gate --timeout", GATE_LIMIT, "a run that is ended", _is_ended),
+    Feature("[tool.rlharness] gate.timeout", GATE_KEY_LIMIT, "a run that is ended", _is_ended),
     Feature("[tool.rlharness] gate.golden", GOLDEN_KEY, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
     Feature("bisect --by", BISECT_BY, "a good end that is bad already", lambda s: s.code == 11),
     Feature("bisect --color", BISECT_BY, "escape sequences", lambda s: "\x1b[" in s.out + s.err),

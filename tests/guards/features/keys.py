@@ -22,6 +22,7 @@ def test_preloaded(): Path("preloaded").write_text(str(LOADED))
 """
 SUITE_KEYS = Run(
     name="keys-suite",
+    is_quick=True,
     command=("run", "tests", "--gpus=sim:2xA,2xB", "--json"),
     files={
         **SUITE,
@@ -64,6 +65,7 @@ LEANS = Run(
 )
 PLAN = Run(
     name="keys-plan",
+    is_quick=True,
     command=("plan", "tests", "--gpus=sim:2xA,2xB", "--json"),
     files={
         "tests/test_small.py": "def test_small(): pass\n",

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.guards.features.feature import Feature, Run, Seen
 from tests.guards.features.loop import FILES, SCENARIO
-from tests.guards.features.recording import RECORDED
+from tests.guards.features.recording import RECORDED, WITH_SECRET
 
 STEP = Run(
     name="reproduce-step",
@@ -30,7 +30,12 @@ BUNDLE = Run(
     base=RECORDED,
 )
 UNTIL = Run(name="reproduce-until", command=("reproduce", "a", "--out=made", "--until=step_of_run>=2"), base=RECORDED)
-BREAK = Run(name="reproduce-break-on", command=("reproduce", "broken", "--out=made", "--break-on=nan"), base=RECORDED)
+BREAK = Run(
+    name="reproduce-break-on",
+    command=("reproduce", "broken", "--out=made", "--break-on=nan"),
+    base=RECORDED,
+    before=(("rlharness", "train", "loop", "--out=broken", "--set=nan_at=2"),),
+)
 LIMITED = Run(
     name="reproduce-timeout",
     command=("reproduce", "a", "--out=made", "--timeout=20", "--set=output.sleep_s=60"),
@@ -47,18 +52,31 @@ def _by_another(at: Path) -> None:
 TRUST = Run(
     name="reproduce-trust", command=("reproduce", "a", "--out=made", "--trust"), base=RECORDED, prepare=_by_another
 )
-SECRET = Run(name="reproduce-secret", command=("reproduce", "secret", "--out=made", "--no-redact"), base=RECORDED)
-REPORT = Run(name="report", command=("report", "a", "b", "--out=page.html", "--json"), base=RECORDED, package="jinja2")
+SECRET = Run(
+    name="reproduce-secret",
+    command=("reproduce", "secret", "--out=made", "--no-redact"),
+    base=WITH_SECRET,
+)
+REPORT = Run(
+    name="report",
+    is_quick=True,
+    command=("report", "a", "b", "--out=page.html", "--json"),
+    base=RECORDED,
+    package="jinja2",
+)
 REPORT_SECRET = Run(
-    name="report-secret", command=("report", "a", "secret", "--no-redact"), base=RECORDED, package="jinja2"
+    name="report-secret",
+    command=("report", "a", "secret", "--no-redact"),
+    base=WITH_SECRET,
+    package="jinja2",
 )
 
 _SECRET_SET = "--set=api_key=hunter2hunter2"
 _CHAOS = {
     **SCENARIO,
     "chaos": {
-        "factors": {"runtime.parts": [1, 2, 4], "output.label": [0, 1]},
-        "sizes": {"small": {"output.label": [0, 7]}},
+        "factors": {"runtime.parts": [4], "output.label": [0, 1]},
+        "sizes": {"small": {"runtime.parts": [8]}},
         "names": {"runtime.parts": "the number of parts"},
         "packages": {"output.label": "no_such_package_here"},
         "where": {},
@@ -83,7 +101,6 @@ CHAOS = Run(
     ),
     files=FILES,
     scenarios={"loop": _CHAOS},
-    is_quick=False,
     package="torch",
 )
 ONLY = Run(
@@ -91,12 +108,18 @@ ONLY = Run(
     command=("chaos", "loop", "--only=runtime.parts=4", "--repeats=1", "--color=always", "--max-seconds=900"),
     files=FILES,
     scenarios={"loop": _CHAOS},
-    is_quick=False,
     package="torch",
 )
 FACTORS = Run(
     name="chaos-factors",
     command=("chaos", "loop", "--max-seconds=0.001", "--json", "--no-redact", _SECRET_SET, "--timeout=300"),
+    files=FILES,
+    scenarios={"loop": _CHAOS},
+    package="torch",
+)
+CHAOS_LIMIT = Run(
+    name="chaos-timeout",
+    command=("chaos", "loop", "--timeout=10", "--set=output.sleep_s=60", "--max-seconds=30"),
     files=FILES,
     scenarios={"loop": _CHAOS},
     package="torch",
@@ -184,6 +207,7 @@ FEATURES = (
     Feature("chaos --metric", CHAOS, "a value of the curve", lambda s: "score" in _in(s, "curve.jsonl")),
     Feature("chaos --only", ONLY, "that perturbation", lambda s: s.code == 10 and "runtime.parts=4" in s.out),
     Feature("chaos --color", ONLY, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("chaos --timeout", CHAOS_LIMIT, "a run that is ended", lambda s: s.code == 12),
     Feature("chaos --max-seconds", FACTORS, "no perturbation", lambda s: s.json["is_out_of_time"]),
     Feature("chaos --no-redact", FACTORS, "the secret", lambda s: _HELD in " ".join(s.json["command"])),
     Feature("scenario chaos.packages", FACTORS, "no such factor", lambda s: "output.label" not in s.json["factors"]),
@@ -192,6 +216,7 @@ FEATURES = (
     Feature("scenario resume", FACTORS, "crashes, which need it", lambda s: "crash" in s.json["factors"]),
     Feature("scenario chaos", FACTORS, "its factors", lambda s: "runtime.parts" in s.json["factors"]),
     Feature("scenario chaos.factors", FACTORS, "that factor", lambda s: "runtime.parts" in s.json["factors"]),
+    Feature("scenario chaos.sizes", CHAOS, "the values of the size", lambda s: _has(s, '"parts": 8')),
     Feature(
         "scenario chaos.names", CHAOS, "the words", lambda s: "the number of parts" in s.json["finding"]["sentence"]
     ),

@@ -74,8 +74,8 @@ for step in range(4):
     loss = ((weight * torch.randn(8)) ** 2).mean() * factor
     optimizer.zero_grad()
     loss.backward()
-    optimizer.step()
     print(f"score {step + 0.5}", flush=True)
+    optimizer.step()
 '''
 SCENARIO: dict[str, Any] = {
     "about": "A vector that learns",

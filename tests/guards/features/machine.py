@@ -1,5 +1,6 @@
 """Features on a machine with GPUs, by a pretended NVIDIA driver: markers, fixtures, and variables of a test."""
 
+import hashlib
 import re
 import sys
 from collections.abc import Callable
@@ -59,9 +60,14 @@ def wait_for_client(): Path("waited.txt").touch()
 
 
 def _pretend(*gpus: StubGpu) -> Callable[[Path], None]:
+    """Return a function that builds the driver; no other run has GPUs of these UUIDs, and so none leases them."""
+
     def make(at: Path) -> None:
         build(at)
-        machine_of(*gpus).write(at / "machine.txt")
+        machine = machine_of(*gpus)
+        for gpu in machine.gpus:
+            gpu.uuid += hashlib.sha256(bytes(at)).hexdigest()[:16]
+        machine.write(at / "machine.txt")
 
     return make
 
@@ -74,6 +80,7 @@ def _debugging_conftest() -> str:
 
 STUB = Run(
     name="gpus",
+    is_quick=True,
     command=("run", "tests", "--gpus=auto", "--device-ids=number", "--json", "--", "-p", "no:timeout"),
     files={
         "tests/test_state.py": _STATE,
@@ -119,6 +126,7 @@ PARTS = Run(
 )
 PLAN = Run(
     name="marker-plan",
+    is_quick=True,
     command=("plan", "tests", "--gpus=sim:2", "--json"),
     files={
         "tests/test_two.py": _NEEDS.format("2"),
@@ -152,7 +160,6 @@ RANKS = Run(
             "    assert ray.cluster_resources()['GPU'] == 16\n"
         ),
     },
-    is_quick=False,
     package="ray",
 )
 

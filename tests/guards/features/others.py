@@ -13,31 +13,33 @@ DOCTOR = Run(
     command=("doctor", "--json", "--numerics", "--distributed=2", "--backend=nccl"),
     env=_STUB,
     prepare=_pretend(StubGpu()),
-    is_quick=False,
     package="cc",
 )
 FIX = Run(name="doctor-fix", command=("doctor", "--fix"), env={"RAY_ADDRESS": "127.0.0.1:1"})
 DOCTOR_TEXT = Run(
     name="doctor-text",
+    is_quick=True,
     command=("doctor", "--color=always", "--no-redact"),
     env={"RAY_ADDRESS": "http://ada:hunter2hunter2@127.0.0.1:1"},
 )
 DEMO = Run(name="demo", command=("demo", "--out=shown", "--json"), is_quick=False, package="torch")
 LISTED = Run(
     name="scenarios",
+    is_quick=True,
     command=("scenarios", "--json"),
     files=FILES,
     scenarios={"loop": {**SCENARIO, "determinism": "deterministic"}},
 )
 CHECKED = Run(
     name="scenarios-check",
+    is_quick=True,
     command=("scenarios", "--check"),
     scenarios={"loop": SCENARIO, "wrong": {"about": "wrong"}},
 )
 SCHEMAS = Run(name="schema-out", command=("schema", "--out=made"))
-SCHEMA = Run(name="schema", command=("schema", "scenario"))
-VERSION = Run(name="version", command=("--version",))
-HELP = Run(name="help", command=("--help",))
+SCHEMA = Run(name="schema", is_quick=True, command=("schema", "scenario"))
+VERSION = Run(name="version", is_quick=True, command=("--version",))
+HELP = Run(name="help", is_quick=True, command=("--help",))
 _SECRET = "hunter2hunter2"
 _WORD = f"password={_SECRET}"
 _REFUSED = {
@@ -45,12 +47,16 @@ _REFUSED = {
     "merge": ("merge", _WORD),
     "schema": ("schema", _WORD),
     "bisect": ("bisect", _WORD, "--good=a", "--bad=b"),
+    "gate": ("gate", f"--fail-on={_WORD}"),
+    "history": ("history", _WORD, _WORD),
+    "scenarios": ("scenarios", _WORD),
+    "demo": ("demo", _WORD),
 }
 """Commands whose error names a word that looks like a secret."""
 
 
 def _refused(command: str) -> Feature:
-    run = Run(name=f"{command}-secret", command=(*_REFUSED[command], "--no-redact"))
+    run = Run(name=f"{command}-secret", is_quick=True, command=(*_REFUSED[command], "--no-redact"))
     return Feature(f"{command} --no-redact", run, "the secret in an error", lambda s: _SECRET in s.err)
 
 

@@ -28,13 +28,14 @@ def scheduled(seen: Seen, name: str) -> Any:
 
 
 def _is_together(seen: Seen, *names: str) -> bool:
-    """Whether the first two of these files share a GPU at the same time."""
+    """Whether these two files share a GPU at the same time."""
     first, second = (scheduled(seen, name) for name in names)
-    return bool(first["gpu_ids"] == second["gpu_ids"] and first["start_s"] == second["start_s"])
+    return bool(first["gpu_ids"] and first["gpu_ids"] == second["gpu_ids"] and first["start_s"] == second["start_s"])
 
 
 OPTIONS = Run(
     name="plan-options",
+    is_quick=True,
     command=(
         *("plan", "tests", "--gpus=sim:2xA,2xB", "--mix-models", "--cpu-units=1", "-knot unwanted", "-mnot slow"),
         *("--deselect=tests/test_deselected.py", "--isolate=worker", "--needs=needs.toml", "--collect-timeout=15"),
@@ -59,6 +60,7 @@ OPTIONS = Run(
 )
 CHART = Run(
     name="plan-chart",
+    is_quick=True,
     command=("plan", "tests", "--gpus=sim:4", "--split", "--shard=1/2", "--color=always", "--width=64"),
     files={"tests/test_many.py": MANY, "tests/test_other.py": "def test_other(): pass\n"},
     config={"split": "false"},
@@ -84,6 +86,7 @@ RESUMED = Run(
 )
 WORKERS = Run(
     name="plan-workers",
+    is_quick=True,
     command=("plan", "tests", "--gpus=sim:1", "--workers-per-gpu=2", "--json"),
     files={"tests/test_a.py": "def test_a(): pass\n", "tests/test_b.py": "def test_b(): pass\n"},
 )
@@ -94,6 +97,7 @@ WHOLE = Run(
 )
 MERGED = Run(
     name="merge",
+    is_quick=True,
     command=("merge", ".rlharness/runs/latest", "second.jsonl", "--junit=all.xml", "--json"),
     files={
         "one/test_a.py": "def test_a(): pass\n",

@@ -10,22 +10,27 @@ _TRAIN = ("train", "loop", "--out=made")
 _SECRET = "--set=api_key=hunter2hunter2"
 RECORDED = Run(
     name="recorded",
+    is_quick=True,
     command=("diff", "a", "b", "--json"),
     files=FILES,
     scenarios={"loop": SCENARIO},
     before=(
         ("rlharness", "train", "loop", "--out=a"),
         ("rlharness", "train", "loop", "--out=b", "--set=output.noise=0.5", "--set=output.noise_from=2"),
-        ("rlharness", "train", "loop", "--out=secret", "--no-redact", _SECRET),
-        ("rlharness", "train", "loop", "--out=broken", "--set=nan_at=2"),
-        ("rlharness", "trace", "--out=t", "--no-redact", "--", "python", "program.py", "--password=hunter2hunter2"),
     ),
     package="torch",
 )
-"""Recorded runs, which other commands take."""
+"""Two recorded runs, which other commands take."""
+WITH_SECRET = Run(
+    name="recorded-secret",
+    command=("diff", "a", "secret", "--no-redact"),
+    base=RECORDED,
+    before=(("rlharness", "train", "loop", "--out=secret", "--no-redact", _SECRET),),
+)
 
 TRAIN = Run(
     name="train",
+    is_quick=True,
     command=(
         *("train", "loop", "--out=made", "--size=small", "--set=seed=7", _SECRET, "--metric=score=score ([\\d.]+)"),
         *("--level=deterministic", "--save-tensors=1", "--trace-ops=1", "--until=step_of_run>=2", "--json"),
@@ -45,6 +50,7 @@ TRAIN_NAN = Run(
 _PROGRAM = ("--", "python", "program.py", "--password=hunter2hunter2")
 TRACE = Run(
     name="trace",
+    is_quick=True,
     command=(
         *("trace", "--out=made", "--metric=score=score ([\\d.]+)", "--level=deterministic", "--save-tensors=1"),
         *("--trace-ops=1", "--until=score>=2", "--no-redact", *_PROGRAM),
@@ -58,8 +64,9 @@ TRACE_NAN = Run(
     files=FILES,
     package="torch",
 )
-DIFF_STEPS = Run(name="diff-steps", command=("diff", "a", "b", "--steps=0-1", "--color=always"), base=RECORDED)
-DIFF_SECRET = Run(name="diff-secret", command=("diff", "a", "secret", "--no-redact"), base=RECORDED)
+DIFF_STEPS = Run(
+    name="diff-steps", is_quick=True, command=("diff", "a", "b", "--steps=0-1", "--color=always"), base=RECORDED
+)
 REPLAY = Run(
     name="replay",
     command=(
@@ -110,7 +117,6 @@ for step in range(4):
 dist.destroy_process_group()
 """
     },
-    is_quick=False,
     package="torch",
 )
 SHIFT = Run(
@@ -139,7 +145,6 @@ for step in range(first, 4):
         ("rlharness", "trace", "--out=straight", "--", "python", "resumable.py", "0"),
         ("rlharness", "trace", "--out=resumed", "--", "python", "resumable.py", "2"),
     ),
-    is_quick=False,
     package="torch",
 )
 _HELD = "hunter2hunter2"
@@ -148,6 +153,11 @@ _HELD = "hunter2hunter2"
 def _made(seen: Seen) -> Any:
     """What the entry has written into the directory of its run."""
     return seen.load("made/seen.json")
+
+
+def _resumed_by(seen: Seen) -> Any:
+    """Return the keys of the recorded call that resume a run."""
+    return seen.load("made/call.json")["resume"]
 
 
 def _tensor_bytes(seen: Seen, step: int, run: str = "") -> int:
@@ -169,6 +179,10 @@ def _row(name: str, run: Run, sees: str, holds: Any) -> Feature:
 FEATURES = (
     _row("command train", TRAIN, "a recorded run", lambda s: s.has("made/manifest.json")),
     _row("scenario config", TRAIN, "a run of it", lambda s: _made(s)["config"]["runtime"] == {"parts": 1}),
+    *(
+        _row(f"scenario resume.{name}", TRAIN, "its key in the call", lambda s, n=name, k=key: _resumed_by(s)[n] == k)
+        for name, key in (("run", "output.resume"), ("step", "output.resume_step"))
+    ),
     _row("train --out", TRAIN, "the run there", lambda s: s.has("made/rank-0.log")),
     _row("train --size", TRAIN, "its width", lambda s: _made(s)["config"]["width"] == 16),
     _row("train --set", TRAIN, "another seed", lambda s: _made(s)["config"]["seed"] == 7),
@@ -206,7 +220,7 @@ FEATURES = (
     _row("diff --json", RECORDED, "one JSON document", lambda s: s.json["verdict"] == "diverged"),
     _row("diff --steps", DIFF_STEPS, "that these steps are equal", lambda s: s.code == 0),
     _row("diff --color", DIFF_STEPS, "escape sequences", lambda s: "\x1b[" in s.out),
-    _row("diff --no-redact", DIFF_SECRET, "the secret", lambda s: _HELD in s.out),
+    _row("diff --no-redact", WITH_SECRET, "the secret", lambda s: _HELD in s.out),
     _row("diff --shift", SHIFT, "that the resumed run is equal", lambda s: s.code == 0),
     _row("command replay", REPLAY, "a comparison", lambda s: s.code == 10 and s.json["comparisons"]),
     _row("replay --out", REPLAY, "the runs there", lambda s: s.has("made/run-1/manifest.json")),

@@ -108,6 +108,7 @@ def tests_of(seen: Seen) -> set[str]:
 
 OPTIONS = Run(
     name="run-options",
+    is_quick=True,
     command=(
         *("run", "tests", "--gpus=sim:2xA,2xB", "--mix-models", "--cpu-units=3", "-knot unwanted", "-mnot slow"),
         *("--deselect=tests/test_selected.py::test_deselected", "--isolate=test", "--needs=needs.toml"),
@@ -120,6 +121,7 @@ OPTIONS = Run(
 )
 AGAIN = Run(
     name="run-again",
+    is_quick=True,
     command=("run", "tests", "--gpus=none", "--retries=1", "--durations=2", "--json"),
     files={"tests/test_flaky.py": _FLAKY, "tests/test_fine.py": "def test_fine(): pass\n"},
 )
