@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.guards.features.feature import Feature, Run, Seen
 from tests.guards.features.planning import _GPU, scheduled
-from tests.guards.features.running import LEANING, MANY, SUITE, counted, ending_s, unit
+from tests.guards.features.running import LEANING, MANY, SUITE, counted, unit
 
 _TOGETHER = """\
 import os
@@ -115,7 +115,6 @@ def _never(seen: Seen) -> set[str]:
 
 FEATURES = (
     _key("timeout", "an end after 12 s", lambda s: unit(s, "hangs")["outcome"] == "timed_out"),
-    _key("grace", "an end soon after that", lambda s: ending_s(s, "kept/**/latest/events.jsonl") < 4),
     _key("slow", "a line for the slow file", lambda s: any("slow " in x and "hangs" in x for x in s.err.splitlines())),
     _key("collect-timeout", "an import that is ended", lambda s: unit(s, "late")["outcome"] == "collect_timeout"),
     _key("cpu-units", "3 slots", lambda s: s.load("state.json")["env"]["PYTEST_XDIST_WORKER_COUNT"] == "7"),

@@ -95,12 +95,6 @@ def unit(seen: Seen, name: str) -> Any:
     return found
 
 
-def ending_s(seen: Seen, events: str) -> float:
-    """Return the time from the limit of test_hangs.py to its end, which is 5 s with the grace period of the default."""
-    times = {each["event"]: each["t"] for each in seen.lines(events) if "tests/test_hangs.py" in str(each)}
-    return float(times["unit_finished"] - times["attempt_terminating"])
-
-
 def started(seen: Seen) -> list[str]:
     """Files in the order in which they started."""
     events = seen.lines("**/runs/2*/events.jsonl") if not seen.has("events.jsonl") else seen.lines("events.jsonl")
@@ -205,7 +199,6 @@ FEATURES = (
     _option("--color", "escape sequences", lambda s: "\x1b[3" in s.err),
     _option("--json", "one JSON document", lambda s: s.json["exit_code"] == 1 and s.json["units"]),
     _option("--timeout", "an end after 12 s", lambda s: unit(s, "hangs")["outcome"] == "timed_out"),
-    _option("--grace", "an end soon after that", lambda s: ending_s(s, "out/events.jsonl") < 4),
     _option("--slow", "a line for the slow file", lambda s: re.search(r"s\S*\s+slow\s.*test_hangs", s.err)),
     _option("--events", "events to the end", lambda s: s.lines("out/events.jsonl")[-1]["event"] == "run_finished"),
     _option("--junit", "the failed test", lambda s: "<failure" in s.read("out/junit.xml")),
