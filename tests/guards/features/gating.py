@@ -111,11 +111,16 @@ GOLDEN_KEY = replace(
 )
 BISECT_BY = Run(
     name="bisect-by",
-    command=("bisect", "loop", "--good=r0", "--bad=r2", "--by=loss>0.0001", "--color=always"),
+    command=("bisect", "loop", "--good=r0", "--bad=r2", "--by=loss>0.0001"),
     files=FILES,
     scenarios={"loop": SCENARIO},
     prepare=_repository(*_REVISIONS),
     package="torch",
+)
+BISECT_COLOURED = replace(
+    BISECT,
+    name="bisect-coloured",
+    command=("bisect", "loop", "--good=r1", "--bad=r2", "--color=always"),
 )
 BISECT_LIMIT = replace(
     BISECT_BY,
@@ -204,6 +209,6 @@ FEATURES = (
     Feature("[tool.rlharness] gate.timeout", GATE_KEY_LIMIT, "a run that is ended", _is_ended),
     Feature("[tool.rlharness] gate.golden", GOLDEN_KEY, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
     Feature("bisect --by", BISECT_BY, "a good end that is bad already", lambda s: s.code == 11),
-    Feature("bisect --color", BISECT_BY, "escape sequences", lambda s: "\x1b[" in s.out + s.err),
+    Feature("bisect --color", BISECT_COLOURED, "escape sequences", lambda s: "\x1b[" in s.out + s.err),
     Feature("bisect --timeout", BISECT_LIMIT, "runs that are ended", lambda s: s.code in {11, 12}),
 )

@@ -32,7 +32,7 @@ SUITE_KEYS = Run(
     },
     config={
         "timeout": "12",
-        "grace": "1",
+        "grace": "0",
         "slow": "2",
         "collect-timeout": "15",
         "cpu-units": "3",
@@ -115,7 +115,6 @@ def _never(seen: Seen) -> set[str]:
 
 FEATURES = (
     _key("timeout", "an end after 12 s", lambda s: unit(s, "hangs")["outcome"] == "timed_out"),
-    _key("grace", "an end soon after that", lambda s: 12 <= unit(s, "hangs")["duration_s"] < 21),
     _key("slow", "a line for the slow file", lambda s: any("slow " in x and "hangs" in x for x in s.err.splitlines())),
     _key("collect-timeout", "an import that is ended", lambda s: unit(s, "late")["outcome"] == "collect_timeout"),
     _key("cpu-units", "3 slots", lambda s: s.load("state.json")["env"]["PYTEST_XDIST_WORKER_COUNT"] == "7"),
