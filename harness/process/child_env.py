@@ -10,7 +10,7 @@
 | `TMPDIR` | directory of the attempt, short enough for Ray's socket paths, on a local file system, removed afterwards |
 | `RLHARNESS_ATTEMPT` | unique marker of the attempt, by which its processes can be found |
 | `RLHARNESS_LEASE` | that marker, a blank, and the leased GPUs: a run within the attempt may lease those. Absent for a unit of 0 GPUs, as in the parent if there is no lease |
-| `MASTER_PORT` | first of the 64 ports that belong to the slot |
+| `MASTER_PORT` | first of the 64 ports that belong to the slot; a free port alone if other runs have all blocks, which the run notes |
 | `PYTEST_XDIST_WORKER` | `gw` and the number of the slot or worker, as suites for pytest-xdist expect it; no other unit has it at the same time |
 | `PYTEST_XDIST_WORKER_COUNT` | number of GPUs and CPU slots |
 | `PYTEST_XDIST_TESTRUNUID` | name of the run |

@@ -59,7 +59,7 @@ class Claims:
     def try_claim_past(self, name: str) -> bool:
         """Whether `name`, which no run of this user holds, is now held here among the runs of this user.
 
-        False where another run of this user has it, and where nobody can say: more have asked than the holder answers.
+        False if another run of this user has it, and if the holder does not say: more have asked than it answers.
         UsageError, OSError where the user has no cache directory.
         """
         if name in self._locks:

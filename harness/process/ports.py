@@ -83,7 +83,7 @@ class PortBlocks:
     def master_port(self, slot: int) -> int:
         """The first port of the block of `slot`, free at this moment; the same from call to call while it stays free.
 
-        Where every block is taken or in use, a free port that is nobody's, with a note.
+        Where every block is taken or in use, one free port, with a note.
         """
         held = self._by_slot.get(slot)
         if held is not None and is_listenable(held):

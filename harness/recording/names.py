@@ -43,9 +43,9 @@ class ParameterNames:
         return name if reference is not None and reference() is parameter else None
 
     def meet(self, tensors: Iterable[Any]) -> None:
-        """Note the leaves of the graph of these, for which optimizers may be made after their backward."""
+        """Note the tensors that accumulate gradients in the graph of these: optimizers may be made for them later."""
         leaves = {id(leaf): leaf for each in self._leaves if (leaf := each()) is not None}
-        leaves |= {id(leaf): leaf for leaf in leaves_of(tensors)}
+        leaves |= {id(leaf): leaf for leaf in accumulating_tensors(tensors)}
         self._leaves = [weakref.ref(leaf) for leaf in leaves.values() if self.name(leaf) is None]
 
     def assign(self, parameters: Sequence[torch.Tensor], *, with_leaves: bool = False) -> None:
@@ -105,7 +105,7 @@ class ParameterNames:
         return name
 
 
-def leaves_of(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
+def accumulating_tensors(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that backward from these gives gradients to, in the order of the graph."""
     nodes = [node for each in tensors if (node := getattr(each, "grad_fn", None)) is not None][::-1]
     seen = set(nodes)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.recording import names
-from harness.recording.names import Named, ParameterNames, leaves_of, living_modules, outermost, unwrapped
+from harness.recording.names import Named, ParameterNames, accumulating_tensors, living_modules, outermost, unwrapped
 from harness.recording.recorder import Observation, look
 from tests.recording.counted_gpu import pretend_gpu
 
@@ -69,7 +69,7 @@ def test_one_optimizer_of_all_leaves_names_them_in_its_own_order() -> None:
 def test_leaves_come_once_in_the_order_of_the_graph() -> None:
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     squared = (second * first).square()
-    leaves = [*leaves_of([(squared + first).sum(), squared.sum(), torch.ones(1), first])]
+    leaves = [*accumulating_tensors([(squared + first).sum(), squared.sum(), torch.ones(1), first])]
     assert [id(each) for each in leaves] == [id(second), id(first)]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.runner.selections import is_oddly_named, split_node_id
 
 XDIST = "harness.runner.sessions.xdist_fixtures"
-"""Takes the place of pytest-xdist."""
+"""Replaces pytest-xdist."""
 FOR_TESTS = (XDIST, "harness.runner.sessions.shared_cache")
 """Plugins of every process that runs tests."""
 PARTS = "harness.runner.sessions.parts"
