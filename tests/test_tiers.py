@@ -190,8 +190,8 @@ def test_both_tiers_are_configured_and_run() -> None:
         shell = f'is_full={first}; for each in ${{is_full:+-m ""}}; do echo "[$each]"; done'
         said = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout
         assert said == "".join(f"[{arg}]\n" for arg in args)
-    assert commands_of("nightly.yml") == [".ci/run"]
-    assert commands_of("ci.yml") == [".ci/run default"]
+    assert commands_of("nightly.yml") == [".ci/run full"]
+    assert commands_of("ci.yml") == [".ci/run"]
     assert workflow("nightly.yml")[True].keys() == {"schedule", "workflow_dispatch"}, "YAML reads `on` as true"
 
 
