@@ -13,14 +13,14 @@ from harness.trace.reasons import CurveDiffers, CurveDtypesDiffer, CurveLinesMis
 from harness.trace.values import Float
 from harness.trace.verdict import Curves, Kind
 from harness.trace.writer import TraceWriter
-from tests.support.traces import manifest_of, steps_of, trace
+from tests.support.traces import manifest_of, recorded_value, steps_of, trace
 
 
 def told_by(directory: Path, *lines: Mapping[str, Float]) -> Trace:
-    """A trace with these curve values, and nothing else."""
+    """A trace with these curve values, beside one tensor a step that never differs."""
     with TraceWriter(directory, manifest_of(), say=print) as writer:
         for step, values in enumerate(lines):
-            writer.append(step, [], values)
+            writer.append(step, [recorded_value("backward", "w", step)], values)
     return read_trace(directory)
 
 
