@@ -79,6 +79,7 @@ def test_the_install_step_installs_the_action_itself(tmp_path: Path, programs: P
     assert "-c" not in bare.stdout.splitlines()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "code", "line"), [("good", 0, "1 unit: 1 passed"), ("bad", 1, "1 unit: 1 failed")])
 def test_the_run_step_runs_tests(tmp_path: Path, programs: Path, name: str, code: int, line: str) -> None:
     text = "def test_good():\n    pass\n\n\ndef test_bad():\n    assert 0\n"

@@ -112,6 +112,7 @@ def test_a_needs_file_that_is_not_there_is_named(suite: Path, capsys: pytest.Cap
     assert "nowhere.toml: No such file or directory" in refused(capsys, "run", "--needs", "nowhere.toml")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("option", ["--events", "--junit", "--html", "--trace-events"])
 def test_a_report_that_cannot_be_written_is_said_before_anything_runs(
     suite: Path, capsys: pytest.CaptureFixture[str], option: str
@@ -121,6 +122,7 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_runs(
     assert "  legal:  a file" in err
 
 
+@pytest.mark.full
 def test_a_path_that_is_not_there_is_named(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--gpus", "none", "test_nowhere.py"]) == ExitCode.USAGE_ERROR
     err = capsys.readouterr().err
@@ -128,6 +130,7 @@ def test_a_path_that_is_not_there_is_named(suite: Path, capsys: pytest.CaptureFi
     assert "  remedy: " in err
 
 
+@pytest.mark.full
 def test_a_package_that_hides_ours_is_refused_unless_the_path_is_safe(suite: Path) -> None:
     write_suite(suite, {"harness/__init__.py": "raise RuntimeError('the wrong one')\n"})
     code = (
@@ -165,6 +168,7 @@ def test_a_refusal_is_json_where_json_was_asked_for(
     assert said in answer["error"]
 
 
+@pytest.mark.full
 def test_a_node_id_without_a_test_is_named(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--gpus", "none", "--json", "test_a.py::test_quikc"]) == ExitCode.USAGE_ERROR
     (unit,) = json.loads(capsys.readouterr().out)["units"]
@@ -213,6 +217,7 @@ def pytest_configure(config):
 """
 
 
+@pytest.mark.full
 def test_what_follows_two_dashes_goes_to_every_pytest(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_suite(suite, {"conftest.py": CONFTEST, "test_b.py": "def test_slow(): assert False\n"})
     words = ["run", "--gpus", "none", "--", "--mine=a -- b", "--json", "-k", "quick"]
@@ -316,6 +321,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: the working directory no longer exists\n  remedy: ")
 
 
+@pytest.mark.full
 def test_without_a_terminal_the_display_is_lines(suite: Path) -> None:
     done = run(suite, "run", "--gpus", "none")
     assert "[1/1] test_a.py, " in done.stdout

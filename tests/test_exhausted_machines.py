@@ -92,6 +92,7 @@ sys.exit(main(["run", "--gpus", "none"]))
 """
 
 
+@pytest.mark.full
 def test_a_run_that_runs_out_ends_its_record_with_its_exit_code(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK})
     line = [sys.executable, "-c", FAILING]

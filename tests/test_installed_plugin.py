@@ -66,6 +66,7 @@ def test_a_conftest_may_still_name_the_plugin(suite: Path, plugins: str) -> None
     assert "2 passed" in plain_pytest(suite, "--strict-markers", "-Werror")
 
 
+@pytest.mark.full
 def test_pytest_lists_markers_and_options(suite: Path) -> None:
     markers = plain_pytest(suite, "--markers")
     assert markers.count("@pytest.mark.gpus(n, memory_gb=0") == 1
@@ -81,6 +82,7 @@ def test_a_suite_with_a_gpus_marker_of_its_own_runs_and_is_told(suite: Path) -> 
     assert "rlharness: test_other.py::test_a: gpus marker: number of GPUs 'all'; legal: a whole number" in printed
 
 
+@pytest.mark.full
 def test_a_process_that_has_imported_the_package_starts_pytest_without_a_warning(suite: Path) -> None:
     code = "import harness, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
     assert "2 passed" in plain_pytest(suite, "-Werror", python=("-c", code))

@@ -228,6 +228,7 @@ def test_reruns_are_one_test(pytester: pytest.Pytester, each: bool) -> None:
     assert result.ret == 0
 
 
+@pytest.mark.full
 def test_a_test_that_dies_while_it_is_run_again_has_no_end(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(RERUNNING.format(each=True))
     dying = "tries = []\ndef test_flaky():\n    tries.append(1)\n    assert len(tries) == 2\n    {}"
@@ -237,6 +238,7 @@ def test_a_test_that_dies_while_it_is_run_again_has_no_end(pytester: pytest.Pyte
         assert not of_kind(records, "end")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_test_that_leaves_by_ctrl_c_has_no_end_and_pytest_finishes(pytester: pytest.Pytester, asks: bool) -> None:
     statement = "pytest.exit('enough')" if asks else "raise KeyboardInterrupt"
@@ -374,6 +376,7 @@ def test_without_the_option_nothing_is_written(pytester: pytest.Pytester) -> Non
     assert {path.name for path in pytester.path.iterdir()} - before - of_pytester <= {"__pycache__"}
 
 
+@pytest.mark.full
 def test_under_xdist_only_the_controller_writes(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile("def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass")
@@ -387,6 +390,7 @@ def test_under_xdist_only_the_controller_writes(pytester: pytest.Pytester) -> No
     }
 
 
+@pytest.mark.full
 def test_a_file_that_is_only_found_gives_its_doctests_and_no_functions(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(tool='def test_connection(host):\n    """\n    >>> 1 + 1\n    2\n    """\n')
     pytester.makepyfile(test_tool="def test_tool(): pass\n")

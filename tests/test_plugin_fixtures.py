@@ -144,6 +144,7 @@ def test_a_lease_that_is_too_small_is_a_failure(pytester: pytest.Pytester, monke
     result.stdout.fnmatch_lines(["E*needs 4 GPUs; 3 visible here"])
 
 
+@pytest.mark.full
 def test_the_fixtures_are_listed_with_what_they_are(pytester: pytest.Pytester) -> None:
     text = run(pytester, "--fixtures").stdout.str()
     assert "A TCP port for the test's own server" in text

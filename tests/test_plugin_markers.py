@@ -70,6 +70,7 @@ def test_the_closest_marker_wins_and_a_file_needs_the_maximum(pytester: pytest.P
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mark", "said"),
     [
@@ -127,6 +128,7 @@ def test_two_models_in_two_files_are_fine_for_plain_pytest(pytester: pytest.Pyte
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("timeout", ["no:timeout", "timeout"])
 def test_the_markers_are_registered_with_and_without_pytest_timeout(pytester: pytest.Pytester, timeout: str) -> None:
     pytester.makepyfile("""

@@ -35,6 +35,7 @@ def html_of(site: Path, page: Path) -> Path:
     return site / (path.parent if path.name == "README.md" else path.with_suffix("")) / "index.html"
 
 
+@pytest.mark.full
 def test_it_holds_every_page_of_the_manual(site: Path) -> None:
     for title, page in {"rlharness": README, **pages()}.items():
         text = html_of(site, page).read_text("utf-8")

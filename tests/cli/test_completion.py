@@ -46,6 +46,7 @@ def test_commands_are_completed(tmp_path: Path) -> None:
     assert completed(tmp_path, "rep") == [("plain", "replay"), ("plain", "report"), ("plain", "reproduce")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["train", "replay", "chaos", "gate", "bisect"])
 def test_scenarios_of_the_package_and_of_the_project_are_completed(project: Path, command: str) -> None:
     names = ["grpo_mine", "grpo_recommendation", "grpo_reverse_text", "grpo_reward_model", "grpo_sorting"]

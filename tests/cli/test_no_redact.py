@@ -71,6 +71,7 @@ def test_completion_of_a_shell_switches_nothing(monkeypatch: pytest.MonkeyPatch)
         assert NO_REDACT not in os.environ
 
 
+@pytest.mark.full
 def test_the_doctor_shows_the_variables_as_they_are(tmp_path: Path) -> None:
     done = type_command(tmp_path, "doctor", "--json", "--no-redact", RAY_REDIS_PASSWORD=SECRET)
     assert f"RAY_REDIS_PASSWORD={SECRET}" in done.stdout

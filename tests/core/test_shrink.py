@@ -5,6 +5,7 @@ from math import log2
 from random import Random
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_causes_that_act_together_are_found_exactly(data: st.DataObject, whole: 
     assert found == tuple(sorted(found)), "in their order"
 
 
+@pytest.mark.full
 @SEEDED
 @given(st.data(), items)
 def test_what_fails_in_any_way_is_shrunk_to_where_nothing_can_be_left_out(

@@ -65,6 +65,7 @@ def test_settings_are_legal_and_tiny(setting: str) -> None:
     assert config.model.width <= 96
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_what_is_patched_is_there_and_is_put_back(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     targets: dict[str, Any] = {}

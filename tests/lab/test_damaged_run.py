@@ -87,6 +87,7 @@ def refused_or_read(whole: Path, name: str, data: bytes) -> None:
         assert code != ExitCode.INTERNAL_ERROR, said.getvalue()
 
 
+@pytest.mark.full
 @SEEDED
 @given(name=st.sampled_from(FILES), share=st.floats(0, 1), flip=st.integers(0, 255), put=st.binary(max_size=20))
 def test_a_file_that_is_cut_or_changed_is_read_or_refused(
@@ -98,6 +99,7 @@ def test_a_file_that_is_cut_or_changed_is_read_or_refused(
     refused_or_read(whole, name, data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :] if at < len(data) else put)
 
 
+@pytest.mark.full
 @SEEDED
 @given(name=st.sampled_from([name for name in FILES if "json" in name]), data=JSON)
 @example(name="manifest.json", data={"format": float("inf"), "fingerprint": {}})

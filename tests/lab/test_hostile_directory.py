@@ -36,6 +36,7 @@ def checkout_of(tmp_path: Path) -> tuple[Path, Path]:
     return checkout, imported
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_nothing_of_the_directory_is_imported(command: tuple[str, ...], tmp_path: Path) -> None:
     checkout, imported = checkout_of(tmp_path)

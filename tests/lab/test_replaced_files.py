@@ -41,6 +41,7 @@ def test_a_replay_whose_files_are_fifos_is_ended_at_its_limit(tmp_path: Path, re
     assert reason.endswith("cannot be read: it is a FIFO, not a regular file")
 
 
+@pytest.mark.full
 def test_a_signal_ends_a_replay_whose_files_are_fifos(tmp_path: Path) -> None:
     command = ("replay", "--out", "r", "--json", "--", *PRETENDER, *FOR_EVER, *ALL)
     with started(tmp_path, *command) as process:

@@ -31,6 +31,7 @@ def told(done: Done) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.full
 def test_runs_that_agree(tmp_path: Path) -> None:
     done = replay(tmp_path, "--steps", "4")
     assert done.code == ExitCode.OK, done.stderr
@@ -47,6 +48,7 @@ def test_runs_that_agree(tmp_path: Path) -> None:
     assert type_command(tmp_path, "diff", "r/run-1", "r/run-2").code == ExitCode.OK
 
 
+@pytest.mark.full
 def test_runs_that_do_not_agree(tmp_path: Path) -> None:
     done = replay(tmp_path, "--runs", "3", "--metric", "x=step (.)", "--", "--other", "1")
     assert done.code == ExitCode.DIVERGED
@@ -98,6 +100,7 @@ def test_json_has_runs_and_comparisons(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_against_a_trace(tmp_path: Path) -> None:
     assert type_command(tmp_path, "trace", "--out", "golden", "--", *PRETENDER, "--steps", "2").code == ExitCode.OK
     done = replay(tmp_path, "--against", "golden", "--", "--steps", "2")
@@ -150,6 +153,7 @@ def test_what_a_run_leaves_behind_is_ended_and_named(tmp_path: Path) -> None:
         os.kill(int((tmp_path / "pid").read_text("utf-8")), 0)
 
 
+@pytest.mark.full
 def test_a_level_is_given_to_every_process_and_checked(tmp_path: Path) -> None:
     done = replay(tmp_path, "--level", "deterministic", "--json", "--")
     assert done.code == ExitCode.OK
@@ -234,6 +238,7 @@ def test_a_signal_ends_the_run_in_order_and_keeps_what_is_recorded(tmp_path: Pat
     assert run["problems"][0]["what"] == f"it was ended by {signum.name}"
 
 
+@pytest.mark.full
 def test_the_terminal_shows_the_run_that_goes_on(tmp_path: Path) -> None:
     command = ("replay", "--out", "r", "--", *PRETENDER, "--steps", "9999", "--slow", "0.02")
     with on_terminal(tmp_path, *command) as (process, terminal):

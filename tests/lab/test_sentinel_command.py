@@ -22,6 +22,7 @@ def trained(out: Path, num_ranks: int, *words: str, sentinel: str = "2", exit_co
     return record(out, command, *options, env=ONE_THREAD, exit_code=exit_code)
 
 
+@pytest.mark.full
 def test_a_flipped_bit_ends_the_program_and_its_ranks_are_named(tmp_path: Path) -> None:
     done = trained(tmp_path / "t", 2, "--flip", "3:1:weight:0:7", exit_code=ExitCode.DIVERGED)
     [(bundle, finding)] = read_findings(tmp_path / "t")

@@ -93,6 +93,7 @@ def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(proj
     assert "--against with conditions that compare nothing" in idle.stderr
 
 
+@pytest.mark.full
 def test_a_command_ends_in_order_where_a_condition_holds(project: Path) -> None:
     (project / "train.py").write_text(FOREIGN, "utf-8")
     done = replay(project, "--until", "loss<0.5", "--out", "stopped", "--", sys.executable, "train.py")

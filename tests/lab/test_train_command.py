@@ -35,6 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     return directory, train(directory, *words)
 
 
+@pytest.mark.full
 def test_a_run_is_recorded(trained: tuple[Path, Done]) -> None:
     directory, done = trained
     assert done.code == ExitCode.OK, done.stderr

@@ -312,6 +312,7 @@ def test_what_is_mounted_in_a_tree_stays_and_is_named() -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_tree_too_deep_is_no_exception() -> None:
     root = tempfile.mkdtemp(dir="/tmp")
     here = os.open(root, os.O_RDONLY)

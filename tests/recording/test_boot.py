@@ -84,6 +84,7 @@ print("ran")
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("found", "variables"), [("not set", {}), ("7", {"PYTHONHASHSEED": "7"})])
 def test_a_process_without_the_levels_variables_runs_and_is_not_recorded(
     found: str, variables: dict[str, str], tmp_path: Path
@@ -157,6 +158,7 @@ def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -
     assert recorded.problem == ""
 
 
+@pytest.mark.full
 def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp_path: Path) -> None:
     """An old one: the harness is a copy whose redaction is a syntax error to it."""
     package = tmp_path / "copy" / "harness"

@@ -14,6 +14,7 @@ from harness.trace import read_trace
 from tests.support.recorded_programs import program, record
 
 
+@pytest.mark.full
 def test_a_recorded_program_may_fork_and_choose_its_devices_late(tmp_path: Path) -> None:
     done = record(tmp_path / "a", program("late_devices"))
     assert done.output.splitlines() == ["late {}", "1 {}", "1 {}"], "somebody has asked CUDA for devices"

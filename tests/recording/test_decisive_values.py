@@ -54,6 +54,7 @@ def first_of(verdict: Verdict) -> tuple[int, str, str]:
     return first.step, value.phase, value.name
 
 
+@pytest.mark.full
 def test_an_honest_pair_is_equal(traces: Path) -> None:
     trace = read_trace(traces / "none")
     assert (verify(trace), trace.steps) == ([], (0, 1, 2, 3))

@@ -48,6 +48,7 @@ def test_off_switches_nothing_on() -> None:
     assert a["sums"] > 1, "atomic additions of two threads agreed 30 times"
 
 
+@pytest.mark.full
 def test_rerun_takes_effect() -> None:
     a, b = told("deterministic"), told("deterministic")
     assert a == b

@@ -123,6 +123,7 @@ LARGE, SMALL = NUM_LAYERS * WIDTH * WIDTH, NUM_LAYERS * WIDTH
 SAMPLES = NUM_LAYERS * NUM_SAMPLES * SAMPLE_WORDS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clips", [False, True])
 def test_a_hook_takes_a_launch_for_each_word_size_and_one_wait(gpu: CountedGpu, clips: bool) -> None:
     """Gradients are read once unless they are clipped, frozen weights not at all: of both, samples."""

@@ -129,6 +129,7 @@ def test_optimizers_that_are_made_after_a_backward_are_one_step(names: list[str]
     assert not steps.waits([names[-1]], lambda: False), "in the next iteration nothing is made"
 
 
+@pytest.mark.full
 def test_the_order_in_which_optimizers_are_made_does_not_count(tmp_path: Path) -> None:
     """Which is that of a set of text, as in Pyro: no value of the program depends on it."""
     with ThreadPoolExecutor() as pool:

@@ -42,6 +42,7 @@ def test_a_parameter_of_no_module_has_its_place() -> None:
     assert names_of(nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))) == ["parameter0", "parameter1"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
 def test_parameters_of_optimizers_that_are_made_after_backward_have_the_order_of_its_graph(order: list[int]) -> None:
     free, owned = [nn.Parameter(torch.ones(2)) for _ in range(3)], [nn.Linear(2, 1) for _ in range(3)]

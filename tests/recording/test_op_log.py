@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.recording.op_log import OpLog
 from harness.trace.ops import read_ops
 from tests.support.file_limits import largest_file
@@ -93,6 +95,7 @@ with OpMode(OpLog(Path(sys.argv[1]), rank=0, step=3, say=print)):
 """
 
 
+@pytest.mark.full
 def test_kill_9_costs_no_operation_that_has_ended(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)], env=environment, check=False)

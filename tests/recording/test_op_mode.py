@@ -75,6 +75,7 @@ def train(optimizer_name: str, precision: torch.dtype | None, around: Callable[[
     return [*model.state_dict().values(), *state, torch.get_rng_state()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_no_bit_is_another(optimizer: str, tmp_path: Path) -> None:
     logs = [OpLog(tmp_path, rank=0, step=step, say=print) for step in range(3)]
@@ -93,6 +94,7 @@ def test_no_bit_is_another_under_autocast(tmp_path: Path) -> None:
     assert [digest_tensor(each) for each in plain] == [digest_tensor(each) for each in recorded]
 
 
+@pytest.mark.full
 def test_two_records_of_one_program_are_alike() -> None:
     def program(_: OpMode) -> None:
         train("adamw foreach", None, lambda step: contextlib.nullcontext())

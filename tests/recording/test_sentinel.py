@@ -43,6 +43,7 @@ def test_clean_steps_raise_no_alarm_and_keep_their_bits(layout: str, ranks: Rank
     assert {each.ended for each in watched} == {""}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "kind"),
     [

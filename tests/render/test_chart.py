@@ -140,6 +140,7 @@ def test_the_axis_is_marked_at_round_times(seconds: float, labels: list[str]) ->
     assert [label.strip() for label in axis.split("|")[1:]][: len(labels)] == labels
 
 
+@pytest.mark.full
 @QUICK
 @given(jobs_of(NEEDS), st.integers(40, 200))
 def test_every_line_of_the_picture_fits(jobs: list[Job], width: int) -> None:

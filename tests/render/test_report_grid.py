@@ -80,6 +80,7 @@ def test_it_begins_where_the_verdict_says(tmp_path: Path) -> None:
     assert (told.step, told.a and told.a.key) == (first.step, first.a.key)
 
 
+@pytest.mark.full
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 200), st.integers(0, 39), st.integers(0, 11))
 @SEEDED
 def test_nothing_is_lost_where_neighbours_share_a_cell(

@@ -155,6 +155,7 @@ def test_the_summary_of_merged_runs_annotates_nothing(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.full
 def test_many_long_failures_fit_into_the_limit(tmp_path: Path) -> None:
     files = {f"test_{number:03d}.py": {f"test_{'é' * 90}": ("failed", 0.1)} for number in range(300)}
     directory = write_run(tmp_path, "20260101-000000-aaaaaa", files, text="é<" * 20_000)

@@ -48,6 +48,7 @@ def test_control_characters_of_a_name_are_not_printed() -> None:
     assert "\x1b" not in line
 
 
+@pytest.mark.full
 def test_a_run_lists_the_slowest_tests_of_its_files(tmp_path: Path) -> None:
     source = "import time\ndef test_quick(): pass\ndef test_{0}(): time.sleep({1})\n"
     write_suite(tmp_path, {"test_a.py": source.format("a", 0.3), "test_b.py": source.format("b", 0.6)})

@@ -38,6 +38,7 @@ def keys(model: type[BaseModel] = RunConfig, above: str = "") -> Iterator[tuple[
 KEYS = sorted(set(keys()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("dotted", "algorithm"), KEYS)
 @given(value=st.sampled_from([float("nan"), {"no": 1}, [[]], object()]))
 def test_what_no_key_takes_is_refused_by_its_key_without_pydantics_words(

@@ -85,6 +85,7 @@ def divergences(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": log_ratio.exp() - 1 - log_ratio}[estimator]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @SEEDED

@@ -79,6 +79,7 @@ def test_gradients_of_masked_is(level: Level, batch: Batch) -> None:
     assert has_gradient_of(losses, frozen, logprobs)
 
 
+@pytest.mark.full
 @every_proximal
 @SEEDED
 @given(batch=batches())

@@ -130,6 +130,7 @@ def gradient(case: Case, batch: Batch) -> Tensor:
     return leaf.grad
 
 
+@pytest.mark.full
 @every(CASES)
 @SEEDED
 @given(batch=batches(min_samples=2), poison=POISONS)
@@ -140,6 +141,7 @@ def test_nothing_comes_from_outside_the_mask(case: Case, batch: Batch, poison: f
         assert not found[~batch.loss_mask].any()
 
 
+@pytest.mark.full
 @every(LOSSES)
 @SEEDED
 @given(batch=batches(), poison=POISONS)
@@ -159,6 +161,7 @@ def test_a_sample_without_a_loss_token_is_named(case: Case) -> None:
         case(batch.rows(slice(0, 0)))
 
 
+@pytest.mark.full
 @every(CASES)
 @SEEDED
 @given(batch=batches(min_samples=2), random=st.randoms(use_true_random=False))
@@ -167,6 +170,7 @@ def test_the_order_of_samples_changes_no_bit(case: Case, batch: Batch, random: R
     assert torch.equal(case(batch.rows(order)), case(batch)[order])
 
 
+@pytest.mark.full
 @every({name: case for name, case in CASES.items() if not case.shares_statistics})
 @SEEDED
 @given(batch=batches(min_samples=2), cut=st.integers(1, 5))
@@ -176,6 +180,7 @@ def test_a_split_into_microbatches_changes_no_bit(case: Case, batch: Batch, cut:
     assert torch.equal(torch.cat(parts), case(batch))
 
 
+@pytest.mark.full
 @every(LOSSES)
 @SEEDED
 @given(batch=batches(min_samples=2), cut=st.integers(1, 5))
@@ -214,6 +219,7 @@ def test_masks_of_numbers_are_refused(case: Case) -> None:
         case(Batch(batch.loss_mask.long(), batch.tokens, batch.samples))
 
 
+@pytest.mark.full
 @every(CASES)
 @SEEDED
 @given(batch=batches(min_samples=2))
@@ -232,6 +238,7 @@ def test_gradients_flow_through_one_tensor_alone(case: Case, batch: Batch) -> No
 MASKS = ("accepted", "masked_is_keep")
 
 
+@pytest.mark.full
 @every({name: case for name, case in CASES.items() if not name.startswith(MASKS)})
 @SEEDED
 @given(batch=batches(min_samples=2), seed=st.integers(0, 99))

@@ -73,6 +73,7 @@ def control_group(name: str) -> str:
         return ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("means", "num_survivors"), [("killpg", 1), ("cgroup", 0), ("pidns", 0), ("subreaper", 0)])
 def test_a_daemon_escapes_killpg_and_nothing_else(
     means: str, num_survivors: int, refusals: dict[str, str], living: Living, eventually: Eventually
@@ -110,6 +111,7 @@ while time.monotonic() < until_s:  # a process is never there for long, its chil
 """
 
 
+@pytest.mark.full
 def test_a_chain_of_forks_is_cut(backend: str, supervisors: Supervisors, spec: MakeSpec) -> None:
     end = asyncio.run(supervisors.run(spec(ENDLESS_CHAIN)))
     assert (end.exit_code, end.reason, end.unkillable) == (0, "", ())

@@ -308,6 +308,7 @@ class Machine:
 machines = st.builds(Machine, st.integers(0, 3), st.integers(1, 3), st.integers(0, 3), st.frozensets(st.integers(0, 2)))
 
 
+@pytest.mark.full
 @settings(max_examples=60)
 @given(
     units=st.lists(st.tuples(needs, scripts), min_size=1, max_size=7),

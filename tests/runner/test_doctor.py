@@ -52,6 +52,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
     return code, value
 
 
+@pytest.mark.full
 def test_this_machine(plain_environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong_pip = plain_environment / "pip.py"  # what `python -m pip` would find, were the path not safe
     wrong_pip.write_text("raise SystemExit('the wrong pip')")
@@ -149,6 +150,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], s
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("limit", "said"),
     [
@@ -165,6 +167,7 @@ def test_where_hardly_a_file_can_be_had_nothing_is_made_up(limit: str, said: str
     assert f"ulimit {limit[:2]}" in done.stderr.partition("remedy:")[2]
 
 
+@pytest.mark.full
 def test_a_cluster_that_ray_shall_find_and_cannot(
     plain_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_childs_answer_holds_both_streams_and_its_code(tmp_path: Path) -> None
     assert (answer.output, answer.exit_code, answer.problem) == ("out\nerr\n", 3, "")
 
 
+@pytest.mark.full
 def test_a_child_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     marker = tmp_path / "pids"
     code = (
@@ -263,6 +267,7 @@ def test_a_child_has_a_tmpdir_for_its_life_and_no_cluster(tmp_path: Path) -> Non
     assert not Path(directory).parent.exists(), "the scratch root is gone"
 
 
+@pytest.mark.full
 def test_an_interrupted_examination_ends_its_children(plain_environment: Path) -> None:
     code = (
         "import asyncio, os, signal, sys, threading\nfrom pathlib import Path\n"

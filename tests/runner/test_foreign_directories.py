@@ -143,6 +143,7 @@ def make_many(root: Path, kind: str) -> None:
         (make_kept_directory(root, kind, id_of(number)) / "units").mkdir()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["runs", *KINDS])
 @pytest.mark.parametrize(
     "name", ["baseline", "00000101-000000-aaaaaa", "00000101-000000-aaaaaa.old", "0-run"], ids=lambda name: name

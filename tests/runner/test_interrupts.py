@@ -104,12 +104,14 @@ def test_a_run_is_interrupted_where_the_trial_itself_ignores_the_signal(name: st
     assert one.exit_code == ExitCode.INTERRUPTED or one.exit_code < 0
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_run_that_loses_a_leader_leaves_nothing_and_has_all_outcomes() -> None:
     one = trial(0, "SIGKILL a leader", Setting(SEED, span_s=1.0))  # well before the end
     assert (one.wrong, one.hit) == ("", True)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_run_whose_disk_fills_has_all_outcomes() -> None:
     probe = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]

@@ -128,6 +128,7 @@ def test_a_file_that_leans_on_nothing(tmp_path: Path, text: str, kind: LeaningKi
     assert (found(done)["kind"], done.code, found(done)["leans_on"]) == (kind, code, [])
 
 
+@pytest.mark.full
 def test_a_file_that_is_none_of_the_suite_is_refused(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": PLAIN})
     done = run(tmp_path, "run", "--gpus", "none", "--leaning", "test_gone.py")
@@ -135,6 +136,7 @@ def test_a_file_that_is_none_of_the_suite_is_refused(tmp_path: Path) -> None:
     assert "test_gone.py" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_run_tells_a_leaning_file_from_a_failing_one(tmp_path: Path) -> None:
     directory = suite(tmp_path, "global")
@@ -344,6 +346,7 @@ def test_one_whole_run_that_passes_settles_all_parts(
     assert sum(result["tests"]["counts"]["passed"] for result in done.results.values()) == count
 
 
+@pytest.mark.full
 @pytest.mark.timeout(200)
 def test_one_whole_run_names_the_test_that_really_fails(tmp_path: Path) -> None:
     text = NEEDS_ALL_BEFORE_IT.format(count=16, mark="", more="assert i != 9, 'broken'")
@@ -357,6 +360,7 @@ def test_one_whole_run_names_the_test_that_really_fails(tmp_path: Path) -> None:
     assert "15 passed, 1 failed" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.timeout(200)
 def test_a_test_that_the_order_breaks_has_failed_although_its_part_passed(tmp_path: Path) -> None:
     text = """
@@ -377,6 +381,7 @@ def test_i(i):
     assert "test_i[5]" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.timeout(200)
 def test_a_part_that_crashes_in_the_whole_file_too_has_crashed(tmp_path: Path) -> None:
     text = NEEDS_ALL_BEFORE_IT.format(count=16, mark="", more="i == 5 and os._exit(3)")

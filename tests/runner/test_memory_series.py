@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def test_a_sample_after_a_quiet_interval_is_within_the_change_of_what_is_recorde
         assert shown is None or amount is None or abs(shown - amount) <= CHANGE_BYTES
 
 
+@pytest.mark.full
 def test_a_day_of_changes_records_some_thousand_values() -> None:
     thinner, num = SeriesThinner(), 0
     for step in range(24 * 3600 * 4):

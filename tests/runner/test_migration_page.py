@@ -43,6 +43,7 @@ def test_every_feature_of_ours_names_a_test_that_exists() -> None:
         assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", list(FILES))
 def test_the_configuration_for_a_repository_leases_what_the_page_says(name: str, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(

@@ -117,6 +117,7 @@ def ends(specs: dict[str, ProcessSpec], supervisors: Supervisors) -> dict[str, P
     return dict(zip(specs, asyncio.run(together()), strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_it_ends_as_it_must(
     name: str, ends: dict[str, ProcessEnd], specs: dict[str, ProcessSpec], living: Callable[..., list[Process]]

@@ -71,6 +71,7 @@ def test_a_run_that_has_looked_says_so_to_every_file(tmp_path: Path) -> None:
     assert done.stdout.count(note) == 1
 
 
+@pytest.mark.full
 def test_a_run_without_need_of_the_network_looks_at_nothing(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_b.py": TELLS})
     done = run(tmp_path, "run", "--gpus", "sim:2", env={"NCCL_SOCKET_IFNAME": "eth7"})

@@ -104,6 +104,7 @@ def test_a_profile_of_the_environment_that_does_not_exist_is_refused_with_those_
     assert caught.value.legal.startswith("none")
 
 
+@pytest.mark.full
 def test_the_variable_reaches_a_run(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.rlharness]{PROFILES}")
     done = run(tmp_path, "plan", "--gpus", "none", env={PROFILE: "release"})

@@ -58,6 +58,7 @@ def suite(tmp_path: Path) -> Path:
     return write_suite(tmp_path / "suite", {"conftest.py": CONFTEST, "test_a.py": TEST})
 
 
+@pytest.mark.full
 def test_plain_pytest_has_its_gpus_before_conftest_files(suite: Path) -> None:
     done = pytest_run(suite, "--gpus", "sim:2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,6 +66,7 @@ def test_plain_pytest_has_its_gpus_before_conftest_files(suite: Path) -> None:
     assert len(seen(suite)["main"].split(",")) == 2
 
 
+@pytest.mark.full
 def test_workers_have_gpus_of_their_own_and_wider_tests_are_skipped(suite: Path) -> None:
     done = pytest_run(suite, "--gpus", "sim:4", "-n", "2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -128,6 +130,7 @@ def test_one_of_two_is_small(): raise AssertionError("it ran")
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [("--gpus", "sim:1xA,1xB:40"), ("--gpus", "sim:4:40", "-n", "2")])
 def test_tests_whose_need_the_gpus_do_not_meet_are_skipped_with_the_reason(
     tmp_path: Path, workers: tuple[str, ...]

@@ -205,6 +205,7 @@ OF_THE_RUN = PLACES + (
 )
 
 
+@pytest.mark.full
 def test_a_test_that_replaces_the_files_of_the_run_by_fifos_delays_nothing(tmp_path: Path) -> None:
     """They are written when the tests have ended, and no limit of a test holds there."""
     write_suite(tmp_path, {"test_a.py": OF_THE_RUN, "test_b.py": QUICK})

@@ -75,6 +75,7 @@ def seen(done: Done, name: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.full
 def test_every_unit_ends_as_it_must_and_the_record_is_whole(mixed: Done) -> None:
     assert mixed.outcomes == OUTCOMES
     mixed.assert_sound()
@@ -163,6 +164,7 @@ def test_junit_has_every_unit_and_every_test(mixed: Done) -> None:
     assert suites["test_wide.py"].get("skipped") == "1"
 
 
+@pytest.mark.full
 def test_a_need_that_was_misread_is_imported_the_next_time(mixed: Done) -> None:
     again = run(mixed.directory, "run", "--gpus", "sim:4", "test_secret_need.py")
     again.assert_sound()
@@ -225,6 +227,7 @@ CODES: list[tuple[dict[str, str], tuple[str, ...], ExitCode]] = [
 ONE_OF_EACH, MORE = CODES[:5], [pytest.param(*case, marks=pytest.mark.full) for case in CODES[5:]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("files", "arguments", "code"), [*ONE_OF_EACH, *MORE])
 def test_exit_codes(tmp_path: Path, files: dict[str, str], arguments: tuple[str, ...], code: ExitCode) -> None:
     done = run(write_suite(tmp_path, files), "run", "--gpus", "sim:2", *arguments)
@@ -232,6 +235,7 @@ def test_exit_codes(tmp_path: Path, files: dict[str, str], arguments: tuple[str,
     done.assert_sound()
 
 
+@pytest.mark.full
 def test_node_ids_that_name_no_test_are_told_as_pytest_tells_them(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": QUICK})
     gone = ("test_a.py::test_gone", "test_a.py::TestGone", "test_b.py::test_quick")
@@ -261,6 +265,7 @@ def test_a_report_that_was_asked_for_and_is_not_there_does_not_end_with_0(tmp_pa
     assert (told["exit_code"], told["notes"]) == (4, [note])
 
 
+@pytest.mark.full
 def test_workers_that_are_not_started_are_told(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     write_suite(tmp_path, {"test_a.py": QUICK})
@@ -281,6 +286,7 @@ def test_tests_that_failed_weigh_more_than_a_report_that_is_not_there(tmp_path: 
     assert [note.partition(": ")[0] for note in told["notes"]] == ["the JUnit XML in /dev/full is incomplete"]
 
 
+@pytest.mark.full
 def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_report(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES})
     done = run(tmp_path, "run", "--gpus", "none", "--json", "--junit", "junit.xml")
@@ -329,6 +335,7 @@ def test_a_card_whose_memory_does_not_come_back_is_quarantined(tmp_path: Path) -
 COMPUTED = "import pytest\nimport no_such_module\npytestmark = pytest.mark.gpus(no_such_module.NUMBER)\n" + QUICK
 
 
+@pytest.mark.full
 def test_plan_shows_the_schedule_and_leaves_nothing_behind(tmp_path: Path) -> None:
     files = {"test_a.py": QUICK, "test_b.py": NEEDS_FOUR, "test_c.py": COMPUTED}
     done = run(write_suite(tmp_path, files), "plan", "--gpus", "sim:2", "--width", "60")
@@ -343,6 +350,7 @@ def test_plan_shows_the_schedule_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == set(files)
 
 
+@pytest.mark.full
 def test_plan_as_json_names_what_cannot_run(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": NEEDS_FOUR, "test_c.py": COMPUTED})
     done = run(tmp_path, "plan", "--gpus", "sim:2", "--json")
@@ -354,6 +362,7 @@ def test_plan_as_json_names_what_cannot_run(tmp_path: Path) -> None:
     assert "No module named 'no_such_module'" in told["never"][1]["reason"]
 
 
+@pytest.mark.full
 def test_plan_ends_as_a_run_does_where_there_are_no_tests(tmp_path: Path) -> None:
     for options, shown in ((), "nothing to run\n"), (("--json",), '"units": []'):
         done = run(write_suite(tmp_path, {"readme.txt": "no test here"}), "plan", "--gpus", "none", *options)
@@ -394,6 +403,7 @@ def test_plan_ends_as_a_run_does_for_node_ids(
         assert json.loads(run(tmp_path, "plan", "--gpus", "none", "--json", *nodeids).stdout)["order"] == []
 
 
+@pytest.mark.full
 def test_plan_of_a_suite_that_cannot_be_collected(tmp_path: Path) -> None:
     done = run(write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES}), "plan", "--gpus", "none")
     assert (done.code, done.stdout) == (ExitCode.TESTS_FAILED, "")

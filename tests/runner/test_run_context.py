@@ -55,6 +55,7 @@ def test_everything_is_given_back_and_only_a_run_makes_a_history(tmp_path: Path,
     assert {process.pid for process in process_tree.children(os.getpid())} <= before
 
 
+@pytest.mark.full
 def test_a_plan_reads_a_history_that_is_there_unless_it_is_to_be_free_of_it(tmp_path: Path) -> None:
     asyncio.run(on_stage(options(tmp_path), is_run=True))
     (history,) = histories(tmp_path)

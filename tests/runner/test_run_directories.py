@@ -43,6 +43,7 @@ def test_node_ids_are_understood_from_anywhere(tmp_path: Path, where: str) -> No
     assert done.results[path]["unit"]["selection"] == [f"{path}::{name}" for name in wanted]
 
 
+@pytest.mark.full
 def test_the_record_lies_beside_the_configuration(tmp_path: Path) -> None:
     configuration = "[tool.rlharness]\nhistory-free = true\n[tool.pytest.ini_options]\n"
     write_suite(tmp_path, {"pyproject.toml": configuration, "tests/test_a.py": QUICK})
@@ -87,6 +88,7 @@ def test_temporary_directories_of_failed_files_are_kept_and_it_is_said_where(tmp
     assert f"notes (1)\n  {note}\n" in done.stdout
 
 
+@pytest.mark.full
 def test_without_a_failure_nothing_is_kept(tmp_path: Path) -> None:
     tells = "import os\ndef test_tells(): open('tmpdir', 'w').write(os.environ['TMPDIR'])\n"
     write_suite(tmp_path / "suite", {"test_a.py": tells})
@@ -98,6 +100,7 @@ def test_without_a_failure_nothing_is_kept(tmp_path: Path) -> None:
     assert done.events[-1]["notes"] == []
 
 
+@pytest.mark.full
 def test_two_runs_at_once_in_one_directory_keep_apart(tmp_path: Path) -> None:
     meet = """
 import os, time

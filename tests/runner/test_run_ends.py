@@ -158,6 +158,7 @@ def test_a_terminal_that_hangs_up_costs_no_record(tmp_path: Path) -> None:
     assert done.code == ExitCode.INTERRUPTED
 
 
+@pytest.mark.full
 def test_usr1_has_a_run_say_what_runs(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": SLEEPS})
     with started(tmp_path, *RUN) as process:
@@ -194,6 +195,7 @@ def test_too_long(): time.sleep(60)
 TABLE = '"test_table.py" = { timeout = 1.5 }\n'
 
 
+@pytest.mark.full
 def test_limits_of_a_marker_the_table_and_the_command_line(tmp_path: Path) -> None:
     files = {"test_marker.py": MARKED, "test_table.py": SLEEPS, "needs.toml": TABLE}
     arguments = ("--needs", "needs.toml", "--slow", "0.5", "--grace", "1", "--cpu-units", "2")
@@ -258,6 +260,7 @@ def test_after_enough_failures_what_runs_may_end(tmp_path: Path, option: tuple[s
     assert done.outcomes == {"test_0.py": "failed", "test_1.py": "passed"}
 
 
+@pytest.mark.full
 def test_what_maxfail_left_out_is_listed(tmp_path: Path) -> None:
     files = {f"test_{number}.py": FAILS for number in range(3)}
     done = run(write_suite(tmp_path, files), *RUN, "-x", "--cpu-units", "1")

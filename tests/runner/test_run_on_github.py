@@ -12,6 +12,7 @@ from tests.support.suite_runs import run, write_suite
 CRASHES = "import os\nclass TestC:\n    def test_dies(self):\n        os.abort()\n"
 
 
+@pytest.mark.full
 def test_failed_tests_are_annotated_at_their_lines(tmp_path: Path) -> None:
     suite = tmp_path / "sub"
     write_suite(

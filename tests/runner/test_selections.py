@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def test_a_bracket_without_a_node_id_is_part_of_the_path() -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_node_id_of_no_test_is_refused_whatever_the_file_needs(tmp_path: Path) -> None:
     marks = "import pytest\n@pytest.mark.gpus({})\n"
     wide = marks.format(16) + QUICK + marks.format(8).partition("\n")[2] + "def test_fits(): pass\n"

@@ -75,6 +75,7 @@ def totals_in(directory: Path) -> dict[str, list[float]]:
     return {path.name: [float(line) for line in path.read_text().split()] for path in directory.glob("ledger-*")}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_budgets_and_whole_gpus_never_exceed_a_gpu(tmp_path: Path) -> None:
     write_suite(tmp_path, mixed_suite(1, 24))
@@ -87,6 +88,7 @@ def test_budgets_and_whole_gpus_never_exceed_a_gpu(tmp_path: Path) -> None:
     assert len(leased) == 24
 
 
+@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_two_files_are_on_one_gpu_at_the_same_time(tmp_path: Path) -> None:
     """Each waits for the other, so that they pass only side by side."""

@@ -72,6 +72,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+@pytest.mark.full
 def test_stacks_of_a_hung_tree_are_python_stacks(backend: str, run_id: str, spec: Callable[..., ProcessSpec]) -> None:
     if not PY_SPY.exists():
         pytest.skip(f"no {PY_SPY}")

@@ -113,6 +113,7 @@ def test_the_benchmark_in_small_is_near_its_bound(suite: int) -> None:
     assert lines[0] == SUITES[suite].name and f"{len(run.queue.decisions_s):,} decisions" in lines[1]
 
 
+@pytest.mark.full
 def test_a_virtual_run_is_the_same_every_time() -> None:
     first, again, other = (small_run(0, seed, num_units=60).run() for seed in (1, 1, 2))
     assert first.runner.starts == again.runner.starts
@@ -142,6 +143,7 @@ def test_a_wait_that_never_ends_is_an_error() -> None:
         run_virtually(asyncio.Event().wait(), loop)
 
 
+@pytest.mark.full
 def test_the_benchmark_prints_machine_and_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

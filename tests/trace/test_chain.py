@@ -107,6 +107,7 @@ def test_the_shardable_sums_are_what_the_prose_says(vector: Any) -> None:
 # ------------------------------------------------------------------------------------------------- what it depends on
 
 
+@pytest.mark.full
 @SEEDED
 @given(any_leaves, st.randoms(use_true_random=False), st.integers(0, 2**64 - 1))
 def test_a_root_does_not_depend_on_the_order(recorded_values: list[RecordedValue], random: Any, step: int) -> None:

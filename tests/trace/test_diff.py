@@ -157,6 +157,7 @@ def test_a_step_more_is_a_divergence_where_both_are_complete(tmp_path: Path) -> 
     assert (verdict.kind, verdict.first.step, verdict.first.what) == (Kind.DIVERGED, 3, Difference.STEP_ONLY_IN_B)
 
 
+@pytest.mark.full
 @SEEDED
 @given(any_leaves, any_leaves)
 def test_leaves_are_alike_exactly_if_nothing_differs(a: list[RecordedValue], b: list[RecordedValue]) -> None:
@@ -224,6 +225,7 @@ def test_other_numerics_excuse_a_difference_and_equal_bits_need_no_excuse(tmp_pa
     assert verdict.first is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("library", "decides"),
     [

@@ -53,6 +53,7 @@ def test_columns_of_a_matrix_add_up_as_rows_do() -> None:
     assert add_shards(by_column) == shardsum(data, 4)
 
 
+@pytest.mark.full
 def test_two_sign_flips_do_not_cancel() -> None:
     rng = random.Random(1)
     data = struct.pack("<64d", *[rng.gauss(0, 1) for _ in range(64)])
@@ -73,6 +74,7 @@ def test_a_single_change_is_always_seen(index: int, before: int, after: int) -> 
     assert word_key(0, index) % 2 == word_key(1, index) % 2 == 1
 
 
+@pytest.mark.full
 @settings(SEEDED, max_examples=1000)
 @given(
     st.tuples(st.integers(0, 1023), st.integers(0, 1023)).filter(lambda pair: pair[0] != pair[1]),

@@ -80,6 +80,7 @@ def test_the_fast_loops_say_what_the_slow_one_says(values: tuple[str, bytes, byt
     assert compare(dtype, a, b) == slow(dtype, a, b)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "i64"])
 @pytest.mark.parametrize(
     "changed", [[0], [16383], [16384], [49_999], [3, 20_000, 20_001, 49_999], range(30_000, 50_000)]

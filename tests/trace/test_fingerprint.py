@@ -76,6 +76,7 @@ def packages_by_the_standard_library(modules: Iterable[str]) -> dict[str, str]:
     return {name: metadata.version(name) for name in names}
 
 
+@pytest.mark.full
 def test_packages_are_those_that_the_standard_library_finds_for_the_same_modules() -> None:
     every_module = set(metadata.packages_distributions())
     found = read.packages(f"{module}.inner" for module in every_module)

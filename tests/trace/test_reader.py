@@ -211,6 +211,7 @@ def test_a_newer_log_is_refused_without_a_manifest_too(tmp_path: Path) -> None:
         read_trace(tmp_path)
 
 
+@pytest.mark.full
 @SEEDED
 @given(st.dictionaries(names, names), st.dictionaries(names, names), st.lists(names), st.integers(1, 9))
 def test_a_manifest_is_read_as_it_was_written(

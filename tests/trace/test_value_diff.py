@@ -22,6 +22,7 @@ def columns(recorded_values: list[RecordedValue]) -> Columns:
     return read_columns(io.BytesIO(payload), FramePosition(0, len(payload)), len(recorded_values))
 
 
+@pytest.mark.full
 @SEEDED
 @given(any_leaves, st.data(), ALL_SCOPES)
 def test_columns_are_compared_as_leaves_are(
@@ -35,6 +36,7 @@ def test_columns_are_compared_as_leaves_are(
     )
 
 
+@pytest.mark.full
 @SEEDED
 @given(any_leaves, any_leaves, st.randoms(use_true_random=False), ALL_SCOPES)
 def test_columns_of_other_leaves_are_too(

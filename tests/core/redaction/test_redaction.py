@@ -73,6 +73,7 @@ def test_75_shapes_were_counted_and_44_of_them_leaked() -> None:
     assert len({each.name for each in ALL}) == len(ALL) >= 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
 def test_no_secret_of_a_command_line_is_left(typed: Typed) -> None:
     argv = ("python", "train.py", "--seed", "7", *typed.argv)
@@ -84,6 +85,7 @@ def test_no_secret_of_a_command_line_is_left(typed: Typed) -> None:
     assert redact_argv(redacted) == redacted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
 def test_no_secret_is_left_in_a_configuration_that_holds_the_command(typed: Typed) -> None:
     command = shlex.join(typed.argv)
@@ -91,6 +93,7 @@ def test_no_secret_is_left_in_a_configuration_that_holds_the_command(typed: Type
     assert [word for word in redacted if typed.secret in word] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
 def test_no_secret_is_left_of_a_command_that_is_a_list(typed: Typed) -> None:
     """In a configuration, in JSON, and as Python prints it in an error."""
@@ -222,6 +225,7 @@ def test_to_redact_twice_is_to_redact_once(argv: list[str]) -> None:
     assert redact_fields(fields) == fields
 
 
+@pytest.mark.full
 def test_deep_text_is_text() -> None:
     deep = '{"a":' * 100_000 + f'"--token {PLAIN}"' + "}" * 100_000
     assert PLAIN not in redact_text(deep)

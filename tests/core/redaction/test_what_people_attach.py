@@ -180,6 +180,7 @@ RAY = {
 }
 
 
+@pytest.mark.full
 def test_the_doctor_shows_none(tmp_path: Path) -> None:
     done = type_command(tmp_path, "doctor", "--json", **{**RAY, "RAY_ADDRESS": f"ray://bob:{PLAIN}@127.0.0.1:1"})
     measured = {each["check"]: each["measured"] for each in json.loads(done.stdout)["findings"]}
@@ -203,6 +204,7 @@ def test_what_the_doctor_prints_shows_none(dead: str) -> None:
     assert notes_on(RAY)[0].startswith(f"RAY_ADDRESS=ray://{REDACTED}@head.example:10001: ")
 
 
+@pytest.mark.full
 def test_an_error_that_quotes_a_command_line_shows_none(tmp_path: Path) -> None:
     for words in (
         ("diff", "a", "b", f"--api-key={PLAIN}"),
@@ -218,6 +220,7 @@ def test_an_error_that_quotes_a_command_line_shows_none(tmp_path: Path) -> None:
     assert PLAIN not in repr(error) + str(error) + repr(error.args) and ALNUM not in str(error)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
 def test_an_error_and_a_finding_that_quote_any_of_them_show_none(typed: Typed) -> None:
     line = "nothing" if typed.name in OF_NO_TEXT else shlex.join(typed.argv)
@@ -245,6 +248,7 @@ def test_what_to_say_again_is_still_said() -> None:
     assert UsageError("no secrets", remedy="say it again: --set judge.api_key=VALUE").remedy.endswith("=VALUE")
 
 
+@pytest.mark.full
 def test_a_trace_that_somebody_else_wrote_is_compared_without_showing_its_secrets(tmp_path: Path) -> None:
     for name, secret in (("a", PLAIN), ("b", PLAIN[::-1])):
         identity = {"--wandb-key": secret, "judge.url": f"https://bob:{secret}@host", "seed": "7"}

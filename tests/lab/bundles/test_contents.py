@@ -67,6 +67,7 @@ def test_a_head_is_read_as_it_was_written(head: Head) -> None:
     assert parse_head(head.encoded()) == head
 
 
+@pytest.mark.full
 @SEEDED
 @given(heads, st.data())
 def test_a_head_that_was_changed_is_refused_or_says_something_else(head: Head, data: st.DataObject) -> None:

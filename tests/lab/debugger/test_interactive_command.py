@@ -238,6 +238,7 @@ def terminal(runs: Path) -> Iterator[Terminal]:
     opened.close()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_at_a_terminal_names_are_completed_and_ctrl_c_twice_leaves(terminal: Terminal) -> None:
     terminal.wait_for("(step 3, beginning)")

@@ -70,6 +70,7 @@ def test_new_ones_and_those_that_are_gone_are_told(project: Project) -> None:
     assert done.code == ExitCode.OK
 
 
+@pytest.mark.full
 def test_a_scenario_that_cannot_be_read_is_refused_before_anything_runs(project: Project) -> None:
     project.write("scenarios/torn.yaml", "about: [")
     done = gate(project, "--base", "HEAD")
@@ -90,6 +91,7 @@ def test_one_that_the_base_alone_cannot_read_is_told_beside_the_others(project: 
     assert (done.code, codes(found["sums"])) == (ExitCode.NOT_COMPARABLE, ["base_rejected"])
 
 
+@pytest.mark.full
 def test_an_entry_with_another_name_is_not_comparable(project: Project) -> None:
     """Its module was renamed, so nothing is compared: that is no pass."""
     (project.directory / "sums.py").rename(project.directory / "totals.py")
@@ -187,6 +189,7 @@ def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(proje
     assert only(foreign)["against"].startswith("base ")
 
 
+@pytest.mark.full
 def test_goldens_are_looked_at_before_anything_runs(project: Project) -> None:
     nowhere = gate(project, "--golden", "gildens")
     assert (nowhere.code, nowhere.stdout) == (ExitCode.USAGE_ERROR, "")
@@ -216,6 +219,7 @@ def test_a_scenario_that_is_not_steady_is_to_be_replayed_as_the_gate_has_run_it(
     assert "  look closer: rlharness replay sums --size smoke --set num_steps=2\n" in done.stdout
 
 
+@pytest.mark.full
 def test_below_the_project_it_says_where_the_scenarios_are(project: Project) -> None:
     below = project.directory / "src"
     below.mkdir(exist_ok=True)
@@ -225,6 +229,7 @@ def test_below_the_project_it_says_where_the_scenarios_are(project: Project) -> 
     assert "  remedy: cd ..: its scenarios are sums\n" in done.stderr
 
 
+@pytest.mark.full
 def test_without_a_base_nothing_passes(project: Project) -> None:
     done = gate(project)
     assert done.code == ExitCode.NOT_COMPARABLE
@@ -256,6 +261,7 @@ def test_what_is_interrupted_leaves_nothing_behind(project: Project) -> None:
     assert project.worktrees == []
 
 
+@pytest.mark.full
 def test_the_policy_of_the_base_applies(project: Project) -> None:
     """Or a pull request that changes a scenario would let itself pass."""
     strict = '[tool.rlharness.gate]\nscenarios = ["sums"]\nfail-on = ["configuration"]\n'

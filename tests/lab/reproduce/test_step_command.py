@@ -43,6 +43,7 @@ def told(done: Done) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_path: Path) -> None:
     done = reproduce(project, tmp_path, "whole", "--step", "3")
     assert done.code == ExitCode.OK, done.stdout + done.stderr

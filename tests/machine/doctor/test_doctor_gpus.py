@@ -341,6 +341,7 @@ def test_without_a_driver_torch_is_not_imported() -> None:
     assert "--use" not in asked[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("gpus", "visible", "said"),
     [

@@ -138,6 +138,7 @@ def test_pip_itself_understands_the_question() -> None:
     assert done.returncode == 0 or "No module named pip" in done.stderr
 
 
+@pytest.mark.full
 def test_pip_says_nothing_of_a_cache_that_is_not_ours(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()

@@ -57,6 +57,7 @@ def decoded(decoder: Decoder, order: list[int], lengths: list[int]) -> list[torc
     return [torch.cat(rows) for rows in found]
 
 
+@pytest.mark.full
 @few
 @given(
     data=st.data(),

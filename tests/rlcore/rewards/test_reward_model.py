@@ -101,6 +101,7 @@ def test_a_completion_that_it_cannot_read_is_named(text: str, what: str) -> None
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
+@pytest.mark.full
 def test_runs_do_not_depend_on_arrival_and_a_checkpoint_replaces_a_drawn_model(tmp_path: Path) -> None:
     model = {"max_length": 64}
     first = recorded(config(training=TRAINING, task=task(rewards=[MATCHING], reward_model=model)), tmp_path / "a")

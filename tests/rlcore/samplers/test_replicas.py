@@ -68,6 +68,7 @@ def test_threads_compute_as_the_caller_does(count: int) -> None:
     assert all(each.computed == {(True, count)} for each in samplers)
 
 
+@pytest.mark.full
 def test_without_the_callers_context_bits_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, requests = decoder_of("qwen3", spread=6.0), requests_of(3)
     with following(STRATEGIES[0]):

@@ -72,6 +72,7 @@ def of_trainer(decoder: Decoder, completion: Trajectory) -> Tensor:
         return token_logprobs(logits / temperature, tokens[len(prompt) :])
 
 
+@pytest.mark.full
 @few
 @given(
     family=st.sampled_from(FAMILIES),
@@ -89,6 +90,7 @@ def test_logprobs_are_the_trainers_bits(
             assert torch.equal(torch.tensor(completion.completion_logprobs), of_trainer(decoder, completion))
 
 
+@pytest.mark.full
 @few
 @given(
     family=st.sampled_from(FAMILIES),
@@ -119,6 +121,7 @@ def drawn(decoder: Decoder, requests: list[SampleRequest], company: Company) -> 
         return sampler.sample(requests)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", STRATEGIES[1:], ids=lambda strategy: strategy.name)
 def test_every_recipe_gives_the_trainers_bits(strategy: KernelStrategy) -> None:
     decoder = decoder_of("qwen3")
@@ -127,6 +130,7 @@ def test_every_recipe_gives_the_trainers_bits(strategy: KernelStrategy) -> None:
             assert torch.equal(torch.tensor(completion.completion_logprobs), of_trainer(decoder, completion))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kernels", "family"),
     [
@@ -158,11 +162,13 @@ def everywhere(decoder: Decoder, requests: list[SampleRequest]) -> list[list[Sai
     return [said(sampler.sample(requests)) for sampler in samplers]
 
 
+@pytest.mark.full
 def test_completions_agree_everywhere(invariant: KernelStrategy) -> None:
     one, *others = everywhere(decoder_of(), requests_of(2))
     assert all(other == one for other in others)
 
 
+@pytest.mark.full
 def test_without_the_level_logprobs_have_other_bits() -> None:
     one, *others = everywhere(decoder_of(), requests_of(2))
     if all(other == one for other in others):
@@ -253,6 +259,7 @@ def test_filters_hold_for_the_rows_that_have_them() -> None:
 # ----------------------------------------------------------------------------------------------------------------- ends
 
 
+@pytest.mark.full
 def test_a_completion_ends_for_its_reason() -> None:
     decoder = decoder_of(spread=4.0)
     free = SamplingParams(max_tokens=40)

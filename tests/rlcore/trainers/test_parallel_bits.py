@@ -30,6 +30,7 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", cases())
 def test_ranks_train_to_the_bits_of_one_process(on_ranks: OnRanks, case: Case) -> None:
     alone = on_ranks(local_training, case.dtype)[0]
@@ -37,6 +38,7 @@ def test_ranks_train_to_the_bits_of_one_process(on_ranks: OnRanks, case: Case) -
     assert found == [alone] * case.num_ranks + [None] * (NUM_RANKS - case.num_ranks)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_tensors_are_summed_in_slices_and_buckets_to_the_same_bits(on_ranks: OnRanks, num_shards: int) -> None:
     """Some tensors are divided, others go together; no slice is as long as the number of ranks asks for."""
@@ -71,6 +73,7 @@ def test_ranks_answer_as_one_process_does(on_ranks: OnRanks, case: Case) -> None
     assert sorted(number for answers in found for number in answers.read) == sorted(alone.read)
 
 
+@pytest.mark.full
 def test_each_value_is_handed_to_one_rank(on_ranks: OnRanks) -> None:
     replicated, hybrid, sharded = (on_ranks(owned_values, Case(NUM_RANKS, size)) for size in (1, 2, 4))
     assert replicated == hybrid == sharded
@@ -79,6 +82,7 @@ def test_each_value_is_handed_to_one_rank(on_ranks: OnRanks) -> None:
     assert {len(own) for own in sharded} == {len(names) // NUM_RANKS, -(-len(names) // NUM_RANKS)}
 
 
+@pytest.mark.full
 def test_weights_are_streamed_a_tensor_at_a_time(on_ranks: OnRanks) -> None:
     """A reader that keeps them all shows what the bound is worth."""
     num_layers, layer_bytes = 32, 2 << 20

@@ -15,6 +15,7 @@ from tests.support.rank_training import Case
 GRIDS = [Case(4, 1), Case(4, 4), pytest.param(Case(4, 2), marks=pytest.mark.full)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", GRIDS)
 def test_ranks_that_disagree_on_the_microbatches_say_so_at_once(on_ranks: OnRanks, case: Case) -> None:
     found = on_ranks(errors_of_counts, case)
@@ -33,6 +34,7 @@ def test_without_the_guard_ranks_wait_until_the_groups_timeout(on_ranks: OnRanks
     assert found[2:] == ["", ""]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", GRIDS)
 def test_a_loss_that_is_no_number_is_named_on_every_rank_and_forgotten(on_ranks: OnRanks, case: Case) -> None:
     found = on_ranks(errors_of_losses, case)
@@ -42,6 +44,7 @@ def test_a_loss_that_is_no_number_is_named_on_every_rank_and_forgotten(on_ranks:
     assert after == clean
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", GRIDS)
 def test_a_gradient_that_is_no_number_is_named_on_every_rank(on_ranks: OnRanks, case: Case) -> None:
     for row in (0, 30):

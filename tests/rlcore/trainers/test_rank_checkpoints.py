@@ -33,6 +33,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_run_is_resumed_by_any_number_of_ranks_and_any_kind_to_the_same_bits(
     on_ranks: OnRanks, tmp_path: Path, one: Case, other: Case
@@ -46,12 +47,14 @@ def test_a_run_is_resumed_by_any_number_of_ranks_and_any_kind_to_the_same_bits(
     )
 
 
+@pytest.mark.full
 def test_what_one_process_saves_ranks_resume(on_ranks: OnRanks, tmp_path: Path) -> None:
     expected = on_ranks(two_updates)[0]
     local_save(str(tmp_path))
     assert on_ranks(resumed, Case(4, 4), str(tmp_path)) == [expected] * NUM_RANKS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_rank_that_cannot_write_leaves_what_was_there(on_ranks: OnRanks, tmp_path: Path, rank: int) -> None:
     before = local_save(str(tmp_path))

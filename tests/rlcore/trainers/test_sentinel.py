@@ -22,6 +22,7 @@ from tests.support.rank_corruption import Corruption, corrupted_training
 LAYOUTS = [1, pytest.param(2, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_shards", LAYOUTS, ids=["replicated", "hybrid", "sharded"])
 def test_a_training_without_a_fault_keeps_its_bits(num_shards: int, on_ranks: OnRanks) -> None:
     case = Corruption(num_shards, every=1)
@@ -52,6 +53,7 @@ def test_a_flip_is_named_within_the_cadence(
     assert {(each.num_updates, each.ranks) for each in unwatched} == {(5, ())}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("num_shards", "named"), [(1, {3}), (2, {1, 3})])
 def test_a_gradient_that_differs_moves_no_weight(num_shards: int, named: set[int], on_ranks: OnRanks) -> None:
     case = Corruption(num_shards, every=1, kind="gradient", update=2, rank=3, index=1, bit=9)

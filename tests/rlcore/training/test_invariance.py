@@ -100,6 +100,7 @@ def perturbed(variant: str, **perturbation: Any) -> RunConfig:
 # --------------------------------------------------------------------------------------------------------- it holds
 
 
+@pytest.mark.full
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("variant", each("grpo"))
 @settings(max_examples=NUM_EXAMPLES, derandomize=True)
@@ -133,6 +134,7 @@ def lost_and_resumed(
     return (with_section(of, "output", {"resume": str(directory)}), first) if first else (of, 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", each("grpo", "ppo"))
 def test_a_crash_at_any_step_and_a_resume_move_no_bit(
     variant: str, undisturbed: Callable[[str], Digests], tmp_path: Path
@@ -213,6 +215,7 @@ def test_a_sampler_with_other_kernels_does_not_match(tmp_path: Path, monkeypatch
         recorded(VARIANTS["grpo, compiled kernels"], tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.needs_compiler
 def test_with_a_kernel_that_sees_the_batch_concurrency_moves_logprobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -226,6 +229,7 @@ def test_with_a_kernel_that_sees_the_batch_concurrency_moves_logprobs(
     assert moved("grpo, compiled kernels", tmp_path, level="deterministic", concurrency=1) == "rollout"
 
 
+@pytest.mark.full
 def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def as_they_come(sampler: TorchSampler, wanted: Any, runtime: Any) -> Any:
         if not runtime.arrival_seed:
@@ -239,6 +243,7 @@ def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeyp
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 
+@pytest.mark.full
 def test_with_noise_of_a_generator_arrival_moves_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = iter(range(10**9))
     sample = TorchSampler.sample
@@ -251,6 +256,7 @@ def test_with_noise_of_a_generator_arrival_moves_tokens(tmp_path: Path, monkeypa
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 
+@pytest.mark.full
 def test_without_fixed_microbatches_the_budget_moves_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_budget(batch: Any, samples: Any, width: int, *, token_budget: int) -> list[Microbatch]:
         return microbatches_by_budget(batch, samples, token_budget=token_budget)
@@ -270,11 +276,13 @@ class LeftFold(TreeSum):
         return self._nodes.get((0, 0))
 
 
+@pytest.mark.full
 def test_without_the_tree_workers_move_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_module, "TreeSum", LeftFold)
     assert moved("grpo", tmp_path, world_size=2) == "backward"
 
 
+@pytest.mark.full
 def test_without_the_optimizers_state_a_resume_moves_weights(
     undisturbed: Callable[[str], Digests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +299,7 @@ def test_without_the_optimizers_state_a_resume_moves_weights(
     assert leaf[:2] == (8, "optimizer")
 
 
+@pytest.mark.full
 def test_without_keyed_order_a_resume_moves_the_prompts(
     undisturbed: Callable[[str], Digests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +316,7 @@ def test_without_keyed_order_a_resume_moves_the_prompts(
     assert leaf[:2] == (8, "rollout")
 
 
+@pytest.mark.full
 def test_another_seed_is_another_run(undisturbed: Callable[[str], Digests], tmp_path: Path) -> None:
     found = recorded(VARIANTS["grpo"].model_copy(update={"seed": 8}), tmp_path)
     leaf = first_difference(undisturbed("grpo"), found)

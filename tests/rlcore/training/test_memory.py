@@ -76,6 +76,7 @@ def test_where_memory_is_limited_nothing_is_changed() -> None:
     assert (done.returncode, done.stdout) == (0, f"{1 << 20}\n"), done.stderr
 
 
+@pytest.mark.full
 @if_glibc
 def test_a_pass_finds_the_memory_that_the_one_before_has_freed() -> None:
     told = subprocess.run([sys.executable, "-c", PASSES], capture_output=True, text=True, check=True).stdout

@@ -120,6 +120,7 @@ def less_precise(state: Any, directory: Path, step: int) -> None:
     torch.set_float32_matmul_precision("medium" if step < SHORT["num_steps"] else "highest")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("check", "fault", "said"),
     [

@@ -61,6 +61,7 @@ def test_each_token_of_two_turns_lands_where_it_should() -> None:
     assert (batch["tokens"].dtype, batch["rollout_logprobs"].dtype) == (torch.int64, torch.float32)
 
 
+@pytest.mark.full
 @SEEDED
 @given(st.lists(drawn_parts, min_size=1, max_size=5))
 def test_any_trajectories_are_read_back_from_their_batch(all_parts: list[list[tuple[Role, list[int]]]]) -> None:

@@ -88,6 +88,7 @@ def test_each_loss_is_to_the_policy_that_is_its_own(name: str) -> None:
     assert torch.equal(found.clipped, expected.clipped)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_loss_of_a_step_is_the_pure_functions(tmp_path: Path, name: str) -> None:
     settings, pure = EXPECTED[name]
@@ -153,6 +154,7 @@ def fresh(directory: Path) -> tuple[Any, Any]:
     return state.decoder, state.tokenizer
 
 
+@pytest.mark.full
 def test_greedy_completions_depend_on_nobody_beside_them(tmp_path: Path) -> None:
     of = config(algorithm={"name": "grpo", "advantage": "remax", "loss": "ipo"}, training={
         "num_steps": 2, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4})  # fmt: skip

@@ -236,6 +236,7 @@ def test_what_the_process_is_told_of_arithmetic_is_seen_in_the_next_step() -> No
 # -------------------------------------------------------------------------------------------------------------- resume
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "patched", "said"),
     [

@@ -85,6 +85,7 @@ def check_gradients(recorder: Kept, learner: str, model: torch.nn.Module) -> Non
         assert torch.allclose(found, expected, atol=2e-6, rtol=2e-4), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("token_budget", [64, 10**5])
 def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget: int) -> None:
     """Mean over all tokens of -A r + kl_coef k3 - entropy_coef H, r = 1 on policy; A of groups of four."""
@@ -182,6 +183,7 @@ def task_of(rewards: str) -> dict[str, Any]:
     return {"name": "reverse_text", "rewards": (f"{__name__}:{rewards}",), "num_prompts": 24, "num_heldout": 4}
 
 
+@pytest.mark.full
 def test_a_critic_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path) -> None:
     of = config("ppo", task=task_of("by_turns"), training={"num_steps": 40},
                 algorithm={"name": "ppo", "critic_learning_rate": 0.05, "value_clip_eps": None})  # fmt: skip

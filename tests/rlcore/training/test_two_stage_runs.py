@@ -55,6 +55,7 @@ def test_perturbations_move_no_bit(
     assert found.leaves.keys() == undisturbed.leaves.keys()
 
 
+@pytest.mark.full
 def test_a_crash_and_a_resume_move_no_bit(undisturbed: Digests, tmp_path: Path) -> None:
     of = with_section(two_stages(), "output", {"checkpoint_every": 2})
     with pytest.raises(Lost):
@@ -64,6 +65,7 @@ def test_a_crash_and_a_resume_move_no_bit(undisturbed: Digests, tmp_path: Path) 
     assert first_difference(undisturbed, found) is None
 
 
+@pytest.mark.full
 def test_answers_by_the_place_in_a_call_are_seen(
     undisturbed: Digests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def seen(of: RunConfig, directory: Path, monkeypatch: pytest.MonkeyPatch) -> See
     return Seen(Digests())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 def test_advantages_are_of_distinct_samples_and_a_lone_item_has_none(
     advantage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +176,7 @@ def test_losses_minibatches_and_temperatures_go_with_two_stages(sections: dict[s
     assert found.curve.keys() == set(range(5))
 
 
+@pytest.mark.full
 def test_a_run_needs_no_level(tmp_path: Path) -> None:
     for level in ("off", "deterministic"):
         assert recorded(two_stages(), tmp_path / level, level=level).curve.keys() == set(range(5))

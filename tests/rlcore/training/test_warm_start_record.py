@@ -25,6 +25,7 @@ def of_warm_start(found: Digests) -> list[RecordedValue]:
     return [leaf for leaf in found.leaves if leaf[2].startswith("warm_start")]
 
 
+@pytest.mark.full
 def test_each_supervised_step_is_told_before_the_first_rollout(tmp_path: Path) -> None:
     found = recorded(SHORT, tmp_path)
     told = of_warm_start(found)
@@ -38,6 +39,7 @@ def test_it_ends_where_the_warm_start_has_ended(tmp_path: Path) -> None:
     assert len(of_warm_start(recorded(enough, tmp_path))) == 1 + 3 * 2
 
 
+@pytest.mark.full
 def test_without_one_nothing_is_told_of_it(tmp_path: Path) -> None:
     assert not of_warm_start(recorded(with_section(SHORT, "warm_start", {"num_steps": 0}), tmp_path / "none"))
     recorded(with_section(SHORT, "output", {"checkpoint_every": 1}), tmp_path / "first")
@@ -60,6 +62,7 @@ def in_supervised_step(number: int, name: str, changed: Any) -> Iterator[None]:
         yield
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "call", "changed", "leaf"),
     [

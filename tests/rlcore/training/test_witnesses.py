@@ -97,6 +97,7 @@ def on_training_prompts(state: Any, prompts: Sequence[Any], *, step: int) -> Any
     return evaluate(state, state.task.train[: len(prompts)], step=step)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("of", "patch", "said"),
     [

@@ -70,6 +70,7 @@ class Tampered:
         return getattr(self._target, method)
 
 
+@pytest.mark.full
 @each_transport
 def test_honest_syncs_raise_no_alarm(name: str, host: RemoteHost, tmp_path: Path) -> None:
     decoder, receipt = policy(), None
@@ -227,6 +228,7 @@ def test_a_broadcast_out_of_step_is_found(host: RemoteHost) -> None:
         assert sync(decoder, target, 1, None, transport=transport).canary_distance == 0.0, "a new group works"
 
 
+@pytest.mark.full
 def test_a_question_that_is_lost_leaves_no_broadcast_for_the_next_sync(host: RemoteHost) -> None:
     decoder, num_lost = policy(), 0
 
@@ -266,6 +268,7 @@ def test_a_backend_that_cannot_send_is_refused(options: dict[str, str], message:
         ProcessGroupTransport(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_only_what_changed_may_be_sent_if_coverage_is_off(host: RemoteHost) -> None:
     """A sparse update writes into the old weights: poison would be left, and the digests decide."""
     decoder = policy(CONFIG)

@@ -46,6 +46,7 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield made
 
 
+@pytest.mark.full
 @each_fault
 def test_a_fault_is_found_by_its_check(fault: Fault, host: Any) -> None:
     with pytest.raises(WeightSyncError) as caught:
@@ -53,6 +54,7 @@ def test_a_fault_is_found_by_its_check(fault: Fault, host: Any) -> None:
     assert caught.value.check == fault.check, caught.value
 
 
+@pytest.mark.full
 @each_fault
 def test_the_check_alone_finds_it(fault: Fault, host: Any) -> None:
     with pytest.raises(WeightSyncError) as caught:
@@ -60,6 +62,7 @@ def test_the_check_alone_finds_it(fault: Fault, host: Any) -> None:
     assert caught.value.check == fault.check, caught.value
 
 
+@pytest.mark.full
 @each_fault
 def test_without_its_check_it_passes_or_another_finds_it(fault: Fault, host: Any) -> None:
     fault.inject(host, ALL_CHECKS - {fault.check} - fault.others)
@@ -103,6 +106,7 @@ def test_addresses_are_those_of_the_targets_process(host: Any) -> None:
     assert (processes == {address_space()}) == isinstance(host, Here)
 
 
+@pytest.mark.full
 def test_memory_that_is_shared_with_another_process_is_found_and_the_policy_restored() -> None:
     host, decoder = RemoteHost(), policy()
     before = {name: parameter.detach().clone() for name, parameter in decoder.named_parameters()}
@@ -115,6 +119,7 @@ def test_memory_that_is_shared_with_another_process_is_found_and_the_policy_rest
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())
 
 
+@pytest.mark.full
 def test_while_it_samples_nothing_is_written() -> None:
     decoder = policy()
     target = Target(policy(seed=2))

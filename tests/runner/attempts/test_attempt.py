@@ -93,6 +93,7 @@ def test_a_leader_that_cannot_start_says_why(supervisors: Supervisors, spec: Mak
         assert "No such file or directory: '/nonexistent" in output(one)
 
 
+@pytest.mark.full
 @by_default_in_the_plainest
 def test_the_order_is_sigint_then_sigterm_then_sigkill(supervisors: Supervisors, spec: MakeSpec) -> None:
     reasons: list[str] = []
@@ -115,6 +116,7 @@ def test_a_leader_that_heeds_sigint_ends_at_once(supervisors: Supervisors, spec:
     assert end.duration_s < 10
 
 
+@pytest.mark.full
 @by_default_in_the_plainest
 def test_limits_follow_the_report(supervisors: Supervisors, spec: MakeSpec) -> None:
     garbage = '["start"]\n{"k":"start","timeout_s":"x"}\n"start" {\n["start",' + "[" * 5000 + "\n"
@@ -156,6 +158,7 @@ def test_stacks_that_cannot_be_written_keep_nobody_alive(supervisors: Supervisor
     assert "stacks.txt: [Errno 22] it is a symbolic link, not a regular file" in complaint
 
 
+@pytest.mark.full
 def test_orders_are_heeded(supervisors: Supervisors, spec: MakeSpec, eventually: Eventually) -> None:
     cancelled, killed = spec(LOG_SIGNALS), spec(LOG_SIGNALS)
 
@@ -213,6 +216,7 @@ def test_cancelling_the_task_ends_the_tree_first(
     assert asyncio.run(impatiently()) == [[], [], []]
 
 
+@pytest.mark.full
 def test_attempts_side_by_side_do_not_touch_each_other(supervisors: Supervisors, spec: MakeSpec) -> None:
     async def scenario() -> list[ProcessEnd]:
         specs = [spec(f"import time; time.sleep(0.4); raise SystemExit({code})") for code in range(4)]
@@ -227,6 +231,7 @@ def test_attempts_side_by_side_do_not_touch_each_other(supervisors: Supervisors,
     assert ends[4].reason == "killed"
 
 
+@pytest.mark.full
 def test_nothing_leaks(supervisors: Supervisors, spec: MakeSpec, new_children: Callable[[], list[Process]]) -> None:
     num_attempts = 34  # a hundred with all three tiers
 

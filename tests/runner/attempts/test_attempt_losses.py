@@ -84,6 +84,7 @@ def everybody_is_reaped(new_children: Callable[[], list[Process]]) -> Iterator[N
     assert new_children() == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("then", ["nothing", "orders", "cancel"])
 def test_a_killed_supervisor_leaves_nobody(
     then: str, supervisors: Supervisors, spec: MakeSpec, living: Living, whole_tree: WholeTree
@@ -118,6 +119,7 @@ def test_a_killed_supervisor_leaves_nobody(
 STOPS_ITS_SUPERVISOR = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)\n"
 
 
+@pytest.mark.full
 def test_the_limits_of_an_attempt_hold_where_it_stops_its_supervisor(
     supervisors: Supervisors, spec: MakeSpec, living: Living
 ) -> None:
@@ -127,6 +129,7 @@ def test_the_limits_of_an_attempt_hold_where_it_stops_its_supervisor(
     assert living(stopping.marker) == []
 
 
+@pytest.mark.full
 def test_a_supervisor_that_stays_stopped_is_lost_once_it_is_overdue(
     supervisors: Supervisors, spec: MakeSpec, living: Living, whole_tree: WholeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +172,7 @@ def test_the_loss_of_one_supervisor_touches_nobody_else(
         inherited.kill()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("supervisors")
 def test_a_killed_runner_leaves_nobody(
     *,
@@ -214,6 +218,7 @@ def frozen(pid: int, name: str) -> Iterator[None]:
         group.rmdir()
 
 
+@pytest.mark.full
 def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
     *,
     supervisors: Supervisors,
@@ -256,6 +261,7 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
     assert stuck.marker in end.unkillable[0]
 
 
+@pytest.mark.full
 def test_a_bug_in_whoever_listens_is_raised_and_ends_the_tree(
     supervisors: Supervisors, spec: MakeSpec, living: Living
 ) -> None:

@@ -135,6 +135,7 @@ def test_an_order_reaches_the_leader_whole(ahead: Supervisors, spec: MakeSpec) -
     assert asyncio.run(scenario()).exit_code == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("whom", ["leader", "supervisor"])
 def test_one_that_was_killed_while_it_waited_costs_no_outcome(
     whom: str, ahead: Supervisors, spec: MakeSpec, eventually: Eventually
@@ -168,6 +169,7 @@ def test_one_without_the_latest_imports_is_dismissed(ahead: Supervisors, parent:
     assert parent.num_forks == 4, "the dismissed one, one in its stead, and those before and after"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["kill", "timeout", "lost"])
 def test_the_tree_of_one_is_ended_whole(
     how: str, ahead: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
@@ -189,6 +191,7 @@ def test_the_tree_of_one_is_ended_whole(
     assert asyncio.run(scenario()).reason == expected[how]
 
 
+@pytest.mark.full
 def test_a_stopped_one_does_not_hold_up_the_end(ahead: Supervisors, spec: MakeSpec) -> None:
     async def scenario() -> None:
         _, supervisor = await has_run(ahead, spec("pass", session=SESSION))
@@ -198,6 +201,7 @@ def test_a_stopped_one_does_not_hold_up_the_end(ahead: Supervisors, spec: MakeSp
     ahead.close()
 
 
+@pytest.mark.full
 def test_nobody_waits_for_a_runner_that_was_killed(
     backend: str, run_id: str, spec: MakeSpec, eventually: Eventually
 ) -> None:

@@ -116,6 +116,7 @@ def marked(argument: str) -> str:
 COMPUTED = marked("int('2'), model='H100'")
 
 
+@pytest.mark.full
 def test_needs_come_from_source_import_and_table(suite: Suite) -> None:
     suite.write({"test_a.py": marked("1"), "test_b.py": COMPUTED, "test_c.py": marked("4"), "test_d.py": ""})
     collected = suite.collect(needs=(NeedRule("*_c.py", Need(gpus=8), timeout_s=9.0), NeedRule("*_d.py", None, 7.0)))
@@ -139,6 +140,7 @@ def test_a_file_in_the_table_is_never_imported(suite: Suite) -> None:
     assert units == {"test_a.py": Unit("test_a.py", Need(gpus=1), NeedSource.TABLE)}
 
 
+@pytest.mark.full
 def test_a_distrusted_file_is_imported(suite: Suite) -> None:
     suite.write({"test_a.py": "", "test_b.py": ""})
     collected = suite.collect(distrusted=lambda rootdir: frozenset({"test_b.py"}))
@@ -156,6 +158,7 @@ FAILING = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("source", "said"), FAILING.values(), ids=FAILING.keys())
 def test_a_file_that_cannot_be_imported_is_a_unit_that_says_why(suite: Suite, source: str, said: str) -> None:
     suite.write({"test_a.py": f"SIZE = gpus = 1\n{source}", "test_b.py": marked("1")})
@@ -167,6 +170,7 @@ def test_a_file_that_cannot_be_imported_is_a_unit_that_says_why(suite: Suite, so
     assert not list(suite.scratch.iterdir())
 
 
+@pytest.mark.full
 def test_the_output_of_a_file_that_died_is_in_its_error(suite: Suite) -> None:
     suite.write({"test_a.py": "import os, sys\nos.write(1, b'caf\\xe9 ' * 100_000 + b'last words')\nos._exit(3)"})
     error = suite.units(distrusted=lambda _: frozenset({"test_a.py"}), pytest_args=("-s",))["test_a.py"].collect_error
@@ -175,6 +179,7 @@ def test_the_output_of_a_file_that_died_is_in_its_error(suite: Suite) -> None:
     assert len(error) < 70_000
 
 
+@pytest.mark.full
 def test_a_file_that_hangs_at_import_is_a_unit_that_timed_out(suite: Suite) -> None:
     suite.write({"test_a.py": f"{COMPUTED}\n{HANG}", "test_b.py": COMPUTED})
     units = suite.units()
@@ -185,11 +190,13 @@ def test_a_file_that_hangs_at_import_is_a_unit_that_timed_out(suite: Suite) -> N
     assert not list(suite.scratch.iterdir())
 
 
+@pytest.mark.full
 def test_a_file_with_no_tests_is_a_unit_like_any_other(suite: Suite) -> None:
     suite.write({"test_a.py": "import pytest\npytest.importorskip('surely_not_there')\n" + COMPUTED})
     assert suite.units() == {"test_a.py": Unit("test_a.py", Need(), NeedSource.IMPORT)}
 
 
+@pytest.mark.full
 def test_what_pytest_would_run_in_spite_of_errors_is_run(suite: Suite) -> None:
     suite.write(
         {
@@ -206,6 +213,7 @@ class TestB:
     assert (unit.collect_error, unit.need.gpus) == ("", 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["test_bad", "bad"])
 @pytest.mark.parametrize(
     ("source", "said", "timed_out"),
@@ -231,6 +239,7 @@ def test_a_conftest_that_fails_takes_its_own_files_only(
     assert not list(suite.scratch.iterdir())
 
 
+@pytest.mark.full
 def test_two_conftests_that_end_the_process_are_both_found(suite: Suite) -> None:
     for name in ("a", "b"):
         suite.write({f"{name}/conftest.py": "import os\nos._exit(7)", f"{name}/test_{name}.py": ""})
@@ -238,6 +247,7 @@ def test_two_conftests_that_end_the_process_are_both_found(suite: Suite) -> None
     assert [bool(unit.collect_error) for unit in units.values()] == [True, True]
 
 
+@pytest.mark.full
 def test_files_are_found_although_a_broken_conftest_defines_their_options(suite: Suite) -> None:
     suite.write(
         {
@@ -288,6 +298,7 @@ def test_an_unknown_option_is_refused(suite: Suite) -> None:
         suite.collect(pytest_args=("--no-such-option",))
 
 
+@pytest.mark.full
 def test_a_session_that_fails_as_a_whole_is_an_error_with_its_output(suite: Suite) -> None:
     suite.write({"conftest.py": "def pytest_sessionstart(): raise RuntimeError('at the start')"})
     with pytest.raises(CollectionError, match=r"(?s)exited with 3.*at the start"):
@@ -322,6 +333,7 @@ def test_a_list_of_files_that_cannot_be_written_is_an_error_without_a_traceback(
     assert "make room" in caught.value.remedy
 
 
+@pytest.mark.full
 def test_node_ids_are_kept_as_selections(suite: Suite) -> None:
     suite.write({"tests/test_a.py": marked("1"), "tests/test_b.py": COMPUTED, "test_c.py": ""})
     units = suite.units(
@@ -335,6 +347,7 @@ def test_node_ids_are_kept_as_selections(suite: Suite) -> None:
     assert suite.units("tests/test_a.py::test_a", "tests")["tests/test_a.py"].selection == ()
 
 
+@pytest.mark.full
 def test_progress_is_told_and_the_limit_kept(suite: Suite) -> None:
     suite.write({f"test_{number}.py": COMPUTED for number in range(5)})
     heard: list[tuple[int, int]] = []
@@ -364,6 +377,7 @@ def test_cancelling_ends_the_children_and_leaves_no_file(suite: Suite, moment: s
     assert not list(suite.scratch.iterdir())
 
 
+@pytest.mark.full
 def test_a_large_suite_is_collected_without_one_import(suite: Suite) -> None:
     suite.write(
         {

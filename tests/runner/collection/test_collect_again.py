@@ -31,6 +31,7 @@ class Remembering:
         self.kept |= files
 
 
+@pytest.mark.full
 def test_a_file_that_has_not_changed_is_not_imported_again(suite: Suite) -> None:
     suite.write({"conftest.py": "", "test_a.py": marked("1"), "test_b.py": COMPUTED, "test_c.py": ""})
     memory = Remembering()

@@ -98,6 +98,7 @@ def write(directory: Path, configuration: str) -> None:
     (directory / "pyproject.toml").write_text(f"[tool.rlharness]\n{configuration}", "utf-8")
 
 
+@pytest.mark.full
 def test_commands_run_beside_files_with_their_gpus_and_one_outcome_each(tmp_path: Path) -> None:
     write(tmp_path, COMMANDS)
     done = run(tmp_path, "run", "--gpus", "sim:2", "--junit", "junit.xml")

@@ -74,6 +74,7 @@ def selected_by_pytest(root: Path, args: tuple[str, ...]) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.full
 @settings(max_examples=max(3, settings().max_examples // 10))
 @given(files, arguments)
 def test_the_selected_tests_are_those_of_one_plain_pytest(
@@ -92,6 +93,7 @@ def test_the_selected_tests_are_those_of_one_plain_pytest(
         assert {unit.path for unit in collected.units} == num_tests.keys() - deselected.keys()
 
 
+@pytest.mark.full
 def test_a_file_needs_what_its_selected_tests_need(suite: Suite) -> None:
     suite.write({"test_a.py": TWO})
     assert suite.collect().units[0].need == Need(gpus=2)
@@ -103,6 +105,7 @@ def test_a_file_needs_what_its_selected_tests_need(suite: Suite) -> None:
     assert suite.collect("test_a.py::test_sma").units[0].need == Need(gpus=2)
 
 
+@pytest.mark.full
 def test_a_file_that_mentions_no_gpus_is_imported_only_if_that_is_asked_for(suite: Suite) -> None:
     suite.write({"test_a.py": marked("1"), "test_b.py": "def test_b(): pass\n"})
     args = ("-k", "nothing")
@@ -113,6 +116,7 @@ def test_a_file_that_mentions_no_gpus_is_imported_only_if_that_is_asked_for(suit
     assert list(set_aside_deselected(with_all).kept) == ["test_a.py", "test_b.py"]
 
 
+@pytest.mark.full
 def test_the_history_does_not_mix_selections(suite: Suite) -> None:
     suite.write({"test_a.py": TWO, "test_b.py": marked("4")})
     memory = Remembering()
@@ -128,6 +132,7 @@ def test_the_history_does_not_mix_selections(suite: Suite) -> None:
     assert needs() == ([Need(gpus=2), Need(gpus=4)], [], both)
 
 
+@pytest.mark.full
 def test_files_that_may_end_otherwise_run(suite: Suite) -> None:
     suite.write({"test_empty.py": "", "test_broken.py": "import no_such\n", "test_named.py": TWO})
     suite.write({"test_skips.py": "import pytest\npytest.importorskip('surely_not_there')\n"})
@@ -137,6 +142,7 @@ def test_files_that_may_end_otherwise_run(suite: Suite) -> None:
     assert {unit.path: unit.can_run for unit in collected.units}["test_broken.py"] is False
 
 
+@pytest.mark.full
 def test_files_that_run_together_are_set_aside_only_if_none_has_a_test(suite: Suite) -> None:
     suite.write({"test_a.py": TWO, "test_b.py": marked("1")})
     both = Unit("test_b.py", Need(gpus=2), NeedSource.IMPORT, together=("test_a.py", "test_b.py"))
@@ -171,6 +177,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return run(directory, "run", "--gpus", "sim:2", "-k", "small", "--json")
 
 
+@pytest.mark.full
 def test_a_deselected_file_takes_no_lease_and_no_process(selected: Done) -> None:
     selected.assert_sound()
     assert selected.outcomes == {
@@ -193,6 +200,7 @@ def test_the_number_of_deselected_tests_is_reported(selected: Done) -> None:
     assert ", 6 deselected; 2 files without a selected test\n" in selected.stderr
 
 
+@pytest.mark.full
 def test_files_without_a_selected_test_are_counted_and_not_listed(tmp_path: Path) -> None:
     one = {f"test_{n}.py": f"def test_{n}(): pass\n" for n in range(10)}
     for gpus in ("none", "sim:2"):

@@ -25,6 +25,7 @@ TOGETHER = '[tool.rlharness]\ntogether = [["test_z.py", "test_b.py"]]\n'
 FILES = {"test_a.py": "def test(): pass\n", "test_b.py": READS, "test_z.py": SETS}
 
 
+@pytest.mark.full
 def test_a_file_passes_after_the_one_that_it_leans_on(tmp_path: Path) -> None:
     write_suite(tmp_path, FILES)
     assert run(tmp_path, "run", "--gpus", "none", "--no-check-leaning").outcomes["test_b.py"] == "failed"

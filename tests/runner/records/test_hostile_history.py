@@ -102,6 +102,7 @@ def test_a_history_that_a_checkout_brings_along_is_neither_read_nor_changed(
     assert brought.read_bytes() == before
 
 
+@pytest.mark.full
 def test_what_a_run_has_learnt_lies_in_my_cache_and_not_in_the_checkout(suite: Path) -> None:
     assert rlharness(suite, "run").returncode == ExitCode.OK
 

@@ -337,6 +337,7 @@ def test_nothing_known_is_said_and_makes_no_file(suite: Path) -> None:
     assert "remedy: run the suite with rlharness run" in done.stderr
 
 
+@pytest.mark.full
 def test_files_are_listed_and_a_name_is_found_from_any_directory(suite: Path) -> None:
     record_a_run(suite)
     done = type_command(suite, "history")

@@ -153,6 +153,7 @@ def test_failed_first_puts_them_before_all_others_and_keeps_the_order(tmp_path: 
     assert start_first(made, frozenset(), table) is made
 
 
+@pytest.mark.full
 def test_whole_runs_repeat_what_failed_until_nothing_does(tmp_path: Path) -> None:
     flaky = (
         "import os\ndef test_fine(): open('ran', 'a').write('f')\ndef test_bad(): assert 'repaired' in os.listdir()\n"

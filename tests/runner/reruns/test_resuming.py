@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 COUNTED = "from pathlib import Path\ndef test_it():\n    with Path({0!r}).open('a') as f: f.write({1!r})\n    {2}\n"
 
 
+@pytest.mark.full
 def test_a_resumed_run_keeps_what_passed_runs_the_rest_and_reports_all(tmp_path: Path) -> None:
     log = tmp_path / "log"
     files = {

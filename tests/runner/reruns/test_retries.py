@@ -201,6 +201,7 @@ def test_hang():
 """
 
 
+@pytest.mark.full
 def test_a_whole_run_with_retries(tmp_path: Path) -> None:
     broken = "def test_good(): pass\ndef test_bad(): assert 1 == 2, 'always'\n"
     files = {"test_flaky.py": FLAKY, "test_bad.py": broken, "test_hang.py": HANGS_ONCE}

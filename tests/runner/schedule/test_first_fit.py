@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ def first_fit_by_hand(jobs: Sequence[Job], table: LeaseTable) -> list[tuple[int,
                 running.remove((end_s, lease))
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(NEEDS, seconds=st.integers(0, 9).map(float)), INVENTORIES, st.integers(0, 3), st.booleans())
 def test_the_queue_is_first_fit(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
@@ -67,6 +69,7 @@ BUDGETS = st.builds(
 """Needs of one kind, of which a table may serve some and not others."""
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(st.one_of(NEEDS, BUDGETS, BUDGETS), max_size=40), INVENTORIES, st.integers(0, 3), st.booleans())
 def test_the_queue_is_first_fit_where_needs_differ_in_memory(
@@ -79,6 +82,7 @@ def test_the_queue_is_first_fit_where_needs_differ_in_memory(
     assert {job.index for job in schedule.unplaced} == {job.index for job in jobs if table.why_never(job.need)}
 
 
+@pytest.mark.full
 @THOROUGH
 @given(st.lists(st.tuples(st.integers(0, 4), st.one_of(NEEDS, BUDGETS)), max_size=60))
 def test_units_put_first_start_first_whatever_their_memory(steps: list[tuple[int, Need]]) -> None:
@@ -109,6 +113,7 @@ def test_units_put_first_start_first_whatever_their_memory(steps: list[tuple[int
     assert queue.drain() == queued
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(NEEDS), INVENTORIES, st.integers(0, 3), st.booleans())
 def test_every_unit_once_and_no_card_twice(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
@@ -125,6 +130,7 @@ def test_every_unit_once_and_no_card_twice(jobs: list[Job], gpus: Inventory, cpu
         assert not start.lease.is_cpu or sum(s.lease.is_cpu for s in beside) < cpu_units
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(SHARED_NEEDS), INVENTORIES, st.integers(1, 3))
 def test_no_card_idles_while_a_queued_unit_fits(jobs: list[Job], gpus: Inventory, cpu_units: int) -> None:
@@ -147,6 +153,7 @@ def test_no_card_idles_while_a_queued_unit_fits(jobs: list[Job], gpus: Inventory
             assert all(free.count(model) < waiting.gpus for model in free)
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(widths(8), max_size=40).filter(bool))
 def test_any_order_is_within_the_proven_factor(jobs: list[Job]) -> None:

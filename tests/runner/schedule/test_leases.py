@@ -114,6 +114,7 @@ def test_a_fresh_table_shares_no_state() -> None:
     assert len(table.free_gpus) == 8
 
 
+@pytest.mark.full
 @THOROUGH
 @given(INVENTORIES, st.integers(0, 3), st.booleans(), st.lists(st.tuples(st.integers(0, 9), NEEDS), max_size=40))
 def test_no_card_is_leased_twice_and_none_is_lost(

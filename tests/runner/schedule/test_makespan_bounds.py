@@ -39,6 +39,7 @@ def bound_of(*units: tuple[float, int], num_places: int = 8) -> Bound:
     return places_bound([p for p, _ in units], [q for _, q in units], num_places)
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(NEEDS, max_size=4), TINY, st.integers(1, 2), st.booleans())
 def test_no_schedule_beats_the_bound(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
@@ -50,6 +51,7 @@ def test_no_schedule_beats_the_bound(jobs: list[Job], gpus: Inventory, cpu_units
     assert makespan_s(jobs, table.fresh()) >= optimum * (1 - 1e-9), "the optimum was not one"
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(widths(5), max_size=5))
 def test_no_schedule_of_equal_cards_beats_the_bound(jobs: list[Job]) -> None:
@@ -57,6 +59,7 @@ def test_no_schedule_of_equal_cards_beats_the_bound(jobs: list[Job]) -> None:
     assert lower_bound(jobs, table).value_s <= optimum_s(jobs, table) * (1 + 1e-9)
 
 
+@pytest.mark.full
 @THOROUGH
 @given(PIECES)
 def test_the_bound_is_as_high_as_each_of_its_terms(units: list[tuple[float, int]]) -> None:
@@ -170,6 +173,7 @@ def test_the_preemptive_bound_is_no_less_than_any_dual_feasible_one(units: list[
     assert found_s >= max(p for p, _ in units) * (1 - 1e-6)
 
 
+@pytest.mark.full
 @THOROUGH
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=24), st.integers(1, 9))
 def test_the_preemptive_bound_of_narrow_units_is_mcnaughtons(seconds: list[float], num_places: int) -> None:

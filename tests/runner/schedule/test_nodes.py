@@ -66,6 +66,7 @@ def fits(table: LeaseTable, need: Need, out: list[Lease], lost: set[str]) -> boo
     )
 
 
+@pytest.mark.full
 @THOROUGH
 @given(CLUSTERS, st.lists(st.tuples(st.integers(0, 11), st.one_of(NEEDS, BUDGETS, SPANNING)), max_size=60))
 def test_a_lease_is_given_where_one_fits_and_nothing_is_given_twice(

@@ -17,6 +17,7 @@ from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, invent
 FEW = 150  # simulations: enough for every rule and a few trials
 
 
+@pytest.mark.full
 @QUICK
 @given(jobs_of(NEEDS), INVENTORIES, st.integers(0, 3), st.booleans())
 def test_a_plan_is_what_first_fit_makes_of_its_order(
@@ -44,6 +45,7 @@ def test_the_makespan_is_within_the_proven_factor_of_the_bound(jobs: list[Job]) 
     assert made.makespan_s <= (2 - 1 / 8) * made.bound.value_s * (1 + 1e-9)
 
 
+@pytest.mark.full
 @QUICK
 @given(jobs_of(NEEDS), INVENTORIES)
 def test_the_order_of_the_jobs_and_the_state_of_the_table_change_nothing(jobs: list[Job], gpus: Inventory) -> None:
@@ -54,6 +56,7 @@ def test_the_order_of_the_jobs_and_the_state_of_the_table_change_nothing(jobs: l
     assert plan(jobs, table, num_simulations=FEW) == made
 
 
+@pytest.mark.full
 @QUICK
 @given(jobs_of(NEEDS), INVENTORIES)
 def test_exclusive_units_come_first_and_cost_their_own_length_alone(jobs: list[Job], gpus: Inventory) -> None:

@@ -61,6 +61,7 @@ def test_other_texts_are_refused(text: str) -> None:
     assert refused.value.remedy
 
 
+@pytest.mark.full
 def test_two_shards_run_every_file_once_and_plans_agree(tmp_path: Path) -> None:
     odd = {"test_a.py": "import time\ndef test_slow(): time.sleep(1)\n", "test_d.py": "import no_such_module\n"}
     write_suite(tmp_path, {f"test_{name}.py": QUICK for name in "bce"} | odd)

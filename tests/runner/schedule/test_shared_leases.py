@@ -72,6 +72,7 @@ def test_a_budget_that_no_gpu_holds_never_runs() -> None:
     assert LeaseTable(TWO, 1).why_never(shared(80)) == ""
 
 
+@pytest.mark.full
 @THOROUGH
 @given(INVENTORIES, st.lists(st.tuples(st.integers(0, 9), MIXED), max_size=60))
 def test_no_budget_is_exceeded_and_leases_return_everything(gpus: Inventory, steps: list[tuple[int, Need]]) -> None:
@@ -102,6 +103,7 @@ def test_no_budget_is_exceeded_and_leases_return_everything(gpus: Inventory, ste
         assert fresh.lease(shared(gpu.memory_gb)) is not None
 
 
+@pytest.mark.full
 @QUICK
 @given(jobs_of(MIXED, max_size=30), INVENTORIES)
 def test_no_budget_is_exceeded_at_any_time_of_a_plan(jobs: list[Job], gpus: Inventory) -> None:
@@ -154,6 +156,7 @@ TINY_NEEDS = st.one_of(
 )
 
 
+@pytest.mark.full
 @THOROUGH
 @given(jobs_of(TINY_NEEDS, max_size=4), st.sampled_from([[80.0, 80.0], [80.0, 60.0]]))
 def test_no_schedule_beats_the_bound(jobs: list[Job], memories: list[float]) -> None:

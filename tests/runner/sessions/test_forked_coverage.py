@@ -74,6 +74,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 ISOLATE = ["file", *(pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test"))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", ISOLATE)
 def test_pytest_cov_measures_as_in_one_process(tmp_path: Path, plain: Measured, isolate: str) -> None:
     write_suite(tmp_path, {**FILES, "tests/test_crash.py": CRASHES})
@@ -121,6 +122,7 @@ def test_without_the_rule_lines_count_that_no_test_file_runs(tmp_path: Path, pla
     assert {name for name, lines in measured(tmp_path).items() if lines != plain[name]} == {"unused.py"}
 
 
+@pytest.mark.full
 def test_a_threshold_does_not_fail_single_files_and_append_keeps_what_was_there(tmp_path: Path) -> None:
     write_suite(tmp_path, {**FILES, "tests/test_a.py": FILES["tests/test_b.py"]})
     env = by_pytest_cov(tmp_path)

@@ -67,6 +67,7 @@ def unit_of(done: Done) -> dict[str, Any]:
     return dict(unit)
 
 
+@pytest.mark.full
 def test_no_test_sees_what_another_has_done(tmp_path: Path) -> None:
     suite = write_suite(tmp_path / "suite", {"test_a.py": SHARING})
     assert unit_of(run(suite, *WHOLE, "test"))["outcome"] == "passed"
@@ -84,6 +85,7 @@ def misbehaved(tmp_path_factory: pytest.TempPathFactory) -> Done:
     )
 
 
+@pytest.mark.full
 def test_each_test_has_one_outcome_whatever_others_do(misbehaved: Done) -> None:
     unit = unit_of(misbehaved)
     assert misbehaved.code == 1

@@ -144,6 +144,7 @@ def splits_of(done: Done) -> dict[str, dict[str, Any]]:
     return {each["path"]: each for each in collected["splits"]}
 
 
+@pytest.mark.full
 def test_each_outcome_is_there_once(split: Done) -> None:
     split.assert_sound()
     summary = json.loads(split.stdout)
@@ -174,6 +175,7 @@ def test_tests_of_different_needs_have_parts_of_their_own(split: Done) -> None:
     assert splits == {"test_many.py": ("few_files", 4), "test_needs.py": ("needs_differ", 3)}
 
 
+@pytest.mark.full
 def test_the_history_has_one_duration_of_the_file_and_each_test(split: Done) -> None:
     known = json.loads(run(split.directory, "history", "--json").stdout)
     assert "test_many.py" in json.dumps(known)
@@ -190,6 +192,7 @@ def test_files_are_whole_where_that_is_asked_for(split: Done, arguments: tuple[s
     assert set(done.outcomes) <= {"test_many.py", "test_needs.py"}
 
 
+@pytest.mark.full
 def test_the_plan_names_parts_and_obstacles(tmp_path: Path) -> None:
     engine = "import pytest\n@pytest.fixture(scope='module', autouse=True)\ndef engine(): pass\n"
     write_suite(

@@ -130,6 +130,7 @@ FILES = {
 }
 
 
+@pytest.mark.full
 def test_fixtures_that_a_suite_sets_before_its_session_are_found_in_forks(tmp_path: Path) -> None:
     write_suite(tmp_path, {**FILES, "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\n'})
     done = run(tmp_path, "run", "--gpus", "none", "--isolate", "file")

@@ -21,6 +21,7 @@ def cached(suite: Path, name: str) -> list[str]:
     return sorted(json.loads(path.read_text())) if path.exists() else []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", MODES)
 def test_pytest_knows_what_failed_in_any_process_of_the_run(tmp_path: Path, isolate: str) -> None:
     suite = write_suite(tmp_path, dict.fromkeys(NAMES, BOTH))

@@ -63,6 +63,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return done
 
 
+@pytest.mark.full
 def test_a_fork_is_as_an_interpreter_of_its_own(both: Done) -> None:
     a, b = (seen(both, name) for name in "ab")
     for of_file, name in ((a, "a"), (b, "b")):
@@ -165,6 +166,7 @@ def test_a_copy_of_the_environment_reads_no_variable(tmp_path: Path) -> None:
     assert are_forked(done) == [True, True]
 
 
+@pytest.mark.full
 def test_what_several_files_import_is_imported_once(tmp_path: Path) -> None:
     counting = "with open('imports.txt', 'a') as file: file.write('x')\n"
     files = {f"test_{n}.py": f"import counted\n{FORKED.format(name=n)}" for n in "abcd"}
@@ -215,6 +217,7 @@ def test_an_import_that_warns_fails_where_the_suite_has_it_fail(tmp_path: Path) 
     assert done.outcomes == {"test_a.py": "collect_error", "test_b.py": "collect_error"}
 
 
+@pytest.mark.full
 def test_no_file_is_lost_with_the_session(tmp_path: Path) -> None:
     """The second file kills the process from which the others are forked."""
     kills = f"""
@@ -241,6 +244,7 @@ def test_kill():
     assert "the warm session was lost" in said(done)
 
 
+@pytest.mark.full
 def test_a_run_sees_one_version_of_a_conftest(tmp_path: Path) -> None:
     files = {
         "conftest.py": "VERSION = 1\n",

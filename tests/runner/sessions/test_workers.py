@@ -67,6 +67,7 @@ def shared_suite(directory: Path, **more: str) -> Path:
     return write_suite(directory / "suite", {"conftest.py": CONFTEST, **files, **more})
 
 
+@pytest.mark.full
 def test_files_of_one_worker_share_its_session(tmp_path: Path) -> None:
     done = run(shared_suite(tmp_path), *WORKER, "--gpus", "none", "--cpu-units", "1")
     units = units_of(done)
@@ -89,6 +90,7 @@ def test_each_cpu_slot_has_a_worker(tmp_path: Path) -> None:
     assert sorted(lines(done, "made")) == sorted(lines(done, "ended"))
 
 
+@pytest.mark.full
 def test_a_crash_or_timeout_ends_the_worker_and_the_rest_runs_in_another(tmp_path: Path) -> None:
     done = run(shared_suite(tmp_path, **{"test_0.py": CRASHES}), *WORKER, "--gpus", "none", "--cpu-units", "1")
     units = units_of(done)
@@ -101,6 +103,7 @@ def test_a_crash_or_timeout_ends_the_worker_and_the_rest_runs_in_another(tmp_pat
     assert not [pid for pid in pids if process_tree.read_process(int(pid))]
 
 
+@pytest.mark.full
 def test_what_a_file_changes_is_charged_to_it(tmp_path: Path) -> None:
     changes = (
         "import os, subprocess\n"
@@ -187,6 +190,7 @@ def test_workers_keep_their_gpus_and_end_for_another_lease(tmp_path: Path) -> No
     assert {len(gpus.split(",")) for gpus in seen.values()} == {1, 2}
 
 
+@pytest.mark.full
 def test_conftests_of_directories_hold_for_all_their_files(tmp_path: Path) -> None:
     """Files of a directory and of one below it take turns in one worker."""
     conftest = "import pytest\n@pytest.fixture\ndef {name}(): return {name!r}\n"
@@ -245,6 +249,7 @@ def test_a_worker_without_a_warm_session_works_too(tmp_path: Path) -> None:
     assert len(lines(done, "made")) == 1
 
 
+@pytest.mark.full
 def test_a_fixture_that_fails_at_the_end_of_a_worker_is_reported(tmp_path: Path) -> None:
     conftest = "import pytest\n@pytest.fixture(scope='session')\ndef server(): yield; raise ValueError('at the end')\n"
     suite = write_suite(tmp_path / "suite", {"conftest.py": conftest, "test_a.py": "def test_a(server): pass\n"})
@@ -313,6 +318,7 @@ def _environ(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.full
 def test_a_sick_gpu_is_quarantined_although_its_worker_lives(tmp_path: Path) -> None:
     sick = (
         "import os, pytest\n@pytest.mark.gpus(1)\ndef test_it(): assert os.environ['CUDA_VISIBLE_DEVICES'] != 'SIM-0'\n"

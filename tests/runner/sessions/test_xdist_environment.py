@@ -67,6 +67,7 @@ def test_other(): pass
 FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", ["file", "worker", *FULL])
 def test_no_plugin_finds_xdist_active_whatever_addopts_say(tmp_path: Path, isolate: str) -> None:
     addopts = "-p xdist -n 2 --dist=loadfile --maxprocesses=4 --no-loadscope-reorder --strict-markers"
