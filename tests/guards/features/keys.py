@@ -1,10 +1,11 @@
 """Keys of [tool.rlharness], seen in runs and plans of small suites on simulated GPUs."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.guards.features.feature import Feature, Run, Seen
 from tests.guards.features.planning import _GPU, scheduled
-from tests.guards.features.running import LEANING, MANY, SUITE, counted, unit
+from tests.guards.features.running import LEANING, MANY, STUBBORN, SUITE, counted, unit
 
 _TOGETHER = """\
 import os
@@ -98,6 +99,10 @@ LIMIT = Run(
     config={"needs": '{ "test_slow.py" = { timeout = 8 } }', "grace": "2"},
 )
 
+GRACE = replace(
+    STUBBORN, name="keys-grace", command=("run", "tests", "--gpus=none", "--json", "--timeout=2"), config={"grace": "1"}
+)
+
 
 def _key(name: str, sees: str, holds: Any, run: Run = SUITE_KEYS) -> Feature:
     return Feature(f"[tool.rlharness] {name}", run, sees, holds)
@@ -115,6 +120,7 @@ def _never(seen: Seen) -> set[str]:
 
 FEATURES = (
     _key("timeout", "an end after 12 s", lambda s: unit(s, "hangs")["outcome"] == "timed_out"),
+    _key("grace", "a kill 1 s after the limit", lambda s: unit(s, "stubborn")["duration_s"] < 8, GRACE),
     _key("slow", "a line for the slow file", lambda s: any("slow " in x and "hangs" in x for x in s.err.splitlines())),
     _key("collect-timeout", "an import that is ended", lambda s: unit(s, "late")["outcome"] == "collect_timeout"),
     _key("cpu-units", "3 slots", lambda s: s.load("state.json")["env"]["PYTEST_XDIST_WORKER_COUNT"] == "7"),

@@ -89,6 +89,23 @@ def counted(first: str, second: str, third: str) -> dict[str, str]:
     return {f"tests/test_{name}.py": _COUNTS.format(name, *each) for name, each in conditions.items()}
 
 
+STUBBORN = Run(
+    name="run-grace",
+    command=("run", "tests", "--gpus=none", "--json", "--timeout=2", "--grace=1"),
+    files={
+        "tests/test_stubborn.py": """
+import signal, time
+
+def test_stubborn():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _ in range(60):
+        time.sleep(1)
+"""
+    },
+)
+
+
 def unit(seen: Seen, name: str) -> Any:
     """Result of the file tests/test_NAME.py in `--json`."""
     (found,) = [each for each in seen.json["units"] if each["path"] == f"tests/test_{name}.py"]
@@ -246,4 +263,5 @@ FEATURES = (
     _option("--no-check-leaning", "a failed file", lambda s: unit(s, "b")["outcome"] == "failed", WHOLE),
     _option("--split", "a file in parts", lambda s: len(s.json["units"]) > 2, PARTS),
     _option("--no-allow-missing-gpus", "exit code 14", lambda s: s.code == 14, PARTS),
+    _option("--grace", "a kill 1 s after the limit", lambda s: unit(s, "stubborn")["duration_s"] < 8, STUBBORN),
 )
