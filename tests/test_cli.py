@@ -261,6 +261,7 @@ def test_with_json_stdout_is_one_value_and_the_display_is_on_stderr(
     assert "1 unit: 1 passed" in err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
     ["run --gpus none", pytest.param("run --gpus none --json", marks=pytest.mark.full), "plan --gpus none"],

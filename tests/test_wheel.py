@@ -129,6 +129,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.full
 def test_nothing_in_it_is_astray(wheel: Path) -> None:
     assert strays(read(wheel)) == {}
 

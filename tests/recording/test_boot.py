@@ -135,6 +135,7 @@ def test_orders_that_are_gone_are_said(tmp_path: Path) -> None:
     assert "no such file" in done.errors.lower()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_recorded", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -> None:
     if not is_recorded:

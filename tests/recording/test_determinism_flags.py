@@ -73,6 +73,7 @@ def test_a_switch_that_took_no_effect_is_named() -> None:
     assert json.loads(done.stdout)["without_effect"] == ["torch.set_deterministic_debug_mode"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "imports", [pytest.param("import torch, numpy", marks=pytest.mark.full), "import numpy, torch"]
 )

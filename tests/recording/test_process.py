@@ -199,6 +199,7 @@ for step in (6, 7):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("program", "step"),
     [

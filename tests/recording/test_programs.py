@@ -33,6 +33,7 @@ def command_of(name: str, directory: Path) -> list[str]:
     return program(name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "num_steps", "some_leaves"),
     [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -29,6 +30,7 @@ SOURCES = {
 """A parameter of the engine -> tensors of a checkpoint, whose rows it has one after the other."""
 
 
+@pytest.mark.full
 def test_a_run_is_that_of_one_loop(tmp_path: Path) -> None:
     words = ("train", "grpo_sorting", "--size", "tiny", "--set", "warm_start.num_steps=0", "--out", "run")
     done = type_command(tmp_path, *words)

@@ -319,6 +319,7 @@ def test_i(i):
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("count", "mark", "more", "options"),

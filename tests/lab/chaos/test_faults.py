@@ -21,6 +21,7 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

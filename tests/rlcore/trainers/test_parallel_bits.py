@@ -46,6 +46,7 @@ def test_tensors_are_summed_in_slices_and_buckets_to_the_same_bits(on_ranks: OnR
     assert found == [on_ranks(local_training)[0]] * NUM_RANKS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_shards", [1, pytest.param(2, marks=pytest.mark.full), 4])
 def test_the_librarys_own_sum_has_other_bits_on_four_ranks_and_equal_ones_on_each(
     on_ranks: OnRanks, num_shards: int

@@ -73,6 +73,7 @@ SUITE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("ini", "args"),
     [

@@ -70,6 +70,7 @@ def test_a_process_that_crashes_before_its_first_test_is_not_repeated(tmp_path: 
     assert len(done.of(events.AttemptStarted)) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", ["file", pytest.param("interpreter", marks=pytest.mark.full)])
 def test_tests_after_a_crash_and_after_a_timeout_run(tmp_path: Path, isolate: str) -> None:
     suite = write_suite(tmp_path / "suite", {"test_a.py": CRASHES})

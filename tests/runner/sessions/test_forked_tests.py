@@ -111,6 +111,7 @@ def test_what_a_test_leaves_behind_is_killed_and_charged_to_it(misbehaved: Done)
     assert not [process for process in process_tree.all_processes() if "3917" in process_tree.command_line(process.pid)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolate", ["test", pytest.param("interpreter", marks=pytest.mark.full)])
 def test_outcomes_are_those_of_pytest(tmp_path: Path, isolate: str) -> None:
     suite = write_suite(tmp_path / "suite", {"test_a.py": LIKE_PYTEST})
