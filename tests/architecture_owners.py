@@ -8,7 +8,6 @@ CHILD_ROOMS = (  # entered by child processes only
     "harness/lab/experiments/scenario_main.py",
     "harness/doctor/distributed_probe.py",
     "harness/doctor/torch_facts.py",
-    "harness/runner/cluster/ray_boot.py",
 )
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
@@ -22,7 +21,6 @@ ENVIRONMENT = (
     "harness/runner/sessions/own_coverage.py",
     "harness/runner/sessions/memory_limit.py",
     "harness/runner/pytest_gpus.py",
-    "harness/runner/cluster/ray_boot.py",  # lives in a worker of Ray
     "harness/runner/sessions/worker_session.py",
     "harness/runner/sessions/xdist_fixtures.py",
 )

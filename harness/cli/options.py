@@ -62,20 +62,9 @@ SHARED_OPTIONS: Options = (
         " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
     ),
     click.option(
-        "--cluster",
-        metavar="local:2x4|listen:N|ADDRESS",
-        help="Run on several nodes: 2 simulated ones of 4 GPUs, N on which rlharness agent dials in (listen:N@PORT for"
-        " a port of your choice), or those of the Ray cluster at ADDRESS (auto, or HOST:PORT).",
-    ),
-    click.option(
-        "--sources",
-        type=click.Choice(["share", "ship"]),
-        help="With --cluster: whether nodes have the suite at the same path, or are sent a copy.  [default: share]",
-    ),
-    click.option(
         "--cpu-units",
         type=click.IntRange(1),
-        help="How many files that need no GPU run at the same time, on each node.  [default: number of cores]",
+        help="How many files that need no GPU run at the same time.  [default: number of cores]",
     ),
     click.option(
         "--command",

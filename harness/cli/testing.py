@@ -1,4 +1,4 @@
-"""Commands about tests and the machine they run on: run, plan, agent, merge, profile, history, doctor."""
+"""Commands about tests and the machine they run on: run, plan, merge, profile, history, doctor."""
 
 from pathlib import Path
 from typing import Any
@@ -118,25 +118,6 @@ def plan(invocation: Invocation, /, **arguments: Any) -> int:
     from harness.cli.commands.run import plan_suite
 
     return int(plan_suite(invocation, arguments))
-
-
-@click.command()
-@click.argument("address", metavar="HOST:PORT")
-@click.option(
-    "--key-file",
-    type=SomePath(path_type=Path),
-    metavar="FILE",
-    help="File with the key of the run, - for standard input.  [default: the variable RLHARNESS_CLUSTER_KEY]",
-)
-@click.pass_obj
-def agent(invocation: Invocation, /, **arguments: Any) -> int:
-    """Run tests on this node for the run that waits at HOST:PORT.
-
-    Start one on each node of rlharness run --cluster listen:N. It ends with the run.
-    """
-    from harness.cli.commands.agent import run_agent
-
-    return int(run_agent(invocation, arguments))
 
 
 @click.command()

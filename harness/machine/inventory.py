@@ -36,8 +36,6 @@ class Gpu:
     """Memory in use when the inventory was read."""
     idle_bytes: int = IDLE_MEMORY_BYTES
     """Memory that it may show while idle, and by which it may miss its baseline when a lease ends."""
-    node: str = ""
-    """Name of the node that has it; empty without a cluster."""
 
     def __str__(self) -> str:
         return f"{self.index} {self.model} {self.memory_gb:.0f} GB {self.gpu_id}"

@@ -8,7 +8,6 @@ from harness.render.outcomes import estimated, facts, gpus, label
 from harness.render.splits import split_line
 from harness.runner.events import (
     AttemptFailed,
-    AttemptLost,
     AttemptSlow,
     AttemptTerminating,
     CancelRequested,
@@ -17,7 +16,6 @@ from harness.runner.events import (
     GpuQuarantined,
     GpuReadmitted,
     LeaseRefused,
-    NodeLost,
     RunStarted,
     SetupFinished,
     SetupStarted,
@@ -53,11 +51,10 @@ def head_lines(event: RunStarted) -> list[str]:
         f"{count(event.cpu_units, 'CPU slot')}, containment {one_line(event.containment)}"
     )
     shard = [f"  shard {one_line(event.shard)}"] if event.shard else []
-    nodes = [f"  node {one_line(node)}" for node in event.nodes]
     gpus = [f"  gpu {one_line(gpu)}" for gpu in event.gpus]
     left_out = [f"  not used: {one_line(gpu)}" for gpu in event.left_out]
     notes = [f"  note: {one_line(note)}" for note in event.notes]
-    return [first, *shard, *nodes, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
+    return [first, *shard, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
 
 
 def sentences(event: Event, state: RunState) -> list[Sentence]:
@@ -75,11 +72,6 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             attempt = state.running.get(event.path)
             where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
             return [Sentence(Tone.WARNING, "slow", where)]
-        case NodeLost():
-            text = f"{one_line(event.node)}: {one_line(event.reason)}; its files run elsewhere"
-            return [Sentence(Tone.BAD, "NODE LOST", text)]
-        case AttemptLost():
-            return [Sentence(Tone.WARNING, "queued again", f"{one_line(event.path)}: {one_line(event.reason)}")]
         case AttemptFailed():
             what = count(len(event.tests), "test") if event.tests else "the whole file"
             next_up = f"{what} left" if event.is_rest else f"{what} again, {event.number} of {event.limit}"

@@ -156,11 +156,8 @@ class Dispatcher:
             self._on_finished(event.result)
         elif isinstance(event, events.SetupFinished):
             self._on_script_finished(event)
-        elif isinstance(event, (events.AttemptFailed, events.LeaseRefused, events.AttemptLost)):
+        elif isinstance(event, (events.AttemptFailed, events.LeaseRefused)):
             self._queue_again(event.path)
-        elif isinstance(event, events.NodeLost):
-            self._table.lose_node(event.node)
-            self._finish_impossible()
         elif isinstance(event, events.GpuQuarantined):
             self._table.quarantine(event.gpu_id)
         elif isinstance(event, events.GpuReadmitted):

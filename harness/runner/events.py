@@ -44,8 +44,6 @@ class RunStarted(Event):
     cpu_units: int
     shard: str = ""
     """Shard that the run was given, as `2/8`; empty for a whole suite."""
-    nodes: tuple[str, ...] = ()
-    """Nodes of the cluster, one line each ("node0 gpu-a.example 4 x NVIDIA H200 143 GB"); none without a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,24 +184,6 @@ class LeaseRefused(Event):
     path: str
     reasons: dict[str, str]
     """Reason for each unfit GPU, by its id; each has been quarantined."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLost(Event):
-    """A node of the cluster is lost: nothing of it is leased again, and its units are queued again."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptLost(Event):
-    """The node of an attempt was lost: its GPUs are gone, nothing that it said counts, and the unit is queued again."""
-
-    path: str
-    node: str
-    gpu_ids: tuple[str, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from harness.runner.schedule.sharding import Shard
 
 if TYPE_CHECKING:
     from harness.core.need_rules import NeedRule
-    from harness.runner.cluster_address import ClusterAddress
     from harness.runner.records.recorded_run import RecordedRun
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -43,10 +42,6 @@ class RunOptions:
     gpus: str = "auto"
     wait_s: float = 0.0
     """How long to wait for GPUs that others use."""
-    cluster: "ClusterAddress | None" = None
-    """Nodes to run on; None for this machine."""
-    ships_sources: bool = False
-    """Whether the nodes are sent the suite; False where they have it at the same path."""
     shard: Shard | None = None
     """Part of the collected units to run; None for all."""
     last_failed: bool = False

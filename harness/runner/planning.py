@@ -140,16 +140,13 @@ def _noted(collected: Collected, context: RunContext) -> Collected:
 
 async def _preload(context: RunContext, imports: Sequence[str]) -> None:
     modules = (*context.options.preload, *imports)
-    if context.cluster is not None:
-        context.cluster.preload(modules)
     if context.warm is not None:
         await context.warm.preload(modules)
 
 
 def new_table(context: RunContext) -> LeaseTable:
     """Return a table of this run's GPUs and CPU slots, all of them free."""
-    nodes = tuple(context.cluster.nodes) if context.cluster is not None else ("",)
-    return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models, nodes)
+    return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 
 def _collection_spec(

@@ -7,7 +7,6 @@ from typing import Any
 from harness.core.config import Config, load_config_for, load_needs_file, shadowing, with_profile
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation, num_cores, wants_colour
-from harness.runner.cluster_address import Boot, ClusterAddress, parse_cluster
 from harness.runner.collection.command_units import select_commands
 from harness.runner.options import (
     DEFAULT_COLLECT_TIMEOUT_S,
@@ -60,8 +59,6 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         has_files=bool(given["paths"]) or not commands,
         setup=config.setup,
         gpus=given["gpus"],
-        cluster=_cluster(given, config),
-        ships_sources=given.get("sources") == "ship",
         shard=None if given.get("shard") is None else parse_shard(given["shard"]),
         needs=config.needs + (load_needs_file(needs_file) if needs_file else ()),
         last_failed=bool(given.get("last_failed")),
@@ -88,42 +85,6 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         check_leaning=_first_given(given.get("check_leaning"), config.check_leaning),
         **_layered(config, given),
     )
-
-
-def _cluster(given: Mapping[str, Any], config: Config) -> ClusterAddress | None:
-    """Return the cluster to run on; UsageError for options that do not go with one."""
-    text = given.get("cluster")
-    if text is None:
-        if given.get("sources") is not None:
-            raise UsageError("--sources without --cluster", legal="rlharness run --cluster ADDRESS --sources ship")
-        return None
-    address = parse_cluster(text)
-    if address.boot is Boot.LOCAL and given["gpus"] != AUTO:
-        raise UsageError(
-            f"--cluster {text} with --gpus {given['gpus']}",
-            legal="one of them: local:NxM simulates M GPUs on each node",
-            remedy=f"--cluster local:{address.num_nodes}xM, with M GPUs",
-        )
-    if given.get("wait"):
-        raise UsageError(
-            f"--wait {given['wait']:g} with --cluster {text}",
-            legal="one of them: a node has the GPUs that are free when it joins",
-            remedy="leave --wait out, or run on one machine",
-        )
-    for option, is_given in (
-        ("--keep-tmp", given.get("keep_tmp")),
-        ("--isolate worker", (given.get("isolate") or config.isolate) == "worker"),
-        ("--leaning", given.get("leaning")),
-        ("--check-leaning", _first_given(given.get("check_leaning"), config.check_leaning)),
-        ("a setup script", config.setup),
-    ):
-        if is_given:
-            raise UsageError(
-                f"{option} with --cluster",
-                legal="one of them: nodes run single files, each in a process of its own, and keep nothing",
-                remedy=f"run without --cluster, or without {option}",
-            )
-    return address
 
 
 def _config(invocation: Invocation, given: Mapping[str, Any]) -> Config:

@@ -26,7 +26,6 @@ from harness.runner.attempts.attempt_report import put_back, read_attempt_report
 from harness.runner.attempts.attempt_spec import AttemptSpecs
 from harness.runner.attempts.gpu_notes import broken_by, unread_names, with_others, with_xids
 from harness.runner.attempts.gpu_suspicion import GpuSuspicion
-from harness.runner.attempts.host import NODE_LOST
 from harness.runner.attempts.lease_end import end_lease, refuse_lease
 from harness.runner.attempts.memory_sampler import MemorySampler
 from harness.runner.attempts.ray_logs import keep_ray_logs
@@ -42,9 +41,6 @@ from harness.runner.sessions.part_file import PART_FILE, PartTests, write_part
 from harness.runner.sessions.warm_parent import WarmParent
 from harness.runner.sessions.workers import Attempts, Workers
 from harness.runner.units import Outcome, Unit, UnitResult
-
-MAX_LOST = 3
-"""Nodes that may be lost while a unit runs on them; after the last, the unit itself is suspected and not run again."""
 
 Post = Callable[[events.Event], None]
 
@@ -96,7 +92,7 @@ class UnitRunner(AttemptSpecs):
         """Run `unit`; its last event is its UnitFinished, AttemptFailed or LeaseRefused, after the fate of its GPUs."""
         directory, gpu_ids = self.directory(number), lease.gpu_ids
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
-        env = self._env(unit, lease, "", "", 0)
+        env = self._env(unit, lease, "", "")
         baseline, unfit = await self._check(unit, lease, env)
         if unfit:
             self.away.update(dict.fromkeys(unfit))
@@ -111,10 +107,6 @@ class UnitRunner(AttemptSpecs):
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
             result = UnitResult(unit, Outcome.SUPERVISOR_LOST, f"the attempt could not be started: {reason_of(error)}")
         else:
-            if end.reason == NODE_LOST:
-                if self._is_lost(number, unit, lease):
-                    return
-                end = replace(end, reason="cancelled") if number in self.cancelled else end
             unkillable, spent = end.unkillable, end.reason == "timeout"
             report = await asyncio.to_thread(read_attempt_report, tail)
             result = unit_result(unit, end, report, timeout_s, gpu_ids=gpu_ids, directory=directory)
@@ -148,16 +140,6 @@ class UnitRunner(AttemptSpecs):
         self.post(replace(event, t=self.t()))
         if self.warm is not None:
             await self.warm.learn(report.imported)
-
-    def _is_lost(self, number: int, unit: Unit, lease: Lease) -> bool:
-        """Take note that the node of an attempt was lost; whether its unit is queued again for it."""
-        node, lost = lease.nodes[0], self.lost.setdefault(number, [])
-        lost.append(node)
-        if len(lost) >= MAX_LOST or number in self.cancelled:
-            return False
-        reason = f"{' or '.join(lease.nodes)} was lost while it ran"
-        self.post(events.AttemptLost(self.t(), unit.path, node, lease.gpu_ids, reason))
-        return True
 
     def _is_comparable(self, number: int, result: UnitResult) -> bool:
         """Whether the need of the tests that were collected shows whether the plan was right.
@@ -208,7 +190,7 @@ class UnitRunner(AttemptSpecs):
         try:
             if unit.command:
                 write_start(Path(tail.file.path), unit)
-            self.active[number] = self._attempts_of(unit, lease)
+            self.active[number] = self._attempts_of(unit)
             end = await self.active[number].run(
                 spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
             )
@@ -225,7 +207,7 @@ class UnitRunner(AttemptSpecs):
         self, number: int, unit: Unit, lease: Lease, tail: ReportTail
     ) -> tuple[ProcessEnd, float, GpuMemoryUse | None]:
         """The answer of `run_attempt`, and the GPU memory that the attempt used."""
-        attempts, marker = self._attempts_of(unit, lease), self.marker(number)
+        attempts, marker = self._attempts_of(unit), self.marker(number)
         sampler = self.memory_sampler()
         sampler.begin(number, lease.gpu_ids, lambda: attempts.pid_of(marker), lambda: self._present_test(number))
         try:
@@ -241,9 +223,7 @@ class UnitRunner(AttemptSpecs):
             self.sampler = MemorySampler(self.watch.meter, t=self.t, post=self.post)
         return self.sampler
 
-    def _attempts_of(self, unit: Unit, lease: Lease) -> Attempts:
-        if self.host_of is not None:
-            return self.host_of(lease).attempts
+    def _attempts_of(self, unit: Unit) -> Attempts:
         return self.command_attempts if unit.command and self.command_attempts else self.attempts
 
     def _present_test(self, number: int) -> str:

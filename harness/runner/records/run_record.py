@@ -209,7 +209,6 @@ class _Reading:
         record.run_id, record.directory = _text(event["run_id"]), _text(event["directory"])
         record.gpus, record.left_out = _texts(event["gpus"]), _texts(event["left_out"])
         record.notes, record.containment = _texts(event["notes"]), _text(event["containment"])
-        record.notes += tuple(f"node {each}" for each in _texts(event.get("nodes", [])))
         record.cpu_units = int(event["cpu_units"])
 
     def _collection_finished(self, event: dict[str, Any], t: float) -> None:
@@ -277,9 +276,6 @@ class _Reading:
         self._record.lost_gpus = [each for each in self._record.lost_gpus if each.gpu_id != gpu_id]
         self._record.notes += (f"{gpu_id} was leased again after {t:.1f} s: it was as it was before its quarantine",)
 
-    def _node_lost(self, event: dict[str, Any], t: float) -> None:
-        self._record.notes += (f"{_text(event['node'])} was lost after {t:.1f} s: {_text(event['reason'])}",)
-
     def _unit_finished(self, event: dict[str, Any], t: float) -> None:
         result = event["result"]
         path = _text(result["unit"]["path"])
@@ -319,7 +315,6 @@ _FOLDS: dict[str, Callable[[_Reading, dict[str, Any], float], None]] = {
     "gpu_memory_sampled": _Reading._gpu_memory_sampled,
     "gpu_quarantined": _Reading._gpu_quarantined,
     "gpu_readmitted": _Reading._gpu_readmitted,
-    "node_lost": _Reading._node_lost,
     "unit_finished": _Reading._unit_finished,
     "run_finished": _Reading._run_finished,
 }
