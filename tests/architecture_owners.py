@@ -19,7 +19,6 @@ ENVIRONMENT = (
     "harness/process/supervisor/fork_hazards.py",  # and these in the pytest from which test processes are forked
     "harness/process/supervisor/forked_leader.py",
     "harness/runner/sessions/own_coverage.py",
-    "harness/runner/sessions/memory_limit.py",
     "harness/runner/pytest_gpus.py",
     "harness/runner/sessions/worker_session.py",
     "harness/runner/sessions/xdist_fixtures.py",
@@ -28,7 +27,6 @@ IN_PYTEST = (
     "collection/discovery",
     "pytest_gpus",
     "sessions/forked_tests",
-    "sessions/memory_limit",
     "sessions/odd_names",
     "sessions/own_coverage",
     "sessions/parts",
@@ -121,7 +119,7 @@ OWNED = (
         "harness/",
         (".write_text()", ".write_bytes()"),
         (
-            *("harness/recording/boot/", "harness/runner/sessions/memory_limit.py"),  # child processes
+            "harness/recording/boot/",  # child processes
             "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
         ),
     ),

@@ -58,7 +58,7 @@ LAYERS = (
     ("harness.runner.records",),
     ("harness.runner.events", "harness.runner.outcomes", "harness.runner.selections"),
     ("harness.runner.isolation_notes", "harness.runner.units"),
-    ("harness.runner.schedule", "harness.runner.gpu_memory", "harness.runner.memory_series"),
+    ("harness.runner.schedule", "harness.runner.gpu_memory"),
     ("harness.recording",),
     ("harness.trace",),
     ("harness.determinism", "harness.machine"),

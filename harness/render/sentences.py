@@ -17,8 +17,6 @@ from harness.runner.events import (
     GpuReadmitted,
     LeaseRefused,
     RunStarted,
-    SetupFinished,
-    SetupStarted,
     UnitFinished,
 )
 from harness.runner.records.stats import Running, RunState
@@ -86,10 +84,6 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             return [Sentence(Tone.BAD, "QUARANTINED", text)]
         case GpuReadmitted():
             return [Sentence(Tone.QUIET, "leased again", f"{gpus([event.gpu_id], state)}: it is as it was before")]
-        case SetupStarted():
-            return [Sentence(Tone.QUIET, "setup", f"{one_line(event.path)}, {gpus(event.gpu_ids, state)}")]
-        case SetupFinished(reason=reason) if reason:
-            return [Sentence(Tone.BAD, "SETUP FAILED", f"{one_line(event.path)}: {one_line(reason)}")]
         case LeaseRefused():
             text = f"{one_line(event.path)}: its GPUs were not fit for use; it starts next on others"
             return [Sentence(Tone.WARNING, "queued again", text)]

@@ -208,8 +208,7 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     yield "flaky, passed when run again", YELLOW, [_flaky(r) for r in results if r.outcome is Outcome.FLAKY]
     yield "leaning on others, accepted", YELLOW, [_kept_line(r) for r in results if r.is_accepted]
     yield "interrupted", YELLOW, [_kept_line(r) for r in results if r.outcome is Outcome.INTERRUPTED]
-    cancelled = [r for r in not_run if not (r.for_want_of_gpus or r.unit.setup_error)]
-    yield "not run because a setup script failed", RED, [_with_reason(r) for r in not_run if r.unit.setup_error]
+    cancelled = [r for r in not_run if not r.for_want_of_gpus]
     yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in cancelled]
     yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
     yield (

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from harness.core.command import Command
 from harness.core.need import Need
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.schedule.sharding import ShardPlan
@@ -123,34 +122,6 @@ class AttemptTerminating(Event):
 
     path: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetupStarted(Event):
-    """A setup script was given its lease; `path` is "setup:" and its name."""
-
-    path: str
-    gpu_ids: tuple[str, ...]
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetupFinished(Event):
-    """A setup script has ended, after the fate of its GPUs."""
-
-    path: str
-    reason: str = ""
-    """Why it failed; empty if it did not."""
-    is_refused: bool = False
-    """Whether its GPUs were not fit for use, so that it is queued again."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemorySampled(Event):
-    """Memory in use on leased GPUs has changed; most samples are left out (`memory_series`)."""
-
-    in_use_bytes: dict[str, int | None]
-    """Bytes of all processes that the driver lists, by GPU id; None where they are no longer known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +238,6 @@ def plain(value: Any) -> Any:
     """`value` as what JSON knows: dataclasses to dictionaries, enums to their values, tuples to lists."""
     if isinstance(value, Need):
         return value.to_json()
-    if isinstance(value, Command):
-        value = value.without_secrets()
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):

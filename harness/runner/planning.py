@@ -13,7 +13,6 @@ from harness.process.child_env import child_env
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner.collection.collect import Collected, Collector, collect
 from harness.runner.collection.collect_options import CollectOptions
-from harness.runner.collection.command_units import with_commands
 from harness.runner.collection.default_needs import give_needs
 from harness.runner.collection.deselected import expect_selected, set_aside_deselected
 from harness.runner.collection.idle_patterns import note_idle
@@ -66,13 +65,11 @@ async def collect_and_plan(
     has_selection = selects_tests(options.invocation.trailing)
     wanted = _collect_options(context, finds_node_ids=finds_node_ids, has_selection=has_selection)
     make_spec = partial(_collection_spec, context)
-    collected = Collected((), options.root, ())
-    if options.has_files:
-        collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
-    collected = with_commands(keep_together(_noted(collected, context), options.together), options.commands)
+    collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
+    collected = keep_together(_noted(collected, context), options.together)
     collected = with_digests(collected, options.invocation.trailing)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
-    collected = give_needs(collected, options, context.gpus.inventory, context.history.gpu_peaks)
+    collected = give_needs(collected, options, context.gpus.inventory)
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)
     collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
     uses_last = options.last_failed or options.failed_first

@@ -191,7 +191,7 @@ class _Run:
             collected=collected,
             attempts=workers or context.supervisors,
             workers=workers,
-            command_attempts=context.supervisors,
+            own_attempts=context.supervisors,
             watch=context.gpus.watch(context.clock),
             ports=context.ports,
             run_id=context.run_id,

@@ -58,7 +58,6 @@ COMMANDS = (
     Command("plan", ("plan", "--gpus", "none", "suite")),
     Command("history", ("history",)),
     Command("merge", ("merge", ".rlharness/runs/latest", "--junit", "m.xml"), 1),
-    Command("profile", ("profile", "suite/test_a.py"), 4),
     Command("doctor", ("doctor",)),
     Command("scenarios", ("scenarios",)),
     Command("schema", ("schema", "pyproject", "--out", "{new}")),

@@ -38,7 +38,6 @@ from harness.recording.sentinel.sentinel_report import (
 from harness.render.source_locations import SourceTree
 from harness.runner.collection.child_files import lines_of
 from harness.runner.collection.source_scan import SourceScan
-from harness.runner.setup_scripts import parse_env
 from harness.trace.mapped_libraries import identify
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
 
@@ -186,7 +185,6 @@ def _readers_of_projects() -> list[Reader]:
             (source,),
             of_file("test_a.py", lambda at: SourceTree(at, at).locate("test_a.py::test_a")),
         ),
-        Reader("the environment of a script", (b"A=1\nB=x y\n",), of_text(parse_env)),
         Reader("variables of vLLM", (envs,), of_file("envs.py", lambda at: read_variables(at / "envs.py"))),
         Reader(
             "a library",

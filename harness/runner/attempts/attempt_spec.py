@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.process.child_env import OMP_NUM_THREADS, child_env, xdist_variables
 from harness.process.ports import PortBlocks
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.command_units import SHELL
 from harness.runner.options import RunOptions
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
@@ -42,8 +40,6 @@ class AttemptSpecs:
     """Number of GPUs and CPU slots of the run."""
     num_gpus: int = 0
     """Number of GPUs of this machine that the run has, among which its cores are divided; 0 to divide nothing."""
-    setup_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables that setup scripts have exported, by the path of the unit."""
     pins: Mapping[str, str] | None = None
     """Variables that the network preflight sets in every child's environment; None without a preflight."""
     retries: Retries = field(default_factory=lambda: Retries(0))
@@ -65,13 +61,6 @@ class AttemptSpecs:
         return self.scratch / self.name(number)
 
     def spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
-        spec = self._pytest_spec(number, unit, lease)
-        if unit.command is None:
-            return spec
-        argv = (*SHELL, unit.command.line)
-        return replace(spec, argv=argv, session=None, cwd=unit.command.cwd, startup_timeout_s=inf)
-
-    def _pytest_spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
         invocation, directory, tmpdir = self.options.invocation, self.directory(number), self.tmpdir(number)
         report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
         paths = [self.from_cwd(path) for path in unit.selection or unit.together or (unit.file_path,)]
@@ -102,7 +91,7 @@ class AttemptSpecs:
                 "plugins": [*plugins] + [PARTS] * bool(part) + [FORKED_TESTS] * (grace_s is not None),
             },
             cwd=str(invocation.cwd),
-            env=self._env(unit, lease, str(tmpdir), self.marker(number)) | own_file,
+            env=self._env(lease, str(tmpdir), self.marker(number)) | own_file,
             directory=str(directory),
             marker=self.marker(number),
             timeout_s=self.retries.limit_s(number, unit.timeout_s or self.options.timeout_s),
@@ -110,15 +99,9 @@ class AttemptSpecs:
             grace_s=self.options.grace_s,
         )
 
-    def _env(self, unit: Unit, lease: Lease, tmpdir: str, marker: str) -> dict[str, str]:
-        own = unit.command.variables() if unit.command else {}
+    def _env(self, lease: Lease, tmpdir: str, marker: str) -> dict[str, str]:
         return child_env(
-            {
-                **self._threads(lease),
-                **self.options.invocation.environ,
-                **self.setup_env.get(unit.path, {}),
-                **own,
-            },
+            {**self._threads(lease), **self.options.invocation.environ},
             gpus=lease.gpus,
             tmpdir=tmpdir,
             marker=marker,

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.exhaustion import reason_of
@@ -32,7 +31,6 @@ from harness.runner.attempts.ray_logs import keep_ray_logs
 from harness.runner.attempts.report_events import test_event
 from harness.runner.attempts.shared_watch import SharedWatch
 from harness.runner.attempts.unit_result import unforked_note, unit_result
-from harness.runner.collection.command_units import write_end, write_start
 from harness.runner.gpu_memory import GpuMemoryUse
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.options import runs_parts_of_files
@@ -63,8 +61,8 @@ class UnitRunner(AttemptSpecs):
     """The warm session, which learns what the files import; None without one."""
     workers: Workers | None = None
     """Those that carry out the attempts; None where each attempt has a process of its own."""
-    command_attempts: Attempts | None = None
-    """What carries out commands; None for `attempts`."""
+    own_attempts: Attempts | None = None
+    """What carries out an attempt with a process of its own where there are workers; None for `attempts`."""
     active: dict[int, Attempts] = field(default_factory=dict)
     """What carries out the present attempt of each running unit, by its number."""
     held_by_workers: dict[tuple[str, ...], dict[str, int]] = field(default_factory=dict)
@@ -92,8 +90,8 @@ class UnitRunner(AttemptSpecs):
         """Run `unit`; its last event is its UnitFinished, AttemptFailed or LeaseRefused, after the fate of its GPUs."""
         directory, gpu_ids = self.directory(number), lease.gpu_ids
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
-        env = self._env(unit, lease, "", "")
-        baseline, unfit = await self._check(unit, lease, env)
+        env = self._env(lease, "", "")
+        baseline, unfit = await self._check(lease, env)
         if unfit:
             self.away.update(dict.fromkeys(unfit))
             refuse_lease(self.post, self.t(), unit.path, gpu_ids, unfit)
@@ -148,21 +146,18 @@ class UnitRunner(AttemptSpecs):
         """
         unit, found = result.unit, result.collected_need
         is_whole = not (
-            unit.selection
-            or unit.command
-            or self.retries.rest(number)
-            or runs_parts_of_files(self.options.invocation.trailing)
+            unit.selection or self.retries.rest(number) or runs_parts_of_files(self.options.invocation.trailing)
         )
         return is_whole and found is not None and (unit.part is None or found.exceeds(unit.need))
 
-    async def _check(self, unit: Unit, lease: Lease, env: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    async def _check(self, lease: Lease, env: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
         """Memory in use on GPUs before the attempt (or before the worker that holds them), and why GPUs are unfit."""
         gpu_ids = lease.gpu_ids
         unfit: dict[str, str] = {}
         if self.workers is not None:
-            if not unit.command and self.workers.has(env) and (known := self.held_by_workers.get(gpu_ids)) is not None:
+            if self.workers.has(env) and (known := self.held_by_workers.get(gpu_ids)) is not None:
                 return known, unfit
-            await self.workers.make_room(env, keeps_fitting=unit.command is None)
+            await self.workers.make_room(env)
             for others in [each for each in self.held_by_workers if set(each) & set(gpu_ids)]:
                 held = await self.watch.not_back(others, self.held_by_workers.pop(others), hurry=lambda: False)
                 unfit |= {gpu_id: f"after a worker: {why}" for gpu_id, why in held.items() if gpu_id in gpu_ids}
@@ -188,14 +183,10 @@ class UnitRunner(AttemptSpecs):
             return ProcessEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
         self.followed[number] = (unit.path, tail)
         try:
-            if unit.command:
-                write_start(Path(tail.file.path), unit)
-            self.active[number] = self._attempts_of(unit)
+            self.active[number] = self.attempts
             end = await self.active[number].run(
                 spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
             )
-            if unit.command:
-                write_end(Path(tail.file.path), unit, end, spec.timeout_s)
             while self.follow(number):
                 await asyncio.sleep(0)  # signals are heard, however much there is
         finally:
@@ -207,24 +198,18 @@ class UnitRunner(AttemptSpecs):
         self, number: int, unit: Unit, lease: Lease, tail: ReportTail
     ) -> tuple[ProcessEnd, float, GpuMemoryUse | None]:
         """The answer of `run_attempt`, and the GPU memory that the attempt used."""
-        attempts, marker = self._attempts_of(unit), self.marker(number)
-        sampler = self.memory_sampler()
-        sampler.begin(number, lease.gpu_ids, lambda: attempts.pid_of(marker), lambda: self._present_test(number))
+        marker = self.marker(number)
+        if self.sampler is None:
+            self.sampler = MemorySampler(self.watch.meter)
+        self.sampler.begin(
+            number, lease.gpu_ids, lambda: self.attempts.pid_of(marker), lambda: self._present_test(number)
+        )
         try:
             end, timeout_s = await self.run_attempt(number, unit, lease, tail)
         finally:
-            memory = await sampler.end(number)
+            memory = await self.sampler.end(number)
             self.present.pop(number, None)
         return end, timeout_s, memory
-
-    def memory_sampler(self) -> MemorySampler:
-        """Return the sampler of the run, and make it for the first attempt."""
-        if self.sampler is None:
-            self.sampler = MemorySampler(self.watch.meter, t=self.t, post=self.post)
-        return self.sampler
-
-    def _attempts_of(self, unit: Unit) -> Attempts:
-        return self.command_attempts if unit.command and self.command_attempts else self.attempts
 
     def _present_test(self, number: int) -> str:
         """Node id of the test that unit `number` runs now; empty for none, and where its report is not read yet."""

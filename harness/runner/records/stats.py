@@ -29,7 +29,6 @@ from harness.runner.events import (
     LeaseReturned,
     RunFinished,
     RunStarted,
-    SetupStarted,
     TestFinished,
     TestStarted,
     UnitFinished,
@@ -221,8 +220,6 @@ class RunState:
                 self._attempt_moved(event)
             case LeaseReturned():
                 self._lease_ended(event.path, event.gpu_ids, event.t)
-            case SetupStarted():
-                self._lease_began(event.path, event.gpu_ids, event.t)
             case GpuQuarantined():
                 self._lease_ended(event.path, (event.gpu_id,), event.t)
                 self.quarantined[event.gpu_id] = event
@@ -367,7 +364,7 @@ def exit_code(
         (internal_error, ExitCode.INTERNAL_ERROR),
         (state.interrupted, ExitCode.INTERRUPTED),
         (any(map(state.is_failure, outcomes.keys() - {Outcome.USAGE_ERROR})), ExitCode.TESTS_FAILED),
-        (has_failed_workers or any(result.unit.setup_error for result in not_run), ExitCode.TESTS_FAILED),
+        (has_failed_workers, ExitCode.TESTS_FAILED),
         (outcomes[Outcome.USAGE_ERROR], ExitCode.USAGE_ERROR),
         (outcomes[Outcome.INTERRUPTED] or len(not_run) > num_wanting, ExitCode.INTERRUPTED),
         (outcomes[Outcome.NO_TESTS] == len(state.units) and not state.is_empty_shard, ExitCode.NOTHING_COLLECTED),

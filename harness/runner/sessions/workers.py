@@ -160,11 +160,11 @@ class Workers:
         """Return whether a living worker has this environment, and so holds exactly the GPUs that it shows."""
         return any(worker.fits(env) for worker in self._workers)
 
-    async def make_room(self, env: Mapping[str, str], *, keeps_fitting: bool = True) -> None:
-        """End idle workers that hold a GPU that this environment shows; not those that fit it, if those are kept."""
+    async def make_room(self, env: Mapping[str, str]) -> None:
+        """End idle workers that hold a GPU that this environment shows, and do not fit it."""
         gpus = _gpus_of(env)
         for worker in [each for each in self._workers if not each.is_busy and each.gpus & gpus]:
-            if not (keeps_fitting and worker.fits(env)):
+            if not worker.fits(env):
                 await self._close(worker)
 
     async def close(self) -> None:
