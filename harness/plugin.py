@@ -231,8 +231,8 @@ def held_port() -> Iterator[int]:
 
 
 def visible_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs CUDA or HIP would show, as CUDA_ or HIP_VISIBLE_DEVICES names them; else every GPU of nvidia-smi."""
-    given = environ.get("CUDA_VISIBLE_DEVICES", environ.get("HIP_VISIBLE_DEVICES"))
+    """The GPUs CUDA would show, as CUDA_VISIBLE_DEVICES names them; else every GPU of nvidia-smi."""
+    given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return tuple(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), map(str.strip, given.split(","))))
     try:

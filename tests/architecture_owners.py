@@ -95,7 +95,6 @@ OWNED = (
     ),
     Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
-    Owned("harness/", ("amdsmi",), ()),  # harness/machine/amd_smi.py loads it from ROCm
     Owned("harness/", ("rich",), ("harness/render/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     # One way to give a whole file its name. The others move directories, links and files that are held open.

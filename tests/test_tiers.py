@@ -60,8 +60,6 @@ WHOLLY_FULL = {
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
     "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
-    "tests/runner/test_run_amd.py": "tests/machine/test_amd.py, without a run",
-    "tests/machine/test_visible_amd.py": "tests/machine/test_amd.py, whose GPUs it numbers",
     "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
     "tests/rlcore/numerics/compiled/test_layers.py": (
         "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"

@@ -29,7 +29,7 @@ from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.sharding import Shard, ShardPlan, plan_shard
 from harness.runner.sessions.pytest_command import pytest_command
 
-DECIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
+DECIDING = ("CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
 """Variables that may decide which tests pytest collects from a file."""
 
 

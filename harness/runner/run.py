@@ -182,7 +182,8 @@ class _Run:
         self.recorder.take(events.CollectionProgress(self.recorder.t(), num_done, num_total))
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:
-        context, workers = self.context, None
+        context = self.context
+        workers = None
         if self.options.isolate == "worker":
             argv = worker_command(self.options, collected.pytest_args)
             workers = Workers(context.supervisors, context.run_id, self.directory / "workers", context.scratch, argv)

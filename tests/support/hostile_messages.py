@@ -49,7 +49,7 @@ def readers_of_messages() -> list[Reader]:
 
 def _readers_of_children() -> list[Reader]:
     torch = (
-        {"version": "2.13.0", "cuda": "13.0", "hip": None},
+        {"version": "2.13.0", "cuda": "13.0"},
         {"is_available": False, "warning": "", "archs": ["sm_90"]},
     )
     naive = {"operation": "matmul", "num_different": 2, "num_cases": 4}

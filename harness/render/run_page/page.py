@@ -6,7 +6,6 @@ policy names the digests of this page's own script and style, so that nothing el
 
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from harness import __version__
 from harness.core.text import count
@@ -52,7 +51,7 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
         "main",
         sections.banner(record, state),
         sections.figures(record),
-        _timeline(data["hidden"], data["rows"]),
+        _timeline(data["hidden"]),
         sections.changes(comparison),
         _failures(failure_sections(failures, state), len(failures)),
         sections.slowest(record),
@@ -86,7 +85,7 @@ def _top() -> Markup:
     )
 
 
-def _timeline(num_hidden: int, rows: list[dict[str, Any]]) -> Markup:
+def _timeline(num_hidden: int) -> Markup:
     label = (
         "Files by GPU and CPU slot over time."
         " Left and right arrow keys move along a row, up and down to another row,"

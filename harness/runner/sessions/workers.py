@@ -25,8 +25,6 @@ from harness.core.report_file import ReportTail, read_report
 from harness.process.child_env import (
     ATTEMPT_MARKER,
     CUDA_VISIBLE_DEVICES,
-    HIP_VISIBLE_DEVICES,
-    NO_HIP_DEVICE,
     VARYING,
     XDIST,
 )
@@ -315,8 +313,7 @@ class Workers:
 
 def _gpus_of(env: Mapping[str, str]) -> frozenset[str]:
     """The GPUs that an environment shows, as it names them; none for a unit without GPUs."""
-    names = f"{env.get(CUDA_VISIBLE_DEVICES, '')},{env.get(HIP_VISIBLE_DEVICES, '')}".split(",")
-    return frozenset(name for name in names if name not in ("", NO_HIP_DEVICE))
+    return frozenset(filter(None, env.get(CUDA_VISIBLE_DEVICES, "").split(",")))
 
 
 def _shared(env: Mapping[str, str]) -> dict[str, str]:
