@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and the reporter where it was asked for and this process is no xdist worker."""
     config.addinivalue_line(
         "markers",
-        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False, nodes=1): needs n GPUs,"
+        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False): needs n GPUs,"
         " each with memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least"
         " min_capability; exclusive: no other file runs on the machine; shared: others may use the rest of the GPU.",
     )
@@ -138,18 +138,14 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
     model = given.pop("model", None)
     if model is not None and (not isinstance(model, str) or not model.strip()):
         raise MarkError(f"model {model!r}; legal: a part of the GPU's name, such as 'H100'")
-    nodes: Any = given.pop("nodes", 1)
-    if not _is_int(nodes) or nodes < 1 or num_gpus % nodes:
-        raise MarkError(f"nodes {nodes!r} for {num_gpus} GPUs; legal: gpus(16, nodes=2), which has 8 on each")
     exclusive, shared = given.pop("exclusive", False), given.pop("shared", False)
     for name, flag in (("exclusive", exclusive), ("shared", shared)):
         if not isinstance(flag, bool):
             raise MarkError(f"{name} {flag!r}; legal: True or False")
     least = capability(given.pop("min_capability", None))
     of_kind = {"memory_gb": float(memory_gb), "model": model, "min_capability": least}
-    of_kind |= {"nodes": nodes} if nodes > 1 else {}
     if given:
-        raise MarkError(f"unknown keyword {min(given)!r}; legal: {', '.join([*NOTHING][1:])}, nodes")
+        raise MarkError(f"unknown keyword {min(given)!r}; legal: {', '.join([*NOTHING][1:])}")
     if num_gpus == 0 and any(of_kind.values()):
         raise MarkError("describes 0 GPUs; legal: 1 or more GPUs with memory_gb, model or min_capability")
     if shared and (num_gpus != 1 or not memory_gb or exclusive):
@@ -165,10 +161,8 @@ def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
         models = {model.casefold(): model for model in (merged["model"], need["model"]) if model}
         if len(models) > 1:
             raise MarkError(f"asks for models {merged['model']!r} and {need['model']!r}; legal: one model per file")
-        nodes = max(each.get("nodes", 1) for each in (merged, need))
         merged = {
-            "gpus": nodes * max(each["gpus"] // each.get("nodes", 1) for each in (merged, need)),
-            **({"nodes": nodes} if nodes > 1 else {}),
+            "gpus": max(merged["gpus"], need["gpus"]),
             "memory_gb": max(merged["memory_gb"], need["memory_gb"]),
             "model": merged["model"] or need["model"],
             "min_capability": max(merged["min_capability"] or [], need["min_capability"] or []) or None,
@@ -237,8 +231,8 @@ def held_port() -> Iterator[int]:
 
 
 def visible_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs CUDA or HIP would show, as CUDA_ or HIP_VISIBLE_DEVICES names them; else every GPU of nvidia-smi."""
-    given = environ.get("CUDA_VISIBLE_DEVICES", environ.get("HIP_VISIBLE_DEVICES"))
+    """The GPUs CUDA would show, as CUDA_VISIBLE_DEVICES names them; else every GPU of nvidia-smi."""
+    given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return tuple(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), map(str.strip, given.split(","))))
     try:
@@ -261,7 +255,7 @@ def gpu_ids(request: pytest.FixtureRequest) -> tuple[str, ...]:
     visible = visible_gpu_ids(os.environ)
     mark = request.node.get_closest_marker("gpus")
     need = need_of_mark(mark.args, mark.kwargs) if mark else {"gpus": len(visible)}
-    wanted = need["gpus"] // need.get("nodes", 1)
+    wanted = need["gpus"]
     if wanted > len(visible):
         refuse = pytest.fail if "RLHARNESS_ATTEMPT" in os.environ else pytest.skip
         refuse(f"needs {wanted} GPU{'s' * (wanted != 1)}; {len(visible)} visible here")

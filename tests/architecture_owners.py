@@ -8,7 +8,6 @@ CHILD_ROOMS = (  # entered by child processes only
     "harness/lab/experiments/scenario_main.py",
     "harness/doctor/distributed_probe.py",
     "harness/doctor/torch_facts.py",
-    "harness/runner/cluster/ray_boot.py",
 )
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
@@ -20,9 +19,7 @@ ENVIRONMENT = (
     "harness/process/supervisor/fork_hazards.py",  # and these in the pytest from which test processes are forked
     "harness/process/supervisor/forked_leader.py",
     "harness/runner/sessions/own_coverage.py",
-    "harness/runner/sessions/memory_limit.py",
     "harness/runner/pytest_gpus.py",
-    "harness/runner/cluster/ray_boot.py",  # lives in a worker of Ray
     "harness/runner/sessions/worker_session.py",
     "harness/runner/sessions/xdist_fixtures.py",
 )
@@ -30,7 +27,6 @@ IN_PYTEST = (
     "collection/discovery",
     "pytest_gpus",
     "sessions/forked_tests",
-    "sessions/memory_limit",
     "sessions/odd_names",
     "sessions/own_coverage",
     "sessions/parts",
@@ -99,7 +95,6 @@ OWNED = (
     ),
     Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
-    Owned("harness/", ("amdsmi",), ()),  # harness/machine/amd_smi.py loads it from ROCm
     Owned("harness/", ("rich",), ("harness/render/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     # One way to give a whole file its name. The others move directories, links and files that are held open.
@@ -123,7 +118,7 @@ OWNED = (
         "harness/",
         (".write_text()", ".write_bytes()"),
         (
-            *("harness/recording/boot/", "harness/runner/sessions/memory_limit.py"),  # child processes
+            "harness/recording/boot/",  # child processes
             "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
         ),
     ),

@@ -31,7 +31,6 @@ EXTRAS_OF = {
     "rlcore/distributed/ray_session.py": ("ray",),
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
-    "harness/runner/cluster/ray_boot.py": ("ray",),
     "rlcore/weights/gpu_kernel.py": ("cuda",),
     "rlcore/weights/transports/ray_store.py": ("ray",),
 }

@@ -87,7 +87,6 @@ def test_free_port_is_the_tests_own(pytester: pytest.Pytester) -> None:
 )
 def test_cards_are_those_of_cuda_visible_devices(value: str, ids: tuple[str, ...]) -> None:
     assert visible_gpu_ids({"CUDA_VISIBLE_DEVICES": value}) == ids
-    assert visible_gpu_ids({"HIP_VISIBLE_DEVICES": value}) == ids
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,6 @@ def test_the_closest_marker_wins_and_a_file_needs_the_maximum(pytester: pytest.P
         ("gpus(2, memory_gb=12, shared=True)", "shared with 2 GPUs, memory_gb 12"),
         ("gpus(1, shared=True)", "shared with 1 GPUs, memory_gb 0"),
         ("gpus(1, memory_gb=12, shared=True, exclusive=True)", "exclusive True; legal: gpus(1, memory_gb=12"),
-        ("gpus(16, nodes=0)", "nodes 0 for 16 GPUs; legal: gpus(16, nodes=2), which has 8 on each"),
-        ("gpus(16, nodes=3)", "nodes 3 for 16 GPUs"),
-        ("gpus(0, nodes=2)", "describes 0 GPUs"),
-        ("gpus(2, nodes=True)", "nodes True for 2 GPUs"),
         ("timeout('soon')", "timeout marker: 'soon'; legal: a number of seconds"),
     ],
 )
@@ -165,13 +161,6 @@ def test_a_merged_need_satisfies_each_and_asks_for_nothing_else(given_marks: lis
     assert not any(Need.from_json(need).exceeds(merged) for need in needs)
     for field in ("gpus", "memory_gb", "model", "min_capability", "exclusive"):
         assert merged.to_json()[field] in [need[field] for need in [NOTHING, *needs]]
-
-
-def test_a_merged_need_has_on_each_node_what_one_of_them_has() -> None:
-    merged = Need.from_json(merge_needs([need_of_mark((8,), {}), need_of_mark((4,), {"nodes": 2})]))
-    assert (merged.gpus, merged.nodes) == (16, 2)
-    assert Need(gpus=16).exceeds(merged) and Need(gpus=3, nodes=3).exceeds(merged)
-    assert str(merged) == "16 GPUs on 2 nodes"
 
 
 @given(st.lists(marks, max_size=5), st.randoms(use_true_random=False))

@@ -41,7 +41,6 @@ WHOLLY_FULL = {
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
     "tests/rlcore/test_engine_page.py": "tests/rlcore/training/test_witnesses.py, value by value",
     "tests/guards/test_faults_breach.py": "tests/guards/test_planted_faults.py, which runs none of them",
-    "tests/runner/cluster/test_ray_cluster.py": "tests/runner/cluster/test_lost_nodes.py, whose agents nobody starts",
     "tests/runner/test_runner_cost.py": "a benchmark: none",
     "tests/lab/test_hostile_repository.py": "tests/lab/bundles/test_making.py, tests/core/test_replaced_file.py",
     "tests/fuzz/test_readers.py": "tests/trace/test_reader.py, tests/lab/bundles/test_contents.py",
@@ -61,15 +60,7 @@ WHOLLY_FULL = {
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
-    "tests/runner/cluster/test_cluster_runs.py": "tests/runner/cluster/test_lost_nodes.py, whose agents nobody starts",
-    "tests/runner/cluster/test_node_leases.py": "tests/runner/cluster/test_lost_nodes.py, whose nodes have GPUs too",
-    "tests/runner/cluster/test_attempt_book.py": "tests/runner/cluster/test_lost_nodes.py, whose attempts are counted",
-    "tests/runner/cluster/test_channel.py": "tests/runner/cluster/test_lost_nodes.py, over such a channel",
-    "tests/runner/cluster/test_mirror.py": "tests/runner/cluster/test_lost_nodes.py, whose files are mirrored",
-    "tests/runner/cluster/test_strangers.py": "tests/runner/cluster/test_lost_nodes.py, among nodes that are known",
     "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
-    "tests/runner/test_run_amd.py": "tests/machine/test_amd.py, without a run",
-    "tests/machine/test_visible_amd.py": "tests/machine/test_amd.py, whose GPUs it numbers",
     "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
     "tests/rlcore/numerics/compiled/test_layers.py": (
         "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"

@@ -26,14 +26,6 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-class CountOrAuto(click.IntRange):
-    """A number in a range, or the word auto."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, or "auto"; fail for anything else."""
-        return value if value == "auto" else super().convert(value, param, ctx)
-
-
 class SomePath(click.Path):
     """A path, not empty: an unset shell variable gives an empty text, which would mean the working directory."""
 
@@ -62,33 +54,9 @@ SHARED_OPTIONS: Options = (
         " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
     ),
     click.option(
-        "--cluster",
-        metavar="local:2x4|listen:N|ADDRESS",
-        help="Run on several nodes: 2 simulated ones of 4 GPUs, N on which rlharness agent dials in (listen:N@PORT for"
-        " a port of your choice), or those of the Ray cluster at ADDRESS (auto, or HOST:PORT).",
-    ),
-    click.option(
-        "--sources",
-        type=click.Choice(["share", "ship"]),
-        help="With --cluster: whether nodes have the suite at the same path, or are sent a copy.  [default: share]",
-    ),
-    click.option(
         "--cpu-units",
         type=click.IntRange(1),
-        help="How many files that need no GPU run at the same time, on each node.  [default: number of cores]",
-    ),
-    click.option(
-        "--command",
-        "commands",
-        multiple=True,
-        metavar="NAME",
-        help="Run this command of [tool.rlharness.commands], or those that match a glob. Without paths and --command,"
-        " all run. Repeatable.",
-    ),
-    click.option(
-        "--profile",
-        metavar="NAME",
-        help="Settings of [tool.rlharness.profile.NAME].  [default: the variable RLHARNESS_PROFILE]",
+        help="How many files that need no GPU run at the same time.  [default: number of cores]",
     ),
     click.option("-k", "keyword", metavar="EXPR", help="Run only tests whose names match, as -k of pytest does."),
     click.option("-m", "marker", metavar="EXPR", help="Run only tests whose markers match, as -m of pytest does."),
@@ -129,10 +97,9 @@ SHARED_OPTIONS: Options = (
     click.option("--mix-models/--no-mix-models", default=None, help="Allow a file to get GPUs of different models."),
     click.option(
         "--workers-per-gpu",
-        type=CountOrAuto(1),
-        metavar="N|auto",
-        help="How many files without a need share each GPU; each has that part of its memory as its budget. auto: as"
-        " many as the GPU memory measured in earlier runs allows.",
+        type=click.IntRange(1),
+        metavar="N",
+        help="How many files without a need share each GPU; each has that part of its memory as its budget.",
     ),
     click.option(
         "--split/--no-split",

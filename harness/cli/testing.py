@@ -1,4 +1,4 @@
-"""Commands about tests and the machine they run on: run, plan, agent, merge, profile, history, doctor."""
+"""Commands about tests and the machine they run on: run, plan, merge, history, doctor."""
 
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,6 @@ from harness.core.invocation import Invocation
     default=None,
     help="Run a failing file once more after the files before it: one that then passes is leaning. That is a failure"
     ' unless the configuration has leaning = "report".  [default: --no-check-leaning]',
-)
-@click.option(
-    "--leaning",
-    type=SomePath(),
-    metavar="FILE",
-    help="Find the tests after which FILE passes although it fails alone, and run nothing else.",
 )
 @click.option(
     "--durations", type=click.IntRange(0), metavar="N", help="Print the N slowest tests of the run.  [default: 0]"
@@ -121,25 +115,6 @@ def plan(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command()
-@click.argument("address", metavar="HOST:PORT")
-@click.option(
-    "--key-file",
-    type=SomePath(path_type=Path),
-    metavar="FILE",
-    help="File with the key of the run, - for standard input.  [default: the variable RLHARNESS_CLUSTER_KEY]",
-)
-@click.pass_obj
-def agent(invocation: Invocation, /, **arguments: Any) -> int:
-    """Run tests on this node for the run that waits at HOST:PORT.
-
-    Start one on each node of rlharness run --cluster listen:N. It ends with the run.
-    """
-    from harness.cli.commands.agent import run_agent
-
-    return int(run_agent(invocation, arguments))
-
-
-@click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=SomePath())
 @click.option("--junit", "junit_file", type=SomePath(path_type=Path), help="Write a JUnit XML report to this file.")
 @color_option
@@ -153,31 +128,6 @@ def merge(invocation: Invocation, /, **arguments: Any) -> int:
     from harness.cli.commands.merge import merge_recorded
 
     return int(merge_recorded(invocation, arguments))
-
-
-@click.command(epilog="Everything after -- is passed to pytest.")
-@click.argument("test", type=SomePath(), metavar="TEST-OR-FILE")
-@click.option(
-    "--gpus",
-    default="auto",
-    metavar="auto|N|0,2,GPU-uuid",
-    help="GPUs to use: all free ones, a count, or a list.  [default: auto]",
-)
-@click.option(
-    "--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit for one probe.  [default: 1800]"
-)
-@click.option("--safe-path", is_flag=True, help="Keep the working directory off pytest's import path.")
-@color_option
-@click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
-@click.pass_obj
-def profile(invocation: Invocation, /, **arguments: Any) -> int:
-    """Find how much GPU memory a test needs.
-
-    Runs TEST-OR-FILE with smaller and smaller limits on PyTorch's allocator, and prints the marker to write.
-    """
-    from harness.cli.commands.profile import show_profile
-
-    return int(show_profile(invocation, arguments))
 
 
 @click.command()

@@ -13,40 +13,26 @@
     "*_on_8_gpus.py" = { gpus = 8, memory-gb = 80, min-capability = 9.0, timeout = 3600 }
     "tests/slow/" = { timeout = 7200 }
 
-    [tool.rlharness.commands]
-    smoke = { command = "torchrun --nproc-per-node 2 smoke.py", gpus = 2, timeout = 600 }
-
-    [tool.rlharness.setup]
-    kernels = { command = "make -C csrc", for = ["tests/gpu/**"] }
-
-    [tool.rlharness.profile.ci]
-    retries = 2
-
 Patterns are those of .gitignore, against paths relative to the root directory. The last pattern that matches wins, for
 the need and for the timeout each by itself; a need from here wins over markers. An absent key has the value None:
 the command line's values override these, and these override its defaults.
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, MinLen
 
 from harness.core.checked_table import checked_table, legal_of
-from harness.core.command import MANAGED, Command, CommandRule, SetupRule
 from harness.core.errors import UsageError
 from harness.core.need import Need
 from harness.core.need_rules import NeedRule, match_spec
 from harness.core.regular_file import MAX_SETTINGS_BYTES, read_text
-
-_NAME = re.compile(r"[\w.-]+( [\w.-]+)*")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 Seconds = Annotated[float, Gt(0), "seconds, above 0"]
 SecondsOrZero = Annotated[float, Ge(0), "seconds, 0 or more"]
@@ -63,7 +49,7 @@ Isolation = Annotated[Literal["file", "test", "worker", "interpreter"], "'file',
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of `[tool.rlharness]` that are no tables, and of its profiles; see `rlharness run --help` for each."""
+    """The keys of `[tool.rlharness]` that are no tables; see `rlharness run --help` for each."""
 
     timeout_s: Seconds | None = None
     grace_s: SecondsOrZero | None = None
@@ -125,35 +111,11 @@ class NeedEntry:
 
 
 @dataclass(frozen=True)
-class SetupEntry(NeedEntry):
-    """The keys of one entry of the table of setup scripts."""
-
-    command: Annotated[str, MinLen(1), "a line for /bin/sh"] | None = None
-    cwd: Annotated[str, MinLen(1), "a directory, relative to the configuration"] | None = None
-    env: Annotated[dict[str, str], 'a table of texts, such as { DEBUG = "1" }'] | None = None
-    for_: Annotated[list[str], MinLen(1), 'a list of patterns, such as ["tests/gpu/**"]'] | None = None
-
-
-@dataclass(frozen=True)
-class CommandEntry(NeedEntry):
-    """The keys of one entry of the table of commands."""
-
-    command: Annotated[str, MinLen(1), "a line for /bin/sh"] | None = None
-    cwd: Annotated[str, MinLen(1), "a directory, relative to the configuration"] | None = None
-    env: Annotated[dict[str, str], 'a table of texts, such as { DEBUG = "1" }'] | None = None
-    skip_code: Annotated[int, Ge(1), Le(125), "an exit code from 1 to 125, such as 77"] | None = None
-
-
-@dataclass(frozen=True)
 class Config(Keys):
     """A checked configuration."""
 
     needs: tuple[NeedRule, ...] = ()
     gate: GateKeys = GateKeys()
-    commands: tuple[CommandRule, ...] = ()
-    setup: tuple[SetupRule, ...] = ()
-    profiles: tuple[tuple[str, Keys], ...] = ()
-    """Keys of each profile, by name."""
     path: Path | None = None
     """The file it was read from; None where there is none."""
 
@@ -234,90 +196,9 @@ def _config(table: Any, path: Path) -> Config:
     rest = dict(table)
     rules = _rules(rest.pop("needs", {}), f"{where}.needs")
     gate = _gate(rest.pop("gate", {}), f"{path}: [tool.rlharness.gate]")
-    commands = _commands(rest.pop("commands", {}), f"{where}.commands", path.parent)
-    setup = _setup(rest.pop("setup", {}), f"{where}.setup", path.parent)
-    profiles = _profiles(rest.pop("profile", {}), f"{where}.profile")
-    keys = checked_table(Keys, rest, where, more_keys=("needs", "gate", "commands", "setup", "profile"))
+    keys = checked_table(Keys, rest, where, more_keys=("needs", "gate"))
     given = {each.name: getattr(keys, each.name) for each in fields(keys)}
-    return Config(**given, needs=rules, gate=gate, commands=commands, setup=setup, profiles=profiles, path=path)
-
-
-def with_profile(config: Config, name: str) -> Config:
-    """Return the configuration with the keys of a profile over its own; UsageError for an unknown profile."""
-    profiles = dict(config.profiles)
-    if name not in profiles:
-        known = ", ".join(sorted(profiles)) or "none: the configuration has no [tool.rlharness.profile.NAME]"
-        raise UsageError(
-            f"the profile {name!r} does not exist", legal=known, remedy="change --profile or RLHARNESS_PROFILE"
-        )
-    keys = profiles[name]
-    return replace(config, **{each.name: v for each in fields(keys) if (v := getattr(keys, each.name)) is not None})
-
-
-def _profiles(table: Any, where: str) -> tuple[tuple[str, Keys], ...]:
-    entries = _entries(
-        table, where, "a table of profiles", "write [tool.rlharness.profile.ci] and retries = 2 below it"
-    )
-    return tuple((name, checked_table(Keys, entry, f"{where}.{name}")) for name, entry in entries.items())
-
-
-def _commands(table: Any, where: str, root: Path) -> tuple[CommandRule, ...]:
-    entries = _entries(table, where, "a table of commands", 'write smoke = { command = "sh smoke.sh", gpus = 1 }')
-    rules = []
-    for name, entry in entries.items():
-        within = f"{where}: {name!r}"
-        _check_name(name, within)
-        checked = checked_table(CommandEntry, entry, within)
-        need = _need(checked, within) or Need()
-        command = _command(checked, within, root)
-        rules.append(CommandRule(name, command, need, checked.timeout_s))
-    return tuple(rules)
-
-
-def _setup(table: Any, where: str, root: Path) -> tuple[SetupRule, ...]:
-    entries = _entries(table, where, "a table of scripts", 'write kernels = { command = "make", for = ["tests/**"] }')
-    rules = []
-    for name, entry in entries.items():
-        within = f"{where}: {name!r}"
-        _check_name(name, within)
-        checked = checked_table(SetupEntry, entry, within)
-        for glob in checked.for_ or ():
-            _check_glob(glob, within)
-        command = _command(checked, within, root)
-        need = _need(checked, within) or Need()
-        if need.shared:
-            raise UsageError(f"{within} is shared", legal="a script with whole GPUs", remedy="remove shared = true")
-        rules.append(SetupRule(name, command, tuple(checked.for_ or ("*",)), checked.timeout_s, need))
-    return tuple(rules)
-
-
-def _entries(table: Any, where: str, legal: str, remedy: str) -> dict[str, dict[str, Any]]:
-    if not isinstance(table, dict):
-        raise UsageError(f"{where} is {table!r}", legal=legal, remedy=remedy)
-    for name, entry in table.items():
-        if not isinstance(entry, dict):
-            raise UsageError(f"{where}: {name!r} is {entry!r}", legal="a table", remedy=remedy)
-    return table
-
-
-def _check_name(name: str, where: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{where} is not a name", legal="letters, digits, blanks and . _ -", remedy="rename it")
-
-
-def _command(entry: SetupEntry | CommandEntry, where: str, root: Path) -> Command:
-    if entry.command is None:
-        raise UsageError(f"{where} has no command", legal="a line for /bin/sh", remedy='add command = "sh script.sh"')
-    for name, value in (entry.env or {}).items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value or name in MANAGED:
-            raise UsageError(
-                f"{where} sets the variable {name!r}",
-                legal=f"a name of letters, digits and _, except {', '.join(sorted(MANAGED))}",
-                remedy="change env",
-            )
-    variables = tuple(f"{name}={value}" for name, value in (entry.env or {}).items())
-    skip_code = entry.skip_code if isinstance(entry, CommandEntry) else None
-    return Command(entry.command, os.path.abspath(root / (entry.cwd or ".")), variables, skip_code)
+    return Config(**given, needs=rules, gate=gate, path=path)
 
 
 def _gate(table: Any, where: str) -> GateKeys:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.checked_table import keys_of
-from harness.core.config import CommandEntry, GateKeys, Keys, NeedEntry, SetupEntry
+from harness.core.config import GateKeys, Keys, NeedEntry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -20,19 +20,8 @@ def make_config_schema() -> dict[str, Any]:
         "additionalProperties": {"anyOf": [{"type": "integer", "minimum": 0}, _table_schema(NeedEntry)]},
     }
     keys = _table_schema(Keys)
-    tables = {
-        "commands": ("Shell commands that run as units, by name.", CommandEntry, ["command"]),
-        "setup": ("Shell commands that run once before the units that need them, by name.", SetupEntry, ["command"]),
-        "profile": ("Settings that --profile NAME puts over the others, by name.", Keys, []),
-    }
     keys["properties"] |= {"needs": needs, "gate": _table_schema(GateKeys)}
-    keys["properties"] |= {name: _entries_schema(*table) for name, table in tables.items()}
     return titled(keys, "pyproject", "[tool.rlharness] of pyproject.toml", "Settings of rlharness run and gate.")
-
-
-def _entries_schema(description: str, entry: type[Any], required: list[str]) -> dict[str, Any]:
-    table = _table_schema(entry) | ({"required": required} if required else {})
-    return {"description": description, "type": "object", "additionalProperties": table}
 
 
 def titled(schema: Mapping[str, Any], name: str, title: str, description: str) -> dict[str, Any]:

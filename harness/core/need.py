@@ -20,8 +20,6 @@ class Need:
     """No other unit may run on this machine meanwhile."""
     shared: bool = False
     """Whether units may share the one GPU: each has `memory_gb` of it as its budget."""
-    nodes: int = 1
-    """Number of nodes that the GPUs are on, equally many on each. A unit of several nodes has them to itself."""
 
     @property
     def budget_bytes(self) -> int:
@@ -35,16 +33,15 @@ class Need:
         return cls(**{**data, "min_capability": tuple(capability) if capability else None})
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values that `from_json` reads back: one per field, without `nodes` for one node."""
-        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "nodes" or self.nodes > 1}
+        """A dictionary of plain values that `from_json` reads back: one per field."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["min_capability"] = list(self.min_capability) if self.min_capability else None
         return data
 
     def exceeds(self, other: "Need") -> bool:
         """Whether a unit planned with `other` was given less than this need asks for."""
         return (
-            self.gpus // self.nodes > other.gpus // other.nodes
-            or self.nodes > other.nodes
+            self.gpus > other.gpus
             or self.memory_gb > other.memory_gb
             or (self.model is not None and self.model != other.model)
             or (self.min_capability or (0, 0)) > (other.min_capability or (0, 0))
@@ -54,8 +51,6 @@ class Need:
 
     def __str__(self) -> str:
         parts = [f"{self.gpus} GPU" + ("" if self.gpus == 1 else "s")]
-        if self.nodes > 1:
-            parts[0] += f" on {self.nodes} nodes"
         if self.model:
             parts.append(f"model {self.model}")
         if self.memory_gb:

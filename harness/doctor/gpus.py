@@ -1,4 +1,4 @@
-"""GPUs: free, busy or slow; their NVLinks or XGMI links; the driver against what torch was built for."""
+"""GPUs: free, busy or slow; their NVLinks; the driver against what torch was built for."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from typing import Any
 from harness.core.errors import InventoryError
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
-from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth, Vendor
-from harness.machine.gpus import TWO_VENDORS, read_inventory, read_machine
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
+from harness.machine.gpus import read_inventory, read_machine
 from harness.machine.inventory import Inventory, LeftOut
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -29,41 +29,6 @@ MAX_WARNING_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """Names that the tools of a vendor give things; {} is a GPU."""
-
-    links: str
-    variable: str
-    show: str
-    show_processes: str
-    show_speed: str
-    show_links: str
-    list_names: str
-
-
-_WORDS = {
-    Vendor.NVIDIA: _Words(
-        links="NVLink",
-        variable="CUDA_VISIBLE_DEVICES",
-        show="nvidia-smi -q -i {}",
-        show_processes="nvidia-smi -i {}",
-        show_speed="nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {}",
-        show_links="nvidia-smi nvlink -s -i {}",
-        list_names="list UUIDs (nvidia-smi -L)",
-    ),
-    Vendor.AMD: _Words(
-        links="XGMI",
-        variable="HIP_VISIBLE_DEVICES",
-        show="amd-smi static (amd-smi list -e shows which GPU is {})",
-        show_processes="amd-smi process (amd-smi list -e shows which GPU is {})",
-        show_speed="amd-smi metric (amd-smi list -e shows which GPU has HIP's number {})",
-        show_links="amd-smi xgmi (amd-smi list -e shows which GPU has HIP's number {})",
-        list_names="list HIP's numbers (amd-smi list -e)",
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class Torch:
     """Output of `torch_facts` on this environment's torch."""
 
@@ -71,7 +36,6 @@ class Torch:
     """Empty where torch is not installed."""
     cuda: str = ""
     """CUDA it was built for, "12.8"; empty for a build without."""
-    hip: str = ""
     is_available: bool | None = None
     """Whether it finds a GPU; None where it was not asked."""
     warning: str = ""
@@ -93,7 +57,7 @@ async def inspect_gpus(host: Host) -> Sequence[Finding]:
     torch = read_torch(await host.ask(argv, limit_s=IMPORT_S))
     has_device_file = os.path.exists(DEVICE_FILE)
     findings = check_driver(health, has_device_file=has_device_file)
-    findings += check_gpus(health, inventory) + check_links(health.gpus, health.vendor)
+    findings += check_gpus(health, inventory) + check_links(health.gpus)
     capabilities = host.environ.get(CAPABILITIES)
     return [*findings, *check_torch(torch, health, num_usable=len(inventory.gpus), capabilities=capabilities)]
 
@@ -123,7 +87,7 @@ async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
 
 
 _TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("version", "cuda", "hip", "warning"), str),
+    **dict.fromkeys(("version", "cuda", "warning"), str),
     "is_available": bool,
     "archs": list,
 }
@@ -141,7 +105,6 @@ def read_torch(answer: Answer) -> Torch:
     return Torch(
         version=said.get("version") or "",
         cuda=said.get("cuda") or "",
-        hip=said.get("hip") or "",
         is_available=said.get("is_available"),
         warning=said.get("warning") or "",
         archs=tuple(map(str, said.get("archs", ()))),
@@ -153,13 +116,10 @@ def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
     """Whether the driver answers; `has_device_file` says that the kernel's part of NVIDIA's is there."""
     if not health.problem:
         cuda = f", serves CUDA up to {_version(health.cuda)}" if health.cuda else ""
-        return [Finding("driver", Severity.FINE, f"{health.vendor} {health.driver or 'of unknown version'}{cuda}")]
+        return [Finding("driver", Severity.FINE, f"NVIDIA {health.driver or 'of unknown version'}{cuda}")]
     if not health.has_driver and not has_device_file and "does not answer" not in health.problem:
         return [Finding("driver", Severity.FINE, f"{health.problem}: 0 GPUs")]
-    tool = "amd-smi" if "AMD" in health.problem else "nvidia-smi"
-    remedy = f"run {tool} for details; after a driver update, reboot or reload its modules"
-    if health.problem == TWO_VENDORS:
-        remedy = "hide one vendor: ROCR_VISIBLE_DEVICES= hides AMD's GPUs"
+    remedy = "run nvidia-smi for details; after a driver update, reboot or reload its modules"
     if has_device_file and "no NVIDIA" in health.problem:
         measured = f"{DEVICE_FILE} exists, but libnvidia-ml.so.1 does not"
         remedy = WITH_CAPABILITIES
@@ -169,9 +129,8 @@ def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
 
 def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
     """Each GPU that is not free and well; one finding for the others. Nothing where there are no GPUs."""
-    words = _WORDS[health.vendor]
     faults = {str(gpu.fault) for gpu in health.gpus if gpu.fault}
-    findings = [_left_out(gpu, words) for gpu in inventory.left_out if gpu.reason not in faults]
+    findings = [_left_out(gpu) for gpu in inventory.left_out if gpu.reason not in faults]
     findings += [_faulty(gpu, gpu.fault) for gpu in health.gpus if gpu.fault]
     for gpu in health.gpus:
         if gpu.slowdowns:
@@ -181,40 +140,40 @@ def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
                     Severity.WARNING,
                     f"{gpu.model}: its clocks are lowered ({', '.join(gpu.slowdowns)})",
                     breaks="tests on it take longer than their history says, and may time out",
-                    remedy=words.show_speed.format(gpu.number),
+                    remedy=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.number}",
                 )
             )
     if inventory.note and health.gpus:
         hidden = not inventory.gpus and not inventory.left_out
         breaks = "rlharness run --gpus auto finds no GPU" if hidden else "a test may get a different GPU than intended"
-        remedy = f"unset {words.variable}, or {words.list_names}"
-        findings.append(Finding(words.variable, Severity.WARNING, inventory.note, breaks, remedy))
+        remedy = "unset CUDA_VISIBLE_DEVICES, or list UUIDs (nvidia-smi -L)"
+        findings.append(Finding("CUDA_VISIBLE_DEVICES", Severity.WARNING, inventory.note, breaks, remedy))
     if inventory.gpus:
         findings.append(Finding("GPUs", Severity.FINE, f"{inventory.describe()}, free"))
     return findings
 
 
-def check_links(gpus: Sequence[GpuHealth], vendor: Vendor = Vendor.NVIDIA) -> list[Finding]:
+def check_links(gpus: Sequence[GpuHealth]) -> list[Finding]:
     """Links that are down on some of the GPUs of one model: all of them down is a machine without bridges."""
-    findings, words = [], _WORDS[vendor]
+    findings = []
     linked = [gpu for gpu in gpus if gpu.num_links]
     for gpu in linked:
         most = max(other.num_active_links for other in linked if other.model == gpu.model)
         if gpu.num_active_links < most:
             findings.append(
                 Finding(
-                    f"{words.links} of GPU {gpu.number}",
+                    f"NVLink of GPU {gpu.number}",
                     Severity.WARNING,
                     f"{gpu.num_active_links} of {gpu.num_links} links are active; others of its model have {most}",
                     breaks="transfers to and from it are slower, or go over PCIe: collectives wait for it",
-                    remedy=f"{words.show_links.format(gpu.number)}; reseat its bridge, or reset the GPU",
+                    remedy=f"nvidia-smi nvlink -s -i {gpu.number}; reseat its bridge, or reset the GPU",
                 )
             )
     counts = Counter(gpu.num_active_links for gpu in linked)
     if findings or not linked:
         return findings
     told = ", ".join(f"{number} x {active} links" for active, number in counts.items() if active)
-    return [Finding(words.links, Severity.FINE, f"{told} active" if told else "not in use: GPUs talk over PCIe")]
+    return [Finding("NVLink", Severity.FINE, f"{told} active" if told else "not in use: GPUs talk over PCIe")]
 
 
 def check_torch(
@@ -227,17 +186,14 @@ def check_torch(
         return [Finding("torch", Severity.FINE, "not installed")]
     if torch.problem:
         return [_torch_fails(f"torch {torch.version}: {torch.problem}")]
-    built = f"for CUDA {torch.cuda}" if torch.cuda else f"for ROCm {torch.hip}" if torch.hip else "without CUDA"
+    built = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
     measured = f"{torch.version}, built {built}"
     if not num_usable or torch.is_available is None:
         return [Finding("torch", Severity.FINE, measured)]
-    if not (torch.hip if health.vendor is Vendor.AMD else torch.cuda):
-        kind = "ROCm" if health.vendor is Vendor.AMD else "CUDA"
-        remedy = f"pip install --force-reinstall torch, from an index that has builds for {kind}"
+    if not torch.cuda:
+        remedy = "pip install --force-reinstall torch, from an index that has builds for CUDA"
         breaks = "every test that needs a GPU"
         return [Finding("torch", Severity.BROKEN, f"{measured}; {num_usable} GPUs are free", breaks, remedy)]
-    if health.vendor is Vendor.AMD:
-        return [_check_torch_on_amd(torch, measured)]
     served = (
         f"the driver serves CUDA up to {_version(health.cuda)}" if health.cuda else "the driver reports no CUDA version"
     )
@@ -276,16 +232,6 @@ def _why_no_gpu(torch: Torch, health: MachineHealth, capabilities: str | None) -
     return f"update the driver, or install a torch built for CUDA {_version(health.cuda)} or older"
 
 
-def _check_torch_on_amd(torch: Torch, measured: str) -> Finding:
-    if torch.is_available:
-        return Finding("torch", Severity.FINE, f"{measured}, finds the GPUs")
-    breaks = "torch finds no GPU: every test that needs one"
-    remedy = (
-        "read and write /dev/kfd and /dev/dri (groups render and video); install a torch built for the driver's ROCm"
-    )
-    return Finding("torch", Severity.BROKEN, measured, breaks, remedy)
-
-
 def _has_kernels(archs: Sequence[str], capability: tuple[int, int]) -> bool:
     """Whether a GPU can run code made for one of `archs` (CUDA C++ Programming Guide, "Binary Compatibility").
 
@@ -306,10 +252,10 @@ def _has_kernels(archs: Sequence[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _left_out(gpu: LeftOut, words: _Words) -> Finding:
+def _left_out(gpu: LeftOut) -> Finding:
     is_lost = any(words in gpu.reason for words in ("cannot be read", "compute mode", "no instance"))
     named = gpu.gpu_id or str(gpu.index)
-    show = words.show.format(named)
+    show = f"nvidia-smi -q -i {named}"
     if "GPU is lost" in gpu.reason:
         show = f"{GpuFault(FaultKind.LOST, named).remedy}; dmesg | grep -i xid says why"
     return Finding(
@@ -317,7 +263,7 @@ def _left_out(gpu: LeftOut, words: _Words) -> Finding:
         Severity.BROKEN if is_lost else Severity.WARNING,
         f"{gpu.model}: {gpu.reason}" if gpu.model else gpu.reason,
         breaks="rlharness run leaves it out; programs that select it by number fail or run out of memory",
-        remedy=show if is_lost else f"end the process that holds it: {words.show_processes.format(named)} names it",
+        remedy=show if is_lost else f"end the process that holds it: nvidia-smi -i {named} names it",
     )
 
 
@@ -332,7 +278,7 @@ def _driver_hangs() -> Finding:
         Severity.BROKEN,
         f"it did not answer within {READ_S:g} s",
         breaks="every process that uses a GPU hangs, and cannot be killed meanwhile",
-        remedy="dmesg | grep -i -e nvrm -e xid -e amdgpu; reboot if it says that a GPU has fallen off the bus",
+        remedy="dmesg | grep -i -e nvrm -e xid; reboot if it says that a GPU has fallen off the bus",
     )
 
 

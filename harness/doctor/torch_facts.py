@@ -1,6 +1,6 @@
 """Run as a program, `torch_facts [--use]`: what this environment's torch is.
 
-Prints one JSON line: {"version", "cuda", "hip"}, read from torch's own version file without importing it, or {} where
+Prints one JSON line: {"version", "cuda"}, read from torch's own version file without importing it, or {} where
 there is no torch; with --use a second line, {"is_available", "warning", "archs"}, which takes an import and asks the
 driver. The warning is torch's own on why it finds no GPU.
 """
@@ -20,7 +20,7 @@ def main() -> None:
         print("{}")
         return
     told = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    print(json.dumps({"version": str(told["__version__"]), "cuda": told.get("cuda"), "hip": told.get("hip")}))
+    print(json.dumps({"version": str(told["__version__"]), "cuda": told.get("cuda")}))
     sys.stdout.flush()
     if "--use" in sys.argv[1:]:
         import torch

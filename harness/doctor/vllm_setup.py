@@ -31,8 +31,8 @@ WANTED_FILES = 65_535
 WANTED_SHM_BYTES = 200_000_000
 """Ten messages of 16 MiB, which workers of one engine exchange through shared memory."""
 INSTALL_CPU = "an environment of its own: pip install --no-deps -r constraints-vllm.txt"
-DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd")
-"""Files of NVIDIA's and AMD's drivers."""
+DEVICE_FILES = ("/dev/nvidiactl",)
+"""Files of NVIDIA's driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

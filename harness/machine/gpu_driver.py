@@ -1,11 +1,11 @@
-"""What rlharness asks the driver of one vendor, and how the answers look; `nvidia` and `amd` implement it."""
+"""What rlharness asks a driver of GPUs, and how the answers look; `nvidia` implements it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.core.redaction import redact_argv
-from harness.machine.gpu_health import GpuFault, MachineHealth, Vendor
+from harness.machine.gpu_health import GpuFault, MachineHealth
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
 from harness.machine.meter import GpuProcess
 from harness.machine.visible import Device, Visible
@@ -19,7 +19,7 @@ class NoDriverError(Exception):
     def __init__(self, message: str, *, is_absent: bool = False) -> None:
         super().__init__(message)
         self.is_absent = is_absent
-        """Whether this machine has no driver of that vendor at all."""
+        """Whether this machine has no driver at all."""
 
 
 class GpuReadError(Exception):
@@ -59,16 +59,14 @@ class GpuReading:
     idle_bytes: int = IDLE_MEMORY_BYTES
     """Memory that it may show while idle, beside that of processes that only draw."""
     capability: tuple[int, int] = (0, 0)
-    """CUDA compute capability; (0, 0) when unknown, and for AMD."""
+    """CUDA compute capability; (0, 0) when unknown."""
     ban: str = ""
     """Why the driver admits no process; empty where it does."""
     fault: GpuFault | None = None
 
 
 class GpuDriver(Protocol):
-    """The driver of one vendor, opened. Calls block for as long as the driver does."""
-
-    vendor: Vendor
+    """A driver, opened. Calls block for as long as the driver does."""
 
     def list_gpus(self) -> list[ListedGpu]:
         """Return every device in the driver's order; raises NoDriverError where it cannot even count them."""

@@ -6,13 +6,6 @@ from enum import StrEnum
 from harness.core.text import count
 
 
-class Vendor(StrEnum):
-    """Maker of a GPU."""
-
-    NVIDIA = "NVIDIA"
-    AMD = "AMD"
-
-
 class FaultKind(StrEnum):
     """Fault with which a GPU runs no test."""
 
@@ -32,7 +25,6 @@ _FAULTS = {
     FaultKind.REMAP_PENDING: "a faulty row of its memory waits to be remapped",
     FaultKind.RETIREMENT_PENDING: "a faulty page of its memory waits to be retired",
 }
-_RESETS = {Vendor.NVIDIA: "nvidia-smi --gpu-reset -i {}", Vendor.AMD: "amd-smi reset --gpureset -g {}"}
 _OTHER_REMEDIES = {
     FaultKind.LOST: "reboot the machine; if it is lost again, reseat it or have it replaced",
     FaultKind.REMAP_FAILED: "have it replaced",
@@ -45,10 +37,9 @@ class GpuFault:
 
     kind: FaultKind
     gpu: str
-    """UUID of the whole GPU; for AMD its number, which the driver's tool takes."""
+    """UUID of the whole GPU."""
     num_errors: int = 0
     """Number of uncorrected errors, for that kind."""
-    vendor: Vendor = Vendor.NVIDIA
 
     @property
     def what(self) -> str:
@@ -58,7 +49,7 @@ class GpuFault:
     @property
     def remedy(self) -> str:
         """The remedy: a command that needs an idle GPU, or what to do with the machine."""
-        reset = f"end the programs on it and run {_RESETS[self.vendor].format(self.gpu)}, or reboot"
+        reset = f"end the programs on it and run nvidia-smi --gpu-reset -i {self.gpu}, or reboot"
         return _OTHER_REMEDIES.get(self.kind, reset)
 
     def __str__(self) -> str:
@@ -107,7 +98,7 @@ class MemoryErrors:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """One whole GPU, or a partition of one."""
+    """One whole GPU."""
 
     number: int
     """Number in the driver's order."""
@@ -122,7 +113,7 @@ class GpuHealth:
     slowdowns: tuple[str, ...] = ()
     """Reasons for its lowered clocks, without its load and its power cap."""
     num_links: int = 0
-    """NVLinks or XGMI links it has."""
+    """NVLinks it has."""
     num_active_links: int = 0
     fabric_problem: str = ""
     """Why it has not joined the fabric of its NVSwitches; empty where it has, and where there is none."""
@@ -140,4 +131,3 @@ class MachineHealth:
     problem: str = ""
     """Why the driver's library did not start; empty where it did."""
     has_driver: bool = True
-    vendor: Vendor = Vendor.NVIDIA

@@ -112,7 +112,7 @@ def _positions(name: str, visible: Sequence[Device]) -> list[int]:
             raise InventoryError(
                 f"--gpus: there is no GPU {name} among those this process was given",
                 legal=legal,
-                remedy="name a position from 0 within CUDA_VISIBLE_DEVICES (AMD: HIP_VISIBLE_DEVICES), or add it there",
+                remedy="name a position from 0 within CUDA_VISIBLE_DEVICES, or add it there",
             )
         return [int(name)]
     matches = matching(visible, name)

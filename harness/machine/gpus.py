@@ -1,14 +1,13 @@
-"""The machine's GPUs, read through the driver that is there: NVIDIA's through NVML, AMD's through AMD SMI.
+"""The machine's GPUs, read through NVIDIA's driver.
 
 Inside the harness a GPU is its UUID. A GPU that answers with an error (fallen off the bus, reset required) is left out
 with the driver's message and never ends the run.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from harness.core.errors import BusyGpusError, InventoryError
-from harness.machine.amd import AmdDriver
 from harness.machine.gpu_driver import GpuDriver, GpuReadError, GpuReading, ListedGpu, NoDriverError
 from harness.machine.gpu_health import GpuFault, MachineHealth
 from harness.machine.gpu_selection import Auto, Count, Named, Pretended, find_named, parse_selection
@@ -23,19 +22,16 @@ from harness.process.claims import Claims, holder_of
 _MAX_NAMED_PROCESSES = 3
 MAX_MARKER_CHARS = 40
 """Of the name of an attempt, in a claim, which must not be long."""
-NO_DRIVER = "no NVIDIA or AMD driver here"
-TWO_VENDORS = "GPUs of NVIDIA and of AMD are visible"
-_ONE_VENDOR = "ROCR_VISIBLE_DEVICES= hides AMD's; CUDA_VISIBLE_DEVICES=-1 with HIP_VISIBLE_DEVICES=0,1 hides NVIDIA's"
 
 
 def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | None = None) -> Inventory:
     """The GPUs a run may lease, as `selection` (the text of --gpus, see `selection`) asks for them.
 
-    Within CUDA_VISIBLE_DEVICES, or AMD's variables, of `environ`; busy, unreadable and prohibited GPUs are left out,
+    Within CUDA_VISIBLE_DEVICES of `environ`; busy, unreadable and prohibited GPUs are left out,
     each with its reason. A busy GPU is taken where `selection` insists, and within a lease that already has it. Each
     GPU taken is claimed in `claims` as "gpu-<uuid>", within a lease under the name of its attempt; pretended GPUs are
-    not. Raises UsageError for a text of no legal form, InventoryError where fewer GPUs are free than were counted, a
-    GPU asked for by name cannot be had, or GPUs of two vendors are visible; BusyGpusError if they may be had later.
+    not. Raises UsageError for a text of no legal form, InventoryError where fewer GPUs are free than were counted or a
+    GPU asked for by name cannot be had; BusyGpusError if they may be had later.
     """
     asked = parse_selection(selection)
     if isinstance(asked, Pretended):
@@ -43,7 +39,7 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
     if asked == Count(0):
         return Inventory()
     try:
-        with driver_opened(environ) as driver:
+        with driver_opened() as driver:
             return _take(driver, asked, environ, claims)
     except NoDriverError as error:
         if isinstance(asked, Auto):
@@ -61,26 +57,23 @@ def read_with_meter(selection: str, environ: Mapping[str, str], claims: Claims) 
         return read_inventory(selection, environ, claims), NoMeter()
     with kept_open():
         inventory = read_inventory(selection, environ, claims)
-        is_real = bool(inventory.gpus)
-        return inventory, DriverMeter(environ, is_amd=inventory.gpus[0].is_amd) if is_real else NoMeter()
+        return inventory, DriverMeter() if inventory.gpus else NoMeter()
 
 
 def read_machine(environ: Mapping[str, str]) -> tuple[MachineHealth, Inventory]:
     """Return the health of the GPUs and which of them are free; the driver starts once for both."""
     with kept_open():
-        health = read_gpu_health(environ)
+        health = read_gpu_health()
         return health, Inventory() if health.problem else read_inventory("auto", environ)
 
 
-def read_gpu_health(environ: Mapping[str, str]) -> MachineHealth:
+def read_gpu_health() -> MachineHealth:
     """Ask the driver that `read_inventory` would ask; blocks for as long as it does."""
     try:
-        with driver_opened(environ) as driver:
+        with driver_opened() as driver:
             return driver.health()
     except NoDriverError as error:
         return MachineHealth(problem=str(error), has_driver=not error.is_absent)
-    except InventoryError as error:
-        return MachineHealth(problem=error.what)
 
 
 class DriverMeter:
@@ -89,9 +82,9 @@ class DriverMeter:
     A driver that does not start raises InventoryError.
     """
 
-    def __init__(self, environ: Mapping[str, str], *, is_amd: bool) -> None:
+    def __init__(self) -> None:
         try:
-            self._driver: GpuDriver = AmdDriver(environ) if is_amd else NvidiaDriver()
+            self._driver: GpuDriver = NvidiaDriver()
         except NoDriverError as error:
             raise InventoryError(str(error), legal="a machine whose GPU driver runs") from error
 
@@ -124,43 +117,13 @@ class DriverMeter:
 
 
 @contextmanager
-def driver_opened(environ: Mapping[str, str]) -> Iterator[GpuDriver]:
-    """The driver of the vendor whose GPUs `environ` leaves visible, for the length of a `with`.
-
-    Raises NoDriverError where none answers, InventoryError where GPUs of both vendors are visible.
-    """
-    opened: list[GpuDriver] = []
-    problems: list[NoDriverError] = []
-    kinds: tuple[Callable[[], GpuDriver], ...] = (NvidiaDriver, lambda: AmdDriver(environ))
+def driver_opened() -> Iterator[GpuDriver]:
+    """The driver, for the length of a `with`. Raises NoDriverError where none answers."""
+    driver = NvidiaDriver()
     try:
-        for kind in kinds:
-            try:
-                opened.append(kind())
-            except NoDriverError as error:
-                problems.append(error)
-        yield _only(opened, problems, environ)
+        yield driver
     finally:
-        for driver in opened:
-            driver.close()
-
-
-def _only(opened: Sequence[GpuDriver], problems: Sequence[NoDriverError], environ: Mapping[str, str]) -> GpuDriver:
-    if not opened:
-        told = [str(error) for error in problems if not error.is_absent]
-        raise NoDriverError("; ".join(told) or NO_DRIVER, is_absent=not told)
-    if len(opened) == 1:
-        return opened[0]
-    visible = [driver for driver in opened if _has_visible(driver, environ)]
-    if len(visible) > 1:
-        raise InventoryError(TWO_VENDORS, legal="GPUs of one vendor in one run", remedy=_ONE_VENDOR)
-    return (visible or opened)[0]
-
-
-def _has_visible(driver: GpuDriver, environ: Mapping[str, str]) -> bool:
-    try:
-        return bool(driver.visible([gpu.device for gpu in driver.list_gpus()], environ).devices)
-    except NoDriverError:
-        return False
+        driver.close()
 
 
 # ---- choosing ----
@@ -183,7 +146,7 @@ def _take(
         if len(taken) == num_wanted:
             break
         is_as_is = insists or mine[index].device.uuid in around.gpu_ids
-        found = _examine(driver, mine[index], visible, index, is_as_is=is_as_is)
+        found = _examine(driver, mine[index], index, is_as_is=is_as_is)
         if isinstance(found, Gpu):
             found = _claim(found, claims, around)
         if isinstance(found, Gpu):
@@ -231,7 +194,7 @@ def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: S
     )
 
 
-def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int, *, is_as_is: bool) -> Gpu | LeftOut:
+def _examine(driver: GpuDriver, gpu: ListedGpu, index: int, *, is_as_is: bool) -> Gpu | LeftOut:
     """The GPU as it may be leased, or why it cannot be now."""
     device = gpu.device
     if gpu.problem:
@@ -244,7 +207,6 @@ def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int, *,
         return LeftOut(device.uuid, index, device.model, reason)
     if not is_as_is and (reason := _why_busy(reading)):
         return LeftOut(device.uuid, index, device.model, reason, is_busy=True)
-    number = None if device.old_mig_name else device.ordinal
     return Gpu(
         gpu_id=device.uuid,
         index=index,
@@ -252,8 +214,7 @@ def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int, *,
         memory_gb=reading.memory_gb,
         capability=reading.capability,
         is_mig=bool(device.old_mig_name),
-        number=visible.hip_numbers[index] if visible.hip_numbers else number,
-        is_amd=bool(visible.hip_numbers),
+        number=None if device.old_mig_name else device.ordinal,
         is_as_is=is_as_is,
         used_bytes=reading.memory[1] if reading.memory else 0,
         idle_bytes=reading.idle_bytes,

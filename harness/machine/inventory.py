@@ -14,30 +14,25 @@ class Gpu:
 
     gpu_id: str
     """The UUID ("GPU-8f2…", "MIG-…"), or "SIM-3" for a pretended GPU: unique, and what
-    CUDA_VISIBLE_DEVICES is given, since CUDA's order is not NVML's. A partition of an AMD GPU: "GPU-8f2…/3"."""
+    CUDA_VISIBLE_DEVICES is given, since CUDA's order is not NVML's."""
     index: int
     """Position among the GPUs this process inherited: what a person types in --gpus 0,2."""
     model: str
-    """The name its driver gives ("NVIDIA H200", "AMD Instinct MI300X")."""
+    """The name its driver gives ("NVIDIA H200")."""
     memory_gb: float
     """Total memory in GB (10**9 bytes); 0 when unknown, which satisfies no memory need."""
     capability: tuple[int, int] = (0, 0)
-    """CUDA compute capability; (0, 0) when unknown and for AMD, which satisfies no capability need."""
+    """CUDA compute capability; (0, 0) when unknown, which satisfies no capability need."""
     is_mig: bool = False
     """A MIG instance: a process can use one only, so it never joins a lease of several."""
     number: int | None = None
-    """NVML's number, CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended GPU.
-    Of an AMD GPU HIP's number, which counts within ROCR_VISIBLE_DEVICES."""
-    is_amd: bool = False
-    """Whether HIP serves it."""
+    """NVML's number, CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended GPU."""
     is_as_is: bool = False
     """Taken as it is: what is on it when a lease begins belongs to it, and is no leak of a test."""
     used_bytes: int = 0
     """Memory in use when the inventory was read."""
     idle_bytes: int = IDLE_MEMORY_BYTES
     """Memory that it may show while idle, and by which it may miss its baseline when a lease ends."""
-    node: str = ""
-    """Name of the node that has it; empty without a cluster."""
 
     def __str__(self) -> str:
         return f"{self.index} {self.model} {self.memory_gb:.0f} GB {self.gpu_id}"
@@ -62,11 +57,11 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     num_links: dict[frozenset[str], int] = field(default_factory=dict)
-    """NVLink or XGMI connections between two GPUs, by the set of their two ids; absent means none known."""
+    """NVLink connections between two GPUs, by the set of their two ids; absent means none known."""
     pretended: bool = False
     """Whether it is simulated (`sim:`), without a real GPU to poll."""
     note: str = ""
-    """Note on how this was read ("no NVIDIA or AMD driver here: 0 GPUs"); empty where nothing is odd."""
+    """Note on how this was read ("no NVIDIA driver here: 0 GPUs"); empty where nothing is odd."""
 
     def describe(self) -> str:
         """The inventory in a few words, for messages: "4 x NVIDIA H200 143 GB, 4 x NVIDIA A100 80 GB"."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from harness.machine.gpu_driver import GpuReadError, GpuReading, ListedGpu, NoDriverError
-from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth, Vendor
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
 from harness.machine.meter import GpuProcess
 from harness.machine.nvml import (
@@ -49,8 +49,6 @@ WSL_DEVICE = "/dev/dxg"
 
 class NvidiaDriver:
     """NVML, open from the first moment to `close`; raises NoDriverError where it does not start."""
-
-    vendor = Vendor.NVIDIA
 
     def __init__(self) -> None:
         self._nvml = open_nvml()

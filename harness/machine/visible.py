@@ -27,14 +27,14 @@ UNOPENED = -1
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One thing CUDA or HIP can be given: a GPU, one MIG instance of a GPU in MIG mode, or one partition of a GPU."""
+    """One thing CUDA can be given: a GPU, or one MIG instance of a GPU in MIG mode."""
 
     ordinal: int
     """The GPU's index in the driver's order, which all its MIG instances share; UNOPENED where CUDA counts it not."""
     gpu_uuid: str
     """The GPU's UUID ("GPU-8f2…"); empty if the driver does not report it."""
     uuid: str
-    """Name of this device: the GPU's UUID, the instance's ("MIG-…") or the partition's ("GPU-8f2…/3")."""
+    """Name of this device: the GPU's UUID, or the instance's ("MIG-…")."""
     model: str
     """The GPU's model, of which an instance has a part; empty if the driver does not report it."""
     old_mig_name: str = ""
@@ -49,8 +49,6 @@ class Visible:
     notes: tuple[str, ...] = ()
     by_number: bool = True
     """Whether their order rests on NVML's numbers: no list was given, or one of numbers."""
-    hip_numbers: tuple[int, ...] = ()
-    """HIP's number of each device; empty for those of NVIDIA."""
 
 
 def visible_devices(devices: Sequence[Device], environ: Mapping[str, str]) -> Visible:

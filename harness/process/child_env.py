@@ -2,8 +2,7 @@
 
 | variable | in the child |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection). For GPUs of AMD the same as `HIP_VISIBLE_DEVICES`, because HIP reads both |
-| `HIP_VISIBLE_DEVICES` | HIP's numbers of the leased GPUs of AMD, which count within the `ROCR_VISIBLE_DEVICES` of the parent. `-1` for none of them, because HIP takes an empty list for all; absent without an AMD driver, unless the parent sets a variable of AMD. As in the parent if there is no lease |
+| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection). |
 | `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and `CUDA_VISIBLE_DEVICES` holds NVML's numbers instead of the UUIDs of whole GPUs |
 | `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own and never joins a cluster of someone else |
 | `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
@@ -29,11 +28,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-HIP_VISIBLE_DEVICES = "HIP_VISIBLE_DEVICES"
-ROCR_VISIBLE_DEVICES = "ROCR_VISIBLE_DEVICES"
-NO_HIP_DEVICE = "-1"
-KFD = "/dev/kfd"
-"""ROCm's door to the kernel's driver."""
 ATTEMPT_MARKER = "RLHARNESS_ATTEMPT"
 LEASE = "RLHARNESS_LEASE"
 PREFLIGHT = "RLHARNESS_PREFLIGHT"
@@ -46,7 +40,6 @@ VARYING = frozenset(
     (
         *(
             CUDA_VISIBLE_DEVICES,
-            HIP_VISIBLE_DEVICES,
             "CUDA_DEVICE_ORDER",
             "TMPDIR",
             ATTEMPT_MARKER,
@@ -91,11 +84,7 @@ class Gpu(Protocol):
 
     @property
     def number(self) -> int | None:
-        """Number that NVML gives it, or HIP; None for a MIG instance."""
-
-    @property
-    def is_amd(self) -> bool:
-        """Whether HIP serves it."""
+        """Number that NVML gives it; None for a MIG instance."""
 
 
 def child_env(
@@ -113,16 +102,16 @@ def child_env(
 
     `gpus` are the leased GPUs in the order the child shall number them, () for none, None where no lease is in play.
     `by_number` names them by NVML's numbers where each has one: vLLM up to at least 0.20 reads nothing else (its
-    change 46132 ends that). GPUs of AMD always go by number, since not every HIP reads UUIDs. `pins` are what the
-    network preflight sets, None where there was none; `xdist` are the variables of `xdist_variables`.
+    change 46132 ends that). `pins` are what the network preflight sets, None where there was none; `xdist` are the
+    variables of `xdist_variables`.
     """
     env = {name: value for name, value in parent.items() if name not in REMOVED}
     env.setdefault(INDUCTOR_CACHE, _inductor_cache(parent))
     if gpus is not None:
         env[CUDA_VISIBLE_DEVICES] = ",".join(gpu.gpu_id for gpu in gpus)
         env.pop(LEASE, None)
-        env |= lease_variable(marker, gpus) | _of_hip(parent, gpus)
-    if gpus and not gpus[0].is_amd and by_number and all(gpu.number is not None for gpu in gpus):
+        env |= lease_variable(marker, gpus)
+    if gpus and by_number and all(gpu.number is not None for gpu in gpus):
         env[CUDA_VISIBLE_DEVICES] = ",".join(str(gpu.number) for gpu in gpus)
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env |= xdist or {}
@@ -147,18 +136,6 @@ def _inductor_cache(parent: Mapping[str, str]) -> str:
 def xdist_variables(number: int, count: int, run_id: str) -> dict[str, str]:
     """Return the variables of worker `number` of `count`, as pytest-xdist sets them."""
     return dict(zip(XDIST, (f"gw{number}", str(count), run_id), strict=True))
-
-
-def _of_hip(parent: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
-    """What shows HIP these GPUs and no other; nothing where neither a driver nor a variable of AMD is there."""
-    if gpus and gpus[0].is_amd:
-        numbers = ",".join(str(gpu.number) for gpu in gpus)
-        return {CUDA_VISIBLE_DEVICES: numbers, HIP_VISIBLE_DEVICES: numbers}
-    if not (parent.keys() & {HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES} or os.path.exists(KFD)):
-        return {}
-    if gpus:  # of NVIDIA, or simulated
-        return {HIP_VISIBLE_DEVICES: NO_HIP_DEVICE}
-    return {CUDA_VISIBLE_DEVICES: NO_HIP_DEVICE, HIP_VISIBLE_DEVICES: NO_HIP_DEVICE}  # Ray refuses two that differ
 
 
 def probe_env(parent: Mapping[str, str], *, tmpdir: str, marker: str) -> dict[str, str]:

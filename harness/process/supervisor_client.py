@@ -128,8 +128,6 @@ class Supervisors:
         self._ahead = LeadersAhead(backend, self._cgroup_prefix, self._unrelated_pids)
         self.parent: Parent | None = None
         """Where the leader of a spec with a `session` is forked from; None to start a program for each."""
-        self.siblings: frozenset[int] = frozenset()
-        """Other children of this process, which are no orphans of a lost supervisor."""
 
     def close(self) -> None:
         """Make no more supervisors; those that stay with the unkillable are left to it."""
@@ -196,7 +194,7 @@ class Supervisors:
         """The fork server and the supervisors that live: no orphans of a lost one."""
         open_ones = (attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
         parent = (self.parent.pid,) if self.parent is not None and self.parent.pid else ()
-        return frozenset((self._fork_server.pid, *parent, *self._ahead.pids, *open_ones, *self.siblings))
+        return frozenset((self._fork_server.pid, *parent, *self._ahead.pids, *open_ones))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
     first: dict[tuple[Outcome, str], int] = {}
     found += [Failure(f"worker {each.name}", "error", each.reason, _cut(each.text)) for each in finished.failed_workers]
     for result in state.with_outcome(*Outcome):
-        error = result.unit.setup_error or result.unit.collect_error
+        error = result.unit.collect_error
         if error and (result.outcome, error) in first:
             at = first[result.outcome, error]
             found[at] = replace(found[at], num_same=found[at].num_same + 1)
@@ -106,8 +106,6 @@ def _of_run(state: RunState, finished: RunFinished) -> Iterator[Failure]:
 
 def _of_unit(result: UnitResult) -> Iterator[Failure]:
     outcome = result.outcome
-    if outcome is Outcome.NOT_RUN and result.unit.setup_error:
-        yield Failure(result.unit.path, "not run", result.reason, result.unit.setup_error)
     if not (outcome.is_failure or outcome is Outcome.INTERRUPTED):
         return
     report = _report(result)

@@ -247,7 +247,7 @@ def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> TestC
     part = f" {result.unit.part}" if result.unit.part else ""
     case = TestCase(f"[{outcome.value}]{part}", _names(result.unit.file_path)[1], 0.0)
     message = _message(unreadable or result.reason or outcome.value.replace("_", " "))
-    if result.is_failure or outcome is Outcome.INTERRUPTED or result.unit.setup_error:
+    if result.is_failure or outcome is Outcome.INTERRUPTED:
         texts = [text for _, text in report.collect_errors] or [result.unit.collect_error]
         case.result = _with_text(Error(message, outcome.value), "\n".join(texts))
     else:  # it never ran; or it passed, and only its report is gone

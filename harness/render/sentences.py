@@ -8,7 +8,6 @@ from harness.render.outcomes import estimated, facts, gpus, label
 from harness.render.splits import split_line
 from harness.runner.events import (
     AttemptFailed,
-    AttemptLost,
     AttemptSlow,
     AttemptTerminating,
     CancelRequested,
@@ -17,10 +16,7 @@ from harness.runner.events import (
     GpuQuarantined,
     GpuReadmitted,
     LeaseRefused,
-    NodeLost,
     RunStarted,
-    SetupFinished,
-    SetupStarted,
     UnitFinished,
 )
 from harness.runner.records.stats import Running, RunState
@@ -53,11 +49,10 @@ def head_lines(event: RunStarted) -> list[str]:
         f"{count(event.cpu_units, 'CPU slot')}, containment {one_line(event.containment)}"
     )
     shard = [f"  shard {one_line(event.shard)}"] if event.shard else []
-    nodes = [f"  node {one_line(node)}" for node in event.nodes]
     gpus = [f"  gpu {one_line(gpu)}" for gpu in event.gpus]
     left_out = [f"  not used: {one_line(gpu)}" for gpu in event.left_out]
     notes = [f"  note: {one_line(note)}" for note in event.notes]
-    return [first, *shard, *nodes, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
+    return [first, *shard, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
 
 
 def sentences(event: Event, state: RunState) -> list[Sentence]:
@@ -75,11 +70,6 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             attempt = state.running.get(event.path)
             where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
             return [Sentence(Tone.WARNING, "slow", where)]
-        case NodeLost():
-            text = f"{one_line(event.node)}: {one_line(event.reason)}; its files run elsewhere"
-            return [Sentence(Tone.BAD, "NODE LOST", text)]
-        case AttemptLost():
-            return [Sentence(Tone.WARNING, "queued again", f"{one_line(event.path)}: {one_line(event.reason)}")]
         case AttemptFailed():
             what = count(len(event.tests), "test") if event.tests else "the whole file"
             next_up = f"{what} left" if event.is_rest else f"{what} again, {event.number} of {event.limit}"
@@ -94,10 +84,6 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             return [Sentence(Tone.BAD, "QUARANTINED", text)]
         case GpuReadmitted():
             return [Sentence(Tone.QUIET, "leased again", f"{gpus([event.gpu_id], state)}: it is as it was before")]
-        case SetupStarted():
-            return [Sentence(Tone.QUIET, "setup", f"{one_line(event.path)}, {gpus(event.gpu_ids, state)}")]
-        case SetupFinished(reason=reason) if reason:
-            return [Sentence(Tone.BAD, "SETUP FAILED", f"{one_line(event.path)}: {one_line(reason)}")]
         case LeaseRefused():
             text = f"{one_line(event.path)}: its GPUs were not fit for use; it starts next on others"
             return [Sentence(Tone.WARNING, "queued again", text)]

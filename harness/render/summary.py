@@ -37,7 +37,7 @@ REASON_OF_CODE = {
     ExitCode.INTERNAL_ERROR: "rlharness itself failed",
     ExitCode.USAGE_ERROR: "pytest refused its arguments",
     ExitCode.NOTHING_COLLECTED: "no tests were collected",
-    ExitCode.GPU_QUARANTINED: "the tests passed, but a GPU was quarantined or a node lost",
+    ExitCode.GPU_QUARANTINED: "the tests passed, but a GPU was quarantined",
     ExitCode.UNITS_NOT_RUN: "units were not run for lack of GPUs (--allow-missing-gpus accepts this)",
 }
 
@@ -208,8 +208,7 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     yield "flaky, passed when run again", YELLOW, [_flaky(r) for r in results if r.outcome is Outcome.FLAKY]
     yield "leaning on others, accepted", YELLOW, [_kept_line(r) for r in results if r.is_accepted]
     yield "interrupted", YELLOW, [_kept_line(r) for r in results if r.outcome is Outcome.INTERRUPTED]
-    cancelled = [r for r in not_run if not (r.for_want_of_gpus or r.unit.setup_error)]
-    yield "not run because a setup script failed", RED, [_with_reason(r) for r in not_run if r.unit.setup_error]
+    cancelled = [r for r in not_run if not r.for_want_of_gpus]
     yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in cancelled]
     yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
     yield (
@@ -225,8 +224,6 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     held = state.quarantined.values()
     quarantined = [f"{gpus([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
     yield "GPUs in quarantine, not leased again", RED, quarantined
-    lost = [f"{one_line(each.node)}: {one_line(each.reason)}" for each in state.lost_nodes.values()]
-    yield "nodes lost, whose files ran elsewhere", RED, lost
     notes = (*event.notes, *map(isolation_text, event.isolation), *unmeasured_lines(results))
     yield "notes", YELLOW, [one_line(note, 1000) for note in notes]
 

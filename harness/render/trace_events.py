@@ -1,9 +1,8 @@
 """A run in the Trace Event Format, which ui.perfetto.dev and chrome://tracing read: one JSON object.
 
 A GPU or CPU slot is a process. A file is a complete event ("ph": "X") on the row of each of its GPUs, and its tests are
-complete events within it. A setup script is a complete event too. Counters ("C") have the numbers of running files and
-of leased GPUs, and the memory in use on each GPU. An instant event ("i") marks a quarantine. Times are microseconds
-since the run began.
+complete events within it. Counters ("C") have the numbers of running files and of leased GPUs. An instant event ("i")
+marks a quarantine. Times are microseconds since the run began.
 """
 
 import json
@@ -57,16 +56,6 @@ def trace_events(record: RunRecord) -> dict[str, Any]:
         for span in row.files:
             events.append(_complete(span, pid))
             events += [_complete(test, pid) for test in span.tests]
-        events += [
-            {
-                "ph": "C",
-                "name": "memory in use",
-                "cat": "gpu",
-                **_at(t, pid),
-                "args": {"GB": round((in_use or 0) / 1e9, 3)},
-            }
-            for t, in_use in row.memory
-        ]
         if row.lost_s is not None:
             events.append({"ph": "i", "name": "quarantine", "cat": "gpu", **_at(row.lost_s, pid), "s": "p"})
     other = {"run_id": record.run_id, "lower_bound_s": record.lower_bound_s, "makespan_s": record.makespan_s}
@@ -78,7 +67,7 @@ def _complete(span: FileSpan | TestSpan, pid: int) -> dict[str, Any]:
     start_s = span.start_s or 0.0
     args: dict[str, Any] = {"outcome": span.outcome.value if span.outcome else None, "duration_s": span.duration_s}
     if isinstance(span, FileSpan):
-        name, category = span.path, "setup" if span.is_setup else "file"
+        name, category = span.path, "file"
         args |= {"reason": one_line(span.reason, 1000), "gpus": list(span.gpu_ids), "directory": span.directory}
         args |= {"peak_gpu_bytes": span.gpu_memory.peak_bytes} if span.gpu_memory else {}
     else:
@@ -105,11 +94,11 @@ def _metadata(pid: int, name: str) -> list[dict[str, Any]]:
 def _counters(record: RunRecord) -> Iterator[dict[str, Any]]:
     """The numbers of running files and leased GPUs, at each start and end."""
     steps: dict[int, tuple[int, int]] = {}
-    for span in (*record.files.values(), *record.setups.values()):
+    for span in record.files.values():
         if span.start_s is not None:
             for s, sign in ((span.start_s, 1), (span.end_s, -1)):
                 files, gpus = steps.get(_us(s), (0, 0))
-                steps[_us(s)] = (files + sign * (not span.is_setup), gpus + sign * len(span.gpu_ids))
+                steps[_us(s)] = (files + sign, gpus + sign * len(span.gpu_ids))
     num_files = num_gpus = 0
     for ts in sorted(steps):
         num_files, num_gpus = num_files + steps[ts][0], num_gpus + steps[ts][1]

@@ -17,7 +17,7 @@ itself: every tree is killed, what the units had still said is taken, and what h
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,6 @@ from harness.runner.records.stats import RunState
 from harness.runner.reporter import Reporter
 from harness.runner.schedule.first_fit import Job, Queue
 from harness.runner.schedule.leases import Lease, LeaseTable
-from harness.runner.setup_scripts import SetupScripts
 from harness.runner.units import Outcome, Unit, UnitResult
 
 TICK_S = 0.5
@@ -97,11 +96,6 @@ class Dispatcher:
     def __init__(
         self, units: Sequence[Unit], queue: Queue, table: LeaseTable, runner: UnitRunner, recorder: Recorder
     ) -> None:
-        env: dict[str, dict[str, str]] = {}
-        runner.setup_env = env
-        self._scripts = SetupScripts(runner.options.setup, units, env)
-        self._script: tuple[Job, Lease, asyncio.Task[None]] | None = None
-        """The script that runs."""
         self._units = units
         self._queue = queue
         self._table = table
@@ -136,13 +130,12 @@ class Dispatcher:
         try:
             self._finish_uncollected()
             self._finish_impossible()
-            while self._num_left or self._script is not None:
+            while self._num_left:
                 if self._inbox.empty():
                     self._start_what_fits()
                 self._take(await self._inbox.get())
         finally:
             tasks = [ticker, looker, *(running.task for running in self._running.values())]
-            tasks += [self._script[2]] if self._script is not None else []
             for task in tasks:  # units only where the loop above broke: no process may outlive it
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,13 +147,8 @@ class Dispatcher:
         self._recorder.take(event)
         if isinstance(event, events.UnitFinished):
             self._on_finished(event.result)
-        elif isinstance(event, events.SetupFinished):
-            self._on_script_finished(event)
-        elif isinstance(event, (events.AttemptFailed, events.LeaseRefused, events.AttemptLost)):
+        elif isinstance(event, (events.AttemptFailed, events.LeaseRefused)):
             self._queue_again(event.path)
-        elif isinstance(event, events.NodeLost):
-            self._table.lose_node(event.node)
-            self._finish_impossible()
         elif isinstance(event, events.GpuQuarantined):
             self._table.quarantine(event.gpu_id)
         elif isinstance(event, events.GpuReadmitted):
@@ -193,7 +181,7 @@ class Dispatcher:
         self._give_back(self._units[running.number].path, running.lease)
 
     def _give_back(self, path: str, lease: Lease) -> None:
-        """Free what a unit or script has leased; GPUs of whose return its broken task said nothing are quarantined."""
+        """Free what a unit has leased; GPUs of whose return its broken task said nothing are quarantined."""
         self._table.give_back(lease)
         for gpu_id in lease.gpu_ids:
             if path in self._recorder.state.leases.get(gpu_id, ()):
@@ -203,10 +191,8 @@ class Dispatcher:
 
     def _on_cancel(self, event: events.CancelRequested) -> None:
         self._cancelled = self._cancelled or f"the run was cancelled by {event.reason}"
-        for job in (*self._queue.drain(), *self._scripts.drain()):
-            if not self._scripts.is_script(job):
-                self._post_not_run(job.index, self._cancelled)
-        self._scripts.cancel(kill=event.kill)
+        for job in self._queue.drain():
+            self._post_not_run(job.index, self._cancelled)
         for running in self._running.values():
             if event.kill:
                 self._runner.kill(running.number)
@@ -216,20 +202,7 @@ class Dispatcher:
     def _start_what_fits(self) -> None:
         while chosen := self._queue.next(self._table):
             job, lease = chosen
-            if self._scripts.is_script(job):
-                self._script = (job, lease, asyncio.create_task(self._run_script(job, lease)))
-                continue
             unit = self._units[job.index]
-            if why := self._scripts.error(unit):
-                self._table.give_back(lease)
-                self._post_setup_error(unit, why)
-                continue
-            if self._scripts.has_to_wait(unit):
-                self._table.give_back(lease)
-                if script := self._scripts.hold(job):
-                    self._queue.put_first(script)
-                    self._finish_impossible()  # it may need GPUs that there are not
-                continue
             task = asyncio.create_task(self._run_unit(job.index, unit, lease))
             self._running[unit.path] = _Running(job, lease, task, self._recorder.t())
 
@@ -249,10 +222,6 @@ class Dispatcher:
     def _finish_impossible(self) -> None:
         """What no set of this run's GPUs can ever hold is not run."""
         for job, reason in self._queue.drop(self._table.why_never):
-            if self._scripts.is_script(job):
-                path = self._scripts.script(job).path
-                self.post(events.SetupFinished(self._recorder.t(), path, f"{path} was not run: it {reason}"))
-                continue
             unit = self._units[job.index]
             who = self._table.who_keeps_it(self._runner.collected.asks.get(unit.path, {}))
             self._post_not_run(job.index, reason + who, for_want_of_gpus=True)
@@ -263,32 +232,6 @@ class Dispatcher:
         if result is None:
             result = UnitResult(self._units[number], Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)
         self.post(events.UnitFinished(self._recorder.t(), result))
-
-    def _post_setup_error(self, unit: Unit, why: str) -> None:
-        result = UnitResult(replace(unit, setup_error=why), Outcome.NOT_RUN, why)
-        self.post(events.UnitFinished(self._recorder.t(), result))
-
-    async def _run_script(self, job: Job, lease: Lease) -> None:
-        if error := await self._guarded(partial(self._scripts.run, job, lease, self._runner)):
-            reason = f"rlharness itself failed: {_named(error)}"
-            self.post(events.SetupFinished(self._recorder.t(), self._scripts.script(job).path, reason))
-
-    def _on_script_finished(self, event: events.SetupFinished) -> None:
-        """Queue what a script has held first of all, and the next script before it; a refused script again."""
-        if self._script is not None:
-            job, lease, _ = self._script
-            self._script = None
-            self._give_back(event.path, lease)
-            if event.is_refused and not self._cancelled:
-                self._queue.put_first(job)
-                self._finish_impossible()
-                return
-        ready, script = self._scripts.end(event.path, event.reason)
-        for job in reversed(ready):
-            self._queue.put_first(job)
-        if script is not None:
-            self._queue.put_first(script)
-        self._finish_impossible()
 
     async def _run_unit(self, number: int, unit: Unit, lease: Lease) -> None:
         if error := await self._guarded(partial(self._runner.run, number, unit, lease)):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from harness.core.command import Command
 from harness.core.need import Need
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.schedule.sharding import ShardPlan
@@ -44,8 +43,6 @@ class RunStarted(Event):
     cpu_units: int
     shard: str = ""
     """Shard that the run was given, as `2/8`; empty for a whole suite."""
-    nodes: tuple[str, ...] = ()
-    """Nodes of the cluster, one line each ("node0 gpu-a.example 4 x NVIDIA H200 143 GB"); none without a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,34 +125,6 @@ class AttemptTerminating(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SetupStarted(Event):
-    """A setup script was given its lease; `path` is "setup:" and its name."""
-
-    path: str
-    gpu_ids: tuple[str, ...]
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetupFinished(Event):
-    """A setup script has ended, after the fate of its GPUs."""
-
-    path: str
-    reason: str = ""
-    """Why it failed; empty if it did not."""
-    is_refused: bool = False
-    """Whether its GPUs were not fit for use, so that it is queued again."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemorySampled(Event):
-    """Memory in use on leased GPUs has changed; most samples are left out (`memory_series`)."""
-
-    in_use_bytes: dict[str, int | None]
-    """Bytes of all processes that the driver lists, by GPU id; None where they are no longer known."""
-
-
-@dataclass(frozen=True, slots=True)
 class LeaseReturned(Event):
     """The unit's GPUs are free again: no process of it lives, and their memory is back at its baseline."""
 
@@ -186,24 +155,6 @@ class LeaseRefused(Event):
     path: str
     reasons: dict[str, str]
     """Reason for each unfit GPU, by its id; each has been quarantined."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLost(Event):
-    """A node of the cluster is lost: nothing of it is leased again, and its units are queued again."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptLost(Event):
-    """The node of an attempt was lost: its GPUs are gone, nothing that it said counts, and the unit is queued again."""
-
-    path: str
-    node: str
-    gpu_ids: tuple[str, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +238,6 @@ def plain(value: Any) -> Any:
     """`value` as what JSON knows: dataclasses to dictionaries, enums to their values, tuples to lists."""
     if isinstance(value, Need):
         return value.to_json()
-    if isinstance(value, Command):
-        value = value.without_secrets()
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):

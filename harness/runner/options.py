@@ -6,13 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.command import CommandRule, SetupRule
 from harness.core.invocation import Invocation
 from harness.runner.schedule.sharding import Shard
 
 if TYPE_CHECKING:
     from harness.core.need_rules import NeedRule
-    from harness.runner.cluster_address import ClusterAddress
     from harness.runner.records.recorded_run import RecordedRun
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -35,18 +33,9 @@ class RunOptions:
     results_dir: Path | None = None
     """Directory of `.rlharness`; None for `root`."""
     paths: tuple[str, ...] = ()
-    commands: tuple[CommandRule, ...] = ()
-    """Commands that run as units."""
-    has_files: bool = True
-    """Whether test files are collected; False where commands alone were asked for."""
-    setup: tuple[SetupRule, ...] = ()
     gpus: str = "auto"
     wait_s: float = 0.0
     """How long to wait for GPUs that others use."""
-    cluster: "ClusterAddress | None" = None
-    """Nodes to run on; None for this machine."""
-    ships_sources: bool = False
-    """Whether the nodes are sent the suite; False where they have it at the same path."""
     shard: Shard | None = None
     """Part of the collected units to run; None for all."""
     last_failed: bool = False
@@ -83,8 +72,6 @@ class RunOptions:
     """Budget of a file that has no need, on a GPU that it shares; 0 for none."""
     workers_per_gpu: int = 0
     """Files without a need that share each GPU; 0 for none."""
-    auto_workers: bool = False
-    """Whether files without a need have budgets from the GPU memory that earlier runs have measured."""
     allow_missing_gpus: bool = False
     mix_models: bool = False
     split: bool = True

@@ -81,8 +81,6 @@ def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Ou
     if end.reason == "supervisor_lost":
         why = f"the supervisor of this file was ended by a signal{during}; rlharness killed its processes"
         return Outcome.SUPERVISOR_LOST, why
-    if end.reason == "node_lost":
-        return Outcome.SUPERVISOR_LOST, f"the node of this file was lost{during}, as were all nodes before it"
     if end.reason:
         return BY_REASON[end.reason], _why_ended(end.reason, reported, timeout_s)
     if end.signal is not None:

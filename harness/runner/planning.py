@@ -13,7 +13,6 @@ from harness.process.child_env import child_env
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner.collection.collect import Collected, Collector, collect
 from harness.runner.collection.collect_options import CollectOptions
-from harness.runner.collection.command_units import with_commands
 from harness.runner.collection.default_needs import give_needs
 from harness.runner.collection.deselected import expect_selected, set_aside_deselected
 from harness.runner.collection.idle_patterns import note_idle
@@ -30,7 +29,7 @@ from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.sharding import Shard, ShardPlan, plan_shard
 from harness.runner.sessions.pytest_command import pytest_command
 
-DECIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
+DECIDING = ("CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
 """Variables that may decide which tests pytest collects from a file."""
 
 
@@ -66,13 +65,11 @@ async def collect_and_plan(
     has_selection = selects_tests(options.invocation.trailing)
     wanted = _collect_options(context, finds_node_ids=finds_node_ids, has_selection=has_selection)
     make_spec = partial(_collection_spec, context)
-    collected = Collected((), options.root, ())
-    if options.has_files:
-        collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
-    collected = with_commands(keep_together(_noted(collected, context), options.together), options.commands)
+    collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
+    collected = keep_together(_noted(collected, context), options.together)
     collected = with_digests(collected, options.invocation.trailing)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
-    collected = give_needs(collected, options, context.gpus.inventory, context.history.gpu_peaks)
+    collected = give_needs(collected, options, context.gpus.inventory)
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)
     collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
     uses_last = options.last_failed or options.failed_first
@@ -140,16 +137,13 @@ def _noted(collected: Collected, context: RunContext) -> Collected:
 
 async def _preload(context: RunContext, imports: Sequence[str]) -> None:
     modules = (*context.options.preload, *imports)
-    if context.cluster is not None:
-        context.cluster.preload(modules)
     if context.warm is not None:
         await context.warm.preload(modules)
 
 
 def new_table(context: RunContext) -> LeaseTable:
     """Return a table of this run's GPUs and CPU slots, all of them free."""
-    nodes = tuple(context.cluster.nodes) if context.cluster is not None else ("",)
-    return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models, nodes)
+    return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 
 def _collection_spec(

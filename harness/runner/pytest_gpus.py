@@ -23,7 +23,6 @@ from harness.plugin import MarkError, need_of_mark, visible_gpu_ids
 from harness.process.child_env import (
     ATTEMPT_MARKER,
     CUDA_VISIBLE_DEVICES,
-    HIP_VISIBLE_DEVICES,
     child_env,
     lease_variable,
 )
@@ -146,6 +145,6 @@ def _leased(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
 def _shown(gpus: Sequence[Gpu]) -> Mapping[str, str]:
     """The variables that show these GPUs and no others, and say what they are."""
     env = child_env(os.environ, gpus=gpus, tmpdir="", marker="", master_port=0)
-    shown = {name: env[name] for name in (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES) if name in env}
+    shown = {CUDA_VISIBLE_DEVICES: env[CUDA_VISIBLE_DEVICES]}
     leased = json.dumps([asdict(gpu) for gpu in gpus])
     return {**shown, **lease_variable(f"pytest-{os.getpid()}-{gpus[0].gpu_id if gpus else ''}", gpus), LEASED: leased}

@@ -25,18 +25,17 @@ from harness.process.run_directory import make_run_directory
 from harness.runner import events
 from harness.runner.attempts.leaning_check import LeaningCheck
 from harness.runner.attempts.unit_run import UnitRunner
-from harness.runner.cluster.inventory import descriptions, watch_of
 from harness.runner.collection.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.isolation_notes import IsolationNote, merge_notes
-from harness.runner.network_pins import needs_network, network_pins
+from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files, stops_early
 from harness.runner.planning import Planned, collect_and_plan, new_table
 from harness.runner.records.history_keeper import HistoryKeeper
 from harness.runner.records.stats import RunState, closing_figures, exit_code, worth_splitting
 from harness.runner.reporter import Guarded
 from harness.runner.reruns.retries import Retries
-from harness.runner.run_context import RunContext, open_machine, open_run_context
+from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
 from harness.runner.schedule.first_fit import Job, Queue
 from harness.runner.schedule.makespan_bounds import lower_bound
 from harness.runner.sessions.combined_coverage import combine_coverage
@@ -65,11 +64,10 @@ async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> Ended
     clock = SystemClock()
     with Interruption() as interruption, Claims() as claims:
         async with AsyncExitStack() as stack:
-            machine = await stack.enter_async_context(open_machine(options, claims, interruption))
-            if machine is None:
+            gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+            if gpus is None:
                 return interruption.by
-            gpus, cluster = machine
-            opened = open_run_context(options, clock, gpus, claims, is_run=True, cluster=cluster)
+            opened = open_run_context(options, clock, gpus, claims, is_run=True)
             context = await stack.enter_async_context(opened)
             directory = make_run_directory(options.results_root, context.run_id)
             return await _Run(context, directory, interruption, make_reporters(directory, clock)).carry_out()
@@ -79,11 +77,10 @@ async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | s
     """Collect and pack what `options` name: the plan and notes on it, or the name of the signal that ended it."""
     with Interruption() as interruption, Claims() as claims:
         async with AsyncExitStack() as stack:
-            machine = await stack.enter_async_context(open_machine(options, claims, interruption))
-            if machine is None:
+            gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+            if gpus is None:
                 return interruption.by
-            gpus, cluster = machine
-            opened = open_run_context(options, SystemClock(), gpus, claims, is_run=False, cluster=cluster)
+            opened = open_run_context(options, SystemClock(), gpus, claims, is_run=False)
             context = await stack.enter_async_context(opened)
             planned = await interruption.unless_interrupted(
                 collect_and_plan(context, lambda num_done, num_total: None, finds_node_ids=True)
@@ -151,8 +148,6 @@ class _Run:
         recorder.take(self._collected(planned, network.notes if network else ()))
         runner = self._unit_runner(planned.collected, network.pins if network else None)
         dispatcher = Dispatcher(units, Queue(planned.plan.order), planned.table, runner, recorder)
-        if context.cluster is not None:
-            context.cluster.report_losses(lambda node, why: dispatcher.post(events.NodeLost(recorder.t(), node, why)))
         interruption.on_cancel, interruption.on_dump = dispatcher.request_cancel, dispatcher.request_dump
         try:
             await dispatcher.run()
@@ -181,17 +176,13 @@ class _Run:
         context = self.context
         planned = await collect_and_plan(context, self._on_progress)
         collected = planned.collected
-        if context.cluster is not None:  # each node looks at its own network
-            context.cluster.kept_in = self.directory
-            context.cluster.needs_network = any(needs_network(u, collected.rootdir) for u in collected.units)
-            return planned, None
         return planned, await network_pins(collected.units, collected.rootdir, self.options.invocation, context.clock)
 
     def _on_progress(self, num_done: int, num_total: int) -> None:
         self.recorder.take(events.CollectionProgress(self.recorder.t(), num_done, num_total))
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:
-        context, cluster = self.context, self.context.cluster
+        context = self.context
         workers = None
         if self.options.isolate == "worker":
             argv = worker_command(self.options, collected.pytest_args)
@@ -201,9 +192,8 @@ class _Run:
             collected=collected,
             attempts=workers or context.supervisors,
             workers=workers,
-            command_attempts=context.supervisors,
-            watch=watch_of(cluster) if cluster is not None else context.gpus.watch(context.clock),
-            host_of=cluster.host if cluster is not None else None,
+            own_attempts=context.supervisors,
+            watch=context.gpus.watch(context.clock),
             ports=context.ports,
             run_id=context.run_id,
             run_directory=self.directory,
@@ -211,9 +201,9 @@ class _Run:
             t=self.recorder.t,
             pins=pins,
             num_slots=new_table(context).cpu_units + len(context.gpus.inventory.gpus),
-            num_gpus=0 if cluster is not None or context.gpus.inventory.pretended else len(context.gpus.inventory.gpus),
-            warm=context.warm if cluster is None else None,  # that of each node learns there
-            check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle if cluster is None else None,
+            num_gpus=0 if context.gpus.inventory.pretended else len(context.gpus.inventory.gpus),
+            warm=context.warm,
+            check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle,
             retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),
         )
 
@@ -236,7 +226,6 @@ class _Run:
             containment=context.backends.chosen,
             cpu_units=new_table(context).cpu_units,
             shard=str(self.options.shard or ""),
-            nodes=descriptions(context.cluster) if context.cluster is not None else (),
         )
 
     def _collected(self, planned: Planned, notes: Sequence[str]) -> events.CollectionFinished:

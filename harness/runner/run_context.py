@@ -4,20 +4,18 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.core.clock import Clock, SystemClock
 from harness.core.errors import BusyGpusError, InventoryError, UsageError
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
-from harness.machine.meter import MemoryMeter, NoMeter
+from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
 from harness.process.daemon_thread import in_daemon_thread
-from harness.process.interruption import Interruption
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import let_go, make_scratch_root, remove_abandoned, remove_tree
@@ -25,9 +23,6 @@ from harness.process.supervisor_client import ContainmentBackends, Supervisors, 
 from harness.runner.options import RunOptions
 from harness.runner.records.history import History
 from harness.runner.sessions.warm_parent import WarmParent, start_warm_session
-
-if TYPE_CHECKING:
-    from harness.runner.cluster.nodes import Cluster
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
@@ -64,8 +59,6 @@ class RunContext:
     supervisors: Supervisors
     ports: PortBlocks
     history: History
-    cluster: "Cluster | None"
-    """The nodes of the run; None where everything runs here."""
     warm: WarmParent | None
     """The warm session, started and not yet waited for; None where every file is to have an interpreter."""
     notes: tuple[str, ...]
@@ -112,24 +105,6 @@ async def _read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
 
 
 @asynccontextmanager
-async def open_machine(
-    options: RunOptions, claims: Claims, interruption: Interruption
-) -> AsyncIterator[tuple[RunGpus, "Cluster | None"] | None]:
-    """The GPUs of this machine, or of the nodes that have joined, until the context ends; None after a signal."""
-    if options.cluster is None:
-        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
-        yield None if gpus is None else (gpus, None)
-        return
-    from harness.runner.cluster.boot import open_cluster  # most runs need nothing of it
-    from harness.runner.cluster.inventory import inventory_of
-
-    async with AsyncExitStack() as stack:
-        opened = open_cluster(options, options.cluster)
-        cluster = await interruption.unless_interrupted(stack.enter_async_context(opened))
-        yield None if cluster is None else (RunGpus(inventory_of(cluster), NoMeter()), cluster)
-
-
-@asynccontextmanager
 async def open_run_context(
     options: RunOptions,
     clock: Clock,
@@ -137,7 +112,6 @@ async def open_run_context(
     claims: Claims,
     *,
     is_run: bool,
-    cluster: "Cluster | None" = None,
 ) -> AsyncIterator[RunContext]:
     """Find the GPUs, and make the directories; return and remove all of them in the end. A plan keeps no file."""
     with ExitStack() as stack:
@@ -156,7 +130,6 @@ async def open_run_context(
         history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
         stack.enter_context(history)
         supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
-        supervisors.siblings = cluster.boot_pids if cluster is not None else frozenset()
         yield RunContext(
             options=options,
             clock=clock,
@@ -167,7 +140,6 @@ async def open_run_context(
             supervisors=supervisors,
             ports=ports,
             history=history,
-            cluster=cluster,
             warm=warm,
             notes=tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note),
         )

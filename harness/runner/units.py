@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.command import Command
 from harness.core.need import Need
 from harness.core.test_outcomes import TestCounts
 from harness.runner.gpu_memory import GpuMemoryUse, exceeds_budget
@@ -59,12 +58,8 @@ class Unit:
     part: Part | None = None
     together: tuple[str, ...] = ()
     """Files and node ids that run in this unit's process, in order, its own file being the last; empty for one file."""
-    command: Command | None = None
-    """The command, for a unit that is no test file."""
     digest: str = ""
-    """Digest of the contents of its files, and of options of pytest that select tests; empty for a command."""
-    setup_error: str = ""
-    """Why a setup script that it needs failed; empty where none did."""
+    """Digest of the contents of its files, and of options of pytest that select tests; empty if one was not read."""
 
     @property
     def file_path(self) -> str:

@@ -134,10 +134,9 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
 def test_a_budget_on_a_shared_gpu_is_read_from_every_table(tmp_path: Path) -> None:
     entry = "{ gpus = 1, memory-gb = 12, shared = true }"
     need = Need(gpus=1, memory_gb=12.0, shared=True)
-    text = f"[tool.rlharness]\nneeds.'a*' = {entry}\ncommands.b = {{ command = 'x', {entry[1:]}\n"
+    text = f"[tool.rlharness]\nneeds.'a*' = {entry}\n"
     config = configured(tmp_path, text)
     assert [rule.need for rule in config.needs] == [need]
-    assert [rule.need for rule in config.commands] == [need]
     (tmp_path / "needs.toml").write_text(f"'a*' = {entry}\n")
     assert [rule.need for rule in load_needs_file(tmp_path / "needs.toml")] == [need]
     (tmp_path / "needs.toml").write_text("'a*' = { gpus = 2, memory-gb = 12, shared = true }\n")
@@ -177,7 +176,6 @@ def test_a_budget_on_a_shared_gpu_is_read_from_every_table(tmp_path: Path) -> No
             "shared = true with gpus = 1",
         ),
         ("needs.'a*' = {gpus = 1, memory-gb = 12, shared = 1}", "'a*' shared = 1", "true or false"),
-        ("commands.a = {command = 'x', gpus = 2, memory-gb = 9, shared = true}", "'a' shares 2 GPUs", "shared = true"),
         ("needs.'!a*' = 1", "'!a*' matches nothing", "a pattern as in .gitignore"),
         ("needs.'# a' = 1", "'# a' matches nothing", "a pattern as in .gitignore"),
     ],

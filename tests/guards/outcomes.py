@@ -38,7 +38,7 @@ FROZEN = ROOT / "tests" / "data" / "outcomes.json"
 MISBEHAVING = ROOT / "tests" / "support" / "misbehaving"
 OTHER_SUITES = ("attrs", "jinja2", "networkx")
 SEED, NUM_HOSTILE, NUM_HOSTILE_QUICK = 0, 200, 12
-SET_BY_OTHERS = ("PYTEST_", "RLHARNESS", "CUDA_", "HIP_", "ROCR_", "TMPDIR", "MASTER_PORT", "CI", "GITHUB_")
+SET_BY_OTHERS = ("PYTEST_", "RLHARNESS", "CUDA_", "TMPDIR", "MASTER_PORT", "CI", "GITHUB_")
 HONEST_FILES = {f"test_honest_{number}.py": HONEST.format(number=number) for number in range(NUM_HOSTILE)}
 HONEST_ENDS = "failed: test_fails failed, test_passes passed"
 LONG_LIMITS = ("--timeout", "40", "--collect-timeout", "120", "--cpu-units", "1")

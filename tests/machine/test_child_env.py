@@ -1,6 +1,5 @@
 """The contract of the child's environment: what differs from the parent's, and that nothing else does."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ PARENTS = st.dictionaries(NAMES, st.text(max_size=5))
 GPUS = st.none() | st.lists(st.sampled_from("abcd"), unique=True).map(
     lambda letters: tuple(Gpu(f"GPU-{letter}", index, "A", 80.0) for index, letter in enumerate(letters))
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_amd_driver() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contract, "KFD", "/no/such/file")
-        yield
 
 
 def of(parent: dict[str, str], gpus: tuple[Gpu, ...] | None) -> dict[str, str]:
@@ -80,43 +72,9 @@ def test_numbers_in_place_of_uuids_where_every_card_has_one() -> None:
     assert "CUDA_DEVICE_ORDER" not in child
 
 
-def amd_gpu(name: str, number: int) -> Gpu:
-    return Gpu(f"GPU-{name}", 0, "AMD Instinct", 206.0, number=number, is_amd=True)
-
-
-def visible(parent: dict[str, str], gpus: tuple[Gpu, ...] | None) -> dict[str, str]:
-    return {name: value for name, value in of(parent, gpus).items() if name.endswith("VISIBLE_DEVICES")}
-
-
-@pytest.mark.parametrize("by_number", [False, True])
-def test_gpus_of_amd_go_by_number_to_hip_and_to_cuda_alike_and_rocms_own_list_stays(by_number: bool) -> None:
-    parent = {"ROCR_VISIBLE_DEVICES": "6,7,2", "CUDA_VISIBLE_DEVICES": "0,1,2"}
-    gpus = (amd_gpu("c", 2), amd_gpu("a", 0))
-    child = child_env(parent, gpus=gpus, tmpdir="/t", marker="m", master_port=1, by_number=by_number)
-    assert (child["HIP_VISIBLE_DEVICES"], child["CUDA_VISIBLE_DEVICES"]) == ("2,0", "2,0")
-    assert child["ROCR_VISIBLE_DEVICES"] == "6,7,2"
-    assert "CUDA_DEVICE_ORDER" not in child
-
-
-@pytest.mark.parametrize("parent", [{"HIP_VISIBLE_DEVICES": "0,1"}, {"ROCR_VISIBLE_DEVICES": "0"}])
-def test_hip_would_take_an_empty_list_for_all(parent: dict[str, str]) -> None:
-    hidden = {"HIP_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "-1"}
-    assert visible(parent, ()) == parent | hidden
-    assert visible(parent, (Gpu("SIM-0", 0, "sim", 80.0),)) == parent | hidden | {"CUDA_VISIBLE_DEVICES": "SIM-0"}
-    assert visible(parent, None) == parent
-
-
-def test_the_kernels_driver_alone_is_enough_to_hide_gpus_of_amd(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert visible({}, ()) == {"CUDA_VISIBLE_DEVICES": ""}
-    monkeypatch.setattr(contract, "KFD", str(tmp_path))
-    assert visible({}, ()) == {"HIP_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "-1"}
-
-
 def test_the_written_contract_names_every_variable() -> None:
     rows = [line for line in (contract.__doc__ or "").splitlines() if line.startswith("| `")]
-    sometimes = {"CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "RLHARNESS_PREFLIGHT", *PINS, *contract.XDIST}
+    sometimes = {"CUDA_DEVICE_ORDER", "RLHARNESS_PREFLIGHT", *PINS, *contract.XDIST}
     assert {row.split("`")[1] for row in rows} == WRITTEN | REMOVED | sometimes
 
 

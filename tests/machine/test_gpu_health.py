@@ -116,7 +116,7 @@ def test_a_gpu_without_error_counters_has_no_fault(driver: Driver, code: int) ->
 
 
 def test_no_driver_is_no_error() -> None:
-    health = read_gpu_health({})
+    health = read_gpu_health()
     assert health.has_driver or health.problem
 
 

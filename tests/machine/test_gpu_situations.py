@@ -217,7 +217,7 @@ def test_a_run_within_a_lease_has_its_gpu_though_another_user_holds_the_name(dri
 XIDS = """
 import sys
 from harness.machine.gpus import DriverMeter
-meter = DriverMeter({}, is_amd=False)
+meter = DriverMeter()
 print(meter.new_xids("GPU-a"), meter.new_xids("MIG-x"), meter.new_xids("MIG-y"))
 with open(sys.argv[1], "a") as file:
     file.write("xid 1 79\\nxid 0 31\\nxid 1 43\\n")

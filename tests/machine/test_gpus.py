@@ -316,7 +316,7 @@ NO_DRIVER = """
 from harness.core.errors import InventoryError
 from harness.machine.gpus import DriverMeter, read_inventory
 print(read_inventory("auto", {}))
-meter = lambda: DriverMeter({}, is_amd=False)
+meter = lambda: DriverMeter()
 for ask in (lambda: read_inventory("2", {}), lambda: read_inventory("0,", {}), meter):
     try:
         print(ask())
@@ -328,7 +328,7 @@ for ask in (lambda: read_inventory("2", {}), lambda: read_inventory("0,", {}), m
 def test_without_a_library_there_are_no_cards(tmp_path: Path) -> None:
     # An unusable file hides whatever driver this machine has.
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
-    note = "no NVIDIA or AMD driver here"
+    note = "no NVIDIA driver here"
     assert run_child(NO_DRIVER, tmp_path, tmp_path).splitlines() == [
         repr(Inventory(note=f"{note}: 0 GPUs")),
         f"--gpus 2: {note}",
@@ -340,7 +340,7 @@ def test_without_a_library_there_are_no_cards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "code", "note"),
     [
-        ("nvmlInitWithFlags", DRIVER_NOT_LOADED, "no NVIDIA or AMD driver here: 0 GPUs"),
+        ("nvmlInitWithFlags", DRIVER_NOT_LOADED, "no NVIDIA driver here: 0 GPUs"),
         (
             "nvmlInitWithFlags",
             VERSION_MISMATCH,

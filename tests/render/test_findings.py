@@ -108,7 +108,7 @@ def container() -> tuple[Finding, ...]:
     limits = {"nofile": Limit(1_048_576, 1_048_576), "nproc": Limit(INF, INF), "memlock": Limit(INF, INF)}
     refused = {"cgroup": "Read-only file system", "pidns": "Operation not permitted"}
     group = GroupLimits(memory_bytes=8 * GB, used_memory_bytes=GB, num_cpus=2.0)
-    health = MachineHealth(problem="no NVIDIA or AMD driver here", has_driver=False)
+    health = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
     tmpdir = Directory("/tmp", True, "overlay", 81 * GB, 100 * GB)
     return (
         *gpus.check_driver(health, has_device_file=False),

@@ -13,12 +13,9 @@ from harness.core.errors import UsageError
 from harness.render.run_page import failures
 from harness.render.run_page.failures import Budget
 from harness.render.run_page.markup import element, joined
-from harness.render.run_page.page import run_page
 from harness.render.run_page.reporter import PageText, RunPageReporter
-from harness.render.run_page.timeline_data import MAX_POINTS, TONES, script_json
-from harness.runner.events import GpuMemorySampled, SetupFinished, SetupStarted
-from harness.runner.records.run_record import PAGE, RECORD, read_run_record
-from harness.runner.records.stats import RunState
+from harness.render.run_page.timeline_data import TONES, script_json
+from harness.runner.records.run_record import PAGE
 from harness.runner.units import Outcome
 from tests.render.run_pages import Tests, write_run
 
@@ -172,32 +169,3 @@ def test_elements_escape_what_is_no_element() -> None:
     assert made == '<p class="a&quot;b&#x27;" hidden>&lt;b&gt;<b>x &amp; y</b>&lt;</p>'
     assert element("input", name="theme", checked=False) == '<input name="theme">'
     assert joined(None) == ""
-
-
-def test_memory_and_setup_scripts_are_on_the_page(tmp_path: Path) -> None:
-    directory = write_run(tmp_path, FIRST, FILES)
-    more = [
-        SetupStarted(0.25, "setup:build", ("GPU-0001",), "d"),
-        SetupFinished(0.5, "setup:build"),
-        *(GpuMemorySampled(3.5 + n / 500, {"GPU-0001": (n % 9) * 10**9}) for n in range(2000)),
-        GpuMemorySampled(8.0, {"GPU-0001": None}),
-    ]
-    record = read_run_record(directory / RECORD, *more)
-    page = Page(run_page(record, RunState(), None))
-    first, second = page.data["rows"][:2]
-    assert (first["memory"], first["peak"]) == ([], "")
-    assert second["title"] == "1 NVIDIA H200 143 GB GPU-0001 (memory in use: peak 8.00 GB)"
-    assert 100 < len(second["memory"]) <= MAX_POINTS
-    assert max(mb for _, mb in second["memory"] if mb is not None) == page.data["most"] == 8000
-    assert second["memory"][-1] == [8000, None]
-    assert "Most memory in use: GPU 1 8.00 GB." in page.texts["p"]
-    (setup,) = page.data["files"][page.data["num_files"] :]
-    assert (setup[0], setup[2], setup[3]) == ("setup:build", 250, 500)
-    assert page.data["num_files"] in second["files"]
-    assert (page.data["first"], page.data["bound"]) == (250, 1500), "the bound counts from the first file"
-
-
-def test_a_page_without_memory_says_nothing_of_it(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path, FIRST, FILES))
-    assert page.data["most"] == 0 and not any(row["memory"] for row in page.data["rows"])
-    assert not any("memory in use" in text for text in page.texts["p"])

@@ -12,7 +12,6 @@ import pytest
 from harness.core.errors import UsageError
 from harness.render.jsonl import JsonlReporter
 from harness.render.trace_events import TraceEventsReporter, trace_events
-from harness.runner.events import GpuMemorySampled, SetupFinished, SetupStarted
 from harness.runner.records.run_record import RECORD, read_run_record
 from tests.render.run_pages import write_run
 
@@ -115,24 +114,3 @@ def test_a_run_that_never_finished_is_exported(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="trace events cannot be written"):
         TraceEventsReporter(tmp_path, tmp_path / RECORD)
-
-
-def test_memory_and_setup_scripts_are_exported(tmp_path: Path) -> None:
-    directory = write_run(tmp_path, "20260301-123000-abcdef", {"tests/test_a.py": {"test_x": ("passed", 1.0)}})
-    more = [
-        SetupStarted(2.0, "setup:build", ("GPU-0001",), "d"),
-        GpuMemorySampled(2.5, {"GPU-0001": 3 * 10**9}),
-        SetupFinished(3.0, "setup:build", "exit code 1"),
-        GpuMemorySampled(3.5, {"GPU-0001": None}),
-    ]
-    trace = trace_events(read_run_record(directory / RECORD, *more))
-    jsonschema.validate(trace, SCHEMA)
-    events = trace["traceEvents"]
-    pid = next(each["pid"] for each in of(events, "M") if each["args"].get("name", "").startswith("1 NVIDIA"))
-    memory = [(each["pid"], each["ts"], each["args"]) for each in of(events, "C") if each["name"] == "memory in use"]
-    assert memory == [(pid, 2_500_000, {"GB": 3.0}), (pid, 3_500_000, {"GB": 0.0})]
-    (setup,) = of(events, "X", "setup")
-    assert (setup["pid"], setup["ts"], setup["dur"]) == (pid, 2_000_000, 1_000_000)
-    assert (setup["name"], setup["args"]["outcome"]) == ("setup:build", "failed")
-    counts = {each["name"]: each["args"] for each in of(events, "C") if each["ts"] == 2_000_000}
-    assert counts == {"running files": {"files": 0}, "leased GPUs": {"gpus": 1}}

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from harness.cli.commands.run_options import PROFILE, make_options
+from harness.cli.commands.run_options import make_options
 from harness.cli.main import main
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, num_cores, wants_colour
 from harness.core.need import Need
 from harness.runner.options import RunOptions, runs_parts_of_files
-from tests.support.suite_runs import run
 
 GIVEN: dict[str, Any] = {
     "paths": (),
@@ -26,15 +25,6 @@ GIVEN: dict[str, Any] = {
     "mix_models": None,
     "collect_timeout": None,
 }
-
-
-PROFILES = """
-retries = 1
-split = true
-timeout = 7
-profile.ci = { retries = 2, split = false }
-profile.local = { retries = 3 }
-"""
 
 
 def options(cwd: Path, text: str = "", environ: dict[str, str] | None = None, **given: Any) -> RunOptions:
@@ -71,45 +61,6 @@ def test_the_command_line_stands_over_the_configuration(
     configured, wins = values
     assert getattr(options(tmp_path, text), name) == configured
     assert getattr(options(tmp_path, text, **given), name) == wins
-
-
-@pytest.mark.parametrize(
-    ("environ", "given", "retries", "split"),
-    [
-        ({}, {}, 1, True),
-        ({PROFILE: ""}, {}, 1, True),
-        ({PROFILE: "ci"}, {}, 2, False),
-        ({}, {"profile": "ci"}, 2, False),
-        ({PROFILE: "ci"}, {"profile": "local"}, 3, True),
-        ({PROFILE: "unknown"}, {"profile": "local"}, 3, True),
-        ({PROFILE: "ci"}, {"retries": 0, "split": True}, 0, True),
-    ],
-)
-def test_a_profile_stands_between_the_command_line_and_the_configuration(
-    tmp_path: Path, environ: dict[str, str], given: dict[str, Any], retries: int, split: bool
-) -> None:
-    one = options(tmp_path, PROFILES, environ, **given)
-    assert (one.retries, one.split) == (retries, split)
-    assert one.timeout_s == 7, "a key that the profile does not set"
-
-
-def test_a_profile_of_the_environment_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        options(tmp_path, PROFILES, {PROFILE: "release"})
-    assert "'release'" in caught.value.what
-    assert caught.value.legal == "ci, local"
-    assert PROFILE in caught.value.remedy
-    with pytest.raises(UsageError) as caught:
-        options(tmp_path, "retries = 1", {PROFILE: "release"})
-    assert caught.value.legal.startswith("none")
-
-
-@pytest.mark.full
-def test_the_variable_reaches_a_run(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(f"[tool.rlharness]{PROFILES}")
-    done = run(tmp_path, "plan", "--gpus", "none", env={PROFILE: "release"})
-    assert (done.code, "'release'" in done.stderr) == (ExitCode.USAGE_ERROR, True)
-    assert run(tmp_path, "plan", "--gpus", "none", env={PROFILE: "ci"}).code != ExitCode.USAGE_ERROR
 
 
 def test_the_root_is_beside_the_configuration(tmp_path: Path) -> None:

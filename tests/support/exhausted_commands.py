@@ -55,12 +55,9 @@ COMMANDS = (
     Command("run, interpreters", (*RUN, "--isolate", "interpreter"), 1),
     Command("run, last failed", (*RUN, "--last-failed"), 1),
     Command("run, GPUs", ("run", "--gpus", "sim:2", "suite"), 1),
-    Command("run, nodes", ("run", "--cluster", "local:2x1", "suite"), 1),
     Command("plan", ("plan", "--gpus", "none", "suite")),
     Command("history", ("history",)),
     Command("merge", ("merge", ".rlharness/runs/latest", "--junit", "m.xml"), 1),
-    Command("profile", ("profile", "suite/test_a.py"), 4),
-    Command("agent", ("agent", "127.0.0.1:9", "--key-file", "empty"), 4),  # others: those of "run, nodes"
     Command("doctor", ("doctor",)),
     Command("scenarios", ("scenarios",)),
     Command("schema", ("schema", "pyproject", "--out", "{new}")),

@@ -154,7 +154,7 @@ def _remembered(at: Path) -> object:
     with History.open(at / "history.sqlite") as history:
         paths = ["tests/test_a.py"]
         known = history.expectations(dict.fromkeys(paths, 1)), history.trends(), history.to_import(at)
-        return *known, history.gpu_peaks(paths), history.leaning_files(paths), history.test_durations_s(paths)
+        return *known, history.leaning_files(paths), history.test_durations_s(paths)
 
 
 def _readers_of_results() -> list[Reader]:

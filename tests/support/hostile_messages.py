@@ -21,7 +21,6 @@ from harness.lab.experiments.recording_result import read_reports
 from harness.machine.network.host_matching import Offer, PeerHost
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.machine.network.peer_messages import host_fields, parse_message, read_roster, read_tried
-from harness.process.supervisor_client import ProcessEnd
 from harness.recording import patch_report
 from harness.recording.conditions import Stop, read_stop
 from harness.recording.recording_config import PROCESSES, Report
@@ -37,10 +36,8 @@ from harness.recording.sentinel.sentinel_report import (
     read_findings,
 )
 from harness.render.source_locations import SourceTree
-from harness.runner.cluster import messages
 from harness.runner.collection.child_files import lines_of
 from harness.runner.collection.source_scan import SourceScan
-from harness.runner.setup_scripts import parse_env
 from harness.trace.mapped_libraries import identify
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
 
@@ -52,7 +49,7 @@ def readers_of_messages() -> list[Reader]:
 
 def _readers_of_children() -> list[Reader]:
     torch = (
-        {"version": "2.13.0", "cuda": "13.0", "hip": None},
+        {"version": "2.13.0", "cuda": "13.0"},
         {"is_available": False, "warning": "", "archs": ["sm_90"]},
     )
     naive = {"operation": "matmul", "num_different": 2, "num_cases": 4}
@@ -93,24 +90,7 @@ def _readers_of_hosts() -> list[Reader]:
     host = PeerHost("alpha", "t", (4000, 0), (Offer("eth0", "10.0.0.1", 4, 1000),))
     tried = {"caller": 0, "host": 0, "address": "10.0.0.1", "problem": "refused"}
     roster = {"k": "roster", "hosts": [host_fields(host)], "you": 0}
-    said = (
-        messages.FilePart("m", "report.jsonl", 0, messages.to_data(b"abc")),
-        messages.Ended("m", ProcessEnd(0, None, "", (), (), 1.0)),
-        messages.Ask(1, "GPU-1", finds_faults=True),
-        messages.Beat(),
-    )
-
-    def read_message(text: str) -> object:
-        message = messages.from_text(text)
-        return messages.from_data(message.data) if isinstance(message, messages.FilePart) else message
-
     return [
-        Reader(
-            "a message of an agent",
-            tuple(messages.to_text(each).encode() for each in said),
-            of_text(read_message),
-            (NetworkError,),
-        ),
         Reader(
             "a roster",
             (json_lines(roster),),
@@ -205,7 +185,6 @@ def _readers_of_projects() -> list[Reader]:
             (source,),
             of_file("test_a.py", lambda at: SourceTree(at, at).locate("test_a.py::test_a")),
         ),
-        Reader("the environment of a script", (b"A=1\nB=x y\n",), of_text(parse_env)),
         Reader("variables of vLLM", (envs,), of_file("envs.py", lambda at: read_variables(at / "envs.py"))),
         Reader(
             "a library",

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 HARNESS = (sys.executable, "-m", "harness")
 QUICK = "def test_quick(): pass\n"
 PATIENCE_S = 60.0
-SET_BY_OTHERS = ("PYTEST_", "RLHARNESS", "CUDA_", "HIP_", "ROCR_", "TMPDIR", "MASTER_PORT", "CI", "GITHUB_")
+SET_BY_OTHERS = ("PYTEST_", "RLHARNESS", "CUDA_", "TMPDIR", "MASTER_PORT", "CI", "GITHUB_")
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,6 @@ from harness.runner.units import UnitResult
 def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness run`; raises HarnessError for a user error."""
     options = make_options(invocation, arguments)
-    if file := arguments["leaning"]:
-        from harness.cli.commands.leaning import show_leaning  # its imports take a tenth of a second
-
-        return show_leaning(options, file, color=arguments["color"])
     ended = run_with_reports(options, on_github=is_outermost_on_github(invocation.environ))
     if isinstance(ended, str):
         return _interrupted(ended)

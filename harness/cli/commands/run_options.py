@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.core.config import Config, load_config_for, load_needs_file, shadowing, with_profile
+from harness.core.config import Config, load_config_for, load_needs_file, shadowing
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation, num_cores, wants_colour
-from harness.runner.cluster_address import Boot, ClusterAddress, parse_cluster
-from harness.runner.collection.command_units import select_commands
 from harness.runner.options import (
     DEFAULT_COLLECT_TIMEOUT_S,
     DEFAULT_GRACE_S,
@@ -20,9 +18,6 @@ from harness.runner.reruns.resuming import find_run
 from harness.runner.schedule.sharding import parse_shard
 from harness.runner.selections import split_selections
 
-AUTO = "auto"
-PROFILE = "RLHARNESS_PROFILE"
-"""Variable with the name of the profile, for runs without --profile."""
 RUN_NOTHING = frozenset(
     ("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show")
 ) | frozenset(("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "-h", "--help", "-V", "--version"))
@@ -48,7 +43,6 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
     config = _config(invocation, given)
     root = config.path.parent if config.path else invocation.cwd
     results_dir = given.get("results_dir") or (root / config.results_dir if config.results_dir else root)
-    commands = tuple(given.get("commands") or ())
     needs_file = given.get("needs_file")
     is_terminal = invocation.is_terminal and not given["json"] and not given.get("plain")
     return RunOptions(
@@ -56,12 +50,7 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         root=root,
         results_dir=results_dir.absolute(),
         paths=tuple(given["paths"]),
-        commands=tuple(select_commands(config.commands, commands, has_paths=bool(given["paths"]))),
-        has_files=bool(given["paths"]) or not commands,
-        setup=config.setup,
         gpus=given["gpus"],
-        cluster=_cluster(given, config),
-        ships_sources=given.get("sources") == "ship",
         shard=None if given.get("shard") is None else parse_shard(given["shard"]),
         needs=config.needs + (load_needs_file(needs_file) if needs_file else ()),
         last_failed=bool(given.get("last_failed")),
@@ -81,8 +70,7 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         history_free=bool(config.history_free),
         gpus_per_worker=config.gpus_per_worker or 0,
         memory_gb_per_worker=config.memory_gb_per_worker or 0.0,
-        workers_per_gpu=0 if given.get("workers_per_gpu") in (None, AUTO) else given["workers_per_gpu"],
-        auto_workers=given.get("workers_per_gpu") == AUTO,
+        workers_per_gpu=given.get("workers_per_gpu") or 0,
         together=tuple(map(tuple, config.together or ())),
         accepts_leaning=config.leaning == "report",
         check_leaning=_first_given(given.get("check_leaning"), config.check_leaning),
@@ -90,50 +78,12 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
     )
 
 
-def _cluster(given: Mapping[str, Any], config: Config) -> ClusterAddress | None:
-    """Return the cluster to run on; UsageError for options that do not go with one."""
-    text = given.get("cluster")
-    if text is None:
-        if given.get("sources") is not None:
-            raise UsageError("--sources without --cluster", legal="rlharness run --cluster ADDRESS --sources ship")
-        return None
-    address = parse_cluster(text)
-    if address.boot is Boot.LOCAL and given["gpus"] != AUTO:
-        raise UsageError(
-            f"--cluster {text} with --gpus {given['gpus']}",
-            legal="one of them: local:NxM simulates M GPUs on each node",
-            remedy=f"--cluster local:{address.num_nodes}xM, with M GPUs",
-        )
-    if given.get("wait"):
-        raise UsageError(
-            f"--wait {given['wait']:g} with --cluster {text}",
-            legal="one of them: a node has the GPUs that are free when it joins",
-            remedy="leave --wait out, or run on one machine",
-        )
-    for option, is_given in (
-        ("--keep-tmp", given.get("keep_tmp")),
-        ("--isolate worker", (given.get("isolate") or config.isolate) == "worker"),
-        ("--leaning", given.get("leaning")),
-        ("--check-leaning", _first_given(given.get("check_leaning"), config.check_leaning)),
-        ("a setup script", config.setup),
-    ):
-        if is_given:
-            raise UsageError(
-                f"{option} with --cluster",
-                legal="one of them: nodes run single files, each in a process of its own, and keep nothing",
-                remedy=f"run without --cluster, or without {option}",
-            )
-    return address
-
-
 def _config(invocation: Invocation, given: Mapping[str, Any]) -> Config:
-    """Return the configuration of the paths, with its profile; a note names one found elsewhere."""
+    """Return the configuration of the paths; a note names one found elsewhere."""
     files = [each.absolute for each in split_selections(given["paths"], invocation.cwd)]
     config = load_config_for(files, invocation.cwd)
     if config.path is not None and config.path.parent not in (invocation.cwd, *invocation.cwd.parents):
         invocation.note(f"configuration: {config.path}")
-    if profile := given.get("profile") or invocation.environ.get(PROFILE):
-        config = with_profile(config, profile)
     _check_default_need(config)
     return config
 

@@ -6,7 +6,6 @@ policy names the digests of this page's own script and style, so that nothing el
 
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from harness import __version__
 from harness.core.text import count
@@ -52,7 +51,7 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
         "main",
         sections.banner(record, state),
         sections.figures(record),
-        _timeline(data["hidden"], data["rows"]),
+        _timeline(data["hidden"]),
         sections.changes(comparison),
         _failures(failure_sections(failures, state), len(failures)),
         sections.slowest(record),
@@ -86,9 +85,9 @@ def _top() -> Markup:
     )
 
 
-def _timeline(num_hidden: int, rows: list[dict[str, Any]]) -> Markup:
+def _timeline(num_hidden: int) -> Markup:
     label = (
-        "Files and setup scripts by GPU and CPU slot over time, and the memory in use on each GPU."
+        "Files by GPU and CPU slot over time."
         " Left and right arrow keys move along a row, up and down to another row,"
         " Enter into the tests of a file and Escape back; plus and minus zoom, 0 shows the whole run."
         " The list of outcomes below has the same files and tests."
@@ -105,7 +104,6 @@ def _timeline(num_hidden: int, rows: list[dict[str, Any]]) -> Markup:
     if num_hidden:
         rest = f"{count(num_hidden, 'short passed test')} not shown: the page holds {MAX_TESTS:,} tests."
         hidden = element("p", rest, class_="about")
-    memory = "; ".join(f"{row['name']} {row['peak'].removeprefix('peak ')}" for row in rows if row["peak"])
     return element(
         "section",
         element("h2", "Timeline", id="timeline"),
@@ -113,7 +111,6 @@ def _timeline(num_hidden: int, rows: list[dict[str, Any]]) -> Markup:
         element("div", element("canvas"), class_="frame", tabindex=0, role="application", aria_label=label),
         element("div", class_="detail", aria_live="polite"),
         hidden,
-        element("p", f"Most memory in use: {memory}.", class_="about") if memory else None,
         element(
             "noscript",
             element("p", "A script draws the timeline and the list, and this browser does not run it.", class_="empty"),

@@ -1,11 +1,9 @@
 """What the script of the page draws and filters, as plain values: outcomes, rows, files and tests.
 
-    outcomes  [word, tone] each                 rows  {name, title, busy, lost, files: numbers of files, memory, peak}
-    memory    [time, MB or null if not known]   peak  memory in words, empty if not known
+    outcomes  [word, tone] each                 rows  {name, title, busy, lost, files: numbers of files}
     files     [path, outcome, start, end, seconds, reason, number of its failure or -1, tests, GPU memory in words]
     tests     [name, outcome, start, end, seconds, GPU memory in words if measured]
 
-Setup scripts follow the files, which are `num_files`. `most` is the largest MB of all rows.
 Times are milliseconds since the run began; the start of a file that never started is -1.
 """
 
@@ -16,14 +14,11 @@ from typing import Any
 from harness.core.test_outcomes import TestOutcome
 from harness.core.text import one_line
 from harness.render.gpu_memory import gb_text, memory_text
-from harness.runner.memory_series import maxima, peak
 from harness.runner.records.run_comparison import FAILING
 from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan
 from harness.runner.records.timeline import Row, rows_of
 from harness.runner.units import Outcome, file_of
 
-MAX_POINTS = 400
-"""Values of memory that are shown for a GPU."""
 MAX_TESTS = 10_000
 """Of more tests, those that failed and the longest are shown."""
 NO_OUTCOME = "no outcome"
@@ -45,7 +40,7 @@ _NUMBERS = {word: number for number, word in enumerate(_WORDS)}
 def timeline_data(record: RunRecord, failures: Mapping[str, int]) -> dict[str, Any]:
     """The data of a run; `failures` has the number of each failed file on the page, by path."""
     shown = _shown_tests(record)
-    spans = [*record.files.values(), *record.setups.values()]
+    spans = list(record.files.values())
     numbers = {id(span): number for number, span in enumerate(spans)}
     started = [span for span in spans if span.start_s is not None]
     first_s = min((span.start_s or 0.0 for span in started), default=0.0)
@@ -54,9 +49,7 @@ def timeline_data(record: RunRecord, failures: Mapping[str, int]) -> dict[str, A
     return {
         "outcomes": [[word.replace("_", " "), _TONE_OF[word]] for word in _WORDS],
         "rows": [_row(row, numbers, last_s - first_s or 1.0) for row in rows],
-        "most": max((round((peak(row.memory) or 0) / 1e6) for row in rows), default=0),
         "files": [_file(each, failures, shown) for each in spans],
-        "num_files": len(record.files),
         "first": _ms(first_s),
         "last": _ms(last_s),
         "bound": _ms(record.first_start_s + record.lower_bound_s) if record.lower_bound_s else None,
@@ -76,16 +69,12 @@ def tone_of(outcome: str) -> str:
 
 
 def _row(row: Row, numbers: Mapping[int, int], whole_s: float) -> dict[str, Any]:
-    most = peak(row.memory)
-    words = "" if most is None else f"peak {gb_text(most)}"
     return {
         "name": one_line(row.name, 40),
-        "title": one_line(row.title) + (f" (memory in use: {words})" if words else ""),
+        "title": one_line(row.title),
         "busy": round(min(1.0, row.busy_s / whole_s), 3),
         "lost": None if row.lost_s is None else _ms(row.lost_s),
         "files": [numbers[id(each)] for each in row.files],
-        "memory": [] if most is None else [[_ms(t), _mb(each)] for t, each in maxima(row.memory, MAX_POINTS)],
-        "peak": words,
     }
 
 
@@ -117,10 +106,6 @@ def _shown_tests(record: RunRecord) -> set[int] | None:
     tests = [test for span in record.files.values() for test in span.tests]
     tests.sort(key=lambda test: (test.outcome not in FAILING, -test.duration_s))
     return {id(test) for test in tests[:MAX_TESTS]}
-
-
-def _mb(in_use: int | None) -> int | None:
-    return None if in_use is None else round(in_use / 1e6)
 
 
 def _ms(seconds: float) -> int:

@@ -1,17 +1,14 @@
-"""The order for one attempt: command, paths, environment and limits, as the host sees them that carries it out."""
+"""The order for one attempt: command, paths, environment and limits."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.process.child_env import OMP_NUM_THREADS, child_env, xdist_variables
 from harness.process.ports import PortBlocks
 from harness.process.supervisor_client import ProcessSpec
-from harness.runner.attempts.host import Host, HostOf
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.command_units import SHELL
 from harness.runner.options import RunOptions
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
@@ -43,12 +40,6 @@ class AttemptSpecs:
     """Number of GPUs and CPU slots of the run."""
     num_gpus: int = 0
     """Number of GPUs of this machine that the run has, among which its cores are divided; 0 to divide nothing."""
-    host_of: HostOf | None = None
-    """The host of each lease in a cluster; None where everything runs on this machine."""
-    lost: dict[int, list[str]] = field(default_factory=dict)
-    """Nodes that were lost while a unit ran on them, by its number."""
-    setup_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables that setup scripts have exported, by the path of the unit."""
     pins: Mapping[str, str] | None = None
     """Variables that the network preflight sets in every child's environment; None without a preflight."""
     retries: Retries = field(default_factory=lambda: Retries(0))
@@ -59,8 +50,7 @@ class AttemptSpecs:
 
     def name(self, number: int) -> str:
         """Return the name of the present attempt, which no other attempt of the run has."""
-        num_lost = len(self.lost.get(number, ()))
-        return self.retries.name(number) + (f"+{num_lost}" if num_lost else "")
+        return self.retries.name(number)
 
     def directory(self, number: int) -> Path:
         """Where the attempt of unit `number` keeps its files."""
@@ -70,23 +60,8 @@ class AttemptSpecs:
         """The TMPDIR of unit `number`."""
         return self.scratch / self.name(number)
 
-    def _host(self, lease: Lease) -> Host:
-        if self.host_of is not None:
-            return self.host_of(lease)
-        return Host(self.attempts, self.run_directory, self.scratch, self.options.invocation.cwd)
-
     def spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
-        spec = self._pytest_spec(number, unit, lease)
-        if unit.command is None:
-            return spec
-        argv = (*SHELL, unit.command.line)
-        cwd = os.path.normpath(self._host(lease).cwd / os.path.relpath(unit.command.cwd, self.options.invocation.cwd))
-        return replace(spec, argv=argv, session=None, cwd=cwd, startup_timeout_s=inf)
-
-    def _pytest_spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
-        host, invocation = self._host(lease), self.options.invocation
-        directory = host.directory / self.directory(number).relative_to(self.run_directory)
-        tmpdir = host.scratch / self.tmpdir(number).relative_to(self.scratch)
+        invocation, directory, tmpdir = self.options.invocation, self.directory(number), self.tmpdir(number)
         report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
         paths = [self.from_cwd(path) for path in unit.selection or unit.together or (unit.file_path,)]
         options = {"rlharness_report": report, "basetemp": basetemp, "rlharness_as_found": not is_named}
@@ -97,7 +72,7 @@ class AttemptSpecs:
         grace_s = self.options.grace_s if self.options.isolate == "test" else None
         return ProcessSpec(
             argv=(
-                *pytest_command(self.options, host.python),
+                *pytest_command(self.options),
                 *(word for name in ("harness.plugin", *plugins) for word in ("-p", name)),
                 *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
                 *(("-p", OWN_COVERAGE) if is_measured else ()),
@@ -115,8 +90,8 @@ class AttemptSpecs:
                 | ({"rlharness_fork_tests": grace_s} if grace_s is not None else {}),
                 "plugins": [*plugins] + [PARTS] * bool(part) + [FORKED_TESTS] * (grace_s is not None),
             },
-            cwd=str(host.cwd),
-            env=self._env(unit, lease, str(tmpdir), self.marker(number), self._master_port(host, lease)) | own_file,
+            cwd=str(invocation.cwd),
+            env=self._env(lease, str(tmpdir), self.marker(number)) | own_file,
             directory=str(directory),
             marker=self.marker(number),
             timeout_s=self.retries.limit_s(number, unit.timeout_s or self.options.timeout_s),
@@ -124,24 +99,13 @@ class AttemptSpecs:
             grace_s=self.options.grace_s,
         )
 
-    def _master_port(self, host: Host, lease: Lease) -> int:
-        """The port of a lease on this machine; 0 elsewhere, where the node has its own."""
-        return self.ports.master_port(lease.slot) if host.is_here else 0
-
-    def _env(self, unit: Unit, lease: Lease, tmpdir: str, marker: str, master_port: int) -> dict[str, str]:
-        own = unit.command.variables() if unit.command else {}
-        environ = self._host(lease).environ
+    def _env(self, lease: Lease, tmpdir: str, marker: str) -> dict[str, str]:
         return child_env(
-            {
-                **self._threads(lease),
-                **(self.options.invocation.environ if environ is None else environ),
-                **self.setup_env.get(unit.path, {}),
-                **own,
-            },
+            {**self._threads(lease), **self.options.invocation.environ},
             gpus=lease.gpus,
             tmpdir=tmpdir,
             marker=marker,
-            master_port=master_port,
+            master_port=self.ports.master_port(lease.slot),
             by_number=self.options.by_number,
             pins=self.pins,
             xdist=xdist_variables(lease.slot, self.num_slots, self.run_id),

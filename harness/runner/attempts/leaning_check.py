@@ -31,12 +31,12 @@ IN_ORDER = "in_order"
 CHECKED = (Outcome.FAILED, Outcome.COLLECT_ERROR)
 
 
-def files_before(units: Sequence[Unit], unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files before that of `unit`, in order: those that can share its lease, and those that cannot."""
+def files_before(units: Sequence[Unit], unit: Unit) -> tuple[str, ...]:
+    """Return the files before that of `unit`, in order, that can share its lease."""
     paths = [each.file_path for each in units]
     before = dict.fromkeys(each.file_path for each in units[: paths.index(unit.file_path)] if each.can_run)
     wide = {each.file_path for each in units if each.need.exceeds(unit.need)}
-    return tuple(file for file in before if file not in wide), tuple(file for file in before if file in wide)
+    return tuple(file for file in before if file not in wide)
 
 
 def failing_tests(report: TestReport, file: str) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class LeaningCheck:
         if unit.part:
             async with self.parts[file].lock:
                 return await self._settle_part(runner, number, lease, result, report)
-        before = () if unit.together else files_before(runner.collected.units, unit)[0]
+        before = () if unit.together else files_before(runner.collected.units, unit)
         is_wanted = self.checks_files and before and self.num_left
         if result.outcome not in CHECKED or number in runner.cancelled or not is_wanted:
             return result, ()
@@ -92,7 +92,7 @@ class LeaningCheck:
         found, unkillable = await _in_order(runner, number, lease, unit, before)
         if found is None or not passes_in(found, file, failing_tests(report, file)):
             return result, unkillable
-        why = f"passes after the {len(before)} files before it; rlharness run --leaning {file} names the test"
+        why = f"passes after the {len(before)} files before it"
         return _leaning(result, why, is_accepted=runner.options.accepts_leaning), unkillable
 
     async def _settle_part(
@@ -160,7 +160,7 @@ async def _in_order(
         runner,
         run_directory=runner.directory(number) / IN_ORDER,
         scratch=runner.tmpdir(number) / "o",
-        attempts=runner.command_attempts or runner.attempts,  # no worker that has run other parts
+        attempts=runner.own_attempts or runner.attempts,  # no worker that has run other parts
         workers=None,
         post=lambda event: None,  # the unit has said what its tests did
         followed={},

@@ -13,9 +13,7 @@ from typing import TypeVar
 from harness.machine.meter import MemoryMeter
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor.process_tree import read_process
-from harness.runner.events import GpuMemorySampled
 from harness.runner.gpu_memory import GpuMemoryUse, MemoryTally, Sample, Unmeasured
-from harness.runner.memory_series import SeriesThinner
 
 POLL_S = 0.25
 ANSWER_S = 10.0
@@ -52,11 +50,6 @@ class MemorySampler:
     """Seconds for one answer of the driver; after a longer one, nothing more is sampled in this run."""
     is_silent: bool = False
     """Whether the driver did not answer in time."""
-    t: Callable[[], float] = float
-    """Seconds since the run began."""
-    post: Callable[[GpuMemorySampled], None] = lambda event: None
-    """Where the memory in use on GPUs goes."""
-    _thinner: SeriesThinner = field(default_factory=SeriesThinner)
     _attempts: dict[int, _Sampled] = field(default_factory=dict)
     _task: "asyncio.Task[None] | None" = None
 
@@ -82,8 +75,6 @@ class MemorySampler:
                 task.result()
         if attempt is None:
             return None
-        for values in self._thinner.end(set(attempt.gpu_ids) - self._leased()):
-            self._post(values)
         if not self.is_silent and any(attempt.tally.pids.values()):
             for peaks in await self._ask(partial(self._accounted, attempt.tally.pids)) or ():
                 attempt.tally.take_accounted(peaks)
@@ -103,9 +94,6 @@ class MemorySampler:
             supervisors = frozenset(pid for _, pid, _ in before.values() if pid)
             if (seen := await self._ask(partial(_look, self.meter, gpu_ids, supervisors))) is None:
                 return
-            leased = self._leased()
-            totals = {gpu_id: _total(each) for gpu_id, each in seen.by_gpu.items() if gpu_id in leased}
-            self._post(self._thinner.take(self.t(), totals))
             for attempt, pid, test in before.values():
                 if pid and attempt.pid_of() == pid:  # else it ended meanwhile, or its worker has another file
                     attempt.tally.take(
@@ -117,25 +105,12 @@ class MemorySampler:
                         )
                     )
 
-    def _leased(self) -> set[str]:
-        return {gpu_id for each in self._attempts.values() for gpu_id in each.gpu_ids}
-
-    def _post(self, values: dict[str, int | None]) -> None:
-        if values:
-            self.post(GpuMemorySampled(self.t(), values))
-
     async def _ask(self, question: Callable[[], T]) -> T | None:
         try:
             return await in_daemon_thread(question, limit_s=self.answer_s)
         except TimeoutError:
             self.is_silent = True
             return None
-
-
-def _total(by_pid: Mapping[int, int | None]) -> int | None:
-    """Bytes of all processes on a GPU; None if the driver does not report those of one."""
-    known = [each for each in by_pid.values() if each is not None]
-    return sum(known) if len(known) == len(by_pid) else None
 
 
 def _look(meter: MemoryMeter, gpu_ids: Sequence[str], supervisors: Collection[int]) -> _Seen:

@@ -5,7 +5,6 @@ from pathlib import Path
 from harness.core.report_file import TestReport
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner.attempts.attempt_report import last_line, reported
-from harness.runner.collection.command_units import classify_command
 from harness.runner.collection.deselected import all_deselected
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.outcomes import classify_outcome
@@ -16,12 +15,9 @@ def unit_result(
     unit: Unit, end: ProcessEnd, report: TestReport, timeout_s: float, *, gpu_ids: tuple[str, ...], directory: Path
 ) -> UnitResult:
     """Return the result of a unit, whose attempt ended as `end` with a limit of `timeout_s`."""
-    if unit.command:
-        outcome, reason = classify_command(unit, end, timeout_s)
-    else:
-        outcome, reason = classify_outcome(end, reported(report), timeout_s)
-        if outcome is Outcome.NO_TESTS and report.num_deselected:
-            reason = all_deselected(report.num_deselected)
+    outcome, reason = classify_outcome(end, reported(report), timeout_s)
+    if outcome is Outcome.NO_TESTS and report.num_deselected:
+        reason = all_deselected(report.num_deselected)
     return UnitResult(
         unit=unit,
         outcome=outcome,

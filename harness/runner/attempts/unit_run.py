@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.exhaustion import reason_of
@@ -26,14 +25,12 @@ from harness.runner.attempts.attempt_report import put_back, read_attempt_report
 from harness.runner.attempts.attempt_spec import AttemptSpecs
 from harness.runner.attempts.gpu_notes import broken_by, unread_names, with_others, with_xids
 from harness.runner.attempts.gpu_suspicion import GpuSuspicion
-from harness.runner.attempts.host import NODE_LOST
 from harness.runner.attempts.lease_end import end_lease, refuse_lease
 from harness.runner.attempts.memory_sampler import MemorySampler
 from harness.runner.attempts.ray_logs import keep_ray_logs
 from harness.runner.attempts.report_events import test_event
 from harness.runner.attempts.shared_watch import SharedWatch
 from harness.runner.attempts.unit_result import unforked_note, unit_result
-from harness.runner.collection.command_units import write_end, write_start
 from harness.runner.gpu_memory import GpuMemoryUse
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.options import runs_parts_of_files
@@ -42,9 +39,6 @@ from harness.runner.sessions.part_file import PART_FILE, PartTests, write_part
 from harness.runner.sessions.warm_parent import WarmParent
 from harness.runner.sessions.workers import Attempts, Workers
 from harness.runner.units import Outcome, Unit, UnitResult
-
-MAX_LOST = 3
-"""Nodes that may be lost while a unit runs on them; after the last, the unit itself is suspected and not run again."""
 
 Post = Callable[[events.Event], None]
 
@@ -67,8 +61,8 @@ class UnitRunner(AttemptSpecs):
     """The warm session, which learns what the files import; None without one."""
     workers: Workers | None = None
     """Those that carry out the attempts; None where each attempt has a process of its own."""
-    command_attempts: Attempts | None = None
-    """What carries out commands; None for `attempts`."""
+    own_attempts: Attempts | None = None
+    """What carries out an attempt with a process of its own where there are workers; None for `attempts`."""
     active: dict[int, Attempts] = field(default_factory=dict)
     """What carries out the present attempt of each running unit, by its number."""
     held_by_workers: dict[tuple[str, ...], dict[str, int]] = field(default_factory=dict)
@@ -96,8 +90,8 @@ class UnitRunner(AttemptSpecs):
         """Run `unit`; its last event is its UnitFinished, AttemptFailed or LeaseRefused, after the fate of its GPUs."""
         directory, gpu_ids = self.directory(number), lease.gpu_ids
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
-        env = self._env(unit, lease, "", "", 0)
-        baseline, unfit = await self._check(unit, lease, env)
+        env = self._env(lease, "", "")
+        baseline, unfit = await self._check(lease, env)
         if unfit:
             self.away.update(dict.fromkeys(unfit))
             refuse_lease(self.post, self.t(), unit.path, gpu_ids, unfit)
@@ -111,10 +105,6 @@ class UnitRunner(AttemptSpecs):
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
             result = UnitResult(unit, Outcome.SUPERVISOR_LOST, f"the attempt could not be started: {reason_of(error)}")
         else:
-            if end.reason == NODE_LOST:
-                if self._is_lost(number, unit, lease):
-                    return
-                end = replace(end, reason="cancelled") if number in self.cancelled else end
             unkillable, spent = end.unkillable, end.reason == "timeout"
             report = await asyncio.to_thread(read_attempt_report, tail)
             result = unit_result(unit, end, report, timeout_s, gpu_ids=gpu_ids, directory=directory)
@@ -149,16 +139,6 @@ class UnitRunner(AttemptSpecs):
         if self.warm is not None:
             await self.warm.learn(report.imported)
 
-    def _is_lost(self, number: int, unit: Unit, lease: Lease) -> bool:
-        """Take note that the node of an attempt was lost; whether its unit is queued again for it."""
-        node, lost = lease.nodes[0], self.lost.setdefault(number, [])
-        lost.append(node)
-        if len(lost) >= MAX_LOST or number in self.cancelled:
-            return False
-        reason = f"{' or '.join(lease.nodes)} was lost while it ran"
-        self.post(events.AttemptLost(self.t(), unit.path, node, lease.gpu_ids, reason))
-        return True
-
     def _is_comparable(self, number: int, result: UnitResult) -> bool:
         """Whether the need of the tests that were collected shows whether the plan was right.
 
@@ -166,21 +146,18 @@ class UnitRunner(AttemptSpecs):
         """
         unit, found = result.unit, result.collected_need
         is_whole = not (
-            unit.selection
-            or unit.command
-            or self.retries.rest(number)
-            or runs_parts_of_files(self.options.invocation.trailing)
+            unit.selection or self.retries.rest(number) or runs_parts_of_files(self.options.invocation.trailing)
         )
         return is_whole and found is not None and (unit.part is None or found.exceeds(unit.need))
 
-    async def _check(self, unit: Unit, lease: Lease, env: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    async def _check(self, lease: Lease, env: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
         """Memory in use on GPUs before the attempt (or before the worker that holds them), and why GPUs are unfit."""
         gpu_ids = lease.gpu_ids
         unfit: dict[str, str] = {}
         if self.workers is not None:
-            if not unit.command and self.workers.has(env) and (known := self.held_by_workers.get(gpu_ids)) is not None:
+            if self.workers.has(env) and (known := self.held_by_workers.get(gpu_ids)) is not None:
                 return known, unfit
-            await self.workers.make_room(env, keeps_fitting=unit.command is None)
+            await self.workers.make_room(env)
             for others in [each for each in self.held_by_workers if set(each) & set(gpu_ids)]:
                 held = await self.watch.not_back(others, self.held_by_workers.pop(others), hurry=lambda: False)
                 unfit |= {gpu_id: f"after a worker: {why}" for gpu_id, why in held.items() if gpu_id in gpu_ids}
@@ -206,14 +183,10 @@ class UnitRunner(AttemptSpecs):
             return ProcessEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
         self.followed[number] = (unit.path, tail)
         try:
-            if unit.command:
-                write_start(Path(tail.file.path), unit)
-            self.active[number] = self._attempts_of(unit, lease)
+            self.active[number] = self.attempts
             end = await self.active[number].run(
                 spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
             )
-            if unit.command:
-                write_end(Path(tail.file.path), unit, end, spec.timeout_s)
             while self.follow(number):
                 await asyncio.sleep(0)  # signals are heard, however much there is
         finally:
@@ -225,26 +198,18 @@ class UnitRunner(AttemptSpecs):
         self, number: int, unit: Unit, lease: Lease, tail: ReportTail
     ) -> tuple[ProcessEnd, float, GpuMemoryUse | None]:
         """The answer of `run_attempt`, and the GPU memory that the attempt used."""
-        attempts, marker = self._attempts_of(unit, lease), self.marker(number)
-        sampler = self.memory_sampler()
-        sampler.begin(number, lease.gpu_ids, lambda: attempts.pid_of(marker), lambda: self._present_test(number))
+        marker = self.marker(number)
+        if self.sampler is None:
+            self.sampler = MemorySampler(self.watch.meter)
+        self.sampler.begin(
+            number, lease.gpu_ids, lambda: self.attempts.pid_of(marker), lambda: self._present_test(number)
+        )
         try:
             end, timeout_s = await self.run_attempt(number, unit, lease, tail)
         finally:
-            memory = await sampler.end(number)
+            memory = await self.sampler.end(number)
             self.present.pop(number, None)
         return end, timeout_s, memory
-
-    def memory_sampler(self) -> MemorySampler:
-        """Return the sampler of the run, and make it for the first attempt."""
-        if self.sampler is None:
-            self.sampler = MemorySampler(self.watch.meter, t=self.t, post=self.post)
-        return self.sampler
-
-    def _attempts_of(self, unit: Unit, lease: Lease) -> Attempts:
-        if self.host_of is not None:
-            return self.host_of(lease).attempts
-        return self.command_attempts if unit.command and self.command_attempts else self.attempts
 
     def _present_test(self, number: int) -> str:
         """Node id of the test that unit `number` runs now; empty for none, and where its report is not read yet."""

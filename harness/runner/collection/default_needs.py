@@ -1,13 +1,11 @@
 """Needs that the configuration or the command line gives to files without one."""
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from harness.core.errors import UsageError
 from harness.core.need import Need
 from harness.machine.inventory import Inventory
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.measured_budgets import MeasuredBudgets, size_budgets
 from harness.runner.options import RunOptions
 from harness.runner.units import NeedSource
 
@@ -16,43 +14,24 @@ WHOLE_FOR_WORKERS = (
 )
 
 
-Peaks = Callable[[Iterable[str]], Mapping[str, int]]
-"""Returns the measured peaks of GPU memory in bytes, by path, of those of some files that have one."""
-
-
-def give_needs(collected: Collected, options: RunOptions, inventory: Inventory, peaks: Peaks) -> Collected:
+def give_needs(collected: Collected, options: RunOptions, inventory: Inventory) -> Collected:
     """Return the collection with the default need on each file that has none, which the needs table did not decide.
 
     With `--isolate worker`, no unit shares a GPU, and a note says so. Raises UsageError for GPUs of unknown memory.
     """
     units = list(collected.units)
     notes = collected.notes
-    without = {
-        unit.path: number
-        for number, unit in enumerate(units)
-        if unit.need == Need() and unit.source is not NeedSource.TABLE and unit.command is None
-    }
-    needs: Mapping[str, Need] = {}
-    if options.auto_workers and without:
-        measured = _measured(without, options, inventory, peaks)
-        needs, notes = measured.needs, (*notes, measured.note()) if inventory.gpus else notes
-    elif (default := _default_need(options, inventory)) is not None:
-        needs = dict.fromkeys(without, default)
-    for path, need in needs.items():
-        units[without[path]] = replace(units[without[path]], need=need, source=NeedSource.TABLE)
+    if (default := _default_need(options, inventory)) is not None:
+        units = [
+            replace(unit, need=default, source=NeedSource.TABLE)
+            if unit.need == Need() and unit.source is not NeedSource.TABLE
+            else unit
+            for unit in units
+        ]
     if options.isolate == "worker" and any(unit.need.shared for unit in units):
         units = [replace(unit, need=replace(unit.need, shared=False)) for unit in units]
         notes = (*notes, WHOLE_FOR_WORKERS)
     return replace(collected, units=tuple(units), notes=notes)
-
-
-def _measured(paths: Iterable[str], options: RunOptions, inventory: Inventory, peaks: Peaks) -> MeasuredBudgets:
-    return size_budgets(
-        paths,
-        peaks(paths),
-        memory_bytes=round(_smallest_gb(inventory) * 1e9),
-        max_sharing=max(1, options.cpu_units // max(1, len(inventory.gpus))),
-    )
 
 
 def _smallest_gb(inventory: Inventory) -> float:

@@ -33,7 +33,7 @@ def set_aside_deselected(collected: Collected) -> Collected:
 
 def _num_deselected(unit: Unit, collected: Collected) -> int:
     """Return the number of tests in a unit if all are deselected; 0 for a unit that runs."""
-    if unit.selection or unit.command or not unit.can_run or unit.path in collected.not_found:
+    if unit.selection or not unit.can_run or unit.path in collected.not_found:
         return 0
     files = [collected.files.get(path) for path in unit.together or (unit.path,)]
     known = [file for file in files if file is not None and file.is_deselected]

@@ -8,9 +8,6 @@ from harness.process.supervisor.fork_hazards import THREADS
 from harness.runner.collection.collect import Collected
 from harness.runner.options import RunOptions
 
-COMMAND = "command:"
-"""Beginning of a pattern that stands for commands and not for files."""
-
 
 def note_idle(collected: Collected, options: RunOptions, refused: Mapping[str, str]) -> Collected:
     """Return the collection with notes on what the configuration names and does not exist.
@@ -19,7 +16,7 @@ def note_idle(collected: Collected, options: RunOptions, refused: Mapping[str, s
     """
     missing = {name: refused[name] for name in options.preload if refused.get(name, THREADS) != THREADS}
     modules = (f"the module {name!r} of preload cannot be imported: {error}" for name, error in missing.items())
-    patterns = _idle_patterns(collected, options) if options.has_files else ()
+    patterns = _idle_patterns(collected, options)
     return replace(collected, notes=(*collected.notes, *patterns, *modules))
 
 
@@ -30,14 +27,12 @@ def _idle_patterns(collected: Collected, options: RunOptions) -> Iterator[str]:
     """
     paths = [unit.path for unit in collected.units]
     for what, patterns in _patterns(options):
-        table = NeedsTable(NeedRule(pattern, None) for pattern in patterns if not pattern.startswith(COMMAND))
+        table = NeedsTable(NeedRule(pattern, None) for pattern in patterns)
         idle = table.idle_below(collected.rootdir, paths) if options.paths else table.idle(paths)
         yield from (f"the pattern {pattern!r} of {what} matches no file" for pattern in idle)
 
 
 def _patterns(options: RunOptions) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "the needs table", tuple(rule.glob for rule in options.needs)
-    for rule in options.setup:
-        yield f"the setup script {rule.name!r}", tuple(glob for glob in rule.globs if glob != "*")
     for group in options.together:
         yield "together", group

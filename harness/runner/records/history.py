@@ -283,12 +283,6 @@ class History:
         )
         return {trend.name: trend.median_s for trend in trends if trend.is_test and trend.median_s is not None}
 
-    def gpu_peaks(self, paths: Iterable[str]) -> dict[str, int]:
-        """Return the most bytes of GPU memory that each of these files used in the known runs, where measured."""
-        wanted = frozenset(paths)
-        known = (Trend(name, parse_results(recent)) for name, recent in (self._recent() if wanted else ()))
-        return {trend.name: trend.peak_bytes for trend in known if trend.name in wanted and trend.peak_bytes}
-
     def leaning_files(self, paths: Iterable[str]) -> frozenset[str]:
         """Return those of these files that leaned on other tests in a known run."""
         wanted = frozenset(paths)

@@ -17,7 +17,6 @@ from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import Event, to_json_line
 from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
-from harness.runner.memory_series import Point
 from harness.runner.records.trends import MAX_PEAK_BYTES
 from harness.runner.units import Outcome
 
@@ -65,9 +64,6 @@ class FileSpan:
     gpu_memory: GpuMemoryUse | None = None
     """Measured GPU memory; None where there is neither a figure nor a reason."""
 
-    is_setup: bool = False
-    """Whether this is a setup script, whose path is "setup:" and its name; it has passed or failed."""
-
     @property
     def is_failure(self) -> bool:
         """Whether its outcome makes a run fail."""
@@ -100,10 +96,6 @@ class RunRecord:
     planned_makespan_s: float = 0.0
     files: dict[str, FileSpan] = field(default_factory=dict)
     """By path, in the order of the plan."""
-    setups: dict[str, FileSpan] = field(default_factory=dict)
-    """Setup scripts by path, in the order of their starts."""
-    memory: dict[str, list[Point]] = field(default_factory=dict)
-    """Memory in use over time by GPU id, of those where the driver reported it."""
     lost_gpus: list[LostGpu] = field(default_factory=list)
     exit_code: int | None = None
     """None for a run that was killed."""
@@ -198,9 +190,6 @@ class _Reading:
             end_s = max(self._t if span.outcome is None else span.end_s, span.start_s)
             tests = _laid_out(span.start_s, end_s, self._attempts.get(path, _Attempt()))
             files[path] = replace(span, end_s=end_s, tests=tests)
-        for path, span in self._record.setups.items():
-            if span.outcome is None:
-                self._record.setups[path] = replace(span, end_s=self._t)
         self._record.wall_s = self._record.wall_s or self._t
         return self._record
 
@@ -209,7 +198,6 @@ class _Reading:
         record.run_id, record.directory = _text(event["run_id"]), _text(event["directory"])
         record.gpus, record.left_out = _texts(event["gpus"]), _texts(event["left_out"])
         record.notes, record.containment = _texts(event["notes"]), _text(event["containment"])
-        record.notes += tuple(f"node {each}" for each in _texts(event.get("nodes", [])))
         record.cpu_units = int(event["cpu_units"])
 
     def _collection_finished(self, event: dict[str, Any], t: float) -> None:
@@ -245,29 +233,6 @@ class _Reading:
         attempt.begun.pop(nodeid, None)
         attempt.ended[nodeid] = (t, TestOutcome(event["outcome"]), _seconds(event["duration_s"]))
 
-    def _setup_started(self, event: dict[str, Any], t: float) -> None:
-        path, gpu_ids, directory = _text(event["path"]), _texts(event["gpu_ids"]), _text(event["directory"])
-        self._record.setups.pop(path, None)
-        self._record.setups[path] = FileSpan(
-            path, start_s=t, end_s=t, gpu_ids=gpu_ids, directory=directory, is_setup=True
-        )
-
-    def _setup_finished(self, event: dict[str, Any], t: float) -> None:
-        path, reason = _text(event["path"]), _text(event["reason"])
-        if event["is_refused"] is True:
-            del self._record.setups[path]
-            return
-        span, outcome = self._record.setups[path], Outcome.FAILED if reason else Outcome.PASSED
-        start_s = span.start_s or 0.0
-        self._record.setups[path] = replace(
-            span, outcome=outcome, reason=reason, end_s=max(t, start_s), duration_s=max(0.0, t - start_s)
-        )
-
-    def _gpu_memory_sampled(self, event: dict[str, Any], t: float) -> None:
-        values = {_text(gpu_id): _bytes(value) for gpu_id, value in event["in_use_bytes"].items()}
-        for gpu_id, in_use in values.items():
-            self._record.memory.setdefault(gpu_id, []).append((self._t, in_use))
-
     def _gpu_quarantined(self, event: dict[str, Any], t: float) -> None:
         lost = LostGpu(_text(event["gpu_id"]), t, _text(event["path"]), _text(event["reason"]))
         self._record.lost_gpus.append(lost)
@@ -276,9 +241,6 @@ class _Reading:
         gpu_id = _text(event["gpu_id"])
         self._record.lost_gpus = [each for each in self._record.lost_gpus if each.gpu_id != gpu_id]
         self._record.notes += (f"{gpu_id} was leased again after {t:.1f} s: it was as it was before its quarantine",)
-
-    def _node_lost(self, event: dict[str, Any], t: float) -> None:
-        self._record.notes += (f"{_text(event['node'])} was lost after {t:.1f} s: {_text(event['reason'])}",)
 
     def _unit_finished(self, event: dict[str, Any], t: float) -> None:
         result = event["result"]
@@ -314,12 +276,8 @@ _FOLDS: dict[str, Callable[[_Reading, dict[str, Any], float], None]] = {
     "attempt_failed": _Reading._attempt_failed,
     "test_started": _Reading._test_started,
     "test_finished": _Reading._test_finished,
-    "setup_started": _Reading._setup_started,
-    "setup_finished": _Reading._setup_finished,
-    "gpu_memory_sampled": _Reading._gpu_memory_sampled,
     "gpu_quarantined": _Reading._gpu_quarantined,
     "gpu_readmitted": _Reading._gpu_readmitted,
-    "node_lost": _Reading._node_lost,
     "unit_finished": _Reading._unit_finished,
     "run_finished": _Reading._run_finished,
 }

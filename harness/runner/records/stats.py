@@ -16,7 +16,6 @@ from harness.core.exit_codes import ExitCode
 from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import (
     AttemptFailed,
-    AttemptLost,
     AttemptSlow,
     AttemptStarted,
     AttemptTerminating,
@@ -28,10 +27,8 @@ from harness.runner.events import (
     GpuReadmitted,
     LeaseRefused,
     LeaseReturned,
-    NodeLost,
     RunFinished,
     RunStarted,
-    SetupStarted,
     TestFinished,
     TestStarted,
     UnitFinished,
@@ -139,7 +136,6 @@ class RunState:
         self._leased_since: dict[str, float] = {}
         """By GPU, the start of the first of its leases that overlap."""
         self.quarantined: dict[str, GpuQuarantined] = {}
-        self.lost_nodes: dict[str, NodeLost] = {}
         self.cancel: CancelRequested | None = None
         """The latest request."""
         self.interrupted = False
@@ -224,8 +220,6 @@ class RunState:
                 self._attempt_moved(event)
             case LeaseReturned():
                 self._lease_ended(event.path, event.gpu_ids, event.t)
-            case SetupStarted():
-                self._lease_began(event.path, event.gpu_ids, event.t)
             case GpuQuarantined():
                 self._lease_ended(event.path, (event.gpu_id,), event.t)
                 self.quarantined[event.gpu_id] = event
@@ -236,12 +230,6 @@ class RunState:
                 )
             case LeaseRefused():
                 _hold(self.running.pop(event.path, None) is not None, f"{event.path} was refused but did not start")
-            case NodeLost():
-                _hold(event.node not in self.lost_nodes, f"{event.node} was lost twice")
-                self.lost_nodes[event.node] = event
-            case AttemptLost():
-                _hold(self.running.pop(event.path, None) is not None, f"{event.path} was lost but did not run")
-                self._lease_ended(event.path, event.gpu_ids, event.t)
             case AttemptFailed():
                 _hold(self.running.pop(event.path, None) is not None, f"{event.path} failed but did not run")
                 self.last_end_t = max(self.last_end_t, event.t)
@@ -376,12 +364,12 @@ def exit_code(
         (internal_error, ExitCode.INTERNAL_ERROR),
         (state.interrupted, ExitCode.INTERRUPTED),
         (any(map(state.is_failure, outcomes.keys() - {Outcome.USAGE_ERROR})), ExitCode.TESTS_FAILED),
-        (has_failed_workers or any(result.unit.setup_error for result in not_run), ExitCode.TESTS_FAILED),
+        (has_failed_workers, ExitCode.TESTS_FAILED),
         (outcomes[Outcome.USAGE_ERROR], ExitCode.USAGE_ERROR),
         (outcomes[Outcome.INTERRUPTED] or len(not_run) > num_wanting, ExitCode.INTERRUPTED),
         (outcomes[Outcome.NO_TESTS] == len(state.units) and not state.is_empty_shard, ExitCode.NOTHING_COLLECTED),
         (num_wanting and not allow_missing_gpus, ExitCode.UNITS_NOT_RUN),
-        (state.quarantined or state.lost_nodes, ExitCode.GPU_QUARANTINED),
+        (state.quarantined, ExitCode.GPU_QUARANTINED),
     )
     return next((code for holds, code in ladder if holds), ExitCode.OK)
 

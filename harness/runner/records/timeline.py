@@ -1,50 +1,44 @@
-"""The timeline of a run: a row per GPU and CPU slot, with the files and setup scripts that ran there."""
+"""The timeline of a run: a row per GPU and CPU slot, with the files that ran there."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from harness.runner.memory_series import Point
 from harness.runner.records.run_record import FileSpan, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One GPU or CPU slot, or the setup scripts without GPUs, and what ran there."""
+    """One GPU or CPU slot, and what ran there."""
 
     name: str
     """Name of the row, such as "GPU 0" or "CPU slot 1"."""
     title: str
     """The GPU's line ("0 NVIDIA H200 143 GB GPU-aaaa"); the name for a CPU slot."""
     files: tuple[FileSpan, ...]
-    """Files and setup scripts, in the order of their starts."""
+    """Files, in the order of their starts."""
     lost_s: float | None = None
     """Seconds from which on the GPU was in quarantine."""
-    memory: tuple[Point, ...] = ()
-    """Memory in use on the GPU over time; empty where it is not known, and for further rows of one GPU."""
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which a file or setup script ran here."""
+        """Seconds in which a file ran here."""
         return sum(each.end_s - (each.start_s or 0.0) for each in self.files)
 
 
 def rows_of(record: RunRecord) -> tuple[Row, ...]:
-    """Return the rows: all GPUs in the order of the run, setup scripts without GPUs, CPU slots used at once.
+    """Return the rows: all GPUs in the order of the run, then the CPU slots used at once.
 
     A file that leased several GPUs is on the row of each. A GPU that files share has as many rows as it had at once.
     The record does not number CPU slots: a file is put on the first that is free when it starts.
     """
     started = sorted(
-        (each for each in (*record.files.values(), *record.setups.values()) if each.start_s is not None),
+        (each for each in record.files.values() if each.start_s is not None),
         key=lambda each: (each.start_s, each.path),
     )
-    without_gpus = [each for each in started if not each.gpu_ids]
-    setups = _packed(each for each in without_gpus if each.is_setup)
-    slots = _packed(each for each in without_gpus if not each.is_setup)
+    slots = _packed(each for each in started if not each.gpu_ids)
     return (
         *_gpu_rows(record, started),
-        *(Row("setup scripts", "setup scripts without GPUs", files) for files in setups),
         *(Row(f"CPU slot {number}", f"CPU slot {number}", files) for number, files in enumerate(slots)),
     )
 
@@ -58,8 +52,7 @@ def _gpu_rows(record: RunRecord, started: list[FileSpan]) -> Iterable[Row]:
         rows = _packed(each for each in started if gpu_id in each.gpu_ids) or [()]
         for number, files in enumerate(rows, start=1):
             name = f"GPU {line.split()[0]}" + (f" ({number})" if number > 1 else "")
-            memory = tuple(record.memory.get(gpu_id, ())) if number == 1 else ()
-            yield Row(name, line, files, lost.get(gpu_id), memory)
+            yield Row(name, line, files, lost.get(gpu_id))
 
 
 def _packed(files: Iterable[FileSpan]) -> list[tuple[FileSpan, ...]]:

@@ -62,17 +62,15 @@ def _units_of(run: RecordedRun, file: str) -> Iterable[Unit]:
 
 
 def _is_kept(unit: Unit, result: UnitResult) -> bool:
-    return result.outcome in KEPT and _content(result.unit) == _content(unit) and bool(unit.digest or unit.command)
+    return result.outcome in KEPT and _content(result.unit) == _content(unit) and bool(unit.digest)
 
 
 def _content(unit: Unit) -> tuple[object, ...]:
     """Everything of a unit that decides which tests it runs."""
-    return unit.digest, unit.selection, unit.together, unit.command and unit.command.without_secrets()
+    return unit.digest, unit.selection, unit.together
 
 
 def _with_digest(unit: Unit, rootdir: Path, selecting: Sequence[str]) -> Unit:
-    if unit.command:
-        return unit
     digest = hashlib.sha256("\0".join(selecting).encode("utf-8", "surrogateescape"))
     try:
         for path in files_of(unit):

@@ -4,7 +4,6 @@ Sets of GPUs are bit masks over `GpuChoice.gpus`, so that a free set is one inte
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -40,13 +39,11 @@ class GpuChoice:
     """The GPUs of a run, as sets from which leases are cut.
 
     A *pool* of a need is a set of adequate GPUs any `need.gpus` of which may be leased together: the GPUs of one
-    model on one node, or, where `mix_models`, all models of a node at once when no single one has enough free.
+    model, or, where `mix_models`, all models at once when no single one has enough free.
     """
 
     def __init__(self, inventory: Inventory, mix_models: bool = False) -> None:
-        nodes = {name: number for number, name in enumerate(dict.fromkeys(gpu.node for gpu in inventory.gpus))}
-        self.gpus: tuple[Gpu, ...] = tuple(sorted(inventory.gpus, key=lambda gpu: (nodes[gpu.node], gpu.index)))
-        """Those of one node after those of another, each by index."""
+        self.gpus: tuple[Gpu, ...] = tuple(sorted(inventory.gpus, key=lambda gpu: gpu.index))
         self.mix_models = mix_models
         self.all_gpus = (1 << len(self.gpus)) - 1
         self._bit_of = {gpu.gpu_id: 1 << place for place, gpu in enumerate(self.gpus)}
@@ -56,16 +53,11 @@ class GpuChoice:
         for pair, number in inventory.num_links.items():
             if len(ends := [places[gpu_id] for gpu_id in pair if gpu_id in places]) == 2:
                 self._links[ends[0], ends[1]] = self._links[ends[1], ends[0]] = number
-        self.node_gpus = dict.fromkeys(nodes, 0)
-        """The GPUs of each node."""
-        for gpu in self.gpus:
-            self.node_gpus[gpu.node] |= self._bit_of[gpu.gpu_id]
         self._options: dict[Need, _Options] = {}
         self._best_sets: dict[tuple[int, int], tuple[Rating, int]] = {}
         """By the free GPUs of one pool and a number, the best set of so many of them."""
         self._memories_gb = sorted({gpu.memory_gb for gpu in self.gpus})
         self._gpus_in: dict[int, tuple[Gpu, ...]] = {}
-        self._nodes_in: dict[int, tuple[str, ...]] = {}
 
     def bit_of(self, gpu_id: str) -> int:
         """The mask of the one GPU `gpu_id`; KeyError where this run does not have it."""
@@ -78,21 +70,15 @@ class GpuChoice:
             gpus = self._gpus_in[mask] = tuple(self.gpus[place] for place in places_in(mask))
         return gpus
 
-    def nodes_in(self, mask: int) -> tuple[str, ...]:
-        """The nodes of the GPUs of `mask`, in their order."""
-        nodes = self._nodes_in.get(mask)
-        if nodes is None:
-            nodes = self._nodes_in[mask] = tuple(dict.fromkeys(gpu.node for gpu in self.gpus_in(mask)))
-        return nodes
-
     def eligible(self, need: Need) -> int:
         """Every GPU that some lease for `need` could hold if all were free; 0 for a need of no GPUs."""
-        return _eligible(self._options_of(need if need.nodes == 1 else _on_each_node(need)))
+        options = self._options_of(need)
+        return _union(options.mixed_pools) | _union(options.pools)
 
     def is_interchangeable(self, need: Need, gpus: int) -> bool:
         """Whether any `need.gpus` of `gpus` will do, so that counting free GPUs is enough."""
         options = self._options_of(need)
-        return not need.shared and need.nodes == 1 and (gpus in options.pools or gpus in options.mixed_pools)
+        return not need.shared and (gpus in options.pools or gpus in options.mixed_pools)
 
     def choose(self, need: Need, free: int) -> int:
         """The best `need.gpus` (at least 1) of the `free` GPUs, or 0 where no lease can be cut from them.
@@ -105,11 +91,8 @@ class GpuChoice:
         gained = free & ~options.refused
         if not gained:
             return 0
-        if need.nodes > 1:
-            chosen = self._choose_nodes(need, free)
-        else:
-            _, chosen = self._best(options.pools, free, gained, need.gpus)
-        if not chosen and options.mixed_pools and need.nodes == 1:
+        _, chosen = self._best(options.pools, free, gained, need.gpus)
+        if not chosen and options.mixed_pools:
             _, chosen = self._best(options.mixed_pools, free, gained, need.gpus)
         if not chosen:
             options.refused = free
@@ -138,26 +121,6 @@ class GpuChoice:
             most_gb = max(most_gb, (most_bytes + 1) / 1e9)  # a byte more: budgets are rounded
         return most_gb
 
-    def _choose_nodes(self, need: Need, free: int) -> int:
-        """The GPUs of the nodes that are best for a unit of several, of one model where models are not mixed; or 0."""
-        part = _on_each_node(need)
-        options = self._options_of(part)
-        by_model: dict[str, dict[str, tuple[Rating, int]]] = {}  # and by node; "" for models that may differ
-        for number, pool in enumerate((*options.pools, *options.mixed_pools)):
-            found = self._best((pool,), free, free, part.gpus)
-            if found[1]:
-                gpu = self.gpus[places_in(pool)[0]]
-                for model in (gpu.model, "") if self.mix_models else (gpu.model,):
-                    if number < len(options.pools) or not model:
-                        by_node = by_model.setdefault(model, {})
-                        by_node[gpu.node] = min(found, by_node.get(gpu.node, found))
-        served = [
-            (model == "", sorted(by_node.values())[: need.nodes])
-            for model, by_node in by_model.items()
-            if len(by_node) >= need.nodes
-        ]
-        return _union(gpus for _, gpus in min(served)[1]) if served else 0
-
     def why_never(self, need: Need, usable: int) -> str:
         """The field of `need` that no lease from the `usable` GPUs can meet, with the inventory; "" if one can."""
         if self.choose(need, usable):
@@ -183,15 +146,6 @@ class GpuChoice:
         num_global = sum(not gpu.is_mig for gpu in gpus)
         if num_global < need.gpus:
             return f"MIG instances cannot be combined, and {num_global} of these GPUs are not partitioned"
-        if need.nodes > 1:
-            part = _on_each_node(need)
-            num_able = sum(bool(self.choose(part, usable & here)) for here in self.node_gpus.values())
-            if num_able < need.nodes:
-                return f"{num_able} of {len(self.node_gpus)} nodes have {part.gpus} of them"
-            return "mixed models are not allowed in one lease, and no single model is on as many nodes"
-        most = max(Counter(gpu.node for gpu in gpus).values())
-        if most < need.gpus:
-            return f"a file stays on one node, and no node has more than {most} of them"
         return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"
 
     def _options_of(self, need: Need) -> _Options:
@@ -206,18 +160,16 @@ class GpuChoice:
         return options
 
     def _make_options(self, need: Need) -> _Options:
-        by_model: dict[tuple[str, str], int] = {}
-        by_node: dict[str, int] = {}
+        by_model: dict[str, int] = {}
         any_memory = 0
         for gpu in self.gpus if need.gpus > 0 else ():
             if (need.gpus == 1 or not gpu.is_mig) and _has_model(gpu, need) and _has_capability(gpu, need):
                 bit = self._bit_of[gpu.gpu_id]
                 any_memory |= bit
                 if _has_memory(gpu, need):
-                    by_model[gpu.node, gpu.model] = by_model.get((gpu.node, gpu.model), 0) | bit
-                    by_node[gpu.node] = by_node.get(gpu.node, 0) | bit
+                    by_model[gpu.model] = by_model.get(gpu.model, 0) | bit
         pools = tuple(mask for mask in by_model.values() if mask.bit_count() >= need.gpus)
-        mixed = by_node.values() if self.mix_models and need.gpus > 1 else ()
+        mixed = (_union(by_model.values()),) if self.mix_models and need.gpus > 1 else ()
         return _Options(pools, tuple(mask for mask in mixed if mask.bit_count() >= need.gpus), any_memory)
 
     def _best(self, pools: Sequence[int], free: int, gained: int, num_gpus: int) -> tuple[Rating, int]:
@@ -279,16 +231,6 @@ def places_in(mask: int) -> list[int]:
         places.append(lowest.bit_length() - 1)
         mask ^= lowest
     return places
-
-
-def _eligible(options: _Options) -> int:
-    return _union(options.mixed_pools) | _union(options.pools)
-
-
-def _on_each_node(need: Need) -> Need:
-    """What a unit of several nodes needs of each."""
-    assert need.gpus % need.nodes == 0, f"{need}: not as many GPUs on one node as on another"
-    return replace(need, gpus=need.gpus // need.nodes, nodes=1)
 
 
 def _union(masks: Iterable[int]) -> int:

@@ -15,10 +15,6 @@ Units that share a GPU are bounded by their memory (`shared_bound`); those that 
 
 Units that can run beside no other of their set are set aside first: whatever the schedule, their seconds add to those
 of the rest. Exclusive units are, in the same way, set aside for the whole machine.
-
-On several nodes a unit stays on one, so a dual feasible function of one node bounds them all: the sum of p f(q/m) is at
-most the makespan times the number of nodes, if m is the number of GPUs of the largest. An exclusive unit counts as a
-node, and a unit of several nodes as so many. The other terms of one set of slots are not computed there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,8 +75,6 @@ def lower_bound(jobs: Sequence[Job], table: LeaseTable, enough_s: float = inf) -
     `LeaseTable.why_never`) must be left out. The dear term is computed only for a bound that is below `enough_s`, the
     makespan already reached.
     """
-    if table.num_nodes > 1:
-        return _nodes_bound(jobs, table)
     side_by_side = [(job, table.choice.eligible(job.need)) for job in jobs if not job.need.exclusive]
     exclusive_s = sum((job.expected_s for job in jobs if job.need.exclusive), 0.0)
     bounds = []
@@ -109,52 +103,6 @@ def _bounds_with_sharing(jobs: Sequence[Job], gpu_bytes: int, num_gpus: int) -> 
     term = Term.BESIDE if alone_s else Term.LONGEST
     yield Bound(alone_s + longest.expected_s, term, longest.index, num_gpus)
     yield Bound(memory_bound(jobs, gpu_bytes, num_gpus), Term.MEMORY, None, num_gpus)
-
-
-def _nodes_bound(jobs: Sequence[Job], table: LeaseTable) -> Bound:
-    """The greatest of the bounds of each set of GPUs on several nodes, of the CPU slots, and of the longest unit."""
-    able = [(job, table.choice.eligible(job.need)) for job in jobs]
-    bounds = [Bound(0.0, Term.NOTHING)]
-    if jobs:
-        longest = max(jobs, key=lambda job: job.expected_s)
-        is_splittable = longest.need.gpus > 0 and longest.need.nodes == 1
-        bounds.append(Bound(longest.expected_s, Term.LONGEST, longest.index if is_splittable else None, 1))
-    cpu_s = sum((job.expected_s for job, gpus in able if not gpus), 0.0)
-    if cpu_s:
-        bounds.append(Bound(cpu_s / table.cpu_units, Term.AREA, None, table.cpu_units, is_cpu=True))
-    for gpus in filter(None, _gpu_sets(eligible for _, eligible in able)):
-        members = [job for job, eligible in able if eligible and not eligible & ~gpus]
-        sizes = [size for here in table.choice.node_gpus.values() if (size := (here & gpus).bit_count())]
-        gpu_bytes = max(round(gpu.memory_gb * 1e9) for gpu in table.choice.gpus_in(gpus))
-        node_s, term = least_node_seconds(members, max(sizes), gpu_bytes)
-        bounds.append(Bound(node_s / len(sizes), term, None, sum(sizes)))
-        area_s = sum(job.need.gpus * job.expected_s for job in members if not job.need.shared)
-        bounds.append(Bound(area_s / sum(sizes), Term.AREA, None, sum(sizes)))
-    return max(reversed(bounds), key=lambda bound: bound.value_s)
-
-
-def least_node_seconds(jobs: Sequence[Job], num_gpus: int, gpu_bytes: int) -> tuple[float, Term]:
-    """Return the least seconds that nodes are occupied by `jobs`, summed over all nodes, and why.
-
-    Each node has `num_gpus` GPUs of `gpu_bytes` at most, and each job needs GPUs.
-    """
-    whole_s = 0.0  # of jobs that have their nodes to themselves, for each node
-    work: dict[int, float] = {}  # of the others, by width
-    for job in jobs:
-        if job.need.exclusive or job.need.nodes > 1:
-            whole_s += job.need.nodes * job.expected_s
-        elif fills_a_gpu(job, gpu_bytes):
-            work[job.need.gpus] = work.get(job.need.gpus, 0.0) + job.expected_s
-    best = (whole_s + sum(width * seconds for width, seconds in work.items()) / num_gpus, Term.AREA)
-    for weights in dual_feasible_functions(num_gpus):
-        total_s = whole_s + sum(weights[width] * seconds for width, seconds in work.items())
-        if total_s > best[0] * (1 + TOLERANCE):
-            best = (total_s, Term.DUAL_FEASIBLE)
-    if any(job.need.shared for job in jobs):
-        memory_s = memory_bound(jobs, gpu_bytes, num_gpus)
-        if memory_s > best[0] * (1 + TOLERANCE):
-            best = (memory_s, Term.MEMORY)
-    return best
 
 
 def with_exclusives(bounds: Iterable[Bound], exclusive_s: float) -> Bound:

@@ -7,9 +7,6 @@ out of it leaves a schedule of the others that is shorter by its length, so the 
 best of the others, wherever it stands. And at the start nothing has to be drained for it, it cannot be starved, and
 no GPU is idle that another unit could use.
 
-On several nodes an exclusive unit has only its node to itself. Such units still come first, so that no node has to be
-drained for them.
-
 Pure: no clock, no machine, no randomness but the seed.
 """
 
@@ -100,10 +97,7 @@ def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_S
         _open_pool(members, gpus, table, min(num_simulations, _most_units(members) // len(members)), seed)
         for gpus, members in _split([job for job in able if not job.need.exclusive], table.choice)
     ]
-    if table.num_nodes > 1:
-        bound = lower_bound(able, table)
-    else:
-        bound = with_exclusives((pool.bound for pool in pools), sum((job.expected_s for job in exclusive), 0.0))
+    bound = with_exclusives((pool.bound for pool in pools), sum((job.expected_s for job in exclusive), 0.0))
     for pool in pools:
         if pool.search:
             # Nothing is won by making one pool shorter than another has to be.

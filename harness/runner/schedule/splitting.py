@@ -205,10 +205,8 @@ def _merged(needs: Sequence[Need]) -> Need:
     """The need that satisfies each of these; one file has one model."""
     exclusive = any(need.exclusive for need in needs)
     on_gpus = [need for need in needs if need.gpus]
-    nodes = max(need.nodes for need in needs)
     return Need(
-        gpus=nodes * max(need.gpus // need.nodes for need in needs),
-        nodes=nodes,
+        gpus=max(need.gpus for need in needs),
         memory_gb=max(need.memory_gb for need in needs),
         model=next((need.model for need in needs if need.model), None),
         min_capability=max((need.min_capability for need in needs if need.min_capability), default=None),

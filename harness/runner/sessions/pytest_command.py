@@ -5,7 +5,7 @@ import sys
 from harness.runner.options import RunOptions
 
 
-def pytest_command(options: RunOptions, python: str = sys.executable) -> tuple[str, ...]:
+def pytest_command(options: RunOptions) -> tuple[str, ...]:
     """Return the interpreter, pytest and the options that all of them share."""
-    command = [python, *(["-P"] if options.safe_path else []), "-m", "pytest"]
+    command = [sys.executable, *(["-P"] if options.safe_path else []), "-m", "pytest"]
     return (*command, "--color=yes") if options.colour else tuple(command)

@@ -243,7 +243,7 @@ def start_warm_session(
     options: RunOptions, run_id: str, scratch: Path, *, master_port: int, has_gpus: bool
 ) -> WarmParent | None:
     """Start the warm session of a run, without waiting; None where every file is to have an interpreter."""
-    if options.isolate == "interpreter" or not options.has_files:
+    if options.isolate == "interpreter":
         return None
     tmpdir, marker = scratch / "w", f"{run_id}-warm"
     tmpdir.mkdir(mode=0o700)

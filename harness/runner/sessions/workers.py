@@ -25,8 +25,6 @@ from harness.core.report_file import ReportTail, read_report
 from harness.process.child_env import (
     ATTEMPT_MARKER,
     CUDA_VISIBLE_DEVICES,
-    HIP_VISIBLE_DEVICES,
-    NO_HIP_DEVICE,
     VARYING,
     XDIST,
 )
@@ -160,11 +158,11 @@ class Workers:
         """Return whether a living worker has this environment, and so holds exactly the GPUs that it shows."""
         return any(worker.fits(env) for worker in self._workers)
 
-    async def make_room(self, env: Mapping[str, str], *, keeps_fitting: bool = True) -> None:
-        """End idle workers that hold a GPU that this environment shows; not those that fit it, if those are kept."""
+    async def make_room(self, env: Mapping[str, str]) -> None:
+        """End idle workers that hold a GPU that this environment shows, and do not fit it."""
         gpus = _gpus_of(env)
         for worker in [each for each in self._workers if not each.is_busy and each.gpus & gpus]:
-            if not (keeps_fitting and worker.fits(env)):
+            if not worker.fits(env):
                 await self._close(worker)
 
     async def close(self) -> None:
@@ -315,8 +313,7 @@ class Workers:
 
 def _gpus_of(env: Mapping[str, str]) -> frozenset[str]:
     """The GPUs that an environment shows, as it names them; none for a unit without GPUs."""
-    names = f"{env.get(CUDA_VISIBLE_DEVICES, '')},{env.get(HIP_VISIBLE_DEVICES, '')}".split(",")
-    return frozenset(name for name in names if name not in ("", NO_HIP_DEVICE))
+    return frozenset(filter(None, env.get(CUDA_VISIBLE_DEVICES, "").split(",")))
 
 
 def _shared(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,17 +12,12 @@ from typing import Any
 from tests.guards.features.feature import Feature
 from tests.guards.guard import ROOT, Row, rlharness
 
-REMOVED_COMMANDS = ("agent", "profile", "transplant")
+REMOVED_COMMANDS = ("transplant",)
 REMOVED = frozenset(
     (
-        *(
-            f"{name} {option}"
-            for name in ("run", "plan")
-            for option in ("--cluster", "--sources", "--command", "--profile")
-        ),
-        *("run --leaning", "doctor --listen", "doctor --peer", "doctor --hosts", "doctor --wait"),
+        *("doctor --listen", "doctor --peer", "doctor --hosts", "doctor --wait"),
         *("doctor --weights", "doctor --server", "doctor --model"),
-        *("[tool.rlharness] commands", "[tool.rlharness] setup", "[tool.rlharness] profile", "engine model.kernels"),
+        "engine model.kernels",
     )
 )
 """What the next change removes: it has no rows."""

@@ -25,9 +25,6 @@ from harness.doctor.gpus import (
 from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from tests.support.amdsmi_stub.build import StubAmdGpu, StubProcess
-from tests.support.amdsmi_stub.build import machine_of as amd_machine_of
-from tests.support.amdsmi_stub.build import stub_env as rocm_env
 from tests.support.finding_checks import severities, sound
 from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of, stub_env
 
@@ -56,7 +53,7 @@ def test_a_driver_that_answers_is_fine() -> None:
 
 
 def test_no_driver_is_fine_where_there_is_none_and_broken_where_half_of_one_is() -> None:
-    missing = MachineHealth(problem="no NVIDIA or AMD driver here", has_driver=False)
+    missing = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
     assert severities(check_driver(missing, has_device_file=False)) == {"driver": "fine"}
     (finding,) = sound(check_driver(missing, has_device_file=True))
     assert finding.severity is Severity.BROKEN
@@ -75,7 +72,7 @@ def test_a_driver_that_does_not_answer_breaks() -> None:
 def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
     (finding,) = sound(check_gpus(health(health_of(0), health_of(1)), Inventory((gpu(0), gpu(1)))))
     assert (finding.check, finding.measured) == ("GPUs", "2 x NVIDIA H200 141 GB, free")
-    assert check_gpus(health(), Inventory(note="no NVIDIA or AMD driver here: 0 GPUs")) == []
+    assert check_gpus(health(), Inventory(note="no NVIDIA driver here: 0 GPUs")) == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +152,6 @@ def test_a_torch_that_finds_the_cards() -> None:
         (Torch("2.13.0+cu130", "13.0"), 0, "fine", "built for CUDA 13.0"),
         (Torch("2.13.0+cpu", is_available=False), 8, "broken", "built without CUDA; 8 GPUs are free"),
         (Torch("2.13.0+cu130", "13.0", is_available=False), 1, "broken", "the driver serves CUDA up to 12.8"),
-        (Torch("2.13.0+rocm7", "", "7.0", is_available=None), 0, "fine", "built for ROCm 7.0"),
         (Torch(problem="no answer within 60 s"), 0, "broken", "no answer within 60 s"),
         (Torch("2.13.0", problem="libcudart.so.13: cannot open"), 1, "broken", "torch 2.13.0: libcudart.so.13"),
     ],
@@ -194,7 +190,7 @@ def test_code_made_for_the_card_itself_always_runs(major: int, minor: int) -> No
 
 
 def test_what_torch_says_is_read_past_its_warnings() -> None:
-    output = '{"version": "2.13.0", "cuda": "13.0", "hip": null}\nUserWarning: old driver\n'
+    output = '{"version": "2.13.0", "cuda": "13.0"}\nUserWarning: old driver\n'
     output += '{"is_available": false, "archs": []}\n'
     assert read_torch(Answer(output)) == Torch("2.13.0", "13.0", is_available=False)
     assert read_torch(Answer("{}\n")) == Torch()
@@ -233,8 +229,7 @@ def findings_with(torch: str = "{}", **environ: str) -> dict[str, Finding]:
         "found = asyncio.run(inspect_gpus(Host(dict(os.environ), Path('/'), ask)))\n"
         "print(json.dumps([astuple(f)[0:1] + (f.severity.value,) + astuple(f)[2:5] for f in found]))"
     )
-    of_a_run_around_this = ("CUDA_", "HIP_", "ROCR_")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(of_a_run_around_this)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
     env = {**own, "PYTHONPATH": str(ROOT), **environ}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)
@@ -281,60 +276,12 @@ def test_gpus_with_faults(nvml_library: Path, tmp_path: Path) -> None:
     assert "reboot the machine" in broken["GPU 2"].remedy
 
 
-BUILT_FOR_ROCM = '{"version": "2.11.0+rocm7.0", "cuda": null, "hip": "7.0"}'
-
-
-@pytest.mark.parametrize(
-    ("torch", "severity", "said"),
-    [
-        (
-            BUILT_FOR_ROCM + '\n{"is_available": true, "archs": ["gfx942"]}',
-            "fine",
-            "built for ROCm 7.0, finds the GPUs",
-        ),
-        (BUILT_FOR_ROCM + '\n{"is_available": false, "archs": []}', "broken", "built for ROCm 7.0"),
-        ('{"version": "2.11.0", "cuda": "12.8", "hip": null}\n{"is_available": false, "archs": []}', "broken", "ROCm"),
-    ],
-)
-def test_a_machine_of_amd(rocm: Path, tmp_path: Path, torch: str, severity: str, said: str) -> None:
-    gpus = [
-        StubAmdGpu(xgmi=[1], link_status="UU", violations=["socket_thrm"]),
-        StubAmdGpu(xgmi=[0], link_status="UD", used_mib=9000, processes=[StubProcess(2**31)]),
-        StubAmdGpu(),
-    ]
-    amd_machine_of(*gpus, failures=[("amdsmi_get_gpu_vram_usage", 2, "API_FAILED")]).write(tmp_path / "machine")
-    found = findings_with(torch, **rocm_env(rocm, tmp_path / "machine"))
-    assert severities(sound(found.values())) == {
-        "driver": "fine",
-        "GPU 0": "warning",
-        "GPU 1": "warning",
-        "GPU 2": "broken",
-        "GPUs": "fine",
-        "XGMI of GPU 1": "warning",
-        "torch": severity,
-    }
-    assert found["driver"].measured == "AMD 6.14.14"
-    assert "busy: 9.4 GB" in found["GPU 1"].measured
-    assert not any("nvidia" in finding.remedy for finding in found.values())
-    assert said in found["torch"].measured + found["torch"].remedy
-
-
-def test_hidden_gpus_of_amd_and_gpus_of_two_vendors_are_said(rocm: Path, nvml_library: Path, tmp_path: Path) -> None:
-    amd_machine_of(StubAmdGpu()).write(tmp_path / "amd")
-    amd = rocm_env(rocm, tmp_path / "amd")
-    assert "HIP stops at '7'" in findings_with(**amd, HIP_VISIBLE_DEVICES="7")["HIP_VISIBLE_DEVICES"].measured
-    machine_of(StubGpu()).write(tmp_path / "nvidia")
-    found = findings_with(**amd | stub_env(nvml_library, tmp_path / "nvidia"))
-    assert severities(found.values())["driver"] == "broken"
-    assert "ROCR_VISIBLE_DEVICES" in found["driver"].remedy
-
-
 def test_without_a_driver_torch_is_not_imported() -> None:
     asked: list[Sequence[str]] = []
 
     async def ask(argv: Sequence[str], *, limit_s: float) -> Answer:
         asked.append(argv)
-        return Answer('{"version": "2.13.0+cpu", "cuda": null, "hip": null}')
+        return Answer('{"version": "2.13.0+cpu", "cuda": null}')
 
     findings = sound(asyncio.run(inspect_gpus(Host({"CUDA_VISIBLE_DEVICES": ""}, Path("/"), ask))))
     assert "torch" in {finding.check for finding in findings}

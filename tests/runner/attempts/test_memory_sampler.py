@@ -12,7 +12,6 @@ from typing import TypeVar
 import pytest
 
 from harness.runner.attempts.memory_sampler import MemorySampler
-from harness.runner.events import GpuMemorySampled
 from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured
 from tests.support.fake_meter import FakeMeter
 
@@ -132,23 +131,3 @@ def test_nothing_is_asked_without_gpus_and_of_simulated_ones() -> None:
             return await sampler.end(0)
 
         assert asyncio.run(one()) is None
-
-
-def test_totals_are_posted_until_the_last_attempt_of_a_gpu_ends(tree: tuple[int, int]) -> None:
-    parent, child = tree
-    meter = RealMeter(listed={"a": {child: 5, os.getpid(): 70}, "b": {child: None, os.getpid(): 7}})
-    posted: list[GpuMemorySampled] = []
-
-    async def two() -> None:
-        times = iter(range(10**6))
-        sampler = MemorySampler(meter, poll_s=0.001, t=lambda: float(next(times)), post=posted.append)
-        sampler.begin(0, ("a", "b"), lambda: parent, lambda: "")
-        sampler.begin(1, ("a",), lambda: 0, lambda: "")
-        await until_asked(meter, 5)
-        await sampler.end(0)
-        assert [each.in_use_bytes for each in posted] == [{"a": 75}], "b is not reported, and a is leased"
-        await sampler.end(1)
-
-    asyncio.run(two())
-    assert [each.in_use_bytes for each in posted] == [{"a": 75}, {"a": None}]
-    assert posted[0].t < posted[1].t

@@ -1,6 +1,5 @@
 """Needs of files without one: which files get the default, what it is, and what --isolate worker makes of budgets."""
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.command import Command
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.core.need import Need
@@ -27,7 +25,6 @@ UNITS = (
     Unit("imported.py", Need(), NeedSource.IMPORT),
     Unit("marked.py", MARKED, NeedSource.IMPORT),
     Unit("table.py", Need(), NeedSource.TABLE),
-    Unit("command:c", Need(), NeedSource.AST, command=Command("true", "/")),
     Unit("exclusive.py", Need(exclusive=True), NeedSource.IMPORT),
 )
 
@@ -36,12 +33,8 @@ def options(**more: Any) -> RunOptions:
     return RunOptions(Invocation(Path("/"), {}), Path("/"), **more)
 
 
-def no_peaks(paths: Iterable[str]) -> Mapping[str, int]:
-    return {}
-
-
 def given_needs(gpus: Inventory = TWO_KINDS, **more: Any) -> dict[str, Need]:
-    found = give_needs(Collected(UNITS, Path("/"), ()), options(**more), gpus, no_peaks)
+    found = give_needs(Collected(UNITS, Path("/"), ()), options(**more), gpus)
     assert [unit.path for unit in found.units] == [unit.path for unit in UNITS]
     return {unit.path: unit.need for unit in found.units}
 
@@ -65,16 +58,15 @@ def test_files_without_a_need_get_the_default_and_no_other_unit_does(more: dict[
         "imported.py": default,
         "marked.py": MARKED,
         "table.py": Need(),
-        "command:c": Need(),
         "exclusive.py": Need(exclusive=True),
     }
 
 
 def test_a_default_counts_as_one_of_the_table() -> None:
     """The markers of the file are not compared with it, and it holds for all parts of the file."""
-    found = give_needs(Collected(UNITS[:1], Path("/"), ()), options(gpus_per_worker=1), TWO_KINDS, no_peaks)
+    found = give_needs(Collected(UNITS[:1], Path("/"), ()), options(gpus_per_worker=1), TWO_KINDS)
     assert found.units[0].source is NeedSource.TABLE
-    untouched = give_needs(Collected(UNITS[:1], Path("/"), ()), options(), TWO_KINDS, no_peaks)
+    untouched = give_needs(Collected(UNITS[:1], Path("/"), ()), options(), TWO_KINDS)
     assert untouched.units[0].source is NeedSource.AST
 
 
@@ -102,11 +94,11 @@ def test_without_gpus_a_default_still_asks_for_one() -> None:
 def test_with_workers_nothing_shares_a_gpu_and_a_note_says_so() -> None:
     units = (*UNITS, Unit("budget.py", BUDGET, NeedSource.IMPORT))
     collected = Collected(units, Path("/"), (), notes=("before",))
-    found = give_needs(collected, options(isolate="worker", memory_gb_per_worker=3.5), TWO_KINDS, no_peaks)
+    found = give_needs(collected, options(isolate="worker", memory_gb_per_worker=3.5), TWO_KINDS)
     needs = {unit.path: unit.need for unit in found.units}
     assert not any(need.shared for need in needs.values())
     assert needs["budget.py"] == Need(gpus=1, memory_gb=12.0)
     assert needs["plain.py"] == Need(gpus=1, memory_gb=3.5)
     assert found.notes == ("before", WHOLE_FOR_WORKERS)
-    assert give_needs(collected, options(isolate="file"), TWO_KINDS, no_peaks).units[-1].need == BUDGET
-    assert give_needs(Collected(UNITS, Path("/"), ()), options(isolate="worker"), TWO_KINDS, no_peaks).notes == ()
+    assert give_needs(collected, options(isolate="file"), TWO_KINDS).units[-1].need == BUDGET
+    assert give_needs(Collected(UNITS, Path("/"), ()), options(isolate="worker"), TWO_KINDS).notes == ()

@@ -14,14 +14,9 @@ together = [["gone.py", "test_a.py"], ["sub/test_b.py", "test_c.py"]]
 [tool.rlharness.needs]
 "gone/" = 1
 "sub/test_b.py" = 0
-
-[tool.rlharness.setup]
-kernels = { command = "true", for = ["nomatch/", "test_a.py", "command:smoke"] }
-everything = { command = "true" }
 """
 SAID = {
     "the pattern 'gone/' of the needs table matches no file",
-    "the pattern 'nomatch/' of the setup script 'kernels' matches no file",
     "the pattern 'gone.py' of together matches no file",
 }
 MODULE = "the module 'no_such_module' of preload cannot be imported: ModuleNotFoundError"

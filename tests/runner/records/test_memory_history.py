@@ -35,8 +35,6 @@ def test_measured_memory_of_files_and_their_tests_is_recorded(path: Path) -> Non
     with History.open(path) as kept:
         peaks = {each.name: [past.peak_bytes for past in each.results] for each in kept.trends()}
         assert peaks == {A: [5, None], X: [5, None], Y: [None]}
-        assert kept.gpu_peaks([A, "tests/test_b.py"]) == {A: 5}
-        assert kept.gpu_peaks([]) == {}
 
 
 def test_a_history_of_the_third_version_is_migrated_with_its_results(path: Path) -> None:

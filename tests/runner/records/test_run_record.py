@@ -11,13 +11,10 @@ from harness.runner.events import (
     AttemptFailed,
     AttemptStarted,
     Event,
-    GpuMemorySampled,
     GpuQuarantined,
     GpuReadmitted,
     LeaseRefused,
     RunFinished,
-    SetupFinished,
-    SetupStarted,
     TestFinished,
     TestStarted,
     to_json_line,
@@ -95,12 +92,6 @@ BROKEN = (
     b'{"event": "test_finished", "t": 1, "path": "unknown.py", "nodeid": "x", "outcome": "passed", "duration_s": 1}',
     b'{"event": "unit_finished", "t": 1, "result": []}',
     b'{"event": "run_finished", "t": 1, "exit_code": 1e999}',
-    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": []}',
-    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": {"GPU-0000": -1}}',
-    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": {"GPU-0000": true}}',
-    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": {"GPU-0000": 1e9}}',
-    b'{"event": "setup_started", "t": 1, "path": "setup:x", "gpu_ids": [5], "directory": ""}',
-    b'{"event": "setup_finished", "t": 1, "path": "setup:x", "reason": "", "is_refused": false}',
     b"[" * 100_000,
 )
 
@@ -197,51 +188,3 @@ def test_each_gpu_has_a_row_and_as_many_cpu_slots_as_were_used_at_once(tmp_path:
     assert rows[0].busy_s == 7.0
     assert rows[0].title == "0 NVIDIA H200 143 GB GPU-0000"
     assert rows[3].files[0].tests[1].outcome is TestOutcome.FAILED
-
-
-MORE: tuple[Event, ...] = (
-    SetupStarted(1.0, "setup:build", ("GPU-0001",), "d"),
-    SetupFinished(2.0, "setup:build", is_refused=True),
-    SetupStarted(8.0, "setup:build", ("GPU-0000",), "d"),
-    GpuMemorySampled(8.5, {"GPU-0000": 5, "GPU-0001": None}),
-    SetupFinished(9.0, "setup:build"),
-    SetupStarted(9.0, "setup:data", (), "e"),
-    SetupFinished(9.5, "setup:data", "exit code 1"),
-    GpuMemorySampled(9.25, {"GPU-0000": None}),
-    SetupStarted(10.0, "setup:last", (), "f"),
-    GpuMemorySampled(12.0, {"GPU-0000": 7}),
-)
-
-
-def test_setup_scripts_and_memory_have_their_times(path: Path) -> None:
-    record = read_run_record(path, *MORE)
-    assert [
-        (each.path, each.outcome, each.reason, each.start_s, each.end_s, each.duration_s)
-        for each in record.setups.values()
-    ] == [
-        ("setup:build", Outcome.PASSED, "", 8.0, 9.0, 1.0),
-        ("setup:data", Outcome.FAILED, "exit code 1", 9.0, 9.5, 0.5),
-        ("setup:last", None, "", 10.0, 12.0, 0.0),
-    ]
-    points = [(8.5, 5), (9.5, None), (12.0, 7)]
-    assert record.memory == {"GPU-0000": points, "GPU-0001": [(8.5, None)]}, "no time goes back"
-    assert record.num_tests == read_run_record(path).num_tests
-    rows = {row.name: row for row in rows_of(record)}
-    assert rows["GPU 0"].memory == tuple(points)
-    assert [each.path for each in rows["GPU 0"].files][-1] == "setup:build"
-    assert [each.path for each in rows["setup scripts"].files] == ["setup:data", "setup:last"]
-    assert not any(each.is_setup for each in rows["CPU slot 0"].files)
-
-
-def test_the_record_of_an_earlier_version_has_neither(path: Path) -> None:
-    record = read_run_record(path)
-    assert (record.setups, record.memory, record.num_unreadable) == ({}, {}, 0)
-    assert "setup scripts" not in [row.name for row in rows_of(record)]
-
-
-def test_of_a_gpu_that_is_shared_the_first_row_has_the_memory(path: Path) -> None:
-    more = [AttemptStarted(1.0, A, ("GPU-0000",), 0, ""), AttemptStarted(1.0, B, ("GPU-0000",), 0, "")]
-    rows = {
-        row.name: row.memory for row in rows_of(read_run_record(path, *more, *MORE)) if row.name.startswith("GPU 0")
-    }
-    assert [len(memory) for memory in rows.values()] == [3] + [0] * (len(rows) - 1) and len(rows) > 1

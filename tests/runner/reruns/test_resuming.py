@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from harness.core.command import Command
 from harness.core.need import Need
 from harness.runner.collection.collect import Collected
 from harness.runner.events import CollectionFinished, RunStarted
@@ -182,14 +181,6 @@ def test_the_run_that_had_the_result_is_named_however_often_it_was_kept() -> Non
 def test_a_unit_that_would_run_something_different_is_not_kept(now: Unit) -> None:
     assert kept_of(unit("a.py"), Outcome.PASSED, now) == {}
     assert kept_of(now, Outcome.PASSED, unit("a.py")) == {}
-
-
-def test_a_command_is_kept_until_it_changes() -> None:
-    def command(line: str) -> Unit:
-        return unit("command:c", "", command=Command(line, "/", ("A=1",), 77))
-
-    assert kept_of(command("true"), Outcome.PASSED, command("true"))
-    assert kept_of(command("true"), Outcome.PASSED, command("false")) == {}
 
 
 def test_a_file_that_cannot_be_read_is_never_kept(tmp_path: Path) -> None:

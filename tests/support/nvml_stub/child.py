@@ -4,7 +4,6 @@ Reads pickled (function, arguments...) from standard input until it ends, writes
 standard output.
 """
 
-import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
@@ -15,24 +14,22 @@ from harness.machine.gpus import DriverMeter, read_gpu_health, read_inventory
 from harness.machine.inventory import Inventory
 from harness.process.claims import Claims
 
-ROCM = {name: os.environ[name] for name in ("ROCM_HOME", "ROCM_PATH") if name in os.environ}
-
 
 def inventory(selection: str, environ: Mapping[str, str], with_claims: bool) -> Inventory:
     with Claims() as claims:
-        return read_inventory(selection, ROCM | dict(environ), claims if with_claims else None)
+        return read_inventory(selection, environ, claims if with_claims else None)
 
 
-def meter(call: str, is_amd: bool, *arguments: Any) -> Any:
-    opened = DriverMeter(os.environ, is_amd=is_amd)
+def meter(call: str, *arguments: Any) -> Any:
+    opened = DriverMeter()
     try:
         return getattr(opened, call)(*arguments)
     finally:
         opened.close()
 
 
-def health(environ: Mapping[str, str]) -> MachineHealth:
-    return read_gpu_health(ROCM | dict(environ))
+def health() -> MachineHealth:
+    return read_gpu_health()
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"inventory": inventory, "meter": meter, "health": health}

@@ -29,8 +29,6 @@ class Driver:
     An exception in the child is raised here; a child that died raises EOFError or BrokenPipeError.
     """
 
-    _is_amd = False
-
     def __init__(self, library: Path, file: Path) -> None:
         self._file = file
         self._start(stub_env(library, file))
@@ -58,40 +56,40 @@ class Driver:
         assert isinstance(answer, Inventory)
         return answer
 
-    def read_gpu_health(self, machine: Shown, environ: Mapping[str, str] | None = None) -> MachineHealth:
+    def read_gpu_health(self, machine: Shown) -> MachineHealth:
         """Shows `machine`; what `doctor` reads of it."""
         self.show(machine)
-        answer = self._ask("health", dict(environ or {}))
+        answer = self._ask("health")
         assert isinstance(answer, MachineHealth)
         return answer
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        answer = self._ask("meter", "used_memory_bytes", self._is_amd, tuple(gpu_ids))
+        answer = self._ask("meter", "used_memory_bytes", tuple(gpu_ids))
         assert isinstance(answer, dict)
         return answer
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        answer = self._ask("meter", "processes_on", self._is_amd, gpu_id)
+        answer = self._ask("meter", "processes_on", gpu_id)
         assert isinstance(answer, tuple)
         return answer
 
     def fault(self, gpu_id: str) -> GpuFault | None:
-        answer = self._ask("meter", "fault", self._is_amd, gpu_id)
+        answer = self._ask("meter", "fault", gpu_id)
         assert answer is None or isinstance(answer, GpuFault)
         return answer
 
     def new_xids(self, gpu_id: str) -> tuple[int, ...]:
-        answer = self._ask("meter", "new_xids", self._is_amd, gpu_id)
+        answer = self._ask("meter", "new_xids", gpu_id)
         assert isinstance(answer, tuple)
         return answer
 
     def memory_by_pid(self, gpu_id: str) -> dict[int, int | None]:
-        answer = self._ask("meter", "memory_by_pid", self._is_amd, gpu_id)
+        answer = self._ask("meter", "memory_by_pid", gpu_id)
         assert isinstance(answer, dict)
         return answer
 
     def accounted_peaks(self, gpu_id: str, pids: Sequence[int]) -> dict[int, int]:
-        answer = self._ask("meter", "accounted_peaks", self._is_amd, gpu_id, tuple(pids))
+        answer = self._ask("meter", "accounted_peaks", gpu_id, tuple(pids))
         assert isinstance(answer, dict)
         return answer
 

@@ -12,7 +12,7 @@
   const toneOf = (outcome) => data.outcomes[outcome][1];
 
   const bars = data.files.flatMap((file, index) => [
-    { index, test: null, kind: index < data.num_files ? "file" : "setup", name: file[FILE.path], outcome: file[FILE.outcome], seconds: file[FILE.seconds], file },
+    { index, test: null, kind: "file", name: file[FILE.path], outcome: file[FILE.outcome], seconds: file[FILE.seconds], file },
     ...file[FILE.tests].map((test, position) => ({
       index, test: position, kind: "test", name: `${file[FILE.path]}::${test[TEST.name]}`, outcome: test[TEST.outcome],
       seconds: test[TEST.seconds], file,
@@ -25,7 +25,6 @@
     const key = `${bar.kind} ${bar.outcome}`;
     counts.set(key, (counts.get(key) || 0) + 1);
   }
-  const what = data.files.length > data.num_files ? "files, setup scripts and tests" : "files and tests";
   const chosen = new Set();
   let found = bars;
   let shown = 0;
@@ -56,7 +55,7 @@
     shown = Math.min(found.length, shown + CHUNK);
     more.hidden = shown >= found.length;
     document.getElementById("num-found").textContent =
-      `${found.length.toLocaleString("en")} of ${bars.length.toLocaleString("en")} ${what}`
+      `${found.length.toLocaleString("en")} of ${bars.length.toLocaleString("en")} files and tests`
       + (shown < found.length ? `; the first ${shown.toLocaleString("en")} are listed` : "");
   };
   const update = () => {

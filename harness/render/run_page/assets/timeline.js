@@ -1,10 +1,10 @@
-// Files by GPU and CPU slot over time, and the memory in use on each GPU, on a canvas: drawn whole at each change, since bars below a pixel are merged.
+// Files by GPU and CPU slot over time, on a canvas: drawn whole at each change, since bars below a pixel are merged.
 "use strict";
 const timeline = (() => {
   const AXIS = 24;
   const FILE = { path: 0, outcome: 1, start: 2, end: 3, seconds: 4, reason: 5, failure: 6, tests: 7, memory: 8 };
   const TEST = { name: 0, outcome: 1, start: 2, end: 3, seconds: 4, memory: 5 };
-  const COLOURS = { good: "done", bad: "broken", lost: "lost", quiet: "quiet", stopped: "stopped", setup: "setup", memory: "memory" };
+  const COLOURS = { good: "done", bad: "broken", lost: "lost", quiet: "quiet", stopped: "stopped" };
   const { data } = page;
   const frame = document.querySelector(".frame");
   const canvas = frame.querySelector("canvas");
@@ -12,9 +12,7 @@ const timeline = (() => {
   const pen = canvas.getContext("2d");
   const rows = data.rows;
   const ROW = rows.length > 40 ? 18 : 30;
-  const MEMORY_ROW = rows.length > 40 ? 12 : 22; // below the bars of a GPU: its memory
-  const heights = rows.map((row) => ROW + (row.memory.length ? MEMORY_ROW : 0));
-  const tops = heights.map((_, number) => heights.slice(0, number).reduce((sum, each) => sum + each, AXIS));
+  const tops = rows.map((_, number) => AXIS + number * ROW);
   const whole = { from: Math.min(0, data.first), to: Math.max(data.last, data.bound || 0, 1) * 1.01 };
   whole.from = data.first - (whole.to - data.first) * 0.005;
   let view = { ...whole };
@@ -29,33 +27,7 @@ const timeline = (() => {
     return hours ? `${hours} h ${minutes} min` : `${minutes} min ${Math.round(seconds % 60)} s`;
   };
   const percent = (share) => `${Math.round(share * 100)}%`;
-  const gb = (mb) => `${(mb / 1000).toFixed(mb < 10000 ? 2 : 1)} GB`;
   const toneOf = (outcome) => data.outcomes[outcome][1];
-  const isSetup = (index) => index >= data.num_files;
-  const barTone = (index) => {
-    const tone = toneOf(data.files[index][FILE.outcome]);
-    return isSetup(index) && tone === "good" ? "setup" : tone;
-  };
-  // The point whose value is in use at a time; -1 before the first.
-  const pointAt = (memory, ms) => {
-    let [low, high] = [0, memory.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (memory[middle][0] <= ms) low = middle + 1; else high = middle;
-    }
-    return low - 1;
-  };
-  const memoryAt = (row, ms) => {
-    const at = pointAt(row.memory, ms);
-    return at < 0 ? null : row.memory[at][1];
-  };
-  const memoryPeak = (row, from, to) => {
-    let most = memoryAt(row, from);
-    for (let at = pointAt(row.memory, from) + 1; at < row.memory.length && row.memory[at][0] < to; at += 1) {
-      if (row.memory[at][1] !== null) most = Math.max(most ?? 0, row.memory[at][1]);
-    }
-    return most;
-  };
   const fileAt = (at) => data.files[rows[at.row].files[at.file]];
   const width = () => canvas.width / devicePixelRatio;
   const x = (ms) => gutter + ((ms - view.from) / (view.to - view.from)) * (width() - gutter);
@@ -102,7 +74,7 @@ const timeline = (() => {
   const drawRow = (row, number, colours, hatch) => {
     const top = tops[number];
     pen.fillStyle = colours.card;
-    pen.fillRect(0, top, gutter, heights[number]);
+    pen.fillRect(0, top, gutter, ROW);
     pen.fillStyle = colours.ink;
     pen.font = `600 ${ROW > 20 ? 12 : 11}px system-ui, sans-serif`;
     const idle = `idle ${percent(1 - row.busy)}`;
@@ -122,38 +94,6 @@ const timeline = (() => {
     }
   };
 
-  // Steps from the left, on one scale for all GPUs. What is not known is left out.
-  const drawMemory = (row, number, colours) => {
-    if (!row.memory.length) return;
-    const bottom = tops[number] + heights[number] - 3;
-    const room = MEMORY_ROW - 6;
-    const up = (mb) => bottom - (data.most ? (mb / data.most) * room : 0);
-    pen.fillStyle = colours.muted;
-    pen.font = "11px system-ui, sans-serif";
-    clipped(row.peak, 8, bottom - room / 2, gutter - 16);
-    pen.save();
-    pen.beginPath();
-    pen.rect(gutter, tops[number] + ROW, width() - gutter, MEMORY_ROW);
-    pen.clip();
-    pen.fillStyle = colours.memory;
-    pen.strokeStyle = colours.memory;
-    row.memory.forEach(([ms, mb], at) => {
-      if (mb === null) return;
-      const left = x(ms);
-      const right = Math.max(x(at + 1 < row.memory.length ? row.memory[at + 1][0] : data.last), left + 0.7);
-      pen.globalAlpha = 0.3;
-      pen.fillRect(left, up(mb), right - left, bottom - up(mb));
-      pen.globalAlpha = 1;
-      pen.fillRect(left, up(mb) - 0.75, right - left, 1.5);
-    });
-    pen.strokeStyle = colours.rule;
-    pen.beginPath();
-    pen.moveTo(Math.max(x(data.first), gutter), bottom + 0.5);
-    pen.lineTo(x(data.last), bottom + 0.5);
-    pen.stroke();
-    pen.restore();
-  };
-
   const drawBars = (row, number, colours) => {
     const top = tops[number];
     pen.save();
@@ -164,7 +104,7 @@ const timeline = (() => {
     for (const index of row.files) {
       const file = data.files[index];
       const [from, to] = [x(file[FILE.start]), x(file[FILE.end])];
-      const tone = barTone(index);
+      const tone = toneOf(file[FILE.outcome]);
       if (to < gutter || from > width() || (to < filled && tone === "good")) continue;
       filled = drawFile(file, tone, from, Math.max(to, from + 1.5), top + 3, ROW - 6, colours);
     }
@@ -241,7 +181,7 @@ const timeline = (() => {
 
   const draw = () => {
     const room = frame.clientWidth;
-    const height = heights.reduce((sum, each) => sum + each, AXIS) + 4;
+    const height = AXIS + rows.length * ROW + 4;
     gutter = room < 560 ? 120 : 160;
     canvas.width = Math.round(room * devicePixelRatio);
     canvas.height = Math.round(height * devicePixelRatio);
@@ -255,7 +195,6 @@ const timeline = (() => {
     pen.textBaseline = "middle";
     rows.forEach((row, number) => drawRow(row, number, colours, hatch));
     drawAxis(colours, height);
-    rows.forEach((row, number) => drawMemory(row, number, colours));
     rows.forEach((row, number) => drawBars(row, number, colours));
     drawBound(colours, height);
     drawSpot(colours);
@@ -282,8 +221,6 @@ const timeline = (() => {
     lines.push(line(`${row.title}: ${times}`));
     const memory = test ? test[TEST.memory] : file[FILE.memory];
     if (memory) lines.push(line(memory));
-    const most = memoryPeak(row, bar[2], bar[3]);
-    if (most !== null) lines.push(line(`${row.name}: at most ${gb(most)} of memory in use in this time`));
     if (!test && file[FILE.reason]) lines.push(line(file[FILE.reason]));
     const num = test ? 0 : file[FILE.tests].length;
     if (num) lines.push(line(`${num.toLocaleString("en")} ${num === 1 ? "test" : "tests"}; Enter moves into the tests`));
@@ -318,7 +255,7 @@ const timeline = (() => {
     }
     const top = tops[spot.row];
     if (top < frame.scrollTop + AXIS) frame.scrollTop = top - AXIS;
-    const bottom = top + heights[spot.row];
+    const bottom = top + ROW;
     if (bottom > frame.scrollTop + frame.clientHeight) frame.scrollTop = bottom - frame.clientHeight;
   };
   const select = (next) => {
@@ -371,16 +308,12 @@ const timeline = (() => {
     KEYS[event.key]();
   });
 
-  const tip = (row, ms) => {
-    const now = ms === null ? null : memoryAt(row, ms);
-    return now === null ? row.title : `${row.title}; ${gb(now)} at ${text(ms - data.first)}`;
-  };
   const under = (event) => {
     const box = canvas.getBoundingClientRect();
     const [left, top] = [event.clientX - box.left, event.clientY - box.top];
     const row = tops.findLastIndex((each) => each <= top);
     const ms = view.from + ((left - gutter) / (width() - gutter)) * (view.to - view.from);
-    canvas.title = rows[row] ? tip(rows[row], left < gutter ? null : ms) : "";
+    canvas.title = rows[row] ? rows[row].title : "";
     if (left < gutter || !rows[row] || !rows[row].files.length) return null;
     const slack = ((view.to - view.from) / (width() - gutter)) * 3;
     const found = nearest(row, ms);
@@ -417,11 +350,9 @@ const timeline = (() => {
 
   const legend = document.getElementById("legend");
   const words = { good: "passed", bad: "failed", lost: "hung or crashed", quiet: "skipped or no tests", stopped: "stopped" };
-  const used = new Set(data.files.flatMap((file, index) => [barTone(index), ...file[FILE.tests].map((test) => toneOf(test[1]))]));
+  const used = new Set(data.files.flatMap((file) => [toneOf(file[FILE.outcome]), ...file[FILE.tests].map((test) => toneOf(test[1]))]));
   const keys = Object.entries(words).filter(([tone]) => used.has(tone));
-  if (used.has("setup")) keys.push(["setup", "setup script"]);
   keys.push(["idle", "idle"]);
-  if (data.most) keys.push(["memory", `memory in use (full height: ${gb(data.most)})`]);
   if (rows.some((row) => row.lost !== null)) keys.push(["quarantine", "quarantine"]);
   if (data.bound !== null) keys.push(["bound", "lower bound"]);
   for (const [tone, word] of keys) {
