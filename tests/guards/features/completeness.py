@@ -12,7 +12,7 @@ from typing import Any
 from tests.guards.features.feature import Feature
 from tests.guards.guard import ROOT, Row, rlharness
 
-REMOVED_COMMANDS = ("agent", "profile", "transplant")
+REMOVED_COMMANDS = ("agent", "profile")
 REMOVED = frozenset(
     (
         *(
