@@ -45,7 +45,6 @@ LAYERS = (
         "harness.lab.gate",
         "harness.lab.chaos",
         "harness.lab.bisect",
-        "harness.lab.transplant",
         "harness.lab.report",
         "harness.lab.demo",
     ),

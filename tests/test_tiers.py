@@ -92,9 +92,6 @@ WHOLLY_FULL = {
     "tests/recording/test_compiled_kernels.py": (
         "tests/rlcore/numerics/compiled/test_compiled_level.py, without a recorder"
     ),
-    "tests/recording/test_transplant.py": "tests/lab/transplant/test_patches.py, without a recorder",
-    "tests/lab/transplant/test_executor.py": "tests/lab/transplant/test_plan.py, without a run",
-    "tests/rlcore/training/test_transplanted_rollouts.py": "tests/lab/transplant/test_patches.py, without a run",
     "tests/rlcore/distributed/test_levels_of_workers.py": (
         "tests/rlcore/distributed/test_level_variables.py, without workers"
     ),

@@ -12,7 +12,6 @@ from harness.cli.options import (
     SomePath,
     all_of,
     color_option,
-    trust_option,
 )
 from harness.core.invocation import Invocation
 
@@ -138,51 +137,6 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
     from harness.cli.commands.gate import carry_out_gate
 
     return int(carry_out_gate(invocation, arguments))
-
-
-@click.command()
-@click.argument("a", type=SomePath())
-@click.argument("b", type=SomePath())
-@click.option(
-    "--take",
-    multiple=True,
-    metavar="WHAT",
-    help="Values of B to patch into A: advantages, rewards, rollout, gradients, weights, PHASE, PHASE/NAME, op:N, or"
-    " several joined by +. `diff` prints phases and names, --trace-ops the numbers N of operations. Repeatable; each is"
-    " tried separately.  [default: each phase that differs]",
-)
-@click.option(
-    "--step",
-    type=click.IntRange(0),
-    metavar="K",
-    help="First step to patch, numbered from 0.  [default: the first step in which the patched values differ]",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of steps to compare.  [default: all that both runs have]",
-)
-@click.option("--only", is_flag=True, help="Patch step K only.")
-@click.option(
-    "--out",
-    type=SomePath(),
-    metavar="DIR",
-    help="Directory for the runs; must be new or empty.  [default: .rlharness/transplants]",
-)
-@trust_option
-@click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
-@color_option
-@click.pass_obj
-def transplant(invocation: Invocation, /, **arguments: Any) -> int:
-    """Find the difference between two runs that caused the rest.
-
-    Repeats run A with values of run B patched in. Exits with 0 if a cause is found, 10 if none is found, or 11 if a
-    recorded run is not reproduced.
-    """
-    from harness.cli.commands.transplant import run_transplant
-
-    return int(run_transplant(invocation, arguments))
 
 
 @click.command(epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file, as in the working tree.")

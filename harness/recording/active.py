@@ -61,11 +61,7 @@ def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
     log.callbacks = callbacks = make_callbacks(orders.callbacks, is_first=place is None)
 
     def operations(step: int) -> OpMode | None:
-        if step != orders.op_step:
-            return None
-        mode = begun or log.operations(step)
-        mode.callbacks = callbacks
-        return mode
+        return (begun or log.operations(step)) if step == orders.op_step else None
 
     keeps = frozenset(orders.keep).__contains__
     last_step = orders.last_step if place is None else None  # the first process ends the run

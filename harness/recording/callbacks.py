@@ -7,7 +7,7 @@
 A watcher sees the program's own tensors. It may raise RunEnded, which ends the run right there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -31,9 +31,6 @@ class RecorderCallback:
 
     def on_value(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> None:
         """A value was digested; `tensor` is the value itself where it is a whole tensor."""
-
-    def on_operation(self, index: int, name: str, results: Sequence[torch.Tensor]) -> None:
-        """An operation of a step whose operations are recorded has run; what it gave and wrote was not looked at."""
 
     def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
         """A step has been handed to the sink; `values` are those of the curve."""

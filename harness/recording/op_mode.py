@@ -21,7 +21,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from xxhash import xxh3_64_hexdigest
 
-from harness.recording.callbacks import RecorderCallback
 from harness.recording.compiled import is_in_compiled_call
 from harness.recording.cuda_state import is_capturing
 from harness.recording.op_log import OpLog
@@ -61,7 +60,6 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, log: OpLog, root: str = ".") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.callbacks: Sequence[RecorderCallback] = ()
         self._log = log
         self._pid = os.getpid()
         self._lock = threading.Lock()  # the engine has a thread for each GPU
@@ -186,12 +184,6 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _after(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write an operation down with what it has given."""
         name = call.schema.name
-        if self.callbacks:
-            results = list(tensors_in(result))
-            written = (value for key, value in named_arguments(args, kwargs) if key in call.schema.written)
-            results += (each for each in tensors_in(list(written)) if not any(each is known for known in results))
-            for callback in self.callbacks:
-                callback.on_operation(call.index, name, results)
         line: dict[str, Any] = {"k": "op", "i": call.index, "phase": call.phase, "op": name, "at": call.at}
         if call.via:
             line["via"] = call.via

@@ -1,7 +1,7 @@
-"""Makes the manual's examples of standing inside a step and of transplants, and a picture, from two real GRPO runs.
+"""Makes the manual's example of standing inside a step, and a picture, from two real GRPO runs.
 
-python tests/lab/inside_example.py            prints the examples; takes some minutes
-python tests/lab/inside_example.py --write    puts them into the pages, and the picture into .github/screenshots
+python tests/lab/inside_example.py            prints the example; takes some minutes
+python tests/lab/inside_example.py --write    puts it into its page, and the picture into .github/screenshots
 """
 
 import io
@@ -40,26 +40,20 @@ TYPED = (
     "show backward/policy.norm [0:4]",
     "continue",
 )
-TRANSPLANT = "rlharness transplant first second"
-INSIDE, CAUSE = "inside", "cause"
-"""The names of the two places in the manual."""
+MARKS = ("<!-- inside: begin -->\n", "<!-- inside: end -->")
+"""What stands before and behind the example in the manual."""
 WIDTH = 120
 
 
-def examples() -> dict[str, str]:
-    """What a terminal shows of the two commands, by the name of the place."""
+def example() -> str:
+    """What a terminal shows of the command."""
     with tempfile.TemporaryDirectory() as scratch:
         demo = Path(scratch, "demo")
         demo.mkdir()
         for command in RUNS:
             _typed(command, demo)
-        inside = _typed(STAND, demo, "\n".join(TYPED) + "\n")
-        return {INSIDE: f"$ {STAND}\n{inside}", CAUSE: f"$ {TRANSPLANT}\n{_typed(TRANSPLANT, demo)}"}
-
-
-def marks(name: str) -> tuple[str, str]:
-    """What stands before and behind the example of a name."""
-    return f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        typed = "".join(f"{line}\n" for line in TYPED)
+        return f"$ {STAND}\n{_typed(STAND, demo, typed)}"
 
 
 def picture(text: str) -> str:
@@ -83,21 +77,20 @@ def _typed(command: str, demo: Path, text: str = "") -> str:
     return done.stdout.replace(f"{demo.resolve()}/", "demo/").replace(f"{demo}/", "demo/")
 
 
-def write(shown: dict[str, str]) -> None:
-    """Replace the manual's examples and the picture by new ones."""
-    for name, text in shown.items():
-        begin, end = marks(name)
-        path = page_with(begin)
-        head, rest = path.read_text("utf-8").split(begin)
-        _, tail = rest.split(end)
-        path.write_text(f"{head}{begin}```console\n{text}```\n{end}{tail}", encoding="utf-8")
+def write(shown: str) -> None:
+    """Replace the manual's example and the picture by new ones."""
+    begin, end = MARKS
+    path = page_with(begin)
+    head, rest = path.read_text("utf-8").split(begin)
+    _, tail = rest.split(end)
+    path.write_text(f"{head}{begin}```console\n{shown}```\n{end}{tail}", encoding="utf-8")
     place = ROOT / ".github" / "screenshots" / "interactive.svg"
-    place.write_text(picture(shown[INSIDE]), encoding="utf-8")
+    place.write_text(picture(shown), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    found = examples()
+    found = example()
     if "--write" in sys.argv:
         write(found)
     else:
-        print("\n".join(found.values()))
+        print(found)

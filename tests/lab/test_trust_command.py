@@ -115,8 +115,6 @@ def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_
         ("reproduce", "foreign", "--break-on", "nan"),
         ("reproduce", "foreign", "--step", "1", "--interactive"),
         ("reproduce", "own", "--step", "1", "--interactive", "--against", "foreign"),
-        ("transplant", "own", "foreign"),
-        ("transplant", "foreign", "own"),
     ],
     ids=" ".join,
 )

@@ -59,7 +59,6 @@ def test_of_a_scenario_what_was_other_in_its_free_sections(tmp_path: Path) -> No
         (tmp_path / run / "call.json").write_text(CALL_TEXT, "utf-8")
     assert commands(pair) == [
         "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
-        "rlharness transplant runs/a 'runs/my b'",
         "rlharness replay grpo --set seed=3 --sweep spread.threads=1,2",
         "rlharness chaos grpo --set seed=3",
         "rlharness diff runs/a 'runs/my b'",
@@ -97,7 +96,6 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
             (tmp_path / name / run / "call.json").write_text(CALL_TEXT, "utf-8")
         assert commands(pair) == [
             "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
-            "rlharness transplant runs/a 'runs/my b'",
         ] * is_alike + ["rlharness diff runs/a 'runs/my b'"]
 
 

@@ -16,7 +16,7 @@ from harness.process.run_directory import MARK, NUM_KEPT, make_kept_directory, m
 from harness.process.scratch import read_mounts, remove_tree
 from tests.support.suite_runs import HARNESS, QUICK, environment, write_suite
 
-KINDS = ("replays", "reproductions", "gates", "chaos", "bisections", "transplants")
+KINDS = ("replays", "reproductions", "gates", "chaos", "bisections")
 NUM_PROJECTS = 36
 LATE_ID = "20990101-000000-abcdef"
 

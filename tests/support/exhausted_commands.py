@@ -79,7 +79,6 @@ COMMANDS = (
     Command("gate, accept", ("gate", "sums", "--golden", "goldens", "--accept", "--reason", "x"), imports_torch=True),
     Command("chaos", ("chaos", "bandit", "--count", "1"), imports_torch=True),
     Command("bisect", ("bisect", "sums", "--good", "HEAD~1", "--bad", "HEAD"), imports_torch=True),
-    Command("transplant", ("transplant", "runs/a", "runs/b", "--steps", "1"), imports_torch=True),
     Command("demo", ("demo", "--out", "{new}"), imports_torch=True),
 )
 
@@ -125,7 +124,6 @@ def prepare(base: Path, *, with_torch: bool) -> None:
     lines += [(0, ("trace", "--out", f"runs/{name}", "--", *PRETENDER, *more)) for name, more in _TRACES]
     if with_torch:
         lines += [(0, ("train", "bandit", "--size", "smoke", "--out", "runs/a"))]
-        lines += [(0, ("train", "bandit", "--size", "smoke", "--set", "seed=2", "--out", "runs/b"))]
         lines += [(0, ("gate", "sums", "--golden", "goldens", "--accept", "--reason", "first", "--out", "runs/g"))]
         lines += [(0, (*STEP, "--bundle", "bundle.rlb", "--out", "runs/r"))]
     own = {"TMPDIR": str(base / "tmp"), "HOME": str(base / "home"), "XDG_CACHE_HOME": str(base / "home" / ".cache")}

@@ -21,7 +21,6 @@ from harness.lab.experiments.recording_result import read_reports
 from harness.machine.network.host_matching import Offer, PeerHost
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.machine.network.peer_messages import host_fields, parse_message, read_roster, read_tried
-from harness.recording import patch_report
 from harness.recording.conditions import Stop, read_stop
 from harness.recording.recording_config import PROCESSES, Report
 from harness.recording.sentinel.sentinel_report import (
@@ -120,7 +119,6 @@ def _readers_of_programs() -> list[Reader]:
         locations=(place,),
         random_states={0: {"python": "x"}},
     )
-    patched = patch_report.Transplanted(1, "loss", "loss", 0, patch_report.Fate.PUT)
     stop = Stop("loss>1", 3, phase="loss", name="loss", element=(1, 2), known=("a",))
     return [
         Reader(
@@ -132,12 +130,6 @@ def _readers_of_programs() -> list[Reader]:
             "a finding of the sentinel",
             (finding.to_text().encode(),),
             of_file(f"{BUNDLES}/step-3-after_step/{MANIFEST}", read_findings),
-        ),
-        Reader(
-            "values patched",
-            (patched.to_line().encode(),),
-            of_file(patch_report.REPORT, patch_report.read_report),
-            (TraceError,),
         ),
         Reader(
             "a stop", (json_lines(_fields(stop)),), of_file("stop", lambda at: read_stop(at / "stop")), (TraceError,)

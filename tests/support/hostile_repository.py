@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.runner.records.hostile_histories import make_history, name_victim
 from tests.support.hostile_documents import DEEP
 
-KINDS = ("runs", "replays", "gates", "chaos", "bisections", "transplants", "demo", "traces")
+KINDS = ("runs", "replays", "gates", "chaos", "bisections", "demo", "traces")
 ESCAPES = "\x1b]0;P\x07"
 
 

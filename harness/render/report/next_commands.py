@@ -74,7 +74,6 @@ def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
         why = f"Repeat step {step} of both with the code that they name, and find the first operation that differs"
         yield Next(why, _typed("reproduce", a.name, "--step", step, "--trace-ops", "--against", b.name))
-        yield Next("Find the difference that caused the rest", _typed("transplant", a.name, b.name))
     if pair.verdict.kind is Kind.NOT_COMPARABLE:
         return
     if varied := [word for name, x, y in _varied(pair) for word in ("--sweep", f"{name}={x},{y}")]:

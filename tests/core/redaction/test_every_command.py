@@ -52,7 +52,6 @@ EVERY = (
     (("train", "one", "--out", "c", "--until", "reward<100", *VALUE), ExitCode.OK),
     (("replay", "sums", "--out", "r", "--json"), ExitCode.OK),
     (("replay", "sums", "--sweep", "seed=1,2", "--out", "v"), None),
-    (("transplant", "a", "b", "--take", "advantages", *VALUE, "--json"), None),
     (("gate", "--base", "HEAD~1", "--runs", "1", "--json"), ExitCode.DIVERGED),
     (("bisect", "sums", "--good", "HEAD~1", "--bad", "HEAD", "--json"), ExitCode.OK),
     (("report", "a", "b", "c", "--out", "three.html"), ExitCode.OK),
@@ -80,7 +79,7 @@ def of_commands(
     project.change("Another sign", "SIGN = 1.0", "SIGN = -1.0")
     texts: list[tuple[str, str]] = []
     for (name, *words), code in commands:
-        is_recorded = bool(options) and name in ("reproduce", "transplant")  # the value, which may not be set then
+        is_recorded = bool(options) and name == "reproduce"  # the value, which may not be set then
         typed = (name, *options, *(word for word in words if not (is_recorded and word in VALUE)))
         done = type_command(project.directory, *typed, XDG_CACHE_HOME=str(cache), HF_TOKEN=f"hf_{ALNUM}")
         assert options or done.code == code or (code is None and done.code != ExitCode.INTERNAL_ERROR), (typed, done)

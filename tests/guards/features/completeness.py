@@ -12,7 +12,6 @@ from typing import Any
 from tests.guards.features.feature import Feature
 from tests.guards.guard import ROOT, Row, rlharness
 
-REMOVED_COMMANDS = ("transplant",)
 REMOVED = frozenset(
     (
         *("doctor --listen", "doctor --peer", "doctor --hosts", "doctor --wait"),
@@ -57,7 +56,6 @@ def names(work: Path) -> set[str]:
 
     text = output("--help")
     commands = re.findall(r"^  ([a-z]+)  ", text.partition("\nCommands:")[2], re.MULTILINE)
-    commands = [name for name in commands if name not in REMOVED_COMMANDS]
     with ThreadPoolExecutor(2) as pool:
         helps = list(pool.map(lambda name: output(name, "--help"), commands))
         pyproject, scenario, entry = pool.map(lambda name: json.loads(output("schema", name)), _SCHEMAS)
