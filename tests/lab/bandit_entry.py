@@ -1,8 +1,7 @@
 """An entry for tests: a bandit that learns, every recorded tensor being the one that the step goes on with.
 
-What may be otherwise in one run than in another, each a difference of its own: `reward` (plain, or doubled from step 2
-on), `normalises` (advantages by their deviation), `spike` (the gradient of step 2, doubled), `copies` (what is recorded
-of advantages is a copy), `runtime.num_parts` (how the gradient is summed: float noise). With `breaks` the step of
+What may be otherwise in one run than in another: `normalises` (advantages by their deviation) and `runtime.num_parts`
+(how the gradient is summed: float noise). With `breaks` the step of
 that number ends in an error after its gradient; with `waits_for` step 3 reads that file after its rollout.
 """
 
@@ -32,17 +31,15 @@ def _step(step: int, config: Mapping[str, Any], weight: Tensor, recorder: Any) -
     recorder.record("rollout", "pulls", pulls)
     if step == 3 and config.get("waits_for"):
         Path(config["waits_for"]).read_text("utf-8")
-    rewards = pulls.double() / ARMS * (2.0 if config.get("reward") == "doubled" and step >= 2 else 1.0)
+    rewards = pulls.double() / ARMS
     recorder.record("reward", "rewards", rewards)
     advantages = rewards - rewards.mean()
     if config.get("normalises"):
         advantages = advantages / (advantages.std() + 1e-6)
-    recorder.record("advantage", "advantages", advantages.clone() if config.get("copies") else advantages)
+    recorder.record("advantage", "advantages", advantages)
     taken = torch.nn.functional.one_hot(pulls, ARMS) - chances
     parts = (advantages.unsqueeze(-1).float() * taken).chunk(config["runtime"]["num_parts"])
     gradient = torch.stack([part.sum(0) for part in parts]).sum(0) / PULLS
-    if config.get("spike") and step == 2:
-        gradient = gradient * 2
     recorder.record("backward", "weight", gradient)
     if config.get("breaks") == step:
         raise ArithmeticError("the gradient is not liked")
