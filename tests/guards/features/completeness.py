@@ -22,7 +22,7 @@ REMOVED = frozenset(
         ),
         *("run --leaning", "doctor --listen", "doctor --peer", "doctor --hosts", "doctor --wait"),
         *("doctor --weights", "doctor --server", "doctor --model"),
-        *("[tool.rlharness] commands", "[tool.rlharness] setup", "[tool.rlharness] profile", "engine model.kernels"),
+        *("[tool.rlharness] commands", "[tool.rlharness] setup", "[tool.rlharness] profile"),
     )
 )
 """What the next change removes: it has no rows."""
