@@ -47,7 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "not full" in config.option.markexpr:
         settings.load_profile("default tier")
-    config.addinivalue_line("markers", "needs_compiler: compiles rlcore's kernels; skipped where nothing can")
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.default_int_handler if signum is signal.SIGINT else signal.SIG_DFL)
@@ -61,19 +60,6 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         return (yield)
     finally:
         sys.dont_write_bytecode = before
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what compiles kernels where there is no compiler: the extra `dev` has one, `engine` has not."""
-    if item.get_closest_marker("needs_compiler"):
-        from rlcore.errors import KernelError
-        from rlcore.numerics.compiled.library import compiler
-
-        try:
-            compiler()
-        except KernelError as error:
-            pytest.skip(f"{error.what}: {error.remedy}")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -94,10 +80,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own_cache(_cache: Path) -> Iterator[Path]:
-    """A cache directory in place of the user's, for tests whose commands remember something there.
-
-    One for a whole session, since kernels are kept there too, and compiling them takes seconds.
-    """
+    """A cache directory of the session in place of the user's, for tests whose commands remember something there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(_cache))
         yield _cache

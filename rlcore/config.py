@@ -34,8 +34,6 @@ class ModelSection(Section):
     is_tied: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
-    kernels: Literal["torch", "compiled"] = "torch"
-    """What layers are computed with: torch's, or C compiled here, faster for small models; float32 on cpu."""
 
 
 class WarmStartSection(Section):

@@ -18,7 +18,7 @@ from rlcore.distributed.level_variables import LEVEL_VARIABLES, legal_text
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.invariance_report import InvarianceReport, invariant
-from rlcore.numerics.level import check_invariant_device, check_settings, computing, is_invariant
+from rlcore.numerics.level import check_invariant_device, check_settings, is_invariant
 from rlcore.numerics.probe import THREADS, certify, check_threads
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -33,22 +33,19 @@ def at_level(
     device: str = "cpu",
     length: int,
     threads: Collection[int] = (),
-    kernels: str = "torch",
 ) -> Iterator[InvarianceReport | None]:
     """Hold a level for what runs inside, up to sequences of `length`; gives the certificate at level invariant.
 
-    `threads` are the numbers of threads that torch will compute with, `kernels` what `level.computing` takes. Raises
-    LevelError where this machine cannot hold it, InvalidValueError where there is no such level, and what
-    `check_kernels` does.
+    `threads` are the numbers of threads that torch will compute with. Raises LevelError where this machine cannot hold
+    it, InvalidValueError where there is no such level.
     """
     if level not in LEVELS:
         raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
     check_level_of_device(level, device)
-    check_kernels(kernels, dtype, device)
-    with computing(kernels), _deterministic_algorithms(level):  # which are what the probe has to look at
+    with _deterministic_algorithms(level):  # which are what the probe has to look at
         invariance_report = None
         if level == "invariant":
-            invariance_report = _certified(config, dtype, device, length, kernels)
+            invariance_report = _certified(config, dtype, device, length)
             for count in sorted(set(threads) - set(THREADS)):
                 _check_threads(config, invariance_report, count)
         with invariant(invariance_report) if invariance_report else nullcontext():
@@ -73,25 +70,6 @@ def check_level_of_device(level: str, device: str) -> None:
         )
 
 
-def check_kernels(kernels: str, dtype: torch.dtype, device: str) -> None:
-    """See that these kernels can compute this here, and compile them where they are not kept.
-
-    Raises InvalidValueError for a type or device they are not for, and KernelError without a compiler.
-    """
-    if kernels == "torch":
-        return
-    if dtype is not torch.float32 or torch.device(device).type != "cpu":
-        name = str(dtype).removeprefix("torch.")
-        raise InvalidValueError(
-            f"model.kernels compiled with model.dtype {name} and model.device {device}",
-            legal="float32 on cpu",
-            remedy="model.kernels torch",
-        )
-    from rlcore.numerics.compiled.library import library
-
-    library()
-
-
 def check_level(level: str) -> None:
     """See that a level is at work here. Raises LevelError."""
     if level == "invariant":
@@ -105,17 +83,15 @@ def check_level(level: str) -> None:
 
 
 @cache
-def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int, kernels: str) -> InvarianceReport:
-    """Looked at once a process, with the kernels at work; that it still holds is seen whenever the level is entered."""
-    shapes, heads, layers = config.product_shapes, (config.head_shape,), (config.layer_shape,)
-    return certify(dtype, device, shapes=shapes, heads=heads, layers=layers, length=length)
+def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int) -> InvarianceReport:
+    """Looked at once a process; that it still holds is seen whenever the level is entered."""
+    return certify(dtype, device, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
 
 
 @cache
 def _check_threads(config: DecoderConfig, invariance_report: InvarianceReport, count: int) -> None:
     """The same for a number of threads."""
-    shapes, heads, layers = config.product_shapes, (config.head_shape,), (config.layer_shape,)
-    check_threads(invariance_report, count, shapes=shapes, heads=heads, layers=layers)
+    check_threads(invariance_report, count, shapes=config.product_shapes, heads=(config.head_shape,))
 
 
 @contextmanager

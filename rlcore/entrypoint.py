@@ -74,7 +74,6 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         device=section.device,
         length=length,
         threads=threads,
-        kernels=section.kernels,
     )
     log = RunLog(directory, config.output)
 

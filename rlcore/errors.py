@@ -5,7 +5,6 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 ├── ShapeError          tensors that do not belong together (also a ValueError)
 ├── EmptyMaskError      a sample, or a batch, without anything to learn from (also a ValueError)
 ├── NonFiniteError      NaN or infinity where it would spread to other samples (also a ValueError)
-├── KernelError         kernels that cannot be compiled here, or find no memory (also a RuntimeError)
 ├── StepError           a step that contradicts itself: a bug of the engine (also a RuntimeError)
 ├── ReplicaError        ranks that must hold equal bits, and do not (also a RuntimeError)
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
@@ -86,10 +85,6 @@ class LevelError(RlcoreError, ValueError):
         found = LevelError("", legal=self.legal, remedy=f"{remedy}; then {self.remedy}" if self.remedy else remedy)
         found.args, found.what, found.phases = (f"step {step}: {self.what}",), f"step {step}: {self.what}", self.phases
         return found
-
-
-class KernelError(RlcoreError, RuntimeError):
-    """Compiled kernels that cannot be made on this machine, or find no memory."""
 
 
 class StepError(RlcoreError, RuntimeError):

@@ -38,8 +38,8 @@ def keep_freed_memory() -> None:
 def _take_large_pages(libc: ctypes.CDLL) -> None:
     """Have the heap, and the next 496 MiB of it, which are addresses and no memory yet, in pages of 2 MiB: madvise(2).
 
-    5 % of a step of 127k parameters with compiled kernels (2026-11-23). Where the heap cannot grow by as much, or
-    large pages are switched off, nothing is changed; before Linux 6.1 what is there already stays as it is.
+    Where the heap cannot grow by as much, or large pages are switched off, nothing is changed; before Linux 6.1 what is
+    there already stays as it is.
     """
     begins = _heap_begins()
     if not begins or not LARGE_PAGES.exists() or "[never]" in LARGE_PAGES.read_text():

@@ -128,11 +128,7 @@ OWNED = (
         ("builtins.open", ".read_text()", ".read_bytes()", "json.load", "json.loads"),
         (
             "rlcore/regular_file.py",
-            *(
-                "rlcore/memory.py",
-                "rlcore/observability/phases.py",
-                "rlcore/numerics/compiled/library.py",
-            ),  # /proc, /sys
+            *("rlcore/memory.py", "rlcore/observability/phases.py"),  # /proc, /sys
         ),
     ),
     # These map a file by its name, which has been looked at first.

@@ -24,7 +24,6 @@ MARK = "pytest.mark.full"
 WHOLLY_FULL = {
     "tests/lab/bundles/test_foreign_bundles.py": "tests/lab/test_trust_command.py, tests/lab/test_trust.py",
     "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
-    "tests/lab/test_compiled_kernels.py": "tests/rlcore/numerics/compiled/test_compiled_level.py, in one process",
     "tests/machine/doctor/test_bootstrap.py": "tests/machine/doctor/test_bootstrap_in_play.py, without a namespace",
     "tests/machine/doctor/test_frozen_tmpdir.py": "tests/machine/doctor/test_doctor_directories.py, by pretence",
     "tests/machine/network/test_namespaces.py": "tests/machine/network/test_preflight.py, without a namespace",
@@ -35,7 +34,6 @@ WHOLLY_FULL = {
     "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
     "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",
-    "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_compiled_level.py",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
@@ -62,43 +60,10 @@ WHOLLY_FULL = {
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
     "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
     "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
-    "tests/rlcore/numerics/compiled/test_layers.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/rlcore/numerics/compiled/test_linear.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/rlcore/numerics/compiled/test_noise.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/rlcore/numerics/compiled/test_operations.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/rlcore/numerics/compiled/test_refused.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/rlcore/numerics/compiled/test_rows_alone.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/rlcore/numerics/compiled/test_library.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, which loads it"
-    ),
-    "tests/rlcore/numerics/compiled/test_values.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/rlcore/samplers/test_compiled_sampler.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
-    "tests/recording/test_compiled_kernels.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, without a recorder"
-    ),
     "tests/rlcore/distributed/test_levels_of_workers.py": (
         "tests/rlcore/distributed/test_level_variables.py, without workers"
     ),
     "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
-    "tests/rlcore/models/test_compiled_decoder.py": (
-        "tests/rlcore/numerics/compiled/test_compiled_level.py, in one decoder"
-    ),
     "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""

@@ -89,8 +89,6 @@ def _is_data(path: str, files: Mapping[str, str], sources: list[Source]) -> bool
     name, folder = PurePosixPath(path).name, PurePosixPath(path).parent
     if path in PAGES or name in UNREAD or (str(folder) == SCHEMAS and name.endswith(".json")):
         return True
-    if folder.name == "compiled" and name.endswith(".c"):  # all of them are compiled into one library
-        return f"{folder}/library.py" in files
     near = [
         text
         for other, text in files.items()
@@ -138,7 +136,7 @@ def test_all_of_the_packages_but_their_pages_is_in_it(wheel: Path) -> None:
     kept = [path.relative_to(ROOT).as_posix() for top in PACKAGES for path in (ROOT / top).rglob("*") if path.is_file()]
     wanted = {path for path in kept if "__pycache__" not in path and (not path.endswith(".md") or path in PAGES)}
     assert {path for path in read(wheel) if not _METADATA.match(path)} == wanted
-    assert {PurePosixPath(path).suffix for path in wanted} >= {".c", ".h", ".css", ".html", ".js", ".json", ".yaml"}
+    assert {PurePosixPath(path).suffix for path in wanted} >= {".css", ".html", ".js", ".json", ".yaml"}
 
 
 def test_what_was_unpacked_works(wheel: Path, tmp_path: Path) -> None:
@@ -207,7 +205,6 @@ PLANTED = {
     "harness/runner/conftest.py": "is named as files of tests are",
     "harness/runner/fake_clock.py": "is named as files of tests are",
     "harness/runner/left_over.py": "is used by no other module",
-    "rlcore/numerics/compiled/unused.h": "is read by no module",
     "rlcore/stub.c": "is read by no module",
     "scenarios/nvml_stub/build.py": "is no scenario",
     "scenarios/program.py": "is no scenario",

@@ -73,18 +73,7 @@ def check_numerics(answer: Answer) -> Finding:
     return Finding(
         "numerics",
         Severity.FINE,
-        f"{held} on {device} (checked for {took_s:.1f} s, up to {length} positions); {_without(surveys)}"
-        + _kernels(lines),
-    )
-
-
-def _kernels(lines: Sequence[dict[str, Any]]) -> str:
-    """Whether model.kernels may be compiled, as the last line has it."""
-    made = "".join(f"; compiled kernels by {line['compiler']}" for line in lines if "compiler" in line)
-    return made or "".join(
-        f"; no compiled kernels: {line['uncompiled']} ({line['remedy']})"
-        for line in lines
-        if "uncompiled" in line and "remedy" in line
+        f"{held} on {device} (checked for {took_s:.1f} s, up to {length} positions); {_without(surveys)}",
     )
 
 

@@ -1,7 +1,5 @@
 """Attention of a layer's heads, by torch's operations.
 
-`rlcore.models.compiled_backend` does the same by compiled kernels, or a whole layer at once.
-
 Heads are [batch, length, queries + keys + values, head_width], their attention [batch, length, queries * head_width].
 """
 
@@ -15,7 +13,6 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.rotary import rotate
 from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.embedding import embedding
-from rlcore.numerics.layer_weights import LayerWeights
 from rlcore.numerics.norms import rms_norm
 
 
@@ -35,30 +32,8 @@ class HeadNorms(Protocol):
         """Weight of the keys' norm."""
 
 
-class FusedLayer(Protocol):
-    """A layer with all its weights."""
-
-    @property
-    def number(self) -> int:
-        """Index of the layer."""
-
-    @property
-    def weights(self) -> LayerWeights:
-        """All weights of the layer."""
-
-
-class AttentionBackend(Protocol):
-    """One call of the decoder: what its layers share, and how they attend."""
-
-    def layer(self, x: Tensor, layer: FusedLayer) -> Tensor | None:
-        """Return the stream [batch, length, width] after a layer; None if the backend computes no whole layers."""
-
-    def attend(self, heads: Tensor, layer: HeadNorms) -> Tensor:
-        """Return the attention of one layer's heads, [batch, length, queries * head_width]."""
-
-
 class TorchBackend:
-    """Attention by torch's operations, each called by itself."""
+    """One call of the decoder: what its layers share, and how they attend."""
 
     def __init__(
         self, config: DecoderConfig, table: Tensor, length: int, cache: KeyValueCache | None, at: CachePositions | None
@@ -70,12 +45,8 @@ class TorchBackend:
         if at and not at.is_fresh:
             self.mask = visible(at.starts, at.positions.shape[1], at.num_keys)
 
-    def layer(self, x: Tensor, layer: FusedLayer) -> Tensor | None:
-        """As `AttentionBackend.layer`; always None."""
-        return None
-
     def attend(self, heads: Tensor, layer: HeadNorms) -> Tensor:
-        """As `AttentionBackend.attend`."""
+        """Return the attention of one layer's heads, [batch, length, queries * head_width]."""
         config = self.config
         qk, v = heads.split_with_sizes([config.num_qk_heads, config.num_kv_heads], 2)
         if layer.q_norm is not None and layer.k_norm is not None:

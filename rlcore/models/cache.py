@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.level import is_compiled
 
 KEYS_AT_ONCE = 16
 """A capacity, and what is read of it, is a multiple: then no recipe has to copy it for its padding."""
@@ -24,19 +23,15 @@ class KeyValueCache:
     """
 
     keys: Tensor
-    """As values, or [layers, slots, kv_heads, head_width, capacity], as compiled kernels have it."""
     values: Tensor
-    """[layers, slots, kv_heads, capacity, head_width]."""
-    is_across: bool = False
-    """Whether keys are the other way."""
+    """[layers, slots, kv_heads, capacity, head_width], as keys."""
 
     @classmethod
     def empty(cls, config: DecoderConfig, num_slots: int, capacity: int, *, like: Tensor) -> "KeyValueCache":
         """Zeros of the type and on the device of `like`; the capacity is rounded up to a multiple of 16."""
         capacity += -capacity % KEYS_AT_ONCE
-        values = like.new_zeros((config.num_layers, num_slots, config.num_kv_heads, capacity, config.head_width))
-        shape = (*values.shape[:3], config.head_width, capacity) if is_compiled() else values.shape
-        return cls(like.new_zeros(shape), values, is_compiled())
+        shape = config.num_layers, num_slots, config.num_kv_heads, capacity, config.head_width
+        return cls(like.new_zeros(shape), like.new_zeros(shape))
 
     @property
     def num_slots(self) -> int:
@@ -48,13 +43,9 @@ class KeyValueCache:
         """How many positions of each."""
         return self.values.shape[3]
 
-    def layers(self, num_slots: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """(keys, values) of the first slots, layer by layer, the same memory."""
-        return tuple(zip(self.keys[:, :num_slots].unbind(0), self.values[:, :num_slots].unbind(0), strict=True))
-
     def slots(self, first: int, last: int) -> "KeyValueCache":
         """Slots first to last - 1, the same memory."""
-        return KeyValueCache(self.keys[:, first:last], self.values[:, first:last], self.is_across)
+        return KeyValueCache(self.keys[:, first:last], self.values[:, first:last])
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots over others: a batch stays dense when sequences in its middle end."""
@@ -63,16 +54,13 @@ class KeyValueCache:
 
     def spread(self, first: int, which: Tensor, length: int) -> None:
         """Slot first + i takes `length` positions of slot first + which[i]: int64 [slots]."""
-        keys = self.keys[..., :length] if self.is_across else self.keys[..., :length, :]
-        for held in (keys, self.values[..., :length, :]):
+        for held in (self.keys[..., :length, :], self.values[..., :length, :]):
             held[:, first : first + len(which)] = held[:, first + which]
 
     def grown(self, capacity: int) -> "KeyValueCache":
         """Return the same sequences with room for more positions; the capacity is rounded up to a multiple of 16."""
         missing = capacity + -capacity % KEYS_AT_ONCE - self.capacity
-        behind = (0, 0, 0, missing)
-        keys = F.pad(self.keys, behind[2:] if self.is_across else behind)
-        return KeyValueCache(keys, F.pad(self.values, behind), self.is_across)
+        return KeyValueCache(F.pad(self.keys, (0, 0, 0, missing)), F.pad(self.values, (0, 0, 0, missing)))
 
 
 @dataclass(frozen=True)

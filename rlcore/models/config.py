@@ -102,8 +102,3 @@ class DecoderConfig:
     def head_shape(self) -> tuple[int, int, int]:
         """(heads, kv_heads, width) of its attention, for the probe."""
         return self.num_heads, self.num_kv_heads, self.head_width
-
-    @property
-    def layer_shape(self) -> tuple[int, int]:
-        """(width, ffn_width), for the probe."""
-        return self.width, self.ffn_width

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlcore.models.attention_backend import AttentionBackend, TorchBackend
+from rlcore.models.attention_backend import TorchBackend
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.models.rotary import rotation_table
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.embedding import embedding
-from rlcore.numerics.layer_weights import LayerWeights
-from rlcore.numerics.level import is_compiled
 from rlcore.numerics.linear import linear
 from rlcore.numerics.norms import add_rms_norm, rms_norm
 
@@ -43,28 +41,14 @@ class Layer(nn.Module):
         self.mlp_norm = _parameter(config.width)
         self.gate_up = _parameter(2 * config.ffn_width, config.width)
         self.down = _parameter(config.width, config.ffn_width)
-        self._num_absent = len(LayerWeights._fields) - len(self._parameters)
 
-    def forward(self, x: Tensor, by: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, by: TorchBackend) -> Tensor:
         """The stream [batch, length, width] after this layer."""
-        whole = by.layer(x, self)
-        return self._by_parts(x, by) if whole is None else whole
-
-    @property
-    def weights(self) -> LayerWeights:
-        """All of them, with None for what the family does not have."""
-        found = LayerWeights._make(map(self._parameters.get, LayerWeights._fields))
-        if sum(weight is None for weight in found) == self._num_absent:
-            return found
-        # Parametrized or pruned: six times as slow.
-        return LayerWeights(*(getattr(self, name) for name in LayerWeights._fields))
-
-    def _by_parts(self, x: Tensor, by: AttentionBackend) -> Tensor:
         attended = self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
         x, normed = add_rms_norm(x, attended, self.mlp_norm, self.config.norm_eps)
         return x + linear(swiglu(linear(normed, self.gate_up)), self.down)
 
-    def _attended(self, x: Tensor, by: AttentionBackend) -> Tensor:
+    def _attended(self, x: Tensor, by: TorchBackend) -> Tensor:
         heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], self.config.num_qkv_heads, self.config.head_width)
         return linear(by.attend(heads, self), self.out)
 
@@ -95,7 +79,7 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        return self.through(tokens, self._backend(tokens.shape[1]))
+        return self.through(tokens, TorchBackend(self.config, self.rotations(), tokens.shape[1], None, None))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
@@ -107,7 +91,7 @@ class Decoder(nn.Module):
 
     def read(self, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
         """Read tokens at positions that have been worked out before; as `extend`."""
-        return self.through(tokens, self._backend(tokens.shape[1], cache, at))
+        return self.through(tokens, TorchBackend(self.config, self.rotations(), tokens.shape[1], cache, at))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., vocabulary]."""
@@ -123,25 +107,12 @@ class Decoder(nn.Module):
             self._rotations = self._rotations.to(self.embedding.device)
         return self._rotations
 
-    def through(self, tokens: Tensor, by: AttentionBackend) -> Tensor:
+    def through(self, tokens: Tensor, by: TorchBackend) -> Tensor:
         """Return the normalised stream [batch, length, width] after all layers, which attend by this backend."""
         x = embedding(tokens, self.embedding)
         for layer in self.layers:
             x = layer(x, by)
         return rms_norm(x, self.norm, self.config.norm_eps)
-
-    def _backend(
-        self, length: int, cache: KeyValueCache | None = None, at: CachePositions | None = None
-    ) -> AttentionBackend:
-        """Return the backend of this context, for a pass over `length` positions or for positions of a cache.
-
-        The compiled one is imported here, so that a run with torch's kernels neither imports nor registers the others.
-        """
-        if is_compiled():
-            from rlcore.models.compiled_backend import CompiledBackend
-
-            return CompiledBackend(self.config, self.rotations(), cache, at)
-        return TorchBackend(self.config, self.rotations(), length, cache, at)
 
 
 def _parameter(*shape: int) -> nn.Parameter:

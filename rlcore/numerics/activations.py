@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from rlcore.numerics.level import is_compiled, is_invariant
+from rlcore.numerics.level import is_invariant
 
 ELEMENTS_AT_ONCE = 32_767
 """Of torch's loops over elements, one less than what it divides among threads."""
@@ -68,10 +68,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     Shazeer 2020, "GLU Variants Improve Transformer".
     """
-    if is_compiled():
-        from rlcore.numerics.compiled import differentiable as compiled
-
-        return compiled.swiglu(gate_up)
     rows, is_cut = gate_up.reshape(-1, gate_up.shape[-1]), is_invariant()
     if torch.is_grad_enabled():
         y: Tensor = _SwiGLU.apply(rows, is_cut)  # type: ignore[no-untyped-call]

@@ -50,8 +50,6 @@ class InvarianceReport:
     """The most keys that attention was looked at with."""
     measurements: tuple[Measurement, ...]
     machine: str
-    kernels: str = "torch"
-    """Whose operations were looked at: torch's with the recipe, or those that are "compiled", which need none."""
 
     @property
     def duration_s(self) -> float:
@@ -61,8 +59,7 @@ class InvarianceReport:
     def lines(self) -> list[str]:
         """For people: the choice, then each measurement."""
         dtype = str(self.dtype).removeprefix("torch.")
-        name = "compiled kernels" if self.kernels == "compiled" else self.strategy.name
-        head = f"{name} for {dtype} on {self.device}, up to {self.length} positions"
+        head = f"{self.strategy.name} for {dtype} on {self.device}, up to {self.length} positions"
         return [
             f"{head}, {self.duration_s:.1f} s; {self.machine}",
             *(f"  {measurement}" for measurement in self.measurements),

@@ -32,7 +32,6 @@ class KernelStrategy(Protocol):
 
 
 _active: ContextVar[KernelStrategy | None] = ContextVar("rlcore_recipe", default=None)
-_compiled: ContextVar[bool] = ContextVar("rlcore_compiled", default=False)
 _longest: ContextVar[int | None] = ContextVar("rlcore_longest", default=None)
 
 
@@ -49,21 +48,6 @@ def is_invariant() -> bool:
 def longest() -> int | None:
     """Return the most keys that attention may have in this context; None: any number."""
     return _longest.get()
-
-
-def is_compiled() -> bool:
-    """Whether what a model computes with is `rlcore.numerics.compiled` in this context."""
-    return _compiled.get()
-
-
-@contextmanager
-def computing(kernels: str) -> Iterator[None]:
-    """Compute with "torch", or with the kernels that are "compiled" here, at whatever level."""
-    token = _compiled.set(kernels == "compiled")
-    try:
-        yield
-    finally:
-        _compiled.reset(token)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.errors import ShapeError
-from rlcore.numerics.level import active, is_compiled
+from rlcore.numerics.level import active
 from rlcore.numerics.product import product
 from rlcore.numerics.row_sum import shift
 
@@ -18,10 +18,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"linear of {tuple(x.shape)} and {tuple(weight.shape)}", legal="equal last dimensions")
-    if is_compiled():
-        from rlcore.numerics.compiled import differentiable as compiled
-
-        return compiled.linear(x, weight, bias)
     strategy, rows = active(), x.reshape(-1, x.shape[-1])
     if strategy is None:
         y = product(rows, weight).view(*x.shape[:-1], weight.shape[0])

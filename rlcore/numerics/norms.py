@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlcore.numerics.level import is_compiled
 from rlcore.numerics.row_sum import row_sum
 
 
@@ -45,10 +44,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x [..., width]; weight [width], or of the last dimensions of x: [heads, width].
     """
-    if is_compiled():
-        from rlcore.numerics.compiled import differentiable as compiled
-
-        return compiled.rms_norm(x, weight, eps)
     if not torch.is_grad_enabled():
         return _normalised(x, eps)[0].to(x.dtype) * weight
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]
@@ -56,9 +51,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + added, its `rms_norm`): what a block adds to the stream, and what the next one reads of it."""
-    if is_compiled():
-        from rlcore.numerics.compiled import differentiable as compiled
-
-        return compiled.add_rms_norm(x, added, weight, eps)
     total = x + added
     return total, rms_norm(total, weight, eps)

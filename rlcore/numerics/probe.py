@@ -14,27 +14,23 @@ import torch
 
 from rlcore.errors import LevelError
 from rlcore.numerics.cases import Case, Draw, of_attention, of_products, of_rows
-from rlcore.numerics.exact import Exact
 from rlcore.numerics.invariance_report import InvarianceReport, Measurement, machine
 from rlcore.numerics.level import (
     KernelStrategy,
     check_arithmetic,
     check_invariant_device,
     following,
-    is_compiled,
 )
 from rlcore.numerics.padding import Padding
 from rlcore.numerics.product import be_strict
 from rlcore.numerics.tiles import Tiles
 
-STRATEGIES: tuple[KernelStrategy, ...] = (Padding(), Padding(keys=512, name="pad16_keys512"), Tiles(), Exact())
+STRATEGIES: tuple[KernelStrategy, ...] = (Padding(), Padding(keys=512, name="pad16_keys512"), Tiles())
 """From cheap to dear. Torch's own operation is not among them, even where it seems to hold."""
 SHAPES = ((64, 64), (64, 192), (128, 344), (384, 384), (100, 37))
 """(inputs, outputs) that are looked at where the model's own are not given."""
 HEADS = ((4, 4, 16), (4, 2, 32), (6, 2, 64))
 """(heads, kv_heads, width) that attention is looked at with."""
-LAYERS = ((64, 172), (100, 37), (384, 1536))
-"""(width, ffn_width) of layers, with those heads, that compiled kernels are looked at with."""
 LENGTH = 128
 MIN_LENGTH = 64
 KEYS_AT_ONCE = 16
@@ -78,7 +74,6 @@ def certify(
     *,
     shapes: Sequence[tuple[int, int]] = SHAPES,
     heads: Sequence[tuple[int, int, int]] = HEADS,
-    layers: Sequence[tuple[int, int]] = LAYERS,
     length: int = LENGTH,
     strategies: Sequence[KernelStrategy] = STRATEGIES,
     clock: Callable[[], float] = time.perf_counter,
@@ -86,9 +81,7 @@ def certify(
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds, and for any device but a CPU. With compiled kernels it is those that are looked at, and
-    no recipe is followed: theirs are `layers` too, (width, ffn_width), with a row of heads each, compared with plain
-    formulas in fp64 too. MKL is asked to be strict first (`product.be_strict`).
+    LevelError where none holds, and for any device but a CPU. MKL is asked to be strict first (`product.be_strict`).
     """
     check_invariant_device(device)
     be_strict(os.environ)
@@ -100,16 +93,10 @@ def certify(
         plain("attention", of_attention(Draw.seeded(dtype, device), heads[:1], length)),
     ]
     for strategy in strategies:
-        own = _Inspection(strategy, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, layers, length))
+        own = _Inspection(strategy, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, length))
         found += own
         if all(measurement.held for measurement in own):
-            kernels = "torch"
-            if is_compiled():
-                from rlcore.numerics.compiled.plain import check_layers
-
-                check_layers(Draw.seeded(dtype, device), layers, heads, MIN_LENGTH)
-                kernels = "compiled"
-            return InvarianceReport(strategy, dtype, device, length, tuple(found), machine(), kernels)
+            return InvarianceReport(strategy, dtype, device, length, tuple(found), machine())
     told = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(
         f"no kernel strategy is batch-invariant on this machine ({machine()}): {told}",
@@ -124,14 +111,13 @@ def check_threads(
     *,
     shapes: Sequence[tuple[int, int]] = SHAPES,
     heads: Sequence[tuple[int, int, int]] = HEADS,
-    layers: Sequence[tuple[int, int]] = LAYERS,
 ) -> None:
     """Check that a certified strategy gives the same bits with this number of threads; raise LevelError if not.
 
     No other strategy is tried: its bits would differ, and the number of threads should not affect results.
     """
     look = _Inspection(invariance_report.strategy, (count,), time.perf_counter)
-    sizes = _Sizes(shapes, heads, layers, invariance_report.length)
+    sizes = _Sizes(shapes, heads, invariance_report.length)
     found = look.at_all(invariance_report.dtype, invariance_report.device, sizes)
     if different := [measurement for measurement in found if not measurement.held]:
         raise LevelError(
@@ -147,7 +133,6 @@ class _Sizes:
 
     shapes: Sequence[tuple[int, int]]
     heads: Sequence[tuple[int, int, int]]
-    layers: Sequence[tuple[int, int]]
     length: int
 
 
@@ -160,23 +145,16 @@ class _Inspection:
     clock: Callable[[], float]
 
     def at_all(self, dtype: torch.dtype, device: str, of: _Sizes) -> list[Measurement]:
-        """At every operation that the recipe stands for, or at the compiled kernels."""
+        """At every operation that the recipe stands for."""
 
         def drawn() -> Draw:
             return Draw.seeded(dtype, device)
 
-        attended, layers = of_attention(drawn(), of.heads, of.length), None
-        if is_compiled():
-            from rlcore.numerics.compiled.cases import of_heads, of_layers
-
-            attended = of_heads(drawn(), of.heads, of.length)
-            layers = of_layers(drawn(), of.layers, of.heads, of.length)
-        found = [
+        return [
             self("linear", of_products(drawn(), of.shapes)),
-            self("attention", attended),
+            self("attention", of_attention(drawn(), of.heads, of.length)),
             self("rows", of_rows(drawn(), sorted({width for shape in of.shapes for width in shape}))),
         ]
-        return found if layers is None else [*found, self("layers", layers)]
 
     def __call__(self, operation: str, cases: Iterable[Case]) -> Measurement:
         """At one operation; its cases are drawn here."""

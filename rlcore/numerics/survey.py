@@ -1,14 +1,12 @@
 """Run as a program: looks at this CPU's operations and prints what was certified, for `rlharness doctor`.
 
 A JSON line for each type: {"dtype", "device", "machine"} and either {"problem"} or {"strategy", "length", "duration_s",
-"naive"}, the last being what torch's own operations do: [{"operation", "num_cases", "num_different", "first"}]. One
-line says whether compiled kernels can be had, {"compiler"} or {"uncompiled", "remedy"}, and one is all, {"missing":
-module}, where the engine's extra is not installed. Widths and lengths are the probe's own: a run looks
+"naive"}, the last being what torch's own operations do: [{"operation", "num_cases", "num_different", "first"}]. One is
+all, {"missing": module}, where the engine's extra is not installed. Widths and lengths are the probe's own: a run looks
 again, at those of its model. GPUs are not looked at: level invariant is refused there.
 """
 
 import json
-import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -34,19 +32,6 @@ def survey() -> Iterator[dict[str, Any]]:
             "machine": machine(),
             **_certified(dtype),
         }
-    yield _compiled()
-
-
-def _compiled() -> dict[str, Any]:
-    """Which compiler has made the kernels, now or before; or why there are none."""
-    from rlcore.errors import KernelError
-    from rlcore.numerics.compiled.library import compiler, library
-
-    try:
-        library()
-        return {"compiler": shlex.join(compiler())}
-    except KernelError as error:
-        return {"uncompiled": error.what, "remedy": error.remedy}
 
 
 def _certified(dtype: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The second recipe: every product has one shape, so that no kernel can be chosen by the number of rows.
+"""The last recipe: every product has one shape, so that no kernel can be chosen by the number of rows.
 
 Attention goes over blocks of keys with a running maximum and sum (Milakov and Gimelshein 2018): a block none of whose
 keys is seen leaves both as they are, to the bit, so neither the number of blocks matters.

@@ -20,12 +20,6 @@ def check_sampler(config: RunConfig) -> None:
     _check_stock(config)
     if config.sampler.name == "torch":
         return
-    if config.model.kernels == "compiled":
-        raise InvalidValueError(
-            "sampler.name vllm with model.kernels compiled",
-            legal="model.kernels torch: compiled attention reads a cache of whole sequences, and vLLM's is paged",
-            remedy="--set sampler.name=torch keeps the bits of this run; model.kernels=torch is another run",
-        )
     if config.sampler.tensor_parallel > 1:
         raise InvalidValueError(
             f"sampler.tensor_parallel is {config.sampler.tensor_parallel}",

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import StepError
-from rlcore.numerics.level import is_compiled
 
 BITS = 52
 """Of a uniform number. With 24, no noise is above 17.4, and what is less probable than that is never drawn."""
@@ -86,16 +85,8 @@ class GumbelNoise:
         """States int64 [rows] -> fp64 [rows, vocabulary]; pieces have the bits of the whole."""
         elements = ELEMENTS_AT_ONCE if self.ids.is_cpu else GPU_ELEMENTS_AT_ONCE
         rows = max(1, elements // len(self.ids))
-        parts = [gumbels_(self._uniforms(part)) for part in torch.split(states, rows)]
+        parts = [gumbels_(uniforms(mixed_(part.unsqueeze(1) + self.ids))) for part in torch.split(states, rows)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _uniforms(self, states: Tensor) -> Tensor:
-        """Compiled kernels give the same bits: whole numbers have no others."""
-        if is_compiled():
-            from rlcore.numerics.compiled import operations as compiled
-
-            return compiled.uniforms(states, self.ids)
-        return uniforms(mixed_(states.unsqueeze(1) + self.ids))
 
 
 KNOWN = (

@@ -90,7 +90,6 @@ class ModelWorker(Worker):
             device=section.device,
             length=length,
             threads=threads,
-            kernels=section.kernels,
         )
         self._held.enter_context(held)
         self._held.enter_context(num_threads(threads[0]))

@@ -4,7 +4,7 @@
     RLHARNESS_PEERS_PYTHON=... python tests/benchmarks/engine_vs_trl.py --sizes 127k --rounds 100
 
 A step is 8 prompts x 8 completions of exactly 32 tokens, fp32: rollout, reward, update, optimizer and, ours, a sync
-with its receipt; with compiled kernels at both levels, and with torch's. TRL is measured as it comes, which is with
+with its receipt, at both levels. TRL is measured as it comes, which is with
 gradient checkpointing, and without. Each is a process; a round is a step of each, in an order that turns, so that what
 the machine does beside hits all. Times are medians of the rounds, wall and processor time; targets are judged by wall
 time, memory by the highest peak. The floor of a step is its operations (products and attention) at the rate at which
@@ -43,7 +43,6 @@ PROMPTS = ("flow>", "grid>", "hand>", "jump>", "knot>", "lamp>", "milk>", "nest>
 GROUP_SIZE, NUM_TOKENS, NUM_WARM_UP = 8, 32, 2
 NUM_COMPLETION_TOKENS = len(PROMPTS) * GROUP_SIZE * NUM_TOKENS
 TRL, TRL_PLAIN, INVARIANT, OFF = "TRL", "TRL, no checkpointing", "rlcore invariant", "rlcore off"
-TORCH_INVARIANT = "rlcore invariant, torch's kernels"
 COST_GOALS = {"rollout": 1.5, "update": 1.15}
 """What level invariant may cost against off: times as long."""
 
@@ -61,9 +60,9 @@ class Size:
 
 
 SIZES = {
-    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 64, 30, {INVARIANT: 3.0}),
-    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 64, 12, {INVARIANT: 2.0}),
-    "13M": Size(DecoderConfig("qwen3", 30, 384, 6, 6, 2, 64, 1536, max_length=64), 32, 4, {INVARIANT: 1.1, OFF: 1.3}),
+    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 64, 30, {INVARIANT: 1.3}),
+    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 64, 12, {INVARIANT: 1.2}),
+    "13M": Size(DecoderConfig("qwen3", 30, 384, 6, 6, 2, 64, 1536, max_length=64), 32, 4, {INVARIANT: 1.1}),
 }
 
 
@@ -76,7 +75,7 @@ class Child:
     versions: str = ""
     steps: list[dict[str, float]] = field(default_factory=list)
     products_share: float = 0.0
-    """Of a profiled step, and whole layers where they are one call; profiling slows small operations most."""
+    """Of a profiled step; profiling slows small operations most."""
     flops: float = 0.0
 
     def ask(self, word: str) -> dict[str, float]:
@@ -122,9 +121,8 @@ def commands(size: Size, model: Path) -> dict[str, list[str]]:
     return {
         TRL: trl,
         TRL_PLAIN: [*trl, "--no-checkpointing"],
-        INVARIANT: [*ours, "--kernels", "compiled", "--level", "invariant"],
-        OFF: [*ours, "--kernels", "compiled", "--level", "off"],
-        TORCH_INVARIANT: [*ours, "--kernels", "torch", "--level", "invariant"],
+        INVARIANT: [*ours, "--level", "invariant"],
+        OFF: [*ours, "--level", "off"],
     }
 
 
@@ -147,7 +145,7 @@ def children(size: Size) -> Iterator[list[Child]]:
         started = []
         for name, command in commands(size, model).items():
             own = dict(environ)
-            if name in (INVARIANT, TORCH_INVARIANT):  # as `rlharness train` starts it
+            if name == INVARIANT:  # as `rlharness train` starts it
                 be_strict(own)
             process = subprocess.Popen(
                 command,
@@ -213,7 +211,7 @@ def describe(child: Child, peak_per_s: float) -> str:
     return (
         f"  {child.name}: {milliseconds(step_s)} (processor {milliseconds(cpu_s)}), {child.tokens_per_s:,.0f} tokens/s,"
         f" {child.peak_bytes / 1e6:.0f} MB; {told}\n"
-        f"    products, attention, compiled layers {child.products_share:.0%} of it; {child.flops / 1e9:.1f} GFLOP,"
+        f"    products, attention {child.products_share:.0%} of it; {child.flops / 1e9:.1f} GFLOP,"
         f" at peak {milliseconds(floor_s)}: {step_s / floor_s:.1f} times the floor"
     )
 
@@ -222,7 +220,7 @@ def judge(size: Size, by_name: Mapping[str, Child]) -> tuple[list[str], bool]:
     """Lines, and whether all targets are met."""
     lines, is_good = [], True
     trl = by_name[TRL]
-    for name in (INVARIANT, OFF, TORCH_INVARIANT):
+    for name in (INVARIANT, OFF):
         child, target = by_name[name], size.targets.get(name)
         times = child.tokens_per_s / trl.tokens_per_s
         by_cpu = trl.median_s("step", "cpu") / child.median_s("step", "cpu")

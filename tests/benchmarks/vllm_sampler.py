@@ -127,7 +127,6 @@ def measure(size: str, config: DecoderConfig, num_rounds: int) -> bool:
     held = certify(
         shapes=config.product_shapes,
         heads=[config.head_shape],
-        layers=[config.layer_shape],
         length=config.max_length,
     )
     local = TorchSampler(decoder, tokenizer, concurrency=64)

@@ -4,17 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.engine_vs_trl import (
-    INVARIANT,
-    OFF,
-    SIZES,
-    TORCH_INVARIANT,
-    TRL,
-    TRL_PLAIN,
-    Child,
-    describe,
-    judge,
-)
+from tests.benchmarks.engine_vs_trl import INVARIANT, OFF, SIZES, TRL, TRL_PLAIN, Child, describe, judge
 
 NO_PROCESS: Any = None
 
@@ -28,24 +18,23 @@ def child(name: str, step_s: float = 1.0, *, update_s: float = 0.1, peak_bytes: 
 
 
 def judged(**ours: Any) -> tuple[list[str], bool]:
-    others = {name: child(name, 0.5) for name in (OFF, TORCH_INVARIANT)}
-    children = {TRL: child(TRL), TRL_PLAIN: child(TRL_PLAIN), **others}
-    return judge(SIZES["1M"], {**children, INVARIANT: child(INVARIANT, **{"step_s": 0.4, **ours})})
+    others = {TRL: child(TRL), TRL_PLAIN: child(TRL_PLAIN), OFF: child(OFF, 0.5)}
+    return judge(SIZES["1M"], {**others, INVARIANT: child(INVARIANT, **{"step_s": 0.4, **ours})})
 
 
-def test_twice_as_fast_is_enough_at_1m() -> None:
+def test_faster_than_the_target_is_enough_at_1m() -> None:
     lines, is_good = judged()
     assert is_good
     assert "2.50 times its tokens/s" in lines[0]
-    assert "target 2: PASS" in lines[0]
+    assert "target 1.2: PASS" in lines[0]
 
 
 @pytest.mark.parametrize(
     ("ours", "line", "told"),
     [
-        ({"step_s": 0.6}, 0, "target 2: FAIL"),
+        ({"step_s": 0.9}, 0, "target 1.2: FAIL"),
         ({"peak_bytes": 1.1e9}, 0, "1.10 times its memory: FAIL"),
-        ({"update_s": 0.12}, 3, "update 1.20 times, goal 1.15: FAIL"),
+        ({"update_s": 0.12}, 2, "update 1.20 times, goal 1.15: FAIL"),
     ],
 )
 def test_each_missed_target_fails(ours: dict[str, float], line: int, told: str) -> None:
@@ -59,5 +48,5 @@ def test_a_step_is_told_with_its_parts_and_its_floor() -> None:
     assert "500 ms" in told
     assert "4,096 tokens/s" in told
     assert "rest 300 ms" in told
-    assert "products, attention, compiled layers 50% of it" in told
+    assert "products, attention 50% of it" in told
     assert "at peak 100 ms: 5.0 times the floor" in told

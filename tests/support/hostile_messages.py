@@ -69,7 +69,7 @@ def _readers_of_children() -> list[Reader]:
     return [
         Reader("locks", (json_lines({"step": "create", "took_s": 0.1, "error": "x"}),), of_text(of(read_trial))),
         Reader("facts of torch", (json_lines(*torch),), of_text(of(read_torch))),
-        Reader("numerics", (json_lines(survey, {"uncompiled": "a", "remedy": "b"}),), of_text(of(check_numerics))),
+        Reader("numerics", (json_lines(survey),), of_text(of(check_numerics))),
         Reader(
             "served weights",
             (json_lines(served),),

@@ -70,7 +70,6 @@ class LevelSwitch:
                 self._device,
                 shapes=config.product_shapes,
                 heads=(config.head_shape,),
-                layers=(config.layer_shape,),
                 length=length,
                 strategies=[each for each in STRATEGIES if each.name == strategy],
             )

@@ -74,7 +74,7 @@ class PagedPass:
 
 
 class PagedBackend(TorchBackend):
-    """As `rlcore.models.attention_backend.AttentionBackend`, for the tokens of many requests in one row of a batch."""
+    """As `rlcore.models.attention_backend.TorchBackend`, for the tokens of many requests in one row of a batch."""
 
     def __init__(
         self, config: DecoderConfig, table: Tensor, positions: Tensor, plan: PagedPass, caches: Sequence[Tensor]

@@ -74,7 +74,6 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
     num_read = max(len(prompt.tokens) for prompt in prompts) + arguments.num_tokens - 1
     config = read_config(
         {
-            "model": {"kernels": arguments.kernels},
             "task": {"name": "reverse_text"},
             "sampling": {"max_tokens": arguments.num_tokens},
             "algorithm": {"name": "grpo"},
@@ -116,7 +115,6 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--num-tokens", type=int, required=True)
     parser.add_argument("--level", choices=["off", "invariant"], required=True)
-    parser.add_argument("--kernels", choices=["torch", "compiled"], required=True)
     parser.add_argument("--microbatch-size", type=int, required=True)
     arguments = parser.parse_args()
     turns = Turns()
@@ -124,7 +122,7 @@ def main() -> None:
     keep_freed_memory()
     state = state_of(arguments, turns)
     config = state.decoder.config
-    held = at_level(arguments.level, config, length=config.max_length, kernels=arguments.kernels)
+    held = at_level(arguments.level, config, length=config.max_length)
     with held as invariance_report:
         state.receipt = sync(state.decoder, state.sampler.weight_target, 0, None)
         turns.say(

@@ -3,7 +3,7 @@
     parent ──a word──▶ child ──a line of JSON──▶ parent
 
     step      wall and processor time of the step and of its phases, and the process's peak memory so far
-    products  seconds in matrix products, attention and compiled layers, by torch's profiler
+    products  seconds in matrix products and attention, by torch's profiler
     flops     floating-point operations of products and attention, by torch's counter
 
 The end of the words is the end of the child. Whatever libraries print goes to standard error.
@@ -25,21 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 aten = torch.ops.aten
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 ONEDNN = "mkldnn::_linear_pointwise"
-COMPILED = tuple(
-    f"rlcore::{name}"
-    for name in ("linear", "linear_backward", "layer", "layer_unkept", "layer_cached", "layer_backward")
-)
-"""Whole layers have norms and gates in them too: a tenth of their time."""
-PRODUCTS = (
-    "aten::mm",
-    "aten::addmm",
-    "aten::bmm",
-    "aten::baddbmm",
-    ONEDNN,
-    ATTENTION,
-    f"{ATTENTION}_backward",
-    *COMPILED,
-)
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ONEDNN, ATTENTION, f"{ATTENTION}_backward")
 
 
 def peak_bytes() -> int:
@@ -59,26 +45,8 @@ def attention_backward_flops(_: Any, q: list[int], k: list[int], *__: Any, **___
 
 
 def linear_flops(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
-    """Of [rows, inputs] and [outputs, inputs]: oneDNN's, or compiled."""
+    """Of [rows, inputs] and [outputs, inputs], by oneDNN."""
     return 2 * x[0] * x[1] * weight[0]
-
-
-def linear_backward_flops(grad: list[int], *given: Any, **_: Any) -> int:
-    """Two products."""
-    return 2 * linear_flops(*given)
-
-
-def heads_flops(heads: list[int], *given: Any, **_: Any) -> int:
-    """Compiled attention of a pass: heads [batch, positions, queries + keys + values, width], as if all were seen."""
-    batch, length, num_all, width = heads
-    num_heads: int = num_all - 2 * given[0]
-    return 4 * batch * num_heads * length**2 * width
-
-
-def heads_backward_flops(grad: list[int], *_: Any, **__: Any) -> int:
-    """Five products of [batch, positions, queries, width]."""
-    batch, length, num_heads, width = grad
-    return 10 * batch * num_heads * length**2 * width
 
 
 class Turns:
@@ -108,11 +76,6 @@ class Turns:
                 aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
                 aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
             }
-            if "rlcore" in sys.modules:
-                formulas[torch.ops.rlcore.linear] = linear_flops
-                formulas[torch.ops.rlcore.linear_backward] = linear_backward_flops
-                formulas[torch.ops.rlcore.attend] = heads_flops
-                formulas[torch.ops.rlcore.attend_backward] = heads_backward_flops
             self._counter = self._measuring.enter_context(FlopCounterMode(display=False, custom_mapping=formulas))
         self._began = time.perf_counter(), time.process_time()
         return bool(self._word)

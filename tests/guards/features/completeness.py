@@ -16,7 +16,6 @@ REMOVED = frozenset(
     (
         *("doctor --listen", "doctor --peer", "doctor --hosts", "doctor --wait"),
         *("doctor --weights", "doctor --server", "doctor --model"),
-        "engine model.kernels",
     )
 )
 """What the next change removes: it has no rows."""

@@ -2,14 +2,11 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host
@@ -40,24 +37,6 @@ def test_what_holds_is_told_with_what_it_is_for() -> None:
         "linear of float32 in 9 of 22 cases, attention of float32 in 48 of 64 cases"
     )
     assert judged(ALSO).measured.endswith("; torch's own operations held in every case too")
-
-
-def test_whether_kernels_can_be_compiled_is_told_and_is_no_fault() -> None:
-    assert judged(ALSO, {"compiler": "/usr/bin/cc"}).measured.endswith("; compiled kernels by /usr/bin/cc")
-    without = judged(ALSO, {"uncompiled": "there is no C compiler", "remedy": "apt-get install gcc"})
-    assert without.severity is Severity.FINE
-    assert without.measured.endswith("; no compiled kernels: there is no C compiler (apt-get install gcc)")
-
-
-@pytest.mark.parametrize(
-    ("cc", "told"), [pytest.param(None, "compiler", marks=pytest.mark.needs_compiler), ("/nowhere/cc", "uncompiled")]
-)
-def test_the_survey_has_tried_the_compiler(cc: str | None, told: str) -> None:
-    pytest.importorskip("torch")
-    environment = {**os.environ, **({"CC": cc} if cc else {})}
-    code = "import json; from rlcore.numerics.survey import _compiled; print(json.dumps(_compiled()))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert told in json.loads(done.stdout)
 
 
 def test_a_type_without_a_recipe_is_broken() -> None:

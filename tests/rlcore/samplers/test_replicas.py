@@ -200,12 +200,10 @@ def test_replicas_of_one_memory_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
-@pytest.mark.parametrize("kernels", ["torch", pytest.param("compiled", marks=pytest.mark.full)])
-def test_replicas_move_no_bit_of_a_run(tmp_path: Path, kernels: str) -> None:
-    model = config().model.model_dump() | {"kernels": kernels}
-    first = recorded(config(training=TRAINING, model=model), tmp_path / "one")
+def test_replicas_move_no_bit_of_a_run(tmp_path: Path) -> None:
+    first = recorded(config(training=TRAINING), tmp_path / "one")
     runtime = {"arrival_seed": 3, "concurrency": 2, "preempt_every": 3, "sampling_threads": 2}
-    of = config(training=TRAINING, model=model, sampler={"replicas": 3}, runtime=runtime)
+    of = config(training=TRAINING, sampler={"replicas": 3}, runtime=runtime)
     assert first_difference(first, recorded(of, tmp_path / "three")) is None
 
 

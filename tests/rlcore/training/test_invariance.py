@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import rlcore.batching.minibatches as minibatches_module
 import rlcore.recipes.rollout as rollouts_module
@@ -27,8 +26,6 @@ from rlcore.batching.microbatches import Microbatch, microbatches_by_budget
 from rlcore.config import RunConfig
 from rlcore.entrypoint import train
 from rlcore.errors import CheckpointError, LevelError, StepError
-from rlcore.numerics.compiled import layers
-from rlcore.numerics.level import computing
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
@@ -45,24 +42,12 @@ VARIANTS: dict[str, RunConfig] = {
                   "num_epochs": 2},
     ),
     "ppo": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1, "num_critic_warmup_steps": 2}),
-    "grpo, compiled kernels": config(model={"kernels": "compiled"}),
-    "ppo, compiled kernels": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "num_critic_warmup_steps": 2},
-                                    model={"kernels": "compiled"}),
 }  # fmt: skip
 
 
 def each(*in_default_tier: str) -> Any:
     """All variants; those that are not named are in the full tier only."""
-    return [
-        pytest.param(
-            name,
-            marks=[
-                *([pytest.mark.needs_compiler] if variant.model.kernels == "compiled" else []),
-                *([] if name in in_default_tier else [pytest.mark.full]),
-            ],
-        )
-        for name, variant in VARIANTS.items()
-    ]
+    return [pytest.param(name, marks=[] if name in in_default_tier else [pytest.mark.full]) for name in VARIANTS]
 
 
 perturbations = st.fixed_dictionaries(
@@ -168,15 +153,6 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
         assert done.stdout == expected
 
 
-@pytest.mark.full
-@pytest.mark.needs_compiler
-def test_compiled_kernels_are_at_work_and_part_of_what_a_run_is(undisturbed: Callable[[str], Digests]) -> None:
-    for algorithm in ("grpo", "ppo"):
-        leaf = first_difference(undisturbed(algorithm), undisturbed(f"{algorithm}, compiled kernels"))
-        assert leaf is not None
-        assert (leaf[0], leaf[2].split(".")[0]) == (0, "warm_start"), "nothing is computed before it"
-
-
 # ---------------------------------------------------------------------------- and breaks without each of its mechanisms
 
 
@@ -199,34 +175,6 @@ def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("rlcore.checks.observers.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(perturbed("grpo", concurrency=3), tmp_path)
-
-
-@pytest.mark.full
-@pytest.mark.needs_compiler
-def test_a_sampler_with_other_kernels_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = TorchSampler.sample
-
-    def by_torch(self: TorchSampler, requests: Any, **others: Any) -> Any:
-        with computing("torch"):
-            return sample(self, requests, **others)
-
-    monkeypatch.setattr(TorchSampler, "sample", by_torch)
-    with pytest.raises(LevelError, match="the trainer's log-probability"):
-        recorded(VARIANTS["grpo, compiled kernels"], tmp_path)
-
-
-@pytest.mark.full
-@pytest.mark.needs_compiler
-def test_with_a_kernel_that_sees_the_batch_concurrency_moves_logprobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer_cached = layers.layer_cached
-
-    def in_company(x: Tensor, *given: Any, **named: Any) -> Tensor:
-        return layer_cached(x, *given, **named) * (1.0 + len(x) * 2.0**-20)
-
-    monkeypatch.setattr(layers, "layer_cached", in_company)
-    assert moved("grpo, compiled kernels", tmp_path, level="deterministic", concurrency=1) == "rollout"
 
 
 @pytest.mark.full

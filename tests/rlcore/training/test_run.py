@@ -141,19 +141,6 @@ def test_a_board_without_its_package_stops_a_run_before_it_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.full
-@pytest.mark.needs_compiler
-def test_other_kernels_do_not_go_on(tmp_path: Path) -> None:
-    recorded(SHORT, tmp_path / "first")
-    of = with_section(
-        with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), "model", {"kernels": "compiled"}
-    )
-    with pytest.raises(
-        CheckpointError, match=r"model\.kernels differ \(model\.kernels was 'torch', and is 'compiled'\)"
-    ):
-        recorded(of, tmp_path / "second")
-
-
 def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
     recorded(SHORT, tmp_path / "first")
     of = with_section(with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), "training", {"group_size": 8})

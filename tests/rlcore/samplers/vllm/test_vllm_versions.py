@@ -66,12 +66,6 @@ def test_a_run_without_vllm_ends_before_its_warm_start(install: Install, tmp_pat
         recorded(config(sampler={"name": "vllm"}), tmp_path)
 
 
-def test_compiled_kernels_are_refused_with_the_reason() -> None:
-    with pytest.raises(InvalidValueError, match=r"model\.kernels compiled") as caught:
-        check_sampler(config(sampler={"name": "vllm"}, model={"kernels": "compiled"}))
-    assert "paged" in caught.value.legal
-
-
 def test_tensor_parallelism_is_refused_with_the_reason(install: Install) -> None:
     install("0.32.0")
     with pytest.raises(InvalidValueError, match=r"sampler\.tensor_parallel is 2") as caught:
