@@ -8,10 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 FIRST_PARTY = frozenset({"harness", "rlcore", "scenarios", "tests"})
-MAX_LINES = 400
 ROOMS = ("harness", "rlcore", "scenarios", "tests")
-MAX_FUNCTION_LINES = 60
-MAX_PARAMETERS = 8
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
 
 
@@ -34,16 +31,6 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """One function of a file, at any depth."""
-
-    name: str
-    num_lines: int
-    num_parameters: int
-    """By position or by name, without self and cls."""
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What the rules ask of a file."""
 
@@ -51,7 +38,6 @@ class Facts:
     """(name bound or "", dotted origin) of every import at any depth; relative and import_module too."""
     uses: frozenset[str]
     """Every dotted name it imports or reaches through what it imports, builtins, and ".method()" calls."""
-    functions: tuple[Function, ...]
     swallowing: tuple[int, ...]
     """Lines of the handlers that catch everything, and do not raise it again."""
     is_silent: bool
@@ -75,7 +61,6 @@ class Source:
         return Facts(
             imports=imported,
             uses=frozenset(_uses(nodes, imported)),
-            functions=tuple(_function(n) for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)),
             swallowing=tuple(n.lineno for n in nodes if isinstance(n, ast.ExceptHandler) and _swallows(n)),
             is_silent=all(_says_nothing(statement) for statement in tree.body),
         )
@@ -117,12 +102,6 @@ def _uses(nodes: Iterable[ast.AST], imported: Iterable[tuple[str, str]]) -> set[
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WITH_ARGUMENTS:
             found.add(f".{node.func.attr}()")
     return found
-
-
-def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
-    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
-    return Function(node.name, num_lines, len([name for name in names if name not in ("self", "cls")]))
 
 
 def _swallows(node: ast.ExceptHandler) -> bool:
@@ -168,21 +147,6 @@ def trespasses(source: Source, rule: Owned) -> list[str]:
         for name in sorted(source.facts.uses)
         if any(stands_below(name, owned) for owned in rule.names)
     ]
-
-
-def oversized(source: Source) -> dict[str, str]:
-    """Exemption key -> what is too large."""
-    found = {}
-    num_lines = source.text.count("\n")
-    if num_lines > MAX_LINES:
-        found[source.path] = f"{num_lines} lines, at most {MAX_LINES}"
-    for function in source.facts.functions:
-        key = f"{source.path}:{function.name}"
-        if function.num_lines > MAX_FUNCTION_LINES:
-            found[key] = f"{function.num_lines} lines, at most {MAX_FUNCTION_LINES}"
-        if function.num_parameters > MAX_PARAMETERS:
-            found[f"{key}()"] = f"{function.num_parameters} parameters, at most {MAX_PARAMETERS}"
-    return found
 
 
 def unexplained_excepts(source: Source) -> list[str]:

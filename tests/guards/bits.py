@@ -130,7 +130,10 @@ def digest(case: Case) -> str:
 def record(case: Case, out: Path, python: str, head: Path | None = None) -> None:
     """Train and record with this checkout, or with the base; RuntimeError if the run does not end with 0."""
     words = [*case.words(is_base=head is None), "--out", str(out)]
-    done = rlharness(*words, cwd=out.parent, env=base.environment(head or base.worktree()), python=python)
+    env = base.environment(head or base.worktree())
+    if "deterministic" in case.options:  # which refuses a hash seed drawn at random
+        env["PYTHONHASHSEED"] = "0"
+    done = rlharness(*words, cwd=out.parent, env=env, python=python)
     if done.returncode:
         side = "head" if head else "base"
         raise RuntimeError(f"the {side} ended with {done.returncode}: {(done.stdout + done.stderr)[-600:]}")
