@@ -1,8 +1,6 @@
-"""No package grows above its budget."""
+"""What counts as a code line, and for which package; `.ci/run` compares the packages with the table."""
 
-import json
-
-from tests.size import TABLE, code_lines, package_of, sizes
+from tests.size import code_lines, package_of
 
 SOURCE = '''"""A module.
 
@@ -15,11 +13,6 @@ WIDTH = (
 )
 """Of what."""
 '''
-
-
-def test_no_package_is_larger_than_the_table_allows() -> None:
-    table = json.loads(TABLE.read_text("utf-8"))
-    assert {name: num for name, num in sizes().items() if num > table.get(name, {"most": 0})["most"]} == {}
 
 
 def test_a_code_line_is_neither_comment_nor_docstring() -> None:
