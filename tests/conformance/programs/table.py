@@ -293,7 +293,7 @@ PROGRAMS = (
         "trl_console",
         4,
         "a text",
-        Place(3, "loss", "loss"),  # an open defect: step 2, batch.input_ids, which its loader fetches a batch ahead
+        Place(3, "loss", "loss"),
         LANGUAGE,
     ),
     Program(
