@@ -293,7 +293,7 @@ PROGRAMS = (
         "trl_console",
         4,
         "a text",
-        Place(3, "loss", "loss"),
+        Place(2, "rollout", "batch.input_ids"),
         LANGUAGE,
     ),
     Program(
