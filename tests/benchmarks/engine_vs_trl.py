@@ -60,9 +60,9 @@ class Size:
 
 
 SIZES = {
-    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 64, 30, {INVARIANT: 1.3}),
-    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 64, 12, {INVARIANT: 1.2}),
-    "13M": Size(DecoderConfig("qwen3", 30, 384, 6, 6, 2, 64, 1536, max_length=64), 32, 4, {INVARIANT: 1.1}),
+    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 64, 30, {INVARIANT: 3.0}),
+    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 64, 12, {INVARIANT: 2.0}),
+    "13M": Size(DecoderConfig("qwen3", 30, 384, 6, 6, 2, 64, 1536, max_length=64), 32, 4, {INVARIANT: 1.1, OFF: 1.3}),
 }
 
 

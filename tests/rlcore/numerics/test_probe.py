@@ -178,3 +178,4 @@ def test_numbers_of_threads_that_move_bits_are_refused() -> None:
         LevelError, match=r"differ bitwise between 3 threads and one .*linear broken by threads.*threads 3"
     ):
         check_threads(found, 3, **SMALL)  # type: ignore[arg-type]
+    check_threads(invariance_report(Tiles()), 3, **SMALL)  # type: ignore[arg-type]
