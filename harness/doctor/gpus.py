@@ -172,8 +172,8 @@ def check_links(gpus: Sequence[GpuHealth]) -> list[Finding]:
     counts = Counter(gpu.num_active_links for gpu in linked)
     if findings or not linked:
         return findings
-    told = ", ".join(f"{number} x {active} links" for active, number in counts.items() if active)
-    return [Finding("NVLink", Severity.FINE, f"{told} active" if told else "not in use: GPUs talk over PCIe")]
+    links = ", ".join(f"{number} x {active} links" for active, number in counts.items() if active)
+    return [Finding("NVLink", Severity.FINE, f"{links} active" if links else "not in use: GPUs talk over PCIe")]
 
 
 def check_torch(

@@ -19,8 +19,8 @@ def main() -> None:
     if spec is None or spec.origin is None:
         print("{}")
         return
-    told = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    print(json.dumps({"version": str(told["__version__"]), "cuda": told.get("cuda")}))
+    names = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    print(json.dumps({"version": str(names["__version__"]), "cuda": names.get("cuda")}))
     sys.stdout.flush()
     if "--use" in sys.argv[1:]:
         import torch

@@ -1,4 +1,4 @@
-"""What sampling costs: 64 completions of 32 tokens, at three sizes, level off and invariant, by turns.
+"""Cost of sampling: 64 completions of 32 tokens, at three sizes; levels off and invariant take turns.
 
     export OMP_NUM_THREADS=1 MKL_CBWR=AUTO,STRICT
     python tests/benchmarks/sampler.py

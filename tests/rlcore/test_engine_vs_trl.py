@@ -30,23 +30,23 @@ def test_twice_as_fast_is_enough_at_1m() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "line", "told"),
+    ("ours", "line", "text"),
     [
         ({"step_s": 0.6}, 0, "target 2: FAIL"),
         ({"peak_bytes": 1.1e9}, 0, "1.10 times its memory: FAIL"),
         ({"update_s": 0.12}, 2, "update 1.20 times, goal 1.15: FAIL"),
     ],
 )
-def test_each_missed_target_fails(ours: dict[str, float], line: int, told: str) -> None:
+def test_each_missed_target_fails(ours: dict[str, float], line: int, text: str) -> None:
     lines, is_good = judged(**ours)
     assert not is_good
-    assert told in lines[line]
+    assert text in lines[line]
 
 
-def test_a_step_is_told_with_its_parts_and_its_floor() -> None:
-    told = describe(child(OFF, 0.5), peak_per_s=1e10)
-    assert "500 ms" in told
-    assert "4,096 tokens/s" in told
-    assert "rest 300 ms" in told
-    assert "products, attention 50% of it" in told
-    assert "at peak 100 ms: 5.0 times the floor" in told
+def test_a_step_is_described_with_its_parts_and_its_floor() -> None:
+    text = describe(child(OFF, 0.5), peak_per_s=1e10)
+    assert "500 ms" in text
+    assert "4,096 tokens/s" in text
+    assert "rest 300 ms" in text
+    assert "products, attention 50% of it" in text
+    assert "at peak 100 ms: 5.0 times the floor" in text
