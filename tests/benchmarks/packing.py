@@ -145,8 +145,6 @@ class Measurement:
 
     ratios: dict[tuple[str, Knowledge], Ratios] = field(default_factory=dict)
     """By order and knowledge."""
-    simple_bound: Ratios = field(default_factory=Ratios)
-    """Ours with a history, over the bound without its preemptive term."""
     planning_s: list[float] = field(default_factory=list)
     """Of ours with a history."""
 
@@ -196,7 +194,6 @@ def measure(instances: InstanceClass, num_instances: int, seed: int) -> Measurem
                 found.ratios.setdefault((name, knowledge), Ratios()).values.append(ratio)
             if knowledge is Knowledge.HISTORY:
                 found.planning_s.append(spent_s)
-                found.simple_bound.values.append(ours.makespan_s / lower_bound(jobs, table, enough_s=0.0).value_s)
     return found
 
 
@@ -258,7 +255,6 @@ def report(instances: InstanceClass, found: Measurement) -> str:
     ours = found.ratios["ours", Knowledge.HISTORY]
     planning_s = sorted(found.planning_s)
     lines += [
-        f"  over the bound without its preemptive term: {found.simple_bound}",
         f"  planning with a history: {1e3 * mean(planning_s):.0f} ms of CPU time, {1e3 * planning_s[-1]:.0f} at most",
         f"  {'PASS' if instances.meets_targets(ours) else 'FAIL'}: mean {ours.mean:.4f}, p95 {ours.p95:.4f}, "
         f"max {ours.max:.4f}; {instances.targets}",
