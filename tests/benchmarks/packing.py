@@ -7,7 +7,7 @@
 Every order is run by first fit (FIFO strict, which never passes a file over, excepted) against the true durations;
 they differ in what they know of them: a history (the true durations), estimates (off by a lognormal error of sigma
 0.7), or nothing. The bound is that of the true durations. Exit status 1 where, with a history, ours is above the
-targets: mean 1.03, 95th percentile 1.08, in every class. Where files share GPUs no instance may be above 1.08, and FIFO
+targets: mean 1.03, 95th percentile 1.10, in every class. Where files share GPUs no instance may be above 1.08, and FIFO
 strict gives each file a GPU of its own.
 """
 
@@ -35,7 +35,7 @@ from harness.runner.schedule.makespan_bounds import lower_bound
 from harness.runner.schedule.packing import Job, makespan_s, plan
 
 TARGET_MEAN = 1.03
-TARGET_P95 = 1.08
+TARGET_P95 = 1.10
 TARGET_MAX_SHARED = 1.08
 MEDIAN_S = 60.0
 ERROR_SIGMA = 0.7
