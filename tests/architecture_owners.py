@@ -1,14 +1,10 @@
-"""Who owns what: the names that only some files of the house may use. `test_architecture` holds all files to it."""
+"""Who owns what: the names that only some files of the house may use. `test_architecture` holds all files to it.
+
+Who may import a package is in pyproject.toml, for import-linter; here are names within one, and methods.
+"""
 
 from tests.architecture_rules import Owned
 
-CHILD_ROOMS = (  # entered by child processes only
-    "harness/fixtures/",
-    "harness/recording/",
-    "harness/lab/experiments/scenario_main.py",
-    "harness/doctor/distributed_probe.py",
-    "harness/doctor/torch_facts.py",
-)
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
@@ -23,20 +19,6 @@ ENVIRONMENT = (
     "harness/runner/sessions/worker_session.py",
     "harness/runner/sessions/xdist_fixtures.py",
 )
-IN_PYTEST = (
-    "collection/discovery",
-    "pytest_gpus",
-    "sessions/forked_tests",
-    "sessions/odd_names",
-    "sessions/own_coverage",
-    "sessions/parts",
-    "sessions/plugin_facts",
-    "sessions/shared_cache",
-    "sessions/warm_session",
-    "sessions/worker_session",
-    "sessions/xdist_fixtures",
-)
-PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
     *("harness/process/ports.py", "harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
@@ -59,13 +41,6 @@ NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
     "harness/lab/reproduce/debugger/lines.py",
 )
 OWNED = (
-    Owned("rlcore/", ("harness", "scenarios"), ()),
-    Owned("rlcore/config", ("torch",), ()),
-    Owned("rlcore/errors", ("torch",), ()),
-    Owned("rlcore/observability/metrics", ("torch",), ()),
-    Owned("rlcore/keys", ("torch",), ()),
-    Owned("harness/", ("rlcore", "scenarios", "tests"), ()),
-    Owned("harness/", ("torch", "ray", "vllm", "transformers", "numpy"), CHILD_ROOMS),
     # A question for GPUs initialises CUDA in the program that is recorded; cuda_state.py has what may be asked.
     Owned(
         "harness/recording/",
@@ -93,10 +68,6 @@ OWNED = (
         ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
         ("harness/__main__.py", "harness/lab/experiments/scenario_main.py", "harness/recording/recording_config.py"),
     ),
-    Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
-    Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
-    Owned("harness/", ("rich",), ("harness/render/live/",)),
-    Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     # One way to give a whole file its name. The others move directories, links and files that are held open.
     Owned(
         "harness/",
@@ -142,12 +113,4 @@ OWNED = (
         ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
         ("rlcore/weights/transports/checkpoint.py",),  # its own process has just written it
     ),
-    Owned("harness/", ("click",), ("harness/cli/",)),
-    Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),
-    Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),
-    Owned("harness/", ("jinja2",), ("harness/render/report/page.py",)),
-    Owned("harness/", ("pytest", "_pytest"), PYTEST),
-    Owned(
-        "tests/", ("hypothesis.HealthCheck",), ()
-    ),  # conftest.py decides for all: a list of a test's own replaces its
 )

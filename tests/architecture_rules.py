@@ -1,15 +1,12 @@
 """The rules of the house: functions from a source file to what in it breaks the rule. The tables stand beside them."""
 
 import ast
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-FIRST_PARTY = frozenset({"harness", "rlcore", "scenarios", "tests"})
 ROOMS = ("harness", "rlcore", "scenarios", "tests")
-VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
 
 
 WITH_ARGUMENTS = ("send_signal", "read_text", "read_bytes", "write_text", "write_bytes")
@@ -40,8 +37,6 @@ class Facts:
     """Every dotted name it imports or reaches through what it imports, builtins, and ".method()" calls."""
     swallowing: tuple[int, ...]
     """Lines of the handlers that catch everything, and do not raise it again."""
-    is_silent: bool
-    """Whether it holds nothing but a docstring."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,6 @@ class Source:
             imports=imported,
             uses=frozenset(_uses(nodes, imported)),
             swallowing=tuple(n.lineno for n in nodes if isinstance(n, ast.ExceptHandler) and _swallows(n)),
-            is_silent=all(_says_nothing(statement) for statement in tree.body),
         )
 
 
@@ -110,10 +104,6 @@ def _swallows(node: ast.ExceptHandler) -> bool:
     return not caught.isdisjoint(("Exception", "BaseException")) and not (isinstance(last, ast.Raise) and not last.exc)
 
 
-def _says_nothing(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-
-
 EXAMPLE = "harness/lab/demo/project/"
 """Holds the example project that `rlharness demo` copies: data of the package, and faults on purpose."""
 
@@ -154,88 +144,3 @@ def unexplained_excepts(source: Source) -> list[str]:
     lines = source.text.splitlines()
     found = [(number, lines[number - 1].strip()) for number in source.facts.swallowing]
     return [f"{source.path}:{number} {line}" for number, line in found if "#" not in line]
-
-
-def is_vague(path: str) -> bool:
-    return not VAGUE_NAMES.isdisjoint(part.removesuffix(".py") for part in path.split("/"))
-
-
-def is_stub(source: Source) -> bool:
-    """Whether a file that is not a package's own holds nothing but a docstring, or any holds an unwritten function."""
-    is_package_file = source.path.endswith("/__init__.py")
-    return "builtins.NotImplementedError" in source.facts.uses or (not is_package_file and source.facts.is_silent)
-
-
-def empty_packages(paths: Iterable[str]) -> set[str]:
-    """Folders with an `__init__.py` and nothing else, out of the paths of all files."""
-    files = set(paths)
-    packages = {path.rpartition("/")[0] for path in files if path.endswith("/__init__.py")}
-    return {room for room in packages if not any(f.startswith(f"{room}/") for f in files - {f"{room}/__init__.py"})}
-
-
-def third_party(source: Source) -> set[str]:
-    """Top-level modules the file imports that are neither the standard library's nor ours."""
-    modules = {origin.partition(".")[0] for _, origin in source.facts.imports}
-    return {name for name in modules if name not in sys.stdlib_module_names and name not in FIRST_PARTY}
-
-
-Layers = Sequence[Sequence[str]]
-"""Rows of packages, dotted, from the top down."""
-
-
-def module_name(path: str) -> str:
-    """Return the dotted name of the module in a file: harness.trace for harness/trace/__init__.py."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def layer_of(module: str, layers: Layers) -> tuple[int, str]:
-    """Return (row, package) of the longest package that holds a module; (-1, "") where only the root package does."""
-    found = [(row, name) for row, names in enumerate(layers) for name in names if _is_within(module, name)]
-    exact = [(row, name) for row, name in found if name == module or "." in name]
-    return max(exact, key=lambda each: len(each[1]), default=(-1, ""))
-
-
-def upward_imports(source: Source, layers: Layers) -> list[str]:
-    """Return a line for each import of a package that is not below the file's own, or of no package of the table."""
-    own_row, own = layer_of(module_name(source.path), layers)
-    if not own:
-        return [f"{source.path}: its package is not in the table of layers"]
-    root = own.partition(".")[0]
-    found = []
-    for _, origin in source.facts.imports:
-        if not _is_within(origin, root):
-            continue
-        row, package = layer_of(origin, layers)
-        if package != own and row <= own_row and not (package == "" and "." not in origin.removeprefix(f"{root}.")):
-            found.append(f"{source.path}: imports {origin}, which is not below {own}")
-    return found
-
-
-def import_cycles(sources: Iterable[Source]) -> list[tuple[str, ...]]:
-    """Return the groups of files that import each other, at any depth, each sorted by name."""
-    by_name = {module_name(source.path): source for source in sources}
-    graph = {name: {_module_of(origin, by_name) for _, origin in each.facts.imports} for name, each in by_name.items()}
-    sorter = {name: sorted(targets & by_name.keys() - {name}) for name, targets in graph.items()}
-    reach = {name: _reachable(name, sorter) for name in sorter}
-    groups = {tuple(sorted(o for o in reach[name] if name in reach[o])) for name in sorter if name in reach[name]}
-    return sorted(groups)
-
-
-def _reachable(start: str, graph: Mapping[str, Sequence[str]]) -> set[str]:
-    found: set[str] = set()
-    waiting = list(graph[start])
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += graph[name]
-    return found
-
-
-def _module_of(origin: str, known: Mapping[str, Source]) -> str:
-    """Return the module that an origin names, itself or by one of its names; empty where it is none of `known`."""
-    return next((name for name in (origin, origin.rpartition(".")[0]) if name in known), "")
-
-
-def _is_within(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")

@@ -58,7 +58,6 @@ WHOLLY_FULL = {
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
-    "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
     "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
     "tests/rlcore/distributed/test_levels_of_workers.py": (
         "tests/rlcore/distributed/test_level_variables.py, without workers"

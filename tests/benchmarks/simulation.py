@@ -1,4 +1,4 @@
-"""Processor time of simulating a run's schedule, which an order search does hundreds of times before a run starts.
+"""Processor time of simulating a run's schedule; choosing an order does that up to ninety times before a run starts.
 
     python tests/benchmarks/simulation.py
 

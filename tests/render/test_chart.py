@@ -145,7 +145,7 @@ def test_the_axis_is_marked_at_round_times(seconds: float, labels: list[str]) ->
 @given(jobs_of(NEEDS), st.integers(40, 200))
 def test_every_line_of_the_picture_fits(jobs: list[Job], width: int) -> None:
     paths = [f"tests/test_{i}.py" for i in range(len(jobs))]
-    drawn = chart(plan(jobs, LeaseTable(EIGHT, 2), num_simulations=10), paths, width=width)
+    drawn = chart(plan(jobs, LeaseTable(EIGHT, 2)), paths, width=width)
     rows = [line for line in drawn.splitlines() if line.startswith(("gpu", "cpu"))]
     assert {len(row) for row in rows} <= {width}
     assert drawn.endswith("\n")

@@ -1,4 +1,4 @@
-"""Rules of prose for the pages and for the texts that users read in code: banned words, and the length of sentences."""
+"""Prose of the pages, the length of its sentences, and the texts in code that users read."""
 
 import ast
 import re
@@ -8,30 +8,8 @@ from typing import NamedTuple
 
 MAX_WORDS = 30
 
-BANNED = {
-    r"told|tells?|telling": "report, state, show",
-    r"behind": "after",
-    r"otherwise|others? than": "different, differently, if not",
-    r"(go|goes|gone|going|went) on": "continue, resume",
-    r"nobody|whoever|somebody": "name the actor",
-    r"(?<!there )(is|are|was|were) none": "is not one",
-    r"must not matter": "should not affect results",
-    r"(stands?|standing|stood) inside": "step debugger, paused at",
-    r"cards?": "GPU",
-    r"(?<!in )(?<!last )(?<!take )(?<!takes )places?": "slot, directory, position, first difference",
-    r"lea(f|ves of)": "value",
-    r"judges?|judged|judgements?": "compare, classify",
-    r"envelopes?": "run spec",
-    r"grafts?": "patch",
-    r"hunts?": "search",
-    r"lanes?": "fixed microbatch",
-    r"bystanders?": "untracked state",
-}
-"""Words that the prose of this project avoids, as patterns, and what to write instead."""
-
 _ERRORS = ("Error", "BadParameter")
 _HELP = ("help", "short_help", "epilog")
-_BANNED = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _CODE = re.compile(r"``.+?``|`[^`]+`")
@@ -72,12 +50,6 @@ def long_sentences(page: str) -> list[str]:
     return [sentence for sentence in sentences(page) if num_words(sentence) > MAX_WORDS]
 
 
-def banned_words(page: str) -> list[str]:
-    """Return each banned word of a page's prose, with the words around it."""
-    text = " ".join(prose(page).split())
-    return [text[max(match.start() - 30, 0) : match.end() + 30] for match in _BANNED.finditer(text)]
-
-
 def texts_for_users(path: Path) -> Iterator[Text]:
     """Yield the texts of a module that users read: help, messages of errors, docstrings of what is public."""
     tree = ast.parse(path.read_text("utf-8"))
@@ -89,16 +61,6 @@ def texts_for_users(path: Path) -> Iterator[Text]:
             yield from _literals(path, [each.value for each in node.keywords if each.arg in _HELP])
     if path.stem == "__init__" or not path.stem.startswith("_"):
         yield from _docstrings(path, tree)
-
-
-def num_banned_of(root: Path) -> dict[str, int]:
-    """Return for a package and each package in it how many banned words the texts for users of its modules have."""
-    found: dict[str, int] = {}
-    for path in sorted(root.rglob("*.py")):
-        package = "/".join(path.parent.relative_to(root.parent).parts[:2])
-        texts = texts_for_users(path)
-        found[package] = found.get(package, 0) + sum(len(banned_words(each.text)) for each in texts)
-    return found
 
 
 def _docstrings(path: Path, node: ast.Module | ast.ClassDef) -> Iterator[Text]:

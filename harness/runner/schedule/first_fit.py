@@ -3,7 +3,7 @@
 `Queue` is the rule; the dispatcher asks it for the next unit of the real run, and `simulate` asks it the same against
 expected durations, so that a plan is what would happen if the expectations held. No GPU idles while a queued unit
 fits, whatever the order: that alone keeps the makespan within (2 - 1/m) of the optimum for m GPUs, and the order, not
-the rule, is what `order_search` improves.
+the rule, is what `order.best_order` chooses.
 
 No unit starves, since the queue is finite: a wide or exclusive unit that is passed over repeatedly gets its GPUs
 at the latest when all other units have ended. `packing.plan` puts exclusive units first, where nothing has to be

@@ -7,7 +7,7 @@ out of it leaves a schedule of the others that is shorter by its length, so the 
 best of the others, wherever it stands. And at the start nothing has to be drained for it, it cannot be starved, and
 no GPU is idle that another unit could use.
 
-Pure: no clock, no machine, no randomness but the seed.
+Pure: no clock, no machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +20,10 @@ from harness.machine.inventory import Gpu
 from harness.runner.schedule.first_fit import Job, Queue, Schedule, Table, makespan_s, simulate
 from harness.runner.schedule.gpu_choice import GpuChoice
 from harness.runner.schedule.leases import Lease, LeaseTable
-from harness.runner.schedule.makespan_bounds import Bound, lower_bound, run_alone, with_exclusives
-from harness.runner.schedule.order_search import FreeCount, OrderSearch
+from harness.runner.schedule.makespan_bounds import Bound, lower_bound, run_alone
+from harness.runner.schedule.order import FreeCount, best_order
 
 __all__ = ["Job", "Placement", "Plan", "Queue", "Schedule", "makespan_s", "plan", "simulate", "start_first"]
-
-NUM_SIMULATIONS = 1_000
-"""Most orders of one pool that are simulated."""
-MAX_SIMULATED_UNITS = 60_000
-"""Most units of one pool that are simulated, over all orders: 30 orders of 2,000 units, 1,000 of 60."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +52,9 @@ class Plan:
     bound: Bound
     never: tuple[tuple[int, str], ...]
     """Units that no lease can serve, and why; they have no placement and no part in the bound."""
-    origins: tuple[str, ...]
-    """Method that found the order of each pool."""
-    num_simulations: int
 
 
-@dataclass(slots=True)
-class _Pool:
-    """Units that compete with each other and with nobody else."""
-
-    alone: tuple[Job, ...]
-    """Those that fit beside no other, to run first."""
-    search: OrderSearch | None
-    """Orders of the others; None where there is none."""
-    bound: Bound
-
-    @property
-    def alone_s(self) -> float:
-        return sum(job.expected_s for job in self.alone)
-
-    @property
-    def order(self) -> tuple[Job, ...]:
-        return self.alone + (self.search.found.order if self.search else ())
-
-
-def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_SIMULATIONS, seed: int = 0) -> Plan:
+def plan(jobs: Sequence[Job], table: LeaseTable) -> Plan:
     """Return the best order found for `jobs` on the GPUs and CPU slots of `table`, leased or not.
 
     The same arguments give the same plan.
@@ -93,28 +66,18 @@ def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_S
     barred = {job.index for job, _ in never}
     able = [job for job in jobs if job.index not in barred]
     exclusive = sorted((job for job in able if job.need.exclusive), key=lambda job: -job.expected_s)
-    pools = [
-        _open_pool(members, gpus, table, min(num_simulations, _most_units(members) // len(members)), seed)
-        for gpus, members in _split([job for job in able if not job.need.exclusive], table.choice)
-    ]
-    bound = with_exclusives((pool.bound for pool in pools), sum((job.expected_s for job in exclusive), 0.0))
-    for pool in pools:
-        if pool.search:
-            # Nothing is won by making one pool shorter than another has to be.
-            pool.search.improve(bound.value_s - bound.exclusive_s - pool.alone_s)
-    order = (*exclusive, *(job for pool in pools for job in pool.order), *(job for job, _ in never))
+    pools = _split([job for job in able if not job.need.exclusive], table.choice)
+    in_pools = [job for gpus, members in pools for job in _pool_order(members, gpus, table)]
+    order = (*exclusive, *in_pools, *(job for job, _ in never))
     schedule = simulate(order, table)
     assert len(schedule.unplaced) == len(never), f"these do not fit, for an unknown reason: {schedule.unplaced}"
-    found = [pool.search.found for pool in pools if pool.search]
     return Plan(
         order,
         _placements(schedule),
         table.choice.gpus,
         schedule.makespan_s,
-        bound,
+        lower_bound(able, table),
         tuple((job.index, why) for job, why in never),
-        tuple(entry.origin for entry in found),
-        sum(entry.num_simulations for entry in found),
     )
 
 
@@ -152,13 +115,8 @@ def _split(jobs: Sequence[Job], choice: GpuChoice) -> list[tuple[int, list[Job]]
     return sorted(pools, key=lambda pool: (pool[0] == 0, pool[0]))
 
 
-def _most_units(jobs: Sequence[Job]) -> int:
-    """Most units to simulate: budgets make every lease dearer."""
-    return MAX_SIMULATED_UNITS // 3 if any(job.need.shared for job in jobs) else MAX_SIMULATED_UNITS
-
-
-def _open_pool(jobs: list[Job], gpus: int, table: LeaseTable, num_simulations: int, seed: int) -> _Pool:
-    """Order a pool by rule, and bound it."""
+def _pool_order(jobs: list[Job], gpus: int, table: LeaseTable) -> tuple[Job, ...]:
+    """Order the units of one pool, those that fit beside no other first."""
     alone: tuple[Job, ...] = ()
     make_table: Callable[[], Table[Any]] = table.fresh
     if all(gpus == 0 or table.choice.is_interchangeable(job.need, gpus) for job in jobs):
@@ -166,7 +124,4 @@ def _open_pool(jobs: list[Job], gpus: int, table: LeaseTable, num_simulations: i
         alone = tuple(jobs[i] for i in run_alone([job.need.gpus or 1 for job in jobs], num_places))
         make_table = partial(FreeCount, num_places)
     apart = {job.index for job in alone}
-    rest = [job for job in jobs if job.index not in apart]
-    search = OrderSearch(rest, make_table, num_simulations=num_simulations, seed=seed) if rest else None
-    enough_s = (search.found.makespan_s if search else 0.0) + sum(job.expected_s for job in alone)
-    return _Pool(alone, search, lower_bound(jobs, table, enough_s))
+    return alone + best_order([job for job in jobs if job.index not in apart], make_table)

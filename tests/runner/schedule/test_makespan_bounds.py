@@ -1,10 +1,9 @@
 """Lower bounds: never above the optimum, and as high as each of their terms."""
 
-from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.need import Need
@@ -14,15 +13,12 @@ from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.makespan_bounds import (
     Bound,
     Term,
-    dual_feasible_functions,
     lower_bound,
     places_bound,
     run_alone,
 )
-from harness.runner.schedule.preemptive_bound import preemptive_bound
-from tests.support.packing_cases import EIGHT, NEEDS, QUICK, THOROUGH, inventory, jobs_of, optimum_s, widths
+from tests.support.packing_cases import EIGHT, NEEDS, THOROUGH, inventory, jobs_of, optimum_s, widths
 
-INFINITE = float("inf")
 TINY = st.sampled_from(
     [
         inventory((4, "H200", 143.0)),
@@ -67,31 +63,10 @@ def test_the_bound_is_as_high_as_each_of_its_terms(units: list[tuple[float, int]
     value_s = bound_of(*units).value_s * (1 + 1e-9)
     assert value_s >= max(p for p, _ in units)
     assert value_s >= sum(p * q for p, q in units) / 8
-    assert value_s >= sum(p for p, q in units if q > 4)
+    assert value_s >= sum(p if q > 4 else p / 2 for p, q in units if q >= 4)
     for j, (p, q) in enumerate(units):
         others = units[:j] + units[j + 1 :]
         assert value_s >= p + sum(p_i for p_i, q_i in others if q_i > 4 and q_i > 8 - q)
-    for weights in dual_feasible_functions(8):
-        assert value_s >= sum(p * weights[q] for p, q in units)
-
-
-@pytest.mark.parametrize("num_places", range(1, 17))
-def test_dual_feasible_functions_never_exceed_one(num_places: int) -> None:
-    """Over every multiset of widths that fits: the best of them, by a knapsack without limits."""
-    for weights in dual_feasible_functions(num_places):
-        best = [0.0] * (num_places + 1)
-        for room in range(1, num_places + 1):
-            best[room] = max(weights[q] + best[room - q] for q in range(1, room + 1))
-        assert best[num_places] <= 1 + 1e-12
-        assert weights[0] == 0
-
-
-def test_there_are_functions_that_round_functions_that_cut_and_functions_that_count() -> None:
-    functions = set(dual_feasible_functions(8))
-    assert tuple(q / 8 for q in range(9)) in functions
-    assert (0, 0, 0, 0, 0.5, 1, 1, 1, 1) in functions  # u(1): nothing below a half, all above it
-    assert (0, 0, 0, 0.5, 0.5, 0.5, 1, 1, 1) in functions  # phi(3/8)
-    assert (0, 0, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8, 1, 1) in functions  # U(2/8)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +81,7 @@ def test_there_are_functions_that_round_functions_that_cut_and_functions_that_co
         ([(4, 1)] * 8 + [(1, 1)] * 16, Term.AREA, 6, None),
         ([(6, 1), (3, 5), (4, 6), (5, 5)], Term.ONE_AT_A_TIME, 12, None),
         ([(9, 3), (3, 6), (4, 7), (1, 1), (1, 1), (1, 1)], Term.BESIDE, 16, 0),
-        ([(4, 3), (4, 3), (4, 3), (4, 3)], Term.DUAL_FEASIBLE, 8, None),
-        ([(7, 3), (6, 3), (5, 3)], Term.CHAIN, 11, None),
-        ([(10, 1)] + [(2, 4)] * 8, Term.PREEMPTIVE, 13, None),
+        ([(4, 4), (4, 4), (4, 4), (3, 5), (1, 3)], Term.ONE_AT_A_TIME, 9, None),
     ],
 )
 def test_what_sets_the_bound_is_named(
@@ -147,67 +120,13 @@ def test_units_confined_to_some_cards_are_bounded_by_those() -> None:
     free = [Job(40 + i, Need(gpus=1), 10.0) for i in range(20)]
     assert lower_bound([*free, *confined], LeaseTable(gpus, 1)).value_s == 100.0
     assert lower_bound([*free, *confined], LeaseTable(gpus, 1)).num_places == 4
-    assert lower_bound([*free, *confined[:10]], LeaseTable(gpus, 1)).value_s == 40.0
+    assert lower_bound([*free, *confined[:10]], LeaseTable(gpus, 1)).value_s == 37.5
     assert lower_bound([*free, *confined[:10]], LeaseTable(gpus, 1)).num_places == 8
 
 
 def test_the_unit_is_named_by_its_own_index() -> None:
     jobs = [Job(17, Need(gpus=1), 1.0), Job(4, Need(gpus=1), 50.0)]
     assert lower_bound(jobs, LeaseTable(EIGHT, 1)).unit == 4
-
-
-def test_the_dear_term_is_left_out_once_the_bound_is_enough() -> None:
-    seconds, wide = [10.0, *[2.0] * 8], [1, *[4] * 8]
-    assert places_bound(seconds, wide, 8).value_s == pytest.approx(13.0)
-    assert places_bound(seconds, wide, 8, enough_s=10.0).value_s == 10.0
-
-
-@pytest.mark.full
-@THOROUGH
-@given(PIECES)
-def test_the_preemptive_bound_is_no_less_than_any_dual_feasible_one(units: list[tuple[float, int]]) -> None:
-    """Each of these functions is a price list, and the preemptive bound is the best of all price lists."""
-    found_s = preemptive_bound([p for p, _ in units], [q for _, q in units], 8, INFINITE)
-    for weights in dual_feasible_functions(8):
-        assert found_s >= sum(p * weights[q] for p, q in units) * (1 - 1e-6)
-    assert found_s >= max(p for p, _ in units) * (1 - 1e-6)
-
-
-@pytest.mark.full
-@THOROUGH
-@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=24), st.integers(1, 9))
-def test_the_preemptive_bound_of_narrow_units_is_mcnaughtons(seconds: list[float], num_places: int) -> None:
-    """Units of width 1 that may be interrupted reach the greater of the longest and the average (1959)."""
-    exact_s = max(*seconds, sum(seconds) / num_places)
-    assert preemptive_bound(seconds, [1] * len(seconds), num_places, INFINITE) == pytest.approx(exact_s, rel=1e-6)
-
-
-@pytest.mark.full
-@QUICK
-@given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(1, 4)), min_size=30, max_size=60))
-def test_sharing_prices_among_short_units_keeps_it_a_bound(units: list[tuple[float, int]]) -> None:
-    """More units than have a price of their own: still no more than what a schedule reaches."""
-    jobs = [Job(i, Need(gpus=q), p) for i, (p, q) in enumerate(sorted(units, reverse=True))]
-    found_s = preemptive_bound([p for p, _ in units], [q for _, q in units], 4, INFINITE)
-    assert found_s <= makespan_s(jobs, LeaseTable(inventory((4, "A", 8.0)), 1)) * (1 + 1e-9)
-    assert found_s >= sum(p * q for p, q in units) / 4 * (1 - 1e-6)
-
-
-def test_a_shared_price_stands_for_units_that_can_run_side_by_side() -> None:
-    assert preemptive_bound([1.0] * 60, [1] * 60, 4, INFINITE) == pytest.approx(15.0)
-    assert preemptive_bound([1.0] * 60, [2] * 60, 5, INFINITE) == pytest.approx(30.0)
-
-
-@pytest.mark.full
-@THOROUGH
-@given(PIECES, st.lists(st.integers(0, 23), max_size=8))
-def test_every_fitting_set_bounds_the_bound_from_above(units: list[tuple[float, int]], rules: Sequence[int]) -> None:
-    """Weak duality from the other side: a preemptive schedule made of any sets is no shorter than the bound."""
-    together = sorted({pick for pick in rules if pick < len(units)})
-    assume(together and sum(units[i][1] for i in together) <= 8)
-    shared_s = min(units[i][0] for i in together)
-    schedule_s = sum(p for p, _ in units) - shared_s * (len(together) - 1)
-    assert preemptive_bound([p for p, _ in units], [q for _, q in units], 8, INFINITE) <= schedule_s * (1 + 1e-9)
 
 
 def test_every_width_up_to_a_big_machine_has_a_bound() -> None:
