@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.demonstration import demo
 from harness.cli.main import main
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
@@ -20,13 +19,10 @@ from harness.lab.demo.findings import (
     DemoResult,
     DivergenceFinding,
     FileFinding,
-    divergence_finding,
-    file_findings,
 )
 from harness.lab.demo.project import FILES, suite_files, write_project
 from harness.render.demo import INSTALL_TORCH, demo_json, demo_text
 from harness.runner.units import Outcome
-from harness.trace.verdict import Kind, Verdict
 from tests.demo_example import shortened
 from tests.support.manual import README
 from tests.support.suite_runs import ROOT, Done, interrupted, started
@@ -126,12 +122,6 @@ def test_without_torch_it_shows_the_suite_and_says_what_to_install(
 # ------------------------------------------------------------------------------------------------------- what it finds
 
 
-def test_its_exit_code_says_whether_everything_was_found() -> None:
-    assert FOUND.exit_code == replace(FOUND, divergence=None).exit_code == ExitCode.OK
-    assert "if everything that ran found" in " ".join(str(demo.help).split())
-    assert [each.exit_code for each in MISSED] == [ExitCode.INTERNAL_ERROR] * len(MISSED)
-
-
 def test_what_was_not_found_is_marked() -> None:
     assert "NOT FOUND" not in demo_text(FOUND, colour=False)
     assert [demo_text(each, colour=False).count("NOT FOUND") for each in MISSED] == [1] * len(MISSED)
@@ -145,14 +135,6 @@ def test_the_closing_text_fits_into_80_columns_and_is_coloured_on_request_only()
     assert "\x1b[32mok\x1b[0m" in demo_text(FOUND, colour=True)
     assert INSTALL_TORCH in demo_text(replace(FOUND, divergence=None), colour=False)
     assert INSTALL_TORCH not in text
-
-
-def test_a_run_without_results_found_nothing() -> None:
-    assert [each.path for each in file_findings({})] == list(PLANTED_OUTCOMES) + [
-        path for path in OUTCOMES if path not in PLANTED_OUTCOMES
-    ]
-    assert not any(each.is_as_expected for each in file_findings({}))
-    assert divergence_finding(None) == divergence_finding(Verdict(Kind.EQUAL)) == DivergenceFinding()
 
 
 # ------------------------------------------------------------------------------------------------------ what it writes

@@ -4,12 +4,10 @@ import json
 import shlex
 from pathlib import Path
 
-import click
 import pytest
 
 from harness.cli.main import cli, main
 from harness.cli.reproduce_line import reproduce_line
-from harness.cli.usage import legal_values
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import CALL
 
@@ -140,14 +138,6 @@ def test_with_json_the_same_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     refusal = json.loads(capsys.readouterr().out)
     assert refusal["exit_code"] == ExitCode.USAGE_ERROR
     assert refusal["error"].splitlines()[0] == "--step 'abc'"
-
-
-def test_no_option_is_of_a_type_whose_values_cannot_be_told() -> None:
-    """Texts and flags are never refused by the parser."""
-    for command in cli.commands.values():
-        for param in command.params:
-            if not isinstance(param.type, click.types.StringParamType) and not getattr(param, "is_flag", False):
-                assert "help" not in legal_values(param.type), (command.name, param.name)
 
 
 # --------------------------------------------------------------------- what replay has left to reproduce

@@ -230,15 +230,3 @@ def test_a_group_without_a_kill_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"no cgroup\.kill here"):
         containment.make_containment("cgroup", str(tmp_path / "group"))
     assert os.listdir(tmp_path) == []
-
-
-def test_what_is_left_of_a_group_is_removed_and_what_is_gone_holds_nobody(tmp_path: Path) -> None:
-    group = tmp_path / "group"
-    (group / "a" / "b").mkdir(parents=True)
-    (group / "c").mkdir()
-    assert containment.group_members(str(group)) == []
-    containment.remove_group(str(group))
-    assert not group.exists()
-    containment.remove_group(str(group))
-    containment.kill_group(str(group))
-    assert containment.group_members(str(group)) == []

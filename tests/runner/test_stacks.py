@@ -98,13 +98,6 @@ def test_without_py_spy_there_is_what_the_kernel_says(tree: list[Process], tmp_p
     assert "signals blocked 0000000000000000" in text
 
 
-def test_what_py_spy_says_is_kept(tree: list[Process], tmp_path: Path, script: Callable[[str], str]) -> None:
-    py_spy = script('echo "stack of $3, asked by $1 $2"')
-    num_python, text = dump(tree, tmp_path / "stacks.txt", py_spy)
-    assert num_python == 1
-    assert f"stack of {tree[0].pid}, asked by dump --pid\n" in text
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -122,12 +115,6 @@ def test_why_there_is_no_stack_is_told(
     assert num_python == 0
     assert reason in text
     assert "waits in" in text, "and then what the kernel says"
-
-
-def test_a_py_spy_that_is_not_there_is_no_error(tree: list[Process], tmp_path: Path) -> None:
-    num_python, text = dump(tree[:1], tmp_path / "stacks.txt", "/nonexistent/py-spy")
-    assert num_python == 0
-    assert "/nonexistent/py-spy cannot be started: No such file or directory" in text
 
 
 def test_many_processes_and_gone_ones_are_counted(

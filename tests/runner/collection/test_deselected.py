@@ -220,17 +220,6 @@ def test_a_run_in_which_nothing_is_selected_ends_as_pytest_does(tmp_path: Path, 
     assert len(done.of("attempt_started")) == (gpus == "none")
 
 
-@pytest.mark.full
-def test_a_plan_lists_deselected_files(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_a.py": TWO, "test_b.py": "def test_b(): pass\n"})
-    done = run(tmp_path, "plan", "--gpus", "sim:1", "--deselect", "test_b.py", "-k", "not big", "--json")
-    plan = json.loads(done.stdout)
-    assert (done.code, plan["order"], plan["deselected"]) == (ExitCode.OK, ["test_a.py"], ["test_b.py"])
-    nothing = run(tmp_path, "plan", "--gpus", "sim:1", "-k", "nothing")
-    assert nothing.code == ExitCode.NOTHING_COLLECTED
-    assert "deselected   2 files" in nothing.stdout
-
-
 @pytest.mark.parametrize(
     "isolate",
     ["file", pytest.param("worker", marks=pytest.mark.full), pytest.param("interpreter", marks=pytest.mark.full)],

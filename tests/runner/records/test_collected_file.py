@@ -67,11 +67,6 @@ def test_anything_else_is_not_known(text: bytes) -> None:
     assert parse_file(text, FILE) is None
 
 
-@given(st.binary(max_size=40))
-def test_no_bytes_raise_anything(text: bytes) -> None:
-    assert parse_file(text, FILE) is None
-
-
 KNOWN = CollectedFile(Need(2), {"test_a": Need(2)}, (ListedTest(f"{FILE}::test_a", Need(2), ("together x",)),))
 
 

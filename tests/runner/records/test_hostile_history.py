@@ -1,10 +1,8 @@
 """A history of durations that came from elsewhere harms nobody: not out of a checkout, and not out of a cache."""
 
 import os
-import sqlite3
 import subprocess
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from harness.core.need import Need
 from harness.core.user_cache import cache_path
 from harness.runner.records import history, history_file
 from harness.runner.records.history import ESTIMATE_SPREAD, UNKNOWN_S, History
-from harness.runner.records.history_file import SCHEMA
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.runner.records.hostile_histories import (
     MALFORMED,
@@ -225,14 +222,6 @@ def test_links_are_not_followed(path: Path, tmp_path: Path, make: Callable[[Path
     assert (target.read_bytes() if target.exists() else b"") == before
 
 
-def test_a_history_that_would_keep_a_log_beside_it_is_set_aside(path: Path) -> None:
-    make_history(path, "PRAGMA journal_mode = WAL", schema=())
-    make_history(path)
-    with History.open(path) as kept:
-        (note,) = kept.notes
-    assert "it is not a duration history); set aside" in note
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_history_of_another_user_is_left_alone(path: Path) -> None:
     make_history(path)
@@ -269,19 +258,3 @@ def test_a_question_that_takes_too_long_costs_a_note(path: Path, monkeypatch: py
         assert kept.expectations(SIZES)["test_a.py"].seconds == UNKNOWN_S
         (note,) = kept.notes
     assert "reading it failed (interrupted)" in note
-
-
-def test_a_schema_that_differs_in_a_word_is_not_ours(path: Path) -> None:
-    make_history(path, schema=tuple(statement.replace("path BLOB NOT NULL,", "path BLOB,") for statement in SCHEMA))
-    with History.open(path) as kept:
-        (note,) = kept.notes
-    assert "its schema is not that of a duration history); set aside" in note
-
-
-def test_our_own_schema_is_ours_however_often_it_is_opened(path: Path) -> None:
-    for _ in range(3):
-        with History.open(path) as kept:
-            kept.record(RESULT, 100)
-            assert kept.notes == ()
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM durations").fetchone() == (3,)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from harness.core.need import Need
 from harness.core.report_file import read_report
 from harness.runner.events import TestFinished, UnitFinished
 from harness.runner.records.history import History
-from harness.runner.records.history_keeper import HistoryKeeper, merge_parts
+from harness.runner.records.history_keeper import HistoryKeeper
 from harness.runner.records.stats import RunState
-from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult, file_of
+from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
 from tests.support.suite_runs import ROOT, Done, run, write_suite
 
 MANY = """
@@ -63,15 +62,6 @@ def test_group(): pass
 def alone(): return 1
 @pytest.mark.parametrize("n", [1, 2])
 def test_free(n, alone, tmp_path, tmp_path_factory, capsys): pass
-"""
-XUNIT = """
-import unittest
-def setup_module(): pass
-def test_m(): pass
-class TestU(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls): pass
-    def test_u(self): pass
 """
 
 
@@ -212,31 +202,9 @@ def test_the_plan_names_parts_and_obstacles(tmp_path: Path) -> None:
     assert (planned["splits"], len(planned["units"]) + len(planned["never"])) == ([], 2)
 
 
-@pytest.mark.full
-def test_parts_in_interpreters_of_their_own(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_many.py": MANY, "test_broken.py": "import nothing_such\n"})
-    done = run(tmp_path, "run", "--gpus", "sim:4", "--isolate", "interpreter", "--json")
-    counts = [unit["tests"] for unit in json.loads(done.stdout)["units"] if unit["path"] != "test_broken.py"]
-    assert sum(each.get("passed", 0) for each in counts) == 15
-    assert len(counts) == 4
-
-
 def result(number: int, outcome: Outcome, seconds: float) -> UnitResult:
     unit = Unit(f"t.py [{number}/2]", Need(1), NeedSource.AST, file="t.py", part=Part(number, 2))
     return UnitResult(unit, outcome, duration_s=seconds)
-
-
-def test_parts_count_as_one_result_of_the_file() -> None:
-    merged = merge_parts([(result(1, Outcome.PASSED, 2.0), 1.5), (result(2, Outcome.FAILED, 3.0), 2.25)])
-    assert (merged.unit.path, merged.unit.part) == ("t.py", None)
-    assert (merged.outcome, merged.duration_s) == (Outcome.FAILED, 1.5 + 2.25 + 0.75), "one start of pytest"
-
-    def merged_outcome(*outcomes: Outcome) -> Outcome:
-        return merge_parts([(result(n, outcome, 2.0), 1.0) for n, outcome in enumerate(outcomes, 1)]).outcome
-
-    assert merged_outcome(Outcome.FAILED, Outcome.TIMED_OUT) is Outcome.TIMED_OUT
-    assert merged_outcome(Outcome.NO_TESTS, Outcome.PASSED) is Outcome.PASSED
-    assert file_of("tests/t.py [1/2]") == file_of("tests/t.py") == "tests/t.py"
 
 
 def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> None:
@@ -292,11 +260,3 @@ def test_a_kept_need_that_is_out_of_date_shows_in_a_part_and_is_read_anew(tmp_pa
     again = run(tmp_path, "run", "--gpus", "sim:4")
     assert (again.code, set(again.outcomes.values())) == (0, {"passed"})
     assert max(each["unit"]["need"]["gpus"] for each in again.results.values()) == 4
-
-
-def test_the_part_that_needs_more_than_planned_decides_for_the_file() -> None:
-    first, second = result(1, Outcome.PASSED, 2.0), result(2, Outcome.FAILED, 3.0)
-    assert not merge_parts([(first, 1.0), (second, 1.0)]).need_disagrees
-    needs_more = replace(second, collected_need=Need(2))
-    merged = merge_parts([(first, 1.0), (needs_more, 1.0)])
-    assert (merged.need_disagrees, merged.unit.path, merged.unit.part) == (True, "t.py", None)

@@ -159,14 +159,6 @@ def test_a_parallel_region_of_torch_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_copy_of_the_environment_reads_no_variable(tmp_path: Path) -> None:
-    text = "import os\nfirst = dict(os.environ)\nsecond = os.environ.copy()\nthird = {**os.environ}\n"
-    text += "import tempfile\ntempfile.gettempdir()\n"
-    done = run(suite(tmp_path, {"conftest.py": text}), "run", "--gpus", "sim:1")
-    assert are_forked(done) == [True, True]
-
-
-@pytest.mark.full
 def test_what_several_files_import_is_imported_once(tmp_path: Path) -> None:
     counting = "with open('imports.txt', 'a') as file: file.write('x')\n"
     files = {f"test_{n}.py": f"import counted\n{FORKED.format(name=n)}" for n in "abcd"}
