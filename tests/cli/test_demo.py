@@ -194,14 +194,3 @@ def test_a_demo_that_a_checkout_brings_is_refused(tmp_path: Path, kind: str) -> 
     with pytest.raises(UsageError, match="did not write it, or not all of it"):
         write_project(own)
     assert [path.read_text() for path in precious.iterdir()] == ["mine\n"]
-
-
-def test_a_write_that_fails_is_reported_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(FILES, "own")
-    Path("own/train.py").unlink(missing_ok=True)
-    Path("own/train.py").mkdir()
-    assert main(["demo", "--out", "own"]) == ExitCode.USAGE_ERROR
-    assert "the demo cannot be written to own: Is a directory" in capsys.readouterr().err

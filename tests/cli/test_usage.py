@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import cli, main
-from harness.cli.reproduce_line import reproduce_line
+from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import CALL
 
@@ -211,20 +210,6 @@ def test_replay_of_something_recorded_says_which_line_to_type(
     assert (refusal[0], refusal[2]) == (f"error: {what}", f"  remedy: {line}")
     assert refusal[1].startswith("  legal:  ")
     assert list(recorded.glob(".rlharness")) == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "run --step 3 --trace-ops --against other",
-        "'a b.rlb' --trace-ops",
-        "run --step 2 --interactive",
-        "run --break-on nan --set a.b=1",
-    ],
-)
-def test_the_line_that_is_to_be_typed_is_one_that_reproduce_takes(recorded: Path, words: str) -> None:
-    arguments = cli.commands["reproduce"].make_context("reproduce", shlex.split(words)).params
-    assert reproduce_line(cli.commands["reproduce"], arguments) == f"rlharness reproduce {words}"
 
 
 # --------------------------------------------------------- what goes together in reproduce

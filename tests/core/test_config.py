@@ -1,7 +1,5 @@
 """The configuration: what is read, and what a wrong value is told."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,6 @@ from harness.core.errors import UsageError
 from harness.core.need import Need
 from harness.core.need_rules import NeedRule, NeedsTable
 from harness.core.regular_file import MAX_SETTINGS_BYTES
-
-ROOT = Path(__file__).parents[2]
 
 
 def configured(tmp_path: Path, text: str) -> Config:
@@ -241,19 +237,6 @@ def test_the_last_match_wins_for_need_and_timeout_by_itself(given_rules: list[Ne
 def test_patterns_that_match_nothing_are_named() -> None:
     table = NeedsTable([rule("tests/*", 1), rule("test/*", 1)])
     assert table.idle(["tests/a.py"]) == ["test/*"]
-
-
-def test_nothing_heavy_is_imported_before_there_is_a_table(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'")
-    code = f"""
-import sys
-from pathlib import Path
-import harness.core.config
-harness.core.config.load_config(Path({str(tmp_path)!r}))
-print([name for name in ("pydantic", "pytest", "pathspec") if name in sys.modules])
-"""
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_a_pattern_is_idle_where_no_file_below_the_root_matches(

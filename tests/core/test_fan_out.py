@@ -180,27 +180,3 @@ def test_a_second_cancellation_does_not_leave_children_behind() -> None:
         assert cleaned.is_set()
 
     assert run(main) == (None, [])
-
-
-def test_a_cancellation_while_a_failure_is_cleaned_up_wins() -> None:
-    async def main() -> None:
-        cleaning, may_finish = asyncio.Event(), asyncio.Event()
-
-        async def one_fails(number: int) -> None:
-            if number == 0:
-                raise RuntimeError("failure")
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cleaning.set()
-                await may_finish.wait()
-
-        whole = asyncio.create_task(fan_out(one_fails, range(2), limit=2))
-        await cleaning.wait()
-        whole.cancel()
-        await asyncio.sleep(0)
-        may_finish.set()
-        with pytest.raises(asyncio.CancelledError):
-            await whole
-
-    assert run(main) == (None, [])

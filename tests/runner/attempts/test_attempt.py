@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.process.supervisor.containment import BACKENDS
-from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_backends
 
 MakeSpec = Callable[..., ProcessSpec]
-Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 
 SLEEP = "import time; time.sleep(60)"
@@ -167,44 +165,6 @@ def test_orders_given_before_the_leader_runs_are_heeded(supervisors: Supervisors
         return list(await attempts)
 
     assert [end.reason for end in asyncio.run(scenario())] == ["cancelled", "killed"]
-
-
-def test_cancelling_the_task_ends_the_tree_first(
-    supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
-) -> None:
-    async def scenario(num_cancels: int) -> list[Process]:
-        one = spec("import os, time; os.fork(); os.fork(); time.sleep(60)")
-        attempt = asyncio.ensure_future(supervisors.run(one))
-        await eventually(lambda: len(living(one.marker)) == 4, "four processes")
-        for _ in range(num_cancels):
-            attempt.cancel()
-            await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await attempt
-        return living(one.marker)
-
-    async def impatiently() -> list[list[Process]]:
-        return await asyncio.gather(*map(scenario, (1, 2, 5)))
-
-    assert asyncio.run(impatiently()) == [[], [], []]
-
-
-@pytest.mark.full
-def test_nothing_leaks(supervisors: Supervisors, spec: MakeSpec, new_children: Callable[[], list[Process]]) -> None:
-    num_attempts = 34  # a hundred with all three tiers
-
-    async def scenario() -> list[ProcessEnd]:
-        await supervisors.run(spec(("/bin/true",)))
-        before = os.listdir("/proc/self/fd")
-        ends: list[ProcessEnd] = []
-        while len(ends) < num_attempts:
-            ends += await asyncio.gather(*(supervisors.run(spec(("/bin/true",))) for _ in range(2)))
-        assert len(os.listdir("/proc/self/fd")) == len(before)
-        return ends
-
-    ends = asyncio.run(scenario())
-    assert {(end.exit_code, end.reason) for end in ends} == {(0, "")}
-    assert new_children() == [], "every supervisor has been reaped"
 
 
 def test_the_probe_takes_the_strongest(refusals: dict[str, str]) -> None:

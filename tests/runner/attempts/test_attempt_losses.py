@@ -73,38 +73,6 @@ def everybody_is_reaped(new_children: Callable[[], list[Process]]) -> Iterator[N
     assert new_children() == []
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("then", ["nothing", "orders", "cancel"])
-def test_a_killed_supervisor_leaves_nobody(
-    then: str, supervisors: Supervisors, spec: MakeSpec, living: Living, whole_tree: WholeTree
-) -> None:
-    one = spec(TREE)
-
-    async def scenario() -> ProcessEnd | None:
-        attempt = asyncio.ensure_future(supervisors.run(one))
-        await whole_tree(one)
-        [pid] = supervisor_pids(one)
-        os.kill(pid, signal.SIGKILL)
-        if then == "orders":  # into a pipe that nobody reads any more
-            supervisors.cancel(one.marker)
-            supervisors.kill(one.marker)
-        if then == "cancel":
-            attempt.cancel()
-        try:
-            return await attempt
-        except asyncio.CancelledError:
-            return None
-        finally:
-            assert living(one.marker) == []
-
-    end = asyncio.run(scenario())
-    if then == "cancel":
-        assert end is None
-    else:
-        assert end is not None
-        assert (end.exit_code, end.signal, end.reason, end.unkillable) == (None, None, "supervisor_lost", ())
-
-
 STOPS_ITS_SUPERVISOR = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)\n"
 
 

@@ -286,27 +286,6 @@ def test_a_session_that_fails_as_a_whole_is_an_error_with_its_output(suite: Suit
         suite.collect()
 
 
-def test_on_a_full_disk_a_failed_session_is_told_in_short(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite.write({"conftest.py": "def pytest_sessionstart(): raise OSError(28, 'No space left')"})
-    monkeypatch.setattr("harness.runner.collection.collect.shortage_at", lambda path: "the disk is full")
-    with pytest.raises(CollectionError, match=r"exited with 3; the disk is full\n.*No space left\n  remedy: free"):
-        suite.collect()
-
-
-def test_a_list_of_files_that_cannot_be_written_is_an_error_without_a_traceback(suite: Suite) -> None:
-    conftest = """
-    import pathlib
-    def pytest_collection(session):
-        session.config.pluginmanager.get_plugin("rlharness-finder")._out = pathlib.Path("/dev/full")
-    """
-    suite.write({"conftest.py": textwrap.dedent(conftest), "test_a.py": "def test_a(): pass\n"})
-    with pytest.raises(CollectionError) as caught:
-        suite.collect()
-    assert str(caught.value).startswith("the list of test files cannot be written: No space left on device")
-    assert "Traceback" not in str(caught.value)
-    assert "make room" in caught.value.remedy
-
-
 @pytest.mark.full
 def test_progress_is_told_and_the_limit_kept(suite: Suite) -> None:
     suite.write({f"test_{number}.py": COMPUTED for number in range(5)})

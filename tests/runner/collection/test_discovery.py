@@ -120,23 +120,6 @@ def test_items_of_other_collectors_are_found(tmp_path: Path) -> None:
     assert found(tmp_path) == ["test_it.py", "test_it.yaml"]
 
 
-@pytest.mark.full
-def test_the_digest_of_a_file_is_the_same_in_every_process_until_something_changes(tmp_path: Path) -> None:
-    write(tmp_path, {"pytest.ini": "[pytest]", "a/conftest.py": "", "a/test_a.py": TELLING, "test_b.py": TELLING})
-
-    def digests() -> list[str]:
-        (tmp_path / "found.jsonl").unlink(missing_ok=True)
-        return [digest for *_, digest in discover(tmp_path)[1][-1]["files"]]
-
-    first = digests()
-    assert digests() == first
-    write(tmp_path, {"a/conftest.py": "# changed"})
-    changed = digests()
-    assert (changed[0] != first[0], changed[1]) == (True, first[1])
-    write(tmp_path, {"pytest.ini": "[pytest]\npython_functions = check_*"})
-    assert not {*digests()} & {*changed}
-
-
 def test_files_below_a_conftest_that_uses_the_marker_are_to_be_imported(tmp_path: Path) -> None:
     adding = """
         import pytest

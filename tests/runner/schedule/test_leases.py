@@ -28,16 +28,6 @@ def test_a_unit_without_gpus_takes_a_cpu_place_and_no_card() -> None:
     assert table.lease(CPU) is not None
 
 
-def test_slots_are_the_lowest_free_numbers() -> None:
-    table = LeaseTable(EIGHT, cpu_units=2)
-    leases = [got(table.lease(Need(gpus=1))) for _ in range(3)]
-    assert [lease.slot for lease in leases] == [0, 1, 2]
-    table.give_back(leases[1])
-    assert got(table.lease(CPU)).slot == 1
-    assert got(table.lease(CPU)).slot == 3
-    assert [lease.slot for lease in table.leases] == [0, 1, 2, 3]
-
-
 def test_an_exclusive_lease_is_alone() -> None:
     table = LeaseTable(EIGHT, cpu_units=2)
     alone = Need(gpus=1, exclusive=True)
@@ -76,11 +66,6 @@ def test_a_quarantined_card_is_never_leased_again() -> None:
     assert table.why_never(Need(gpus=2)) == "needs 2 GPUs; this run has 1 x H200 143 GB (2 quarantined)"
     assert table.why_never(Need(gpus=1)) == ""
     assert table.fresh().why_never(Need(gpus=3)) == ""
-
-
-def test_a_unit_without_gpus_needs_a_cpu_place() -> None:
-    assert LeaseTable(EIGHT, cpu_units=1).why_never(CPU) == ""
-    assert "cpu_units is 0" in LeaseTable(EIGHT, cpu_units=0).why_never(CPU)
 
 
 def test_who_keeps_a_file_from_running() -> None:

@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.need import Need
 from harness.core.report_file import read_report
-from harness.runner.events import TestFinished, UnitFinished
-from harness.runner.records.history import History
-from harness.runner.records.history_keeper import HistoryKeeper
-from harness.runner.records.stats import RunState
-from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
 from tests.support.suite_runs import ROOT, Done, run, write_suite
 
 MANY = """
@@ -200,28 +194,6 @@ def test_the_plan_names_parts_and_obstacles(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.rlharness]\nsplit = false\n")
     planned = json.loads(run(tmp_path, "plan", "--gpus", "sim:4", "--json").stdout)
     assert (planned["splits"], len(planned["units"]) + len(planned["never"])) == ([], 2)
-
-
-def result(number: int, outcome: Outcome, seconds: float) -> UnitResult:
-    unit = Unit(f"t.py [{number}/2]", Need(1), NeedSource.AST, file="t.py", part=Part(number, 2))
-    return UnitResult(unit, outcome, duration_s=seconds)
-
-
-def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> None:
-    state, sizes = RunState(), {"t.py": 1}
-    with History.open(tmp_path / "history.sqlite") as history:
-        keeper = HistoryKeeper(history, sizes, "run")
-        keeper.on_event(TestFinished(0.0, "t.py [1/2]", "t.py::test_a", "passed", 2.5), state)
-        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
-        assert history.test_durations_s(["t.py"]) == {"t.py::test_a": 2.5}
-        assert history.test_durations_s(["other.py"]) == {}
-        assert history.expectations(sizes)["t.py"].is_estimate
-        keeper.on_event(UnitFinished(2.0, result(2, Outcome.FAILED, 4.0)), state)
-        assert history.expectations(sizes)["t.py"].seconds == 2.5 + 4.0
-        keeper = HistoryKeeper(history, sizes, "later run")
-        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
-        keeper.on_event(UnitFinished(2.0, result(2, Outcome.INTERRUPTED, 1.0)), state)
-        assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(6.5,)]
 
 
 @pytest.mark.full
