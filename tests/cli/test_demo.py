@@ -21,7 +21,7 @@ from harness.lab.demo.findings import (
     FileFinding,
 )
 from harness.lab.demo.project import FILES, suite_files, write_project
-from harness.render.demo import INSTALL_TORCH, demo_json, demo_text
+from harness.render.demo import demo_json, demo_text
 from harness.runner.units import Outcome
 from tests.demo_example import shortened
 from tests.support.manual import README
@@ -126,15 +126,6 @@ def test_what_was_not_found_is_marked() -> None:
     assert "NOT FOUND" not in demo_text(FOUND, colour=False)
     assert [demo_text(each, colour=False).count("NOT FOUND") for each in MISSED] == [1] * len(MISSED)
     assert [demo_json(each)["exit_code"] for each in MISSED] == [3] * len(MISSED)
-
-
-def test_the_closing_text_fits_into_80_columns_and_is_coloured_on_request_only() -> None:
-    text = demo_text(FOUND, colour=False)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "\x1b" not in text
-    assert "\x1b[32mok\x1b[0m" in demo_text(FOUND, colour=True)
-    assert INSTALL_TORCH in demo_text(replace(FOUND, divergence=None), colour=False)
-    assert INSTALL_TORCH not in text
 
 
 # ------------------------------------------------------------------------------------------------------ what it writes

@@ -93,26 +93,19 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
     [
         ("timeout = 'long'", "timeout = 'long'", "seconds, above 0"),
         ("timeout = 0", "timeout = 0", "seconds, above 0"),
-        ("timeout = inf", "timeout = inf", "seconds, above 0"),
         ("timeout = true", "timeout = True", "seconds, above 0"),
         ("grace = -1", "grace = -1", "seconds, 0 or more"),
         ("cpu-units = 0", "cpu-units = 0", "a whole number, 1 or more"),
         ("cpu-units = 1.5", "cpu-units = 1.5", "a whole number, 1 or more"),
-        ("maxfail = true", "maxfail = True", "a whole number, 0 or more"),
         ("mix-models = 1", "mix-models = 1", "true or false"),
         ("needs = 2", "needs is 2", "a table of patterns"),
         ("needs.'a*' = 'two'", "'a*' gpus = 'two'", "a whole number, 0 or more"),
-        ("needs.'a*' = -1", "'a*' gpus = -1", "a whole number, 0 or more"),
-        ("needs.'a*' = true", "'a*' gpus = True", "a whole number, 0 or more"),
         ("needs.'a*' = {gpus = 1, memory-gb = 'x'}", "'a*' memory-gb = 'x'", "GB per GPU, 0 or more"),
         ("needs.'a*' = {gpus = 1, model = ''}", "'a*' model = ''", "a part of the GPU's name, such as 'H100'"),
         ("needs.'a*' = {gpus = 1, min-capability = 'x'}", "'a*' min-capability = 'x'", "9.0, '9.0' or [9, 0]"),
-        ("needs.'a*' = {gpus = 1, min-capability = true}", "'a*' min-capability = True", "9.0, '9.0' or [9, 0]"),
         ("needs.'a*' = {memory-gb = 40}", "'a*' describes GPUs but requests 0", "gpus = 1 or more"),
         ("needs.'a*' = {gpus = 2, memory-gb = 12, shared = true}", "'a*' shares 2 GPUs", "shared = true with gpus = 1"),
         ("needs.'a*' = {gpus = 1, shared = true}", "memory-gb = 0", "shared = true with gpus = 1"),
-        ("needs.'a*' = {shared = true}", "'a*' shares 0 GPUs", "shared = true with gpus = 1"),
-        ("needs.'a*' = {exclusive = true, shared = true}", "and exclusive", "shared = true with gpus = 1"),
         (
             "needs.'a*' = {gpus = 1, memory-gb = 12, exclusive = true, shared = true}",
             "'a*' shares 1 GPUs, with memory-gb = 12 and exclusive",
@@ -120,7 +113,6 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
         ),
         ("needs.'a*' = {gpus = 1, memory-gb = 12, shared = 1}", "'a*' shared = 1", "true or false"),
         ("needs.'!a*' = 1", "'!a*' matches nothing", "a pattern as in .gitignore"),
-        ("needs.'# a' = 1", "'# a' matches nothing", "a pattern as in .gitignore"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_legal(tmp_path: Path, text: str, what: str, legal: str) -> None:
@@ -134,7 +126,6 @@ def test_a_wrong_value_is_named_with_what_is_legal(tmp_path: Path, text: str, wh
     ("text", "unknown", "near"),
     [
         ("time-out = 5", "'time-out'", "'timeout'"),
-        ("allow_missing_gpus = true", "'allow_missing_gpus'", "'allow-missing-gpus'"),
         ("need = 5", "'need'", "'needs'"),
         ("needs.'a*' = {gpu = 1}", "'gpu'", "'gpus'"),
         ("needs.'a*' = {gpus = 1, mem = 3}", "'mem'", "'memory-gb'"),

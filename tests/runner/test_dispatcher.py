@@ -205,15 +205,6 @@ def test_a_bug_in_the_ticker_is_not_silent(tmp_path: Path) -> None:
     assert run.outcomes == [Outcome.INTERRUPTED, Outcome.NOT_RUN]
 
 
-def test_an_exclusive_unit_runs_alone(tmp_path: Path) -> None:
-    run = ScriptedRun(tmp_path, [0, Need(exclusive=True), 1], dict.fromkeys(range(3), Script(num_steps=50))).run()
-    run.assert_sound()
-    log = run.attempts.log
-    at = log.index(("begins", 1))
-    assert log[at + 1] == ("ends", 1)
-    assert sorted(log[:at]) in ([], sorted([(word, n) for word in ("begins", "ends") for n in (0, 2)]))
-
-
 def leases_at_most(run: ScriptedRun) -> int:
     """The most GPUs that were out at once, by the record."""
     out: dict[str, str] = {}

@@ -45,23 +45,6 @@ def test_a_signal_that_came_before_or_with_the_result_counts() -> None:
     assert asyncio.run(scenario()) == [None, None, "SIGTERM"]
 
 
-def test_an_error_of_the_work_is_raised_and_a_cancellation_by_others_goes_through() -> None:
-    async def fail() -> None:
-        raise ValueError("no")
-
-    async def scenario() -> None:
-        with Interruption() as interruption:
-            with pytest.raises(ValueError, match="no"):
-                await interruption.unless_interrupted(fail())
-            waiting = asyncio.create_task(interruption.unless_interrupted(asyncio.sleep(60)))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-    asyncio.run(scenario())
-
-
 def handlers() -> list[object]:
     return [signal.getsignal(signum) for signum in (*CANCEL_SIGNALS, signal.SIGUSR1)]
 

@@ -68,14 +68,6 @@ def test_a_leaning_file_that_the_configuration_accepts_is_no_failure(tmp_path: P
 
 
 @pytest.mark.full
-def test_a_collection_error_that_only_the_order_prevents_is_leaning(tmp_path: Path) -> None:
-    done = run(
-        suite(tmp_path, "registry_at_import"), "run", "--gpus", "none", "--check-leaning", "--isolate", "interpreter"
-    )
-    assert done.outcomes["tests/test_z.py"] == "leaning"
-
-
-@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_file_that_has_passed_before_is_checked_only_on_demand(tmp_path: Path) -> None:
     directory = write_suite(

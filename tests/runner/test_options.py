@@ -147,9 +147,3 @@ def test_a_run_started_elsewhere_obeys_the_configuration_of_its_suite(tmp_path: 
     assert notes == [f"configuration: {suite / 'pyproject.toml'}"]
     inside = make_options(Invocation(suite, {}, note=notes.append), GIVEN | {"paths": ("test_x.py",)})
     assert (inside.timeout_s, len(notes)) == (12.0, 1)
-
-
-def test_results_have_a_directory_of_their_own_if_one_is_named(tmp_path: Path) -> None:
-    configured = options(tmp_path, 'results-dir = "build/results"')
-    assert (configured.root, configured.results_root) == (tmp_path, tmp_path / "build" / "results")
-    assert options(tmp_path, results_dir=tmp_path / "other").results_root == tmp_path / "other"

@@ -75,15 +75,3 @@ def test_runs_that_begin_together_do_not_disturb_each_other(tmp_path: Path) -> N
     assert set(ids) <= set(runs_in(tmp_path))
     assert len(runs_in(tmp_path)) <= NUM_KEPT + 1
     assert (tmp_path / ".rlharness" / "runs" / "latest").resolve().name in ids
-
-
-@pytest.mark.parametrize("in_the_way", [".rlharness", ".rlharness/runs"])
-def test_a_place_where_nothing_can_be_made_is_said(tmp_path: Path, in_the_way: str) -> None:
-    path = tmp_path / in_the_way
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("a file")
-    with pytest.raises(HarnessError) as caught:
-        make_run_directory(tmp_path, "r1")
-    assert f"cannot create a run directory in {tmp_path}/.rlharness/runs" in caught.value.what
-    assert caught.value.legal
-    assert caught.value.remedy

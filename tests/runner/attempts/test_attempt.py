@@ -154,19 +154,6 @@ def test_orders_are_heeded(supervisors: Supervisors, spec: MakeSpec, eventually:
     assert not Path(cancelled.directory, "stacks.txt").exists(), "asked for from outside: nothing hangs"
 
 
-def test_orders_given_before_the_leader_runs_are_heeded(supervisors: Supervisors, spec: MakeSpec) -> None:
-    cancelled, killed = spec(SLEEP), spec(SLEEP)
-
-    async def scenario() -> list[ProcessEnd]:
-        attempts = asyncio.gather(supervisors.run(cancelled), supervisors.run(killed))
-        await asyncio.sleep(0)  # both supervisors have been started, neither has read its order
-        supervisors.cancel(cancelled.marker)
-        supervisors.kill(killed.marker)
-        return list(await attempts)
-
-    assert [end.reason for end in asyncio.run(scenario())] == ["cancelled", "killed"]
-
-
 def test_the_probe_takes_the_strongest(refusals: dict[str, str]) -> None:
     allowed = [backend for backend in BACKENDS if not refusals[backend]]
     backends = probe_backends()

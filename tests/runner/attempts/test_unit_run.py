@@ -3,15 +3,12 @@
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from harness.core.report_file import read_report
 from harness.core.test_outcomes import TestOutcome
-from harness.process.claims import Claims
-from harness.process.ports import ALL_STARTS
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner import events
 from harness.runner.attempts.ray_logs import keep_ray_logs
@@ -63,27 +60,6 @@ def test_a_directory_that_cannot_be_made_is_that_units_failure(tmp_path: Path) -
     assert run.outcomes == [Outcome.SUPERVISOR_LOST] * 2
     assert "could not be started" in run.results[0].reason
     assert run.of(events.LeaseReturned)[0].gpu_ids == (GPU_0,)
-
-
-def test_without_a_free_block_of_ports_the_unit_runs(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        others = stack.enter_context(Claims())
-        for port in ALL_STARTS:
-            others.try_claim(f"ports-{port}")
-        run = ScriptedRun(tmp_path, [1]).run()
-    run.assert_sound()
-    assert run.outcomes == [Outcome.PASSED]
-    assert [event.gpu_ids for event in run.of(events.LeaseReturned)] == [(GPU_0,)]
-
-
-def test_a_temporary_directory_that_a_test_deleted_is_no_trouble(tmp_path: Path) -> None:
-    def delete(spec: ProcessSpec) -> None:
-        os.rmdir(spec.env["TMPDIR"])
-        os.rmdir(os.path.dirname(spec.env["TMPDIR"]))
-
-    run = ScriptedRun(tmp_path, [0, 0], {0: Script(on_begin=delete)}, cpu_units=1).run()
-    assert run.outcomes == [Outcome.PASSED] * 2
-    assert run.runner.notes == []
 
 
 GARBAGE = (

@@ -79,10 +79,8 @@ def test_the_record_of_a_killed_run_is_read_to_its_last_line(path: Path) -> None
 BROKEN = (
     b"no json",
     b"[1, 2]",
-    b'{"t": 1.0}',
     b'{"event": "attempt_started", "t": -1, "path": "x"}',
     b'{"event": "attempt_started", "t": NaN, "path": "x"}',
-    b'{"event": "attempt_started", "t": true, "path": "x"}',
     b'{"event": "attempt_started", "t": 1e300, "path": "x", "gpu_ids": [], "directory": ""}',
     b'{"event": "attempt_started", "t": 1, "path": 5, "gpu_ids": [], "directory": ""}',
     b'{"event": "test_finished", "t": 1, "path": "tests/test_a.py", "nodeid": "x", "outcome": "fine", "duration_s": 1}',

@@ -205,13 +205,6 @@ def trend(name: str, *results: tuple[str, float]) -> Trend:
     return Trend(name, tuple(PastResult(f"r{n}", outcome, s) for n, (outcome, s) in enumerate(results)))
 
 
-def test_median_and_spread_are_of_runs_that_were_completed() -> None:
-    one = trend(A, ("passed", 1.0), ("timed_out", 60.0), ("failed", 3.0), ("passed", 2.0))
-    assert (one.durations_s, one.median_s, one.spread) == ((1.0, 3.0, 2.0), 2.0, 1.0)
-    none = trend(A, ("crashed", 1.0))
-    assert (none.durations_s, none.median_s, none.spread) == ((), None, None)
-
-
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [

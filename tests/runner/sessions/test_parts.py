@@ -65,36 +65,34 @@ def pytest_in(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, env=env, check=False, capture_output=True, text=True, timeout=120)
 
 
+UNITTEST = """
+import unittest
+def setup_module(): pass
+def test_m(): pass
+class TestU(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): pass
+    def test_u(self): pass
+"""
+
+
 def test_ties_are_those_of_the_suite(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_t.py": TIED})
+    write_suite(tmp_path, {"test_t.py": TIED, "test_m.py": UNITTEST})
     plugins = ("-p", "harness.plugin", "-p", "harness.runner.collection.discovery", "--rlharness-report", "r.jsonl")
-    done = pytest_in(tmp_path, "--collect-only", *plugins, "test_t.py")
-    listed = {test.nodeid.removeprefix("test_t.py::"): test.ties for test in read_report(tmp_path / "r.jsonl").listed}
-    assert listed == {
-        "TestOfClass::test_a": ("class test_t.py::TestOfClass",),
-        "TestOfClass::test_b": ("class test_t.py::TestOfClass",),
-        "TestSetup::test_a": ("class test_t.py::TestSetup",),
-        "test_module": ("module-fixture engine",),
-        "test_marked": ("together pair",),
-        "test_group": ("together group",),
-        "test_free[1]": (),
-        "test_free[2]": (),
-    }, done.stdout
-
-
-@pytest.mark.full
-def test_setup_module_and_setup_class_of_unittest_tie(tmp_path: Path) -> None:
-    unit = (
-        "class TestU(unittest.TestCase):\n    @classmethod\n    def setUpClass(cls): pass\n    def test_u(self): pass\n"
-    )
-    write_suite(tmp_path, {"test_m.py": f"import unittest\ndef setup_module(): pass\ndef test_m(): pass\n{unit}"})
-    plugins = ("-p", "harness.plugin", "-p", "harness.runner.collection.discovery", "--rlharness-report", "r.jsonl")
-    pytest_in(tmp_path, "--collect-only", *plugins, "test_m.py")
-    ties = {
-        test.nodeid.removeprefix("test_m.py::"): set(test.ties) for test in read_report(tmp_path / "r.jsonl").listed
-    }
+    done = pytest_in(tmp_path, "--collect-only", *plugins, "test_t.py", "test_m.py")
     module = "module-fixture setup_module"
-    assert ties == {"test_m": {module}, "TestU::test_u": {module, "class test_m.py::TestU"}}
+    assert {test.nodeid.partition("::")[2]: set(test.ties) for test in read_report(tmp_path / "r.jsonl").listed} == {
+        "TestOfClass::test_a": {"class test_t.py::TestOfClass"},
+        "TestOfClass::test_b": {"class test_t.py::TestOfClass"},
+        "TestSetup::test_a": {"class test_t.py::TestSetup"},
+        "test_module": {"module-fixture engine"},
+        "test_marked": {"together pair"},
+        "test_group": {"together group"},
+        "test_free[1]": set(),
+        "test_free[2]": set(),
+        "test_m": {module},
+        "TestU::test_u": {module, "class test_m.py::TestU"},
+    }, done.stdout
 
 
 @pytest.mark.full

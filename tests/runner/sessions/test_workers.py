@@ -233,10 +233,6 @@ def test_a_fixture_that_fails_at_the_end_of_a_worker_is_reported(tmp_path: Path)
 
 ENDS_BADLY = {
     "hook": ("def pytest_sessionfinish(): raise ValueError('at the end')\n", "ValueError: at the end"),
-    "fail": (
-        "@pytest.fixture(scope='session', autouse=True)\ndef server(): yield; pytest.fail('at the end')\n",
-        "Failed: at the end",
-    ),
     "exit": (
         "@pytest.fixture(scope='session', autouse=True)\ndef server(): yield; os._exit(3)\n",
         "its process exited with 3 after its last file",

@@ -38,15 +38,6 @@ def test_units_side_by_side_have_different_workers(tmp_path: Path, isolate: str)
     assert {uid for _, uid in noted} == {done.of("run_started")[0]["run_id"]}
 
 
-def test_a_conftest_that_reads_its_worker_at_import_reads_its_own(tmp_path: Path) -> None:
-    conftest = "import os\nWORKER = os.environ.get('PYTEST_XDIST_WORKER', 'master')\n"
-    test = "import os, conftest\ndef test_worker(): assert conftest.WORKER == os.environ['PYTEST_XDIST_WORKER']\n"
-    files = {"conftest.py": conftest, "test_a.py": test, "test_b.py": test}
-    done = run(write_suite(tmp_path / "suite", files), "run", "--gpus", "none", "--json")
-    assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
-    assert "PYTEST_XDIST_WORKER" in json.dumps(done.of("run_finished")[0]["isolation"])
-
-
 ASKS_FOR_XDIST = """
 import warnings, pytest
 @pytest.hookimpl(trylast=True)
