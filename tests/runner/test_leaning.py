@@ -106,7 +106,6 @@ def test_reads(n):
 """
 
 
-@pytest.mark.full
 def test_a_part_that_needs_the_other_part_leans_and_its_file_is_not_split_again(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_s.py": READS_WHAT_ANOTHER_TEST_SET.format("")})
     split = run(tmp_path, "run", "--gpus", "sim:2")

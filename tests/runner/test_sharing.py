@@ -83,7 +83,6 @@ def test_budgets_and_whole_gpus_never_exceed_a_gpu(tmp_path: Path) -> None:
     assert len(leased) == 24
 
 
-@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_two_files_are_on_one_gpu_at_the_same_time(tmp_path: Path) -> None:
     """Each waits for the other, so that they pass only side by side."""

@@ -72,7 +72,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 ISOLATE = ["file", *(pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test"))]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("isolate", ISOLATE)
 def test_pytest_cov_measures_as_in_one_process(tmp_path: Path, plain: Measured, isolate: str) -> None:
     write_suite(tmp_path, {**FILES, "tests/test_crash.py": CRASHES})

@@ -81,7 +81,6 @@ def test_a_fork_is_as_an_interpreter_of_its_own(both: Done) -> None:
     assert a["numpy"] != b["numpy"]
 
 
-@pytest.mark.full
 def test_a_fork_keeps_what_the_suite_seeds_and_no_file_of_the_runner_or_of_a_supervisor(tmp_path: Path) -> None:
     links = "[os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if int(fd) > 2]"
     text = "from noting import *\ndef test(): note('{}', drawn=random.random(), links={})\n"

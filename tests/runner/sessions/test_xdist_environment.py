@@ -25,8 +25,10 @@ def test_worker(worker_id, testrun_uid):
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("isolate", ["file", "worker", pytest.param("interpreter", marks=pytest.mark.full)])
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("worker", "interpreter", "test")]
+
+
+@pytest.mark.parametrize("isolate", ["file", *FULL[:2]])
 def test_units_side_by_side_have_different_workers(tmp_path: Path, isolate: str) -> None:
     files = {f"test_{name}.py": TEST for name in "abcd"}
     suite = write_suite(tmp_path / "suite", {"conftest.py": CONFTEST, **files})
@@ -55,11 +57,8 @@ def test_other(): pass
 """
 
 
-FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test")]
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("isolate", ["file", "worker", *FULL])
+@pytest.mark.parametrize("isolate", ["file", *FULL])
 def test_no_plugin_finds_xdist_active_whatever_addopts_say(tmp_path: Path, isolate: str) -> None:
     addopts = "-p xdist -n 2 --dist=loadfile --maxprocesses=4 --no-loadscope-reorder --strict-markers"
     ini = f'[tool.pytest.ini_options]\naddopts = "{addopts}"\nfilterwarnings = ["error"]\n'
