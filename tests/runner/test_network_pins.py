@@ -40,11 +40,6 @@ def test_two_cards_or_ray(tmp_path: Path, source: str, gpus: int, needs: bool) -
     assert needs_network(unit(tmp_path, source, gpus), tmp_path) is needs
 
 
-def test_what_cannot_run_or_is_gone_needs_nothing(tmp_path: Path) -> None:
-    assert not needs_network(unit(tmp_path, "import ray", gpus=8, collect_error="SyntaxError"), tmp_path)
-    assert not needs_network(unit(tmp_path, "import ray"), tmp_path / "elsewhere")
-
-
 @pytest.mark.full
 def test_a_run_that_has_looked_says_so_to_every_file(tmp_path: Path) -> None:
     two_cards = TELLS.replace("def test", "@pytest.mark.gpus(2)\ndef test")

@@ -264,17 +264,6 @@ def test_reports_that_were_asked_for_and_are_not_there_do_not_end_with_0(
 
 
 @pytest.mark.full
-def test_workers_that_are_not_started_are_told(tmp_path: Path) -> None:
-    pytest.importorskip("xdist")
-    write_suite(tmp_path, {"test_a.py": QUICK})
-    done = run(tmp_path, "run", "--gpus", "none", "--json", "--", "-p", "xdist", "-n", "2")
-    assert done.code == ExitCode.OK, done.stderr
-    (note,) = json.loads(done.stdout)["notes"]
-    assert note.startswith("-n 2 of pytest-xdist is set to 0: ")
-    assert note in done.stderr.partition("\nnotes (1)\n")[2]
-
-
-@pytest.mark.full
 def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_report(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES})
     done = run(tmp_path, "run", "--gpus", "none", "--json", "--junit", "junit.xml")

@@ -50,15 +50,6 @@ FINE = [(path, Outcome.PASSED, "b") for path in FILES[:MIN_FILES]]
 SICK = [(f"test_sick_{number}.py", Outcome.FAILED, "a") for number in range(MIN_FILES)]
 
 
-def test_as_many_failures_and_passes_as_it_takes_and_not_one_fewer() -> None:
-    assert list(observed(*FINE, *SICK)) == ["a"]
-    assert observed(*FINE[1:], *SICK) == {}
-    assert observed(*FINE, *SICK[1:]) == {}
-    assert observed(*FINE[:1] * MIN_FILES, *SICK) == {}, "the same file"
-    assert observed(*FINE, *SICK[:1] * MIN_FILES) == {}, "the same file"
-    assert observed(*((path, outcome, "a") for path, outcome, _ in FINE), *SICK) == {}, "passes on the GPU itself"
-
-
 def test_a_pass_on_a_gpu_clears_it() -> None:
     assert observed(*FINE, *SICK[:-1], ("test_ok.py", Outcome.PASSED, "a"), SICK[-1]) == {}
     assert observed(*FINE, *SICK[:-1], ("test_ok.py", Outcome.INTERRUPTED, "a"), SICK[-1])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import CollectionError, UsageError
+from harness.core.errors import CollectionError
 from harness.core.need import Need
 from harness.core.need_rules import NeedRule
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
@@ -263,13 +263,6 @@ def test_a_directory_that_cannot_be_collected_is_a_unit(suite: Suite) -> None:
     units = suite.units()
     assert "cannot list" in units["a"].collect_error
     assert units["b/test_b.py"].collect_error == ""
-
-
-def test_a_path_that_does_not_exist_is_refused_in_pytest_s_words(suite: Suite) -> None:
-    suite.write({"test_a.py": ""})
-    with pytest.raises(UsageError, match="file or directory not found: gone"):
-        suite.collect("gone")
-    assert not list(suite.scratch.iterdir())
 
 
 @pytest.mark.full

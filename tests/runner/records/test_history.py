@@ -74,11 +74,6 @@ def test_durations_of_units_that_ran_to_the_end_are_expected_and_limits_that_wer
     assert expected_s(path)["tests/test_a.py"] == ran.get(outcome, 10.0)
 
 
-def test_a_limit_that_was_hit_is_forgotten_once_the_file_runs_to_its_end(path: Path) -> None:
-    record(path, result(duration_s=600.0, outcome=Outcome.TIMED_OUT), result(duration_s=20.0))
-    assert expected_s(path)["tests/test_a.py"] == 20.0
-
-
 def test_single_tests_of_a_file_say_nothing_about_the_file(path: Path) -> None:
     record(path, result(duration_s=1.0, selection=("tests/test_a.py::test_x",)))
     assert expected_s(path)["tests/test_a.py"] == UNKNOWN_S
