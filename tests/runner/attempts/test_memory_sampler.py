@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -24,7 +24,6 @@ class RealMeter(FakeMeter):
     """A meter of GPUs that exist; `listed` is what the driver lists at each question."""
 
     listed: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
-    accounted: Mapping[int, int] = field(default_factory=dict)
     num_asked: int = 0
 
     is_simulated = False
@@ -34,9 +33,6 @@ class RealMeter(FakeMeter):
             threading.Event().wait()
         self.num_asked += 1
         return self.listed.get(gpu_id, {})
-
-    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
-        return {pid: self.accounted[pid] for pid in pids if pid in self.accounted}
 
 
 @pytest.fixture
