@@ -50,7 +50,7 @@ class Stored:
 
 def stored(value: object) -> Stored:
     """Pack a value for Ray. Raises what pickle raises."""
-    packed = pack(value, shares_devices=False)
+    packed = pack(value)
     if not packed.tensors:
         return Stored(packed.content, (), None)
     layout = layout_of(packed.tensors)
@@ -280,7 +280,7 @@ class RayActors:
         if self.placement_group is not None:
             index = self.bundles[rank] if self.bundles else rank
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement_group, index)
-        context = WorkerContext("", rank, launch.size, local_rank, has_rendezvous=True)
+        context = WorkerContext("", rank, launch.size, local_rank)
         return ray.remote(Actor).options(**options).remote(launch.specs, context, dict(launch.environment))
 
     def _wait(self, launch: Launch, workers: ActorWorkers) -> None:
