@@ -61,7 +61,6 @@ WHOLLY_FULL = {
     "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
     "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
     "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
-    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

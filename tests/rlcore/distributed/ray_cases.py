@@ -152,15 +152,15 @@ def test_a_group_without_resources_is_given_up() -> None:
 
 
 def test_ranks_run_in_reserved_bundles() -> None:
-    group = placement_group([{"CPU": 0.5}] * 3)
+    group = placement_group([{"CPU": 0.5}] * 2)
     ray.get(group.ready())
     try:
-        backend = replace(BACKEND, placement_group=group, bundles=(2, 0))
+        backend = replace(BACKEND, placement_group=group)
         with start_group(Adder, role="adder", size=2, backend=backend) as adder:
             found: Any = adder.handle.where(["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
             assert [tuple(each.values()) for each in found] == [("0", "2"), ("1", "2")]
-        with pytest.raises(InvalidValueError, match=r"bundles \(0, 3\)"):
-            start_group(Adder, role="adder", size=2, backend=replace(backend, bundles=(0, 3)))
+        with pytest.raises(InvalidValueError, match="2 reserved bundles for group adder"):
+            start_group(Adder, role="adder", size=3, backend=backend)
     finally:
         remove_placement_group(group)
 

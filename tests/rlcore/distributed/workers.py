@@ -53,7 +53,7 @@ class Adder(Worker):
         "each": Entry({"value": PerWorker()}, collect=Collect.LIST),
         "each_part": Entry({"value": PerDataRank()}, collect=Collect.LIST),
         "first": Entry({"value": Broadcast()}, execute=Execute.RANK_ZERO),
-        "later": Entry({"values": Shard(Padding.LAST)}, collect=Collect.ROWS, is_blocking=False),
+        "later": Entry({"values": Shard(Padding.WRAP)}, collect=Collect.ROWS, is_blocking=False),
         "change": Entry({"values": Broadcast()}, collect=Collect.LIST),
         "where": Entry({"names": Broadcast()}, collect=Collect.LIST),
         "ask_colocated": Entry({"role": Broadcast(), "value": Broadcast()}, collect=Collect.LIST),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.distributed.placement.inventory import Node, this_machine
+from rlcore.distributed.placement.inventory import Node
 from rlcore.distributed.placement.plan import Plan, Pool, Role, make_plan
 from rlcore.distributed.placement.table import render
 from rlcore.errors import InvalidValueError, PlacementError
@@ -142,12 +142,6 @@ def test_the_nearest_name_is_named() -> None:
 def test_pools_that_cannot_be_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(InvalidValueError):
         Pool(name="train", **values)
-
-
-def test_this_machine_is_a_node_with_the_cpus_of_this_process() -> None:
-    (node,) = this_machine()
-    assert node.num_cpus >= 1
-    assert node.node_id == ""
 
 
 # ----------------------------------------------------------------------------------------------------------- the table
