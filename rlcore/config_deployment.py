@@ -11,8 +11,8 @@ from rlcore.errors import InvalidValueError
 class DeploymentSection(Section):
     """The processes in which models train, and how their weights are divided."""
 
-    backend: Literal["in_process", "processes", "ray"] = "in_process"
-    """In the process of the controller, in child processes of it, or in actors of Ray."""
+    backend: Literal["in_process", "ray"] = "in_process"
+    """In the process of the controller, or in actors of Ray."""
     num_ranks: Ranks = 1
     """Processes that train together; with in_process so many workers are simulated, one after another."""
     sharding: Literal["none", "full", "hybrid"] = "none"
@@ -54,25 +54,10 @@ class DeploymentSection(Section):
                 f"deployment.offload_directory is {self.offload_directory!r}, which has no effect here",
                 remedy="deployment.offload: [policy], or leave it out",
             )
-        self._without_effect()
+        # With in_process every setting is legal: a run of any deployment is repeated there by that setting alone.
+        if self.backend == "ray" and self.num_copies != 1 and self.sharding != "hybrid":
+            raise InvalidValueError(
+                f"deployment.num_copies is {self.num_copies}, which has no effect here",
+                remedy="deployment.sharding: hybrid, or leave it out",
+            )
         return self
-
-    def _without_effect(self) -> None:
-        """Raise InvalidValueError for a setting that goes with another value of its neighbour.
-
-        With in_process every setting is legal: a run of any deployment is repeated there by that setting alone.
-        """
-        if self.backend == "in_process":
-            return
-        for name, is_default, wanted in (
-            ("num_copies", self.num_copies == 1, self.sharding == "hybrid" or "deployment.sharding: hybrid"),
-            ("address", not self.address, self.backend == "ray" or "deployment.backend: ray"),
-            ("num_nodes", self.num_nodes is None, self.backend == "ray" or "deployment.backend: ray"),
-            ("gpus_per_rank", not self.gpus_per_rank, self.backend == "ray" or "deployment.backend: ray"),
-            ("cpus_per_rank", self.cpus_per_rank == 1.0, self.backend == "ray" or "deployment.backend: ray"),
-        ):
-            if not is_default and wanted is not True:
-                raise InvalidValueError(
-                    f"deployment.{name} is {getattr(self, name)!r}, which has no effect here",
-                    remedy=f"{wanted}, or leave it out",
-                )

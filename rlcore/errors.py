@@ -157,10 +157,6 @@ class WorkerError(RlcoreError, RuntimeError):
 class WorkerDiedError(WorkerError):
     """A worker whose process has ended, or was killed, while its group was in use."""
 
-    def __init__(
-        self, what: str, *, role: str, rank: int, pid: int, exit_code: int | None = None, remedy: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, role: str, rank: int, pid: int, remedy: str = "") -> None:
         super().__init__(what, role=role, rank=rank, remedy=remedy)
         self.pid = pid
-        self.exit_code = exit_code
-        """Status of the process; the negative number of the signal that ended it; None if only Ray knows it."""

@@ -52,18 +52,14 @@ WHOLLY_FULL = {
     "tests/rlcore/samplers/vllm/test_vllm_server.py": (
         "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
     ),
-    "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_processes.py, without a run",
+    "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_restarts.py, without a run",
     "tests/rlcore/deployments/test_deployments.py": "tests/rlcore/trainers/test_parallel_bits.py, without a run",
     "tests/rlcore/distributed/placement/test_ray_placement.py": (
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
     "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
-    "tests/rlcore/distributed/test_levels_of_workers.py": (
-        "tests/rlcore/distributed/test_level_variables.py, without workers"
-    ),
     "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
-    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

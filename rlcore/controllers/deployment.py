@@ -1,6 +1,6 @@
 """Where the models of a run are: in the controller's process, or in a group of workers.
 
-plan ─▶ reserve (Ray) ─▶ start workers with the level's variables ─▶ compare what is in effect in each ─▶ handle
+plan ─▶ reserve ─▶ start workers with the level's variables ─▶ compare what is in effect in each ─▶ handle
 """
 
 import os
@@ -74,19 +74,14 @@ class Reporting:
 
 @contextmanager
 def backend_of(config: RunConfig, say: Say) -> Iterator[Backend]:
-    """Hold what the workers run in: child processes, or a reservation of Ray."""
+    """Hold a reservation of Ray, in which the workers run."""
     section = config.deployment
-    if section.backend == "processes":
-        from rlcore.distributed.backends.processes import ChildProcesses
-
-        yield ChildProcesses(start_timeout_s=section.timeout_s)
-        return
     try:
         from rlcore.distributed.ray_session import ray_session  # only where it is asked for
     except ImportError:
         raise InvalidValueError(
             "deployment.backend is ray, which is not installed",
-            legal="in_process, processes",
+            legal="in_process",
             remedy="pip install 'rlharness[ray]'",
         ) from None
     from rlcore.distributed.placement.ray_cluster import ray_nodes

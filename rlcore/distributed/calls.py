@@ -44,9 +44,6 @@ class Failure:
         return error
 
 
-FailureOf = Callable[[Exception], Failure]
-
-
 def perform(
     worker: Worker, method: str, arguments: Mapping[str, Any], failure: Callable[[Exception], Failure] = Failure.of
 ) -> Any:

@@ -36,8 +36,6 @@ class Padding(StrEnum):
     """Pad nothing: the first parts have one row more, and a part may be empty."""
     WRAP = "wrap"
     """Repeat rows from the first one on until all parts are equal."""
-    LAST = "last"
-    """Repeat the last row until all parts are equal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Effective values of each process: what its variables are and what torch says, compared before a run starts.
 
 controller: environment = worker_environment(level, os.environ) ─▶ each process is started with it
-process:    report = start_process(ProcessName(...), level)     ─▶ sets torch's flags, reads what is in effect
+process:    report = report_of(ProcessName(...))                ─▶ reads what is in effect
 controller: check_reports(reports, level, environment)          ─▶ LevelError names process, role, rank, value
 """
 
@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from rlcore.config import LEVELS
 from rlcore.distributed.level_variables import MOVE_BITS, OF_THREADS, spreads
-from rlcore.errors import InvalidValueError, LevelError
+from rlcore.errors import LevelError
 
 HASH = 'hash("rlcore")'
 THREADS = "torch.get_num_threads()"
@@ -60,21 +59,6 @@ class _Mismatch(NamedTuple):
     what: str
     legal: str
     remedy: str
-
-
-def start_process(name: ProcessName, level: str, *, num_threads: int | None = None) -> ProcessReport:
-    """Set torch's flags of a level in this process, and return what is in effect; called before anything is computed.
-
-    `num_threads`: torch's number of threads; None leaves it. Raises InvalidValueError for a level that does not exist.
-    """
-    if level not in LEVELS:
-        raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    if level != "off":
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    return report_of(name)
 
 
 def report_of(name: ProcessName) -> ProcessReport:

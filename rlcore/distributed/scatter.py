@@ -65,10 +65,9 @@ def divide_rows(size: int, num_parts: int, padding: Padding) -> tuple[Rows, ...]
         raise ShapeError(
             f"{size} rows for {num_parts} data-parallel ranks",
             legal=f"a multiple of {num_parts}",
-            remedy=f"{size + missing} rows, or a Padding that is uneven, wrap or last",
+            remedy=f"{size + missing} rows, or a Padding that is uneven or wrap",
         )
-    added = [row % size for row in range(missing)] if padding is Padding.WRAP else [size - 1] * missing
-    rows, each = [*range(size), *added], (size + missing) // num_parts
+    rows, each = [row % size for row in range(size + missing)], (size + missing) // num_parts
     return tuple(_as_range(rows[each * part : each * (part + 1)]) for part in range(num_parts))
 
 

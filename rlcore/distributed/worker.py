@@ -22,8 +22,6 @@ class WorkerContext:
     size: int
     local_rank: int = 0
     """Index among the ranks of its host."""
-    has_rendezvous: bool = False
-    """Whether `torch.distributed.init_process_group` finds the other ranks by the environment."""
 
 
 class Worker:
@@ -64,9 +62,7 @@ def construct(specs: tuple[WorkerSpec, ...], context: WorkerContext) -> dict[str
     found: dict[str, Worker] = {}
     for spec in specs:
         worker = spec.worker.__new__(spec.worker)
-        worker.context = WorkerContext(
-            spec.role, context.rank, context.size, context.local_rank, context.has_rendezvous
-        )
+        worker.context = WorkerContext(spec.role, context.rank, context.size, context.local_rank)
         worker.colocated = found
         worker.__init__(*spec.args, **spec.kwargs)  # type: ignore[misc]  # its context comes before
         found[spec.role] = worker

@@ -1,6 +1,6 @@
 """Worker groups: a controller calls one object, and its methods run on the ranks of a role.
 
-    with start_group(PolicyWorker, config, backend="processes", size=4, role="policy") as policy:
+    with start_group(PolicyWorker, config, backend="ray", size=4, role="policy") as policy:
         logprobs = policy.handle.score(batch)
 
     handle.score(batch) ─▶ bind arguments ─▶ scatter (entry, mesh) ─▶ backend: ranks run ─▶ collect ─▶ result
@@ -238,15 +238,11 @@ def find_backend(backend: str | Backend) -> Backend:
         return backend
     if backend == "in_process":
         return InProcess()
-    if backend == "processes":
-        from rlcore.distributed.backends.processes import ChildProcesses
-
-        return ChildProcesses()
     if backend == "ray":
         from rlcore.distributed.backends.ray_actors import RayActors
 
         return RayActors()
-    names = ("in_process", "processes", "ray")
+    names = ("in_process", "ray")
     raise InvalidValueError(f"backend {backend!r}", legal=", ".join(names), remedy=nearest(backend, names))
 
 

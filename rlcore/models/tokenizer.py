@@ -58,11 +58,6 @@ class CharacterTokenizer:
         return SPECIAL.index(PAD)
 
     @property
-    def bos_id(self) -> int:
-        """What a prompt may begin with."""
-        return SPECIAL.index(BOS)
-
-    @property
     def eos_id(self) -> int:
         """What a completion ends with."""
         return SPECIAL.index(EOS)

@@ -93,15 +93,3 @@ def complete_subtrees(leaves: Iterable[int]) -> list[NodePosition]:
             level, index = level + 1, index // 2
         whole.add((level, index))
     return sorted(whole, key=lambda place: place[1] << place[0])
-
-
-def tree_sum(leaves: Iterable[Tensor | None]) -> Tensor | None:
-    """Return the sum of values 0, 1, ... by the canonical tree; None is an absent value, and the sum of nothing."""
-    given = list(leaves)
-    if not given:
-        return None
-    tree = TreeSum(len(given))
-    for leaf, value in enumerate(given):
-        if value is not None:
-            tree.add(leaf, value.clone())
-    return tree.total()

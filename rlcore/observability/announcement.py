@@ -60,15 +60,14 @@ def _deployment(section: DeploymentSection) -> Iterator[tuple[str, str]]:
     ranks = _count(section.num_ranks, "rank")
     if section.backend == "in_process":
         if section.num_ranks > 1:
-            yield "deployment", f"{ranks}, simulated in this process (deployment.backend: processes or ray starts them)"
+            yield "deployment", f"{ranks}, simulated in this process (deployment.backend: ray starts them)"
         return
-    where = "in child processes" if section.backend == "processes" else "in actors of Ray"
     weights = {
         "none": "all weights on each",
         "full": "each with a shard of the weights",
         "hybrid": f"{section.num_copies} copies of the weights, sharded",
     }
-    yield "deployment", f"{ranks} {where}, {weights[section.sharding]}"
+    yield "deployment", f"{ranks} in actors of Ray, {weights[section.sharding]}"
 
 
 def _count(number: int, noun: str) -> str:

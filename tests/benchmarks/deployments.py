@@ -1,6 +1,6 @@
-"""What a step costs by where its models train: the same run in one process, in child processes, and on Ray.
+"""What a step costs by where its models train: the same run in one process, and on Ray.
 
-    python -m tests.benchmarks.deployments [--scenario grpo_reverse_text] [--steps 20] [--size smoke] [--no-ray]
+    python -m tests.benchmarks.deployments [--scenario grpo_reverse_text] [--steps 20] [--size smoke]
 
 Every run is recorded by `rlharness train`, one after another; the median of its steps but the first, by phase, and
 whether `rlharness diff` finds it equal to the run in one process. Exit status 1 if one is not.
@@ -18,11 +18,9 @@ from rlcore.numerics.invariance_report import machine
 
 DEPLOYMENTS = {
     "in_process": {},
-    "processes, 1 rank": {"backend": "processes"},
-    "processes, 2 ranks": {"backend": "processes", "num_ranks": "2"},
-    "processes, 2 shards": {"backend": "processes", "num_ranks": "2", "sharding": "full"},
     "ray, 1 rank": {"backend": "ray"},
     "ray, 2 ranks": {"backend": "ray", "num_ranks": "2"},
+    "ray, 2 shards": {"backend": "ray", "num_ranks": "2", "sharding": "full"},
 }
 PHASES = ("rollout", "reference", "update", "optimizer", "sync")
 RLHARNESS = (sys.executable, "-m", "harness")
@@ -52,15 +50,12 @@ def main() -> int:
     parser.add_argument("--scenario", default="grpo_reverse_text")
     parser.add_argument("--size", default="smoke")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--no-ray", action="store_true")
     arguments = parser.parse_args()
     print(f"{machine()}\n{arguments.scenario}, size {arguments.size}, {arguments.steps} steps, ms a step (median)")
     print(f"{'':<22}" + "".join(f"{name:>11}" for name in (*PHASES, "step")) + "  bits")
     status = 0
     with tempfile.TemporaryDirectory() as temporary:
         for name, deployment in DEPLOYMENTS.items():
-            if arguments.no_ray and deployment.get("backend") == "ray":
-                continue
             out = Path(temporary, name.replace(", ", "-").replace(" ", "-"))
             train(out, deployment, arguments)
             diff = subprocess.run(

@@ -98,7 +98,7 @@ def main() -> None:
     print(f"| backend | start | nothing | {' | '.join(f'{kind} {size}' for size in SIZES for kind in KINDS)} |")
     print("|---|---|---|" + "---|" * len(SIZES) * len(KINDS))
     with session(options.ray):
-        for backend in ("in_process", "processes", *(["ray"] if options.ray else [])):
+        for backend in ("in_process", *(["ray"] if options.ray else [])):
             began = perf_counter()
             with start_group(Counter, role="counter", size=options.ranks, backend=backend) as group:
                 cells = [

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.demonstration import demo
 from harness.cli.main import main
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
@@ -20,13 +19,10 @@ from harness.lab.demo.findings import (
     DemoResult,
     DivergenceFinding,
     FileFinding,
-    divergence_finding,
-    file_findings,
 )
 from harness.lab.demo.project import FILES, suite_files, write_project
-from harness.render.demo import INSTALL_TORCH, demo_json, demo_text
+from harness.render.demo import demo_json, demo_text
 from harness.runner.units import Outcome
-from harness.trace.verdict import Kind, Verdict
 from tests.demo_example import shortened
 from tests.support.manual import README
 from tests.support.suite_runs import ROOT, Done, interrupted, started
@@ -126,33 +122,10 @@ def test_without_torch_it_shows_the_suite_and_says_what_to_install(
 # ------------------------------------------------------------------------------------------------------- what it finds
 
 
-def test_its_exit_code_says_whether_everything_was_found() -> None:
-    assert FOUND.exit_code == replace(FOUND, divergence=None).exit_code == ExitCode.OK
-    assert "if everything that ran found" in " ".join(str(demo.help).split())
-    assert [each.exit_code for each in MISSED] == [ExitCode.INTERNAL_ERROR] * len(MISSED)
-
-
 def test_what_was_not_found_is_marked() -> None:
     assert "NOT FOUND" not in demo_text(FOUND, colour=False)
     assert [demo_text(each, colour=False).count("NOT FOUND") for each in MISSED] == [1] * len(MISSED)
     assert [demo_json(each)["exit_code"] for each in MISSED] == [3] * len(MISSED)
-
-
-def test_the_closing_text_fits_into_80_columns_and_is_coloured_on_request_only() -> None:
-    text = demo_text(FOUND, colour=False)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "\x1b" not in text
-    assert "\x1b[32mok\x1b[0m" in demo_text(FOUND, colour=True)
-    assert INSTALL_TORCH in demo_text(replace(FOUND, divergence=None), colour=False)
-    assert INSTALL_TORCH not in text
-
-
-def test_a_run_without_results_found_nothing() -> None:
-    assert [each.path for each in file_findings({})] == list(PLANTED_OUTCOMES) + [
-        path for path in OUTCOMES if path not in PLANTED_OUTCOMES
-    ]
-    assert not any(each.is_as_expected for each in file_findings({}))
-    assert divergence_finding(None) == divergence_finding(Verdict(Kind.EQUAL)) == DivergenceFinding()
 
 
 # ------------------------------------------------------------------------------------------------------ what it writes
@@ -212,14 +185,3 @@ def test_a_demo_that_a_checkout_brings_is_refused(tmp_path: Path, kind: str) -> 
     with pytest.raises(UsageError, match="did not write it, or not all of it"):
         write_project(own)
     assert [path.read_text() for path in precious.iterdir()] == ["mine\n"]
-
-
-def test_a_write_that_fails_is_reported_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(FILES, "own")
-    Path("own/train.py").unlink(missing_ok=True)
-    Path("own/train.py").mkdir()
-    assert main(["demo", "--out", "own"]) == ExitCode.USAGE_ERROR
-    assert "the demo cannot be written to own: Is a directory" in capsys.readouterr().err

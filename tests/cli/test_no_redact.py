@@ -5,7 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-import click
 import pytest
 
 from harness.cli.main import cli, main
@@ -13,11 +12,6 @@ from harness.cli.options import no_redact_option
 from harness.core.redaction import (
     NO_REDACT,
     REDACTED,
-    redact_argv,
-    redact_fields,
-    redact_text,
-    redact_values,
-    secrets_kept,
 )
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import run, write_suite
@@ -50,24 +44,6 @@ def test_it_holds_for_one_command_alone(capsys: pytest.CaptureFixture[str], monk
         printed = capsys.readouterr().err
         assert (SECRET in printed, REDACTED in printed) == (is_shown, not is_shown)
         assert ("rlharness: --no-redact: " in printed) == is_shown, "a note says so"
-        assert NO_REDACT not in os.environ
-
-
-def test_every_function_keeps_them_within(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NO_REDACT, "0")
-    fields = {"password": SECRET}
-    with secrets_kept():
-        assert redact_argv(WORDS) == WORDS and redact_text(f"--token={SECRET}") == f"--token={SECRET}"
-        assert redact_values(fields) == fields == redact_fields(fields)
-    assert os.environ[NO_REDACT] == "0"
-    assert redact_argv(WORDS) == (WORDS[0], REDACTED) and redact_values(fields) == {"password": REDACTED}
-
-
-def test_completion_of_a_shell_switches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(NO_REDACT, raising=False)
-    command = cli.commands["scenarios"]
-    with click.Context(command, resilient_parsing=True) as context:
-        command.parse_args(context, ["--no-redact"])
         assert NO_REDACT not in os.environ
 
 

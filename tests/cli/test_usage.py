@@ -4,12 +4,9 @@ import json
 import shlex
 from pathlib import Path
 
-import click
 import pytest
 
-from harness.cli.main import cli, main
-from harness.cli.reproduce_line import reproduce_line
-from harness.cli.usage import legal_values
+from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import CALL
 
@@ -142,14 +139,6 @@ def test_with_json_the_same_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal["error"].splitlines()[0] == "--step 'abc'"
 
 
-def test_no_option_is_of_a_type_whose_values_cannot_be_told() -> None:
-    """Texts and flags are never refused by the parser."""
-    for command in cli.commands.values():
-        for param in command.params:
-            if not isinstance(param.type, click.types.StringParamType) and not getattr(param, "is_flag", False):
-                assert "help" not in legal_values(param.type), (command.name, param.name)
-
-
 # --------------------------------------------------------------------- what replay has left to reproduce
 
 
@@ -221,20 +210,6 @@ def test_replay_of_something_recorded_says_which_line_to_type(
     assert (refusal[0], refusal[2]) == (f"error: {what}", f"  remedy: {line}")
     assert refusal[1].startswith("  legal:  ")
     assert list(recorded.glob(".rlharness")) == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "run --step 3 --trace-ops --against other",
-        "'a b.rlb' --trace-ops",
-        "run --step 2 --interactive",
-        "run --break-on nan --set a.b=1",
-    ],
-)
-def test_the_line_that_is_to_be_typed_is_one_that_reproduce_takes(recorded: Path, words: str) -> None:
-    arguments = cli.commands["reproduce"].make_context("reproduce", shlex.split(words)).params
-    assert reproduce_line(cli.commands["reproduce"], arguments) == f"rlharness reproduce {words}"
 
 
 # --------------------------------------------------------- what goes together in reproduce

@@ -70,13 +70,6 @@ async def reached(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_no_items_give_no_results() -> None:
-    async def never(item: object) -> None:
-        raise AssertionError(item)
-
-    assert run(lambda: fan_out(never, [], limit=3)) == ([], [])
-
-
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 8))
 def test_results_come_in_the_order_of_the_items(turns: list[int], limit: int) -> None:
     async def after(item: tuple[int, int]) -> int:
@@ -104,15 +97,6 @@ def test_no_more_than_the_limit_run_and_no_fewer_where_there_is_work(num_items: 
     assert sorted(children.ended) == list(range(num_items))
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_below_one_is_refused(limit: int) -> None:
-    async def never(item: object) -> None:
-        raise AssertionError(item)
-
-    with pytest.raises(ValueError, match="at least 1"):
-        run(lambda: fan_out(never, [1], limit=limit))
-
-
 @pytest.mark.parametrize("num_items", [2, 3, 20])
 def test_a_failure_is_raised_and_ends_the_others(num_items: int) -> None:
     async def main() -> Children:
@@ -133,40 +117,15 @@ def test_a_failure_is_raised_and_ends_the_others(num_items: int) -> None:
     assert not complaints
 
 
-def test_two_failures_at_once_raise_one_and_log_none() -> None:
-    async def fails(number: int) -> None:
-        raise RuntimeError(str(number))
-
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match=r"^[01]$"):
-            await fan_out(fails, range(2), limit=2)
-
-    assert run(main) == (None, [])
+LONG = 50
+"""Turns of the loop after which all that may run does."""
 
 
-@pytest.mark.parametrize("num_items", [1, 2, 3, 50])
-def test_cancelling_ends_every_child_at_once(num_items: int) -> None:
+@pytest.mark.parametrize(("num_items", "num_turns"), [(1, LONG), (2, LONG), (50, LONG), *((5, n) for n in range(6))])
+def test_cancelling_at_any_moment_ends_every_child_at_once(num_items: int, num_turns: int) -> None:
     async def main() -> Children:
         children = Children()
         whole = asyncio.create_task(fan_out(children, range(num_items), limit=2))
-        await reached(lambda: len(children.begun) == min(2, num_items))
-        whole.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await whole
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return children
-
-    children, complaints = run(main)
-    assert children.cancelled == children.ended == children.begun
-    assert len(children.begun) == min(2, num_items)
-    assert not complaints
-
-
-@pytest.mark.parametrize("num_turns", range(6))
-def test_cancelling_at_any_moment_of_its_start_hangs_nothing(num_turns: int) -> None:
-    async def main() -> Children:
-        children = Children()
-        whole = asyncio.create_task(fan_out(children, range(5), limit=2))
         for _ in range(num_turns):
             await asyncio.sleep(0)
         whole.cancel()
@@ -177,19 +136,7 @@ def test_cancelling_at_any_moment_of_its_start_hangs_nothing(num_turns: int) -> 
 
     children, complaints = run(main)
     assert children.cancelled == children.ended == children.begun
-    assert not complaints
-
-
-def test_a_timeout_around_it_is_a_timeout() -> None:
-    async def main() -> Children:
-        children = Children()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await fan_out(children, range(5), limit=2)
-        return children
-
-    children, complaints = run(main)
-    assert children.cancelled == [0, 1]
+    assert num_turns < LONG or len(children.begun) == min(2, num_items)
     assert not complaints
 
 
@@ -218,29 +165,5 @@ def test_a_second_cancellation_does_not_leave_children_behind() -> None:
         with pytest.raises(asyncio.CancelledError):
             await whole
         assert cleaned.is_set()
-
-    assert run(main) == (None, [])
-
-
-def test_a_cancellation_while_a_failure_is_cleaned_up_wins() -> None:
-    async def main() -> None:
-        cleaning, may_finish = asyncio.Event(), asyncio.Event()
-
-        async def one_fails(number: int) -> None:
-            if number == 0:
-                raise RuntimeError("failure")
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cleaning.set()
-                await may_finish.wait()
-
-        whole = asyncio.create_task(fan_out(one_fails, range(2), limit=2))
-        await cleaning.wait()
-        whole.cancel()
-        await asyncio.sleep(0)
-        may_finish.set()
-        with pytest.raises(asyncio.CancelledError):
-            await whole
 
     assert run(main) == (None, [])

@@ -62,18 +62,6 @@ def test_what_comes_and_goes_is_shrunk_to_something_that_was_seen_to_fail(
 
 
 @SEEDED
-@given(items, st.randoms(use_true_random=False), st.floats(0, 1))
-def test_each_question_is_smaller_than_the_last_that_failed(
-    whole: tuple[int, ...], random: Random, share: float
-) -> None:
-    _, asked = driven(ddmin(whole), lambda part: random.random() < share)
-    smallest = whole
-    for question, answer in asked:
-        assert set(question) < set(smallest)
-        smallest = question if answer else smallest
-
-
-@SEEDED
 @given(st.data(), items)
 def test_a_single_cause_takes_about_two_questions_for_each_halving(data: st.DataObject, whole: tuple[int, ...]) -> None:
     cause = data.draw(st.sampled_from(whole))
@@ -82,17 +70,6 @@ def test_a_single_cause_takes_about_two_questions_for_each_halving(data: st.Data
 
 
 values = st.dictionaries(st.sampled_from("abc"), st.integers(0, 9), min_size=1)
-
-
-@SEEDED
-@given(values, st.randoms(use_true_random=False), st.floats(0, 1))
-def test_values_are_only_replaced_by_simpler_ones_that_were_seen_to_fail(
-    whole: dict[str, int], random: Random, share: float
-) -> None:
-    found, asked = driven(simplify(whole, lambda name, value: range(value)), lambda part: random.random() < share)
-    assert found == whole or (found, True) in asked
-    assert found.keys() == whole.keys()
-    assert all(found[name] <= whole[name] for name in whole)
 
 
 @SEEDED

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,33 +27,31 @@ def test_one_that_the_group_could_write_is_closed(tmp_path: Path) -> None:
     assert user_cache({"XDG_CACHE_HOME": str(tmp_path)}).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_link_is_refused(tmp_path: Path) -> None:
+def for_everybody(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def of_another(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to("elsewhere"), "it is a link"),
+        (Path.touch, "cannot be used"),
+        (for_everybody, "every user can write to it"),
+        pytest.param(
+            of_another,
+            "user 65534 owns it",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away"),
+        ),
+    ],
+)
+def test_a_place_that_is_not_safe_is_refused(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "rlharness").symlink_to("elsewhere")
-
-    with pytest.raises(UsageError, match="it is a link"):
-        user_cache({"XDG_CACHE_HOME": str(tmp_path)})
-
-
-def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rlharness").write_text("")
-
-    with pytest.raises(UsageError, match="cannot be used"):
-        user_cache({"XDG_CACHE_HOME": str(tmp_path)})
-
-
-def test_one_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rlharness").mkdir()
-    (tmp_path / "rlharness").chmod(0o777)
-
-    with pytest.raises(UsageError, match="every user can write to it"):
-        user_cache({"XDG_CACHE_HOME": str(tmp_path)})
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_one_of_another_user_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rlharness").mkdir(mode=0o700)
-    os.chown(tmp_path / "rlharness", 65534, 65534)
-
-    with pytest.raises(UsageError, match="user 65534 owns it"):
+    make(tmp_path / "rlharness")
+    with pytest.raises(UsageError, match=said):
         user_cache({"XDG_CACHE_HOME": str(tmp_path)})

@@ -1,16 +1,16 @@
 """A program of one rank over NCCL: what it trains has the bits of a trainer without a group."""
 
 import sys
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rlcore.batching.microbatches import Microbatch
 from rlcore.trainers.base import Trainer
 from rlcore.trainers.parallel import build_parallel
-from rlcore.trainers.process_group import run_as_rank
 from rlcore.trainers.rank_grid import build_grid
-from rlcore.trainers.ranks import Ranks
 from rlcore.weights.source import digest_of
 from tests.support.rank_training import NUM_MICROBATCHES, Odd, local_trainer, microbatches_of, negative_likelihood
 
@@ -37,10 +37,10 @@ def model() -> nn.Module:
     return Odd().to("cuda")
 
 
-def main(ranks: Ranks) -> int:
+def main() -> int:
     """Compare; the exit status."""
     grid = build_grid(1, timeout_s=60.0, device="cuda")
-    assert grid is not None and ranks.size == 1
+    assert grid is not None and grid.world.size == 1
     alone = trained(local_trainer(model=model()))
     over_nccl = trained(build_parallel(local_trainer(model=model()), grid, is_canonical=True))
     if over_nccl != alone:
@@ -52,4 +52,7 @@ def main(ranks: Ranks) -> int:
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)
-    run_as_rank(main, backend="nccl", timeout_s=60.0)
+    dist.init_process_group("nccl", timeout=timedelta(seconds=60))
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

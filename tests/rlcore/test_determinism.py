@@ -8,7 +8,6 @@ import torch
 
 from rlcore import determinism
 from rlcore.determinism import at_level, check_level_of_device
-from rlcore.distributed.placement.inventory import this_machine
 from rlcore.distributed.process_report import effective_values
 from rlcore.entrypoint import check_device
 from rlcore.errors import LevelError
@@ -107,7 +106,6 @@ def test_a_process_on_a_cpu_asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert [line["device"] for line in survey() if "dtype" in line] == ["cpu", "cpu"]
     machine()
     effective_values(os.environ)
-    this_machine()
     with Phases("cpu").stage("rollout"):
         pass
     with at_level("invariant", CONFIG, length=64):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.process.supervisor import containment, process_tree
+from harness.process.supervisor import process_tree
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessSpec, Supervisors
@@ -224,21 +224,3 @@ def test_without_rights_the_probe_says_so(give_up_root: str) -> None:
     assert answers["subreaper"] == ""
     assert "denied" in answers["cgroup"] or "No such file" in answers["cgroup"]
     assert "not permitted" in answers["pidns"]
-
-
-def test_a_group_without_a_kill_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"no cgroup\.kill here"):
-        containment.make_containment("cgroup", str(tmp_path / "group"))
-    assert os.listdir(tmp_path) == []
-
-
-def test_what_is_left_of_a_group_is_removed_and_what_is_gone_holds_nobody(tmp_path: Path) -> None:
-    group = tmp_path / "group"
-    (group / "a" / "b").mkdir(parents=True)
-    (group / "c").mkdir()
-    assert containment.group_members(str(group)) == []
-    containment.remove_group(str(group))
-    assert not group.exists()
-    containment.remove_group(str(group))
-    containment.kill_group(str(group))
-    assert containment.group_members(str(group)) == []

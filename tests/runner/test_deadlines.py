@@ -68,24 +68,6 @@ def test_it_expires_exactly_when_the_next_limit_passes(
     assert not reason or deadlines.expired(now_s + later_s) != "", "time alone takes nothing back"
 
 
-@given(LIMITS, LIMITS, STEPS)
-def test_a_test_is_held_to_its_own_limit_alone(timeout_s: float, startup_s: float, steps: list[Step]) -> None:
-    """Its own where it has one, the file's elsewhere, the start-up's until collected: said a second way."""
-    deadlines = Deadlines(0.0, timeout_s, startup_s)
-    now_s = follow(deadlines, steps)
-    begun = [(at, line) for at, (_, line) in enumerate(steps) if line["k"] in ("start", "end", "finish")]
-    own = begun[-1][1].get("timeout_s") if begun else None
-    if own:
-        until_s = sum(pause_s for pause_s, _ in steps[: begun[-1][0] + 1]) + own + TEST_SLACK_S
-        assert deadlines.next_s() == pytest.approx(until_s)
-        assert deadlines.expired(max(now_s, until_s) + 1) == "test_timeout"
-    elif any(line["k"] in ("collected", "finish") for _, line in steps):
-        assert deadlines.next_s() == timeout_s
-        assert deadlines.expired(timeout_s) == "timeout"
-    else:
-        assert deadlines.next_s() == min(timeout_s, startup_s)
-
-
 @given(st.dictionaries(st.sampled_from(["k", "timeout_s", "id"]), JSON | st.sampled_from(["start", "end"])))
 def test_no_line_breaks_it(line: dict[str, Any]) -> None:
     deadlines = Deadlines(0.0, 60, INF)

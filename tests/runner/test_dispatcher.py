@@ -47,26 +47,6 @@ def test_nothing_is_started_while_there_is_news_that_was_not_taken(tmp_path: Pat
     assert run.attempts.log == []
 
 
-def test_a_file_that_hung_at_import_has_its_own_outcome(tmp_path: Path) -> None:
-    hung = Unit("test_hung.py", Need(), NeedSource.IMPORT, collect_timed_out=True)
-    run = ScriptedRun(tmp_path, [hung]).run()
-    assert (run.outcomes, run.results[0].reason) == (
-        [Outcome.COLLECT_TIMEOUT],
-        "the import of the file exceeded its time limit",
-    )
-
-
-def test_maxfail_starts_no_further_unit_and_lets_what_runs_end(tmp_path: Path) -> None:
-    failing = Script(report=FAILING, exit_code=1)
-    run = ScriptedRun(
-        tmp_path, [0, 0, 0, 0], {0: failing, 1: Script(num_steps=10_000)}, cpu_units=2, options={"maxfail": 1}
-    ).run()
-    run.assert_sound()
-    assert run.outcomes == [Outcome.FAILED, Outcome.PASSED, Outcome.NOT_RUN, Outcome.NOT_RUN]
-    assert run.results[2].reason == "--maxfail 1 was reached"
-    assert not run.state.interrupted
-
-
 def test_maxfail_counts_files_and_zero_is_no_limit(tmp_path: Path) -> None:
     failing = Script(report=FAILING, exit_code=1)
     scripts = dict.fromkeys(range(5), failing)
@@ -76,26 +56,6 @@ def test_maxfail_counts_files_and_zero_is_no_limit(tmp_path: Path) -> None:
     assert one.outcomes == [Outcome.PASSED, Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN]
     none = ScriptedRun(tmp_path / "none", [0] * 5, scripts, cpu_units=1, options={"maxfail": 0}).run()
     assert none.outcomes == [Outcome.FAILED] * 5
-
-
-def test_a_cancelled_run_keeps_what_ended_and_ends_what_runs(tmp_path: Path) -> None:
-    long = Script(num_steps=FOREVER, grace_steps=3)
-    run = ScriptedRun(tmp_path, [0, 0, 0], {1: long}, cpu_units=1, acts=[(begun(1), cancel)]).run()
-    run.assert_sound()
-    assert run.outcomes == [Outcome.PASSED, Outcome.INTERRUPTED, Outcome.NOT_RUN]
-    assert run.state.interrupted
-    assert [event.reason for event in run.of(events.AttemptTerminating)] == ["cancelled"]
-    assert run.results[2].reason == "the run was cancelled by SIGINT"
-
-
-def test_a_second_request_kills(tmp_path: Path) -> None:
-    deaf = Script(num_steps=FOREVER, grace_steps=FOREVER)
-    run = ScriptedRun(
-        tmp_path, [0, 1], {0: deaf, 1: deaf}, acts=[(begun(1), cancel), (told(events.AttemptTerminating), cancel)]
-    ).run()
-    run.assert_sound()
-    assert run.outcomes == [Outcome.INTERRUPTED] * 2
-    assert [event.kill for event in run.of(events.CancelRequested)] == [False, True]
 
 
 @pytest.mark.parametrize(("num_requests", "waited_s"), [(1, 20.0), (2, 2.0)])
@@ -132,14 +92,6 @@ def test_a_cancel_reaches_a_unit_that_has_only_just_begun(tmp_path: Path, turn: 
     run = ScriptedRun(tmp_path, [1], {0: Script(num_steps=FOREVER)}, acts=[(after(turn), cancel)]).run()
     run.assert_sound()
     assert run.outcomes[0] in (Outcome.INTERRUPTED, Outcome.NOT_RUN)
-
-
-def test_what_no_card_here_can_hold_is_not_run(tmp_path: Path) -> None:
-    run = ScriptedRun(tmp_path, [3, 1], num_gpus=2).run()
-    run.assert_sound()
-    assert run.outcomes == [Outcome.NOT_RUN, Outcome.PASSED]
-    assert run.results[0].for_want_of_gpus
-    assert "3 GPUs" in run.results[0].reason
 
 
 def test_when_the_last_card_is_quarantined_those_who_wait_for_it_are_not_run(tmp_path: Path) -> None:
@@ -251,20 +203,6 @@ def test_a_bug_in_the_ticker_is_not_silent(tmp_path: Path) -> None:
         run.run()
     run.state.check_sum()
     assert run.outcomes == [Outcome.INTERRUPTED, Outcome.NOT_RUN]
-
-
-def test_a_dump_is_an_event(tmp_path: Path) -> None:
-    run = ScriptedRun(tmp_path, [0], {0: Script(num_steps=100)}, acts=[(begun(0), Dispatcher.request_dump)]).run()
-    assert len(run.of(events.DumpRequested)) == 1
-
-
-def test_an_exclusive_unit_runs_alone(tmp_path: Path) -> None:
-    run = ScriptedRun(tmp_path, [0, Need(exclusive=True), 1], dict.fromkeys(range(3), Script(num_steps=50))).run()
-    run.assert_sound()
-    log = run.attempts.log
-    at = log.index(("begins", 1))
-    assert log[at + 1] == ("ends", 1)
-    assert sorted(log[:at]) in ([], sorted([(word, n) for word in ("begins", "ends") for n in (0, 2)]))
 
 
 def leases_at_most(run: ScriptedRun) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import ExhaustedError, UsageError
+from harness.core.errors import UsageError
 from harness.process.supervisor.foreground import run_in_foreground
 from harness.process.supervisor.process_tree import Process, read_process
 from tests.support.suite_runs import PATIENCE_S, environment, until
@@ -155,12 +155,3 @@ def test_what_cannot_be_started_is_named_with_a_remedy(tmp_path: Path) -> None:
         run_in_foreground([str(script)], {})
     assert "#!" in no_program.value.remedy
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
-
-
-def test_a_machine_without_processes_is_no_misspelling(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object, **options: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", fail)
-    with pytest.raises(ExhaustedError, match="there is no process or thread left"):
-        run_in_foreground(["true"], dict(os.environ))

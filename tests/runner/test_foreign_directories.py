@@ -225,15 +225,3 @@ def test_a_directory_that_becomes_a_link_during_a_removal_costs_me_nothing(
     assert swapped.is_symlink()
     assert_whole(home)
     assert list((tmp_path / "moved").iterdir()) == [], "what was asked for is gone"
-
-
-def test_a_name_in_an_open_directory_is_removed_there(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "here" / "a" / "b").mkdir(parents=True)
-    (tmp_path / "here" / "link").symlink_to(home)
-    fd = os.open(tmp_path / "here", os.O_RDONLY)
-    try:
-        assert [remove_tree(name, dir_fd=fd) for name in ("a", "link", "none")] == ["", "", ""]
-    finally:
-        os.close(fd)
-    assert list((tmp_path / "here").iterdir()) == []
-    assert_whole(home)

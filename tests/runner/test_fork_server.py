@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.process.supervisor import fork_server, process_tree, syscalls
-from harness.process.supervisor.fork_server import Forked, ForkServer, ask_for_fork, start_python
+from harness.process.supervisor.fork_server import Forked, ForkServer, ask_for_fork
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors
 
@@ -78,13 +77,6 @@ def test_a_supervisor_is_our_own_child_in_a_session_of_its_own(
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_a_supervisor_that_breaks_says_why(fork: Callable[[], Forked], tmp_path: Path) -> None:
-    supervisor = fork()
-    os.write(supervisor.stdin, b"no order\n")
-    assert end(supervisor) == 1
-    assert "JSONDecodeError" in (tmp_path / "log").read_text()
-
-
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
 def test_a_lost_fork_server_is_replaced(server: ForkServer, fork: Callable[[], Forked], signum: signal.Signals) -> None:
     before, lost_pid = fork(), server.pid
@@ -124,15 +116,6 @@ def test_a_fork_that_was_killed_before_it_could_answer_is_asked_for_again(
     monkeypatch.setattr(fork_server, "ask_for_fork", ask)
     assert end(fork()) == 0
     assert (len(asked), server.pid) == (2, pid)
-
-
-def test_it_goes_quietly_when_nobody_waits_for_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, open(os.devnull, "wb") as null:
-        socket.send_fds(ours, [b"f"], [null.fileno()])  # too few files: an answer without a fork
-    with its, start_python(stdin=its.fileno(), stdout=subprocess.DEVNULL) as server:
-        assert server.wait() == 0
-    assert capfd.readouterr().err == ""
 
 
 def test_attempts_do_not_notice_its_loss(

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.need import Need
-from harness.render.gpu_memory import memory_text, over_budget_lines, unmeasured_lines
 from harness.runner.gpu_memory import GpuMemoryUse, MemoryTally, Sample, Unmeasured, exceeds_budget, merge_uses
-from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 GB = 10**9
 OWN, OTHER, HIDDEN = 10, 11, 12
@@ -89,26 +87,3 @@ def test_only_the_budget_of_a_shared_gpu_can_be_exceeded() -> None:
     assert not exceeds_budget(use, Need(gpus=1, memory_gb=12)), "memory that its GPU must have"
     assert not exceeds_budget(GpuMemoryUse(None, Unmeasured.NOT_SEEN), SHARED)
     assert not exceeds_budget(None, SHARED)
-
-
-def test_what_is_said() -> None:
-    use = GpuMemoryUse(
-        14 * GB, None, "t.py::test_d", {f"t.py::test_{each}": 13 * GB for each in "abcd"} | {"t.py::x": GB}
-    )
-    assert over_budget_lines([("t.py", SHARED, use), ("u.py", SHARED, None)]) == [
-        "t.py: 14.0 GB at its peak, budget 12 GB, while test_a, test_b, test_c and 1 more ran"
-    ]
-    assert memory_text(use, SHARED) == "14.0 GB of GPU memory at its peak in test_d of a budget of 12 GB"
-    assert memory_text(GpuMemoryUse(None, Unmeasured.NO_ANSWER), SHARED).startswith(
-        "GPU memory not measured: the driver"
-    )
-
-
-def test_reasons_are_noted_once_with_the_number_of_units() -> None:
-    whys = (Unmeasured.NOT_REPORTED, Unmeasured.NOT_REPORTED, Unmeasured.NOT_SEEN)
-    results = [
-        UnitResult(Unit(f"{n}.py", SHARED, NeedSource.IMPORT), Outcome.PASSED, gpu_memory=GpuMemoryUse(None, why))
-        for n, why in enumerate(whys)
-    ]
-    (line,) = unmeasured_lines(results)
-    assert line.startswith("the GPU memory of 2 units was not measured: the driver reports no memory by process")

@@ -29,14 +29,6 @@ def test_what_is_awaited_is_cancelled(signum: signal.Signals) -> None:
     assert asyncio.run(scenario()) == signum.name
 
 
-def test_without_a_signal_the_result_comes_back() -> None:
-    async def scenario() -> tuple[str | None, str]:
-        with Interruption() as interruption:
-            return await interruption.unless_interrupted(asyncio.sleep(0, "slept")), interruption.by
-
-    assert asyncio.run(scenario()) == ("slept", "")
-
-
 def test_a_signal_that_came_before_or_with_the_result_counts() -> None:
     async def scenario() -> list[object]:
         with Interruption() as interruption:
@@ -51,40 +43,6 @@ def test_a_signal_that_came_before_or_with_the_result_counts() -> None:
             return [early, late, interruption.by]
 
     assert asyncio.run(scenario()) == [None, None, "SIGTERM"]
-
-
-def test_an_error_of_the_work_is_raised_and_a_cancellation_by_others_goes_through() -> None:
-    async def fail() -> None:
-        raise ValueError("no")
-
-    async def scenario() -> None:
-        with Interruption() as interruption:
-            with pytest.raises(ValueError, match="no"):
-                await interruption.unless_interrupted(fail())
-            waiting = asyncio.create_task(interruption.unless_interrupted(asyncio.sleep(60)))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-    asyncio.run(scenario())
-
-
-def test_whoever_listens_decides() -> None:
-    heard: list[str] = []
-
-    async def scenario() -> None:
-        with Interruption() as interruption:
-            interruption.on_cancel = heard.append
-            interruption.on_dump = lambda: heard.append("dump")
-            for signum in (signal.SIGUSR1, signal.SIGINT, signal.SIGINT, signal.SIGHUP):
-                deliver(signum)
-                before = len(heard)
-                while len(heard) == before:
-                    await asyncio.sleep(0)
-
-    asyncio.run(scenario())
-    assert heard == ["dump", "SIGINT", "SIGINT", "SIGHUP"]
 
 
 def handlers() -> list[object]:

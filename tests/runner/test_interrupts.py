@@ -43,26 +43,27 @@ def events_of(*outcomes: tuple[str, str], ends: bool = True) -> str:
 PASSED = (("a.py", "passed"), ("b.py", "passed"))
 
 
-def test_a_unit_without_an_outcome_or_with_two_is_wrong() -> None:
-    assert wrong_in_events(events_of(*PASSED)) == ""
-    assert wrong_in_events(events_of(("a.py", "passed"))) == "2 units were planned, outcomes were {'a.py': 1}"
-    assert "'b.py': 2" in wrong_in_events(events_of(*PASSED, ("b.py", "failed")))
-    assert wrong_in_events(events_of(*PASSED, ends=False)) == "the events end with unit_finished"
-    assert wrong_in_events("") == ""
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (events_of(*PASSED), ""),
+        (events_of(("a.py", "passed")), "2 units were planned, outcomes were {'a.py': 1}"),
+        (events_of(*PASSED, ("b.py", "failed")), "2 units were planned, outcomes were {'a.py': 1, 'b.py': 2}"),
+        (events_of(*PASSED, ends=False), "the events end with unit_finished"),
+        ("", ""),
+    ],
+)
+def test_a_unit_without_an_outcome_or_with_two_is_wrong(text: str, wrong: str) -> None:
+    assert wrong_in_events(text) == wrong
 
 
-def test_the_events_of_a_killed_runner_end_anywhere_but_with_a_whole_line() -> None:
+def test_a_killed_runner_may_have_no_end_and_exit_code_0_requires_that_every_unit_passed() -> None:
     assert wrong_in_events(events_of(("a.py", "passed"), ends=False), was_killed=True) == ""
     assert wrong_in_events(events_of(("a.py", "passed"))[:-5], was_killed=True).startswith("the last line is not")
     assert "two outcomes: ['a.py']" in wrong_in_events(events_of(*PASSED, ("a.py", "passed")), was_killed=True)
-
-
-def test_exit_code_0_requires_that_every_unit_passed() -> None:
-    assert wrong_exit(events_of(*PASSED), 0) == ""
-    assert wrong_exit(events_of(("a.py", "passed"), ("b.py", "interrupted")), 2) == ""
-    assert wrong_exit(events_of(("a.py", "passed"), ("b.py", "interrupted")), 0) == (
-        "exit code 0 with outcomes ['passed', 'interrupted']"
-    )
+    interrupted = events_of(("a.py", "passed"), ("b.py", "interrupted"))
+    assert [wrong_exit(events_of(*PASSED), 0), wrong_exit(interrupted, 2)] == ["", ""]
+    assert wrong_exit(interrupted, 0) == "exit code 0 with outcomes ['passed', 'interrupted']"
 
 
 def test_the_counts_of_each_group_are_drawn() -> None:

@@ -2,19 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
-from harness.core.report_file import TestEnd, TestReport
-from harness.core.test_outcomes import TestOutcome
-from harness.runner.attempts.leaning_check import MAX_CHECKS, files_before, passes_in
-from harness.runner.units import NeedSource, Unit
+from harness.runner.attempts.leaning_check import MAX_CHECKS
 from tests.support.suite_runs import run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -75,14 +68,6 @@ def test_a_leaning_file_that_the_configuration_accepts_is_no_failure(tmp_path: P
 
 
 @pytest.mark.full
-def test_a_collection_error_that_only_the_order_prevents_is_leaning(tmp_path: Path) -> None:
-    done = run(
-        suite(tmp_path, "registry_at_import"), "run", "--gpus", "none", "--check-leaning", "--isolate", "interpreter"
-    )
-    assert done.outcomes["tests/test_z.py"] == "leaning"
-
-
-@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_file_that_has_passed_before_is_checked_only_on_demand(tmp_path: Path) -> None:
     directory = write_suite(
@@ -108,34 +93,6 @@ def test_a_run_makes_few_checks(tmp_path: Path) -> None:
     assert len(list(done.record.glob("units/*/in_order"))) == MAX_CHECKS
 
 
-def unit(path: str, gpus: int = 0, **more: Any) -> Unit:
-    return Unit(path, Need(gpus=gpus), NeedSource.AST, **more)
-
-
-def test_files_that_need_more_than_the_lease_are_left_out() -> None:
-    units = [unit("a"), unit("b", 2), unit("bad", collect_error="x"), unit("c", 1), unit("z", 1), unit("zz")]
-    assert files_before(units, units[4]) == ("a", "c")
-
-
-def report_of(outcomes: dict[str, TestOutcome], *, is_whole: bool = True) -> TestReport:
-    ends = {nodeid: TestEnd(outcome, 0.0, "", "") for nodeid, outcome in outcomes.items()}
-    return TestReport(nodeids=tuple(outcomes), ends=ends, finished_exit=1 if is_whole else None)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from([f"{file}::t{n}" for file in "az" for n in range(4)]), st.sampled_from(TestOutcome)
-    ),
-    st.booleans(),
-)
-def test_only_the_tests_of_the_file_decide(outcomes: dict[str, TestOutcome], is_whole: bool) -> None:
-    mine = [outcome for nodeid, outcome in outcomes.items() if nodeid[0] == "z"]
-    good = {TestOutcome.PASSED, TestOutcome.SKIPPED, TestOutcome.XFAILED, TestOutcome.XPASSED}
-    expected = is_whole and bool(mine) and set(mine) <= good
-    assert passes_in(report_of(outcomes, is_whole=is_whole), "z", ()) == expected
-    assert not passes_in(report_of(outcomes, is_whole=is_whole), "z", ["z::gone"])
-
-
 READS_WHAT_ANOTHER_TEST_SET = """
 import pytest
 state = []
@@ -149,7 +106,6 @@ def test_reads(n):
 """
 
 
-@pytest.mark.full
 def test_a_part_that_needs_the_other_part_leans_and_its_file_is_not_split_again(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_s.py": READS_WHAT_ANOTHER_TEST_SET.format("")})
     split = run(tmp_path, "run", "--gpus", "sim:2")

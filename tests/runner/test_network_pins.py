@@ -1,14 +1,11 @@
 """When a run looks at the network first, and what it does not repeat."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from harness.core.clock import SystemClock
-from harness.core.invocation import Invocation
 from harness.core.need import Need
-from harness.runner.network_pins import needs_network, network_pins
+from harness.runner.network_pins import needs_network
 from harness.runner.units import NeedSource, Unit
 from tests.support.suite_runs import run, write_suite
 
@@ -41,22 +38,6 @@ def unit(tmp_path: Path, source: str, gpus: int = 0, collect_error: str = "") ->
 )
 def test_two_cards_or_ray(tmp_path: Path, source: str, gpus: int, needs: bool) -> None:
     assert needs_network(unit(tmp_path, source, gpus), tmp_path) is needs
-
-
-def test_what_cannot_run_or_is_gone_needs_nothing(tmp_path: Path) -> None:
-    assert not needs_network(unit(tmp_path, "import ray", gpus=8, collect_error="SyntaxError"), tmp_path)
-    assert not needs_network(unit(tmp_path, "import ray"), tmp_path / "elsewhere")
-
-
-def test_looked_at_once_and_only_where_needed(tmp_path: Path) -> None:
-    clock = SystemClock()
-    plain, parallel = unit(tmp_path, ""), unit(tmp_path, "", gpus=2)
-    here, nested = Invocation(tmp_path, {}), Invocation(tmp_path, {"RLHARNESS_PREFLIGHT": "done"})
-    assert asyncio.run(network_pins([plain], tmp_path, here, clock)) is None
-    assert asyncio.run(network_pins([plain, parallel], tmp_path, nested, clock)) is None
-    found = asyncio.run(network_pins([plain, parallel], tmp_path, here, clock))
-    assert found is not None
-    assert found.rules
 
 
 @pytest.mark.full

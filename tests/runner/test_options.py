@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from harness.cli.commands.run_options import make_options
-from harness.cli.main import main
 from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, num_cores, wants_colour
 from harness.core.need import Need
 from harness.runner.options import RunOptions, runs_parts_of_files
@@ -63,13 +61,6 @@ def test_the_command_line_stands_over_the_configuration(
     assert getattr(options(tmp_path, text, **given), name) == wins
 
 
-def test_the_root_is_beside_the_configuration(tmp_path: Path) -> None:
-    below = tmp_path / "a" / "b"
-    below.mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text("[tool.rlharness]\n")
-    assert options(below).root == tmp_path
-
-
 def test_needs_of_the_command_line_come_last(tmp_path: Path) -> None:
     (tmp_path / "needs.toml").write_text('"*.py" = 4\n')
     rules = options(tmp_path, 'needs = {"*.py" = 2}', needs_file=tmp_path / "needs.toml").needs
@@ -115,11 +106,6 @@ def test_colours(choice: str, environ: dict[str, str], is_terminal: bool, colour
     assert wants_colour(choice, Invocation(Path("/"), environ, is_terminal=is_terminal)) is colour
 
 
-def test_nan_is_no_number_of_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--timeout", "nan"]) == ExitCode.USAGE_ERROR
-    assert capsys.readouterr().err.startswith("error: --timeout 'nan'\n  legal:  a number above 0\n")
-
-
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
@@ -161,9 +147,3 @@ def test_a_run_started_elsewhere_obeys_the_configuration_of_its_suite(tmp_path: 
     assert notes == [f"configuration: {suite / 'pyproject.toml'}"]
     inside = make_options(Invocation(suite, {}, note=notes.append), GIVEN | {"paths": ("test_x.py",)})
     assert (inside.timeout_s, len(notes)) == (12.0, 1)
-
-
-def test_results_have_a_directory_of_their_own_if_one_is_named(tmp_path: Path) -> None:
-    configured = options(tmp_path, 'results-dir = "build/results"')
-    assert (configured.root, configured.results_root) == (tmp_path, tmp_path / "build" / "results")
-    assert options(tmp_path, results_dir=tmp_path / "other").results_root == tmp_path / "other"

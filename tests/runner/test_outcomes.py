@@ -93,90 +93,48 @@ def said(
     return Reported(pytest_exit, running, num_ended, error, num_failed)
 
 
-@pytest.mark.parametrize(
-    ("end", "reported", "outcome", "why"),
-    [
-        (ended(0), said(0), Outcome.PASSED, ""),
-        (ended(1), said(1, num_failed=1), Outcome.FAILED, ""),
-        (ended(2), said(2), Outcome.FAILED, "a test or plugin interrupted pytest (exit 2)"),
-        (
-            ended(2),
-            replace(said(2, running="a::x"), interrupted="a::x"),
-            Outcome.CRASHED,
-            "KeyboardInterrupt while a::x ran",
-        ),
-        (ended(2), replace(said(2), interrupted=""), Outcome.CRASHED, "KeyboardInterrupt while no test ran"),
-        (
-            ended(2, reason="cancelled"),
-            replace(said(2), interrupted="a::x"),
-            Outcome.INTERRUPTED,
-            "the run was cancelled",
-        ),
-        (
-            ended(0),
-            replace(said(0), lost="a::x", lost_how="exited_early", lost_why="exit code 0"),
-            Outcome.EXITED_EARLY,
-            "exit code 0 in a::x",
-        ),
-        (ended(2), said(2, error="ImportError: x"), Outcome.COLLECT_ERROR, "ImportError: x"),
-        (ended(3), said(3), Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
-        (
-            ended(4),
-            said(None, num_ended=0),
-            Outcome.USAGE_ERROR,
-            "pytest refused its arguments or a conftest (exit 4)",
-        ),
-        (ended(5), said(5, num_ended=0), Outcome.NO_TESTS, ""),
-        (ended(5), said(5, num_ended=1), Outcome.PASSED, ""),
-        (ended(4), replace(said(4), refused="not found: a"), Outcome.USAGE_ERROR, "not found: a"),
-        (ended(4), replace(said(4, error="No x"), refused="not found: a"), Outcome.COLLECT_ERROR, "No x"),
-        (ended(3), replace(said(3), refused="of old"), Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
-        (ended(99), said(99), Outcome.PYTEST_ERROR, "unknown exit code 99"),
-        (ended(0), said(0, num_failed=2), Outcome.FAILED, "pytest exited with 0 although 2 tests had failed"),
-        (
-            ended(0),
-            said(0, running="a::x"),
-            Outcome.EXITED_EARLY,
-            "pytest ended with 0 while a::x ran",
-        ),
-        (ended(0), said(None), Outcome.EXITED_EARLY, "the process exited with 0 before pytest had finished"),
-        (
-            ended(0),
-            said(None, running="a::x"),
-            Outcome.EXITED_EARLY,
-            "the process exited with 0 before pytest had finished while a::x ran",
-        ),
-        (
-            ended(3),
-            said(None, running="a::x"),
-            Outcome.CRASHED,
-            "the process exited with 3 before pytest had finished while a::x ran",
-        ),
-        (ended(7), said(0), Outcome.CRASHED, "pytest reported exit code 0, but the process exited with 7"),
-        (ended(0), said(1, num_failed=1), Outcome.FAILED, "pytest reported exit code 1, but the process exited with 0"),
-        (ended(signal=11), said(None, running="a::x"), Outcome.CRASHED, "SIGSEGV while a::x ran"),
-        (ended(signal=9), said(0), Outcome.CRASHED, "SIGKILL after pytest had finished"),
-        (ended(signal=40), said(None), Outcome.CRASHED, "signal 40"),
-        (
-            ended(2, reason="timeout"),
-            said(2, "a::x"),
-            Outcome.TIMED_OUT,
-            "the file ran longer than 60 s while a::x ran",
-        ),
-        (ended(2, reason="timeout"), said(2), Outcome.TIMED_OUT, "the file ran longer than 60 s"),
-        (ended(2, reason="test_timeout"), said(None, "a::x"), Outcome.TIMED_OUT, "a::x ran longer than its own limit"),
-        (
-            ended(signal=9, reason="killed"),
-            said(None, "a::x"),
-            Outcome.INTERRUPTED,
-            "the run was killed while a::x ran",
-        ),
-    ],
-)
-def test_examples(end: ProcessEnd, reported: Reported, outcome: Outcome, why: str) -> None:
-    judged, reason = classify_outcome(end, reported, 60.0)
-    assert judged is outcome
-    assert reason == why
+X, NOT_DONE = "a::x", "before pytest had finished"
+EXAMPLES: list[tuple[ProcessEnd, Reported, str, str]] = [
+    (ended(0), said(0), "passed", ""),
+    (ended(1), said(1, num_failed=1), "failed", ""),
+    (ended(2), said(2), "failed", "a test or plugin interrupted pytest (exit 2)"),
+    (ended(2), replace(said(2, X), interrupted=X), "crashed", "KeyboardInterrupt while a::x ran"),
+    (ended(2), replace(said(2), interrupted=""), "crashed", "KeyboardInterrupt while no test ran"),
+    (ended(2, reason="cancelled"), replace(said(2), interrupted=X), "interrupted", "the run was cancelled"),
+    (ended(2), said(2, error="ImportError: x"), "collect_error", "ImportError: x"),
+    (ended(3), said(3), "pytest_error", "pytest had an internal error (exit 3)"),
+    (ended(4), said(None, num_ended=0), "usage_error", "pytest refused its arguments or a conftest (exit 4)"),
+    (ended(5), said(5, num_ended=0), "no_tests", ""),
+    (ended(5), said(5, num_ended=1), "passed", ""),
+    (ended(4), replace(said(4), refused="not found: a"), "usage_error", "not found: a"),
+    (ended(4), replace(said(4, error="No x"), refused="not found: a"), "collect_error", "No x"),
+    (ended(3), replace(said(3), refused="of old"), "pytest_error", "pytest had an internal error (exit 3)"),
+    (ended(99), said(99), "pytest_error", "unknown exit code 99"),
+    (ended(0), said(0, num_failed=2), "failed", "pytest exited with 0 although 2 tests had failed"),
+    (ended(0), said(0, X), "exited_early", "pytest ended with 0 while a::x ran"),
+    (ended(0), said(None), "exited_early", f"the process exited with 0 {NOT_DONE}"),
+    (ended(0), said(None, X), "exited_early", f"the process exited with 0 {NOT_DONE} while a::x ran"),
+    (ended(3), said(None, X), "crashed", f"the process exited with 3 {NOT_DONE} while a::x ran"),
+    (ended(7), said(0), "crashed", "pytest reported exit code 0, but the process exited with 7"),
+    (ended(0), said(1, num_failed=1), "failed", "pytest reported exit code 1, but the process exited with 0"),
+    (ended(signal=11), said(None, X), "crashed", "SIGSEGV while a::x ran"),
+    (ended(signal=9), said(0), "crashed", "SIGKILL after pytest had finished"),
+    (ended(signal=40), said(None), "crashed", "signal 40"),
+    (ended(2, reason="timeout"), said(2, X), "timed_out", "the file ran longer than 60 s while a::x ran"),
+    (ended(2, reason="timeout"), said(2), "timed_out", "the file ran longer than 60 s"),
+    (ended(2, reason="test_timeout"), said(None, X), "timed_out", "a::x ran longer than its own limit"),
+    (ended(signal=9, reason="killed"), said(None, X), "interrupted", "the run was killed while a::x ran"),
+]
+
+
+@pytest.mark.parametrize(("end", "reported", "outcome", "why"), EXAMPLES)
+def test_examples(end: ProcessEnd, reported: Reported, outcome: str, why: str) -> None:
+    assert classify_outcome(end, reported, 60.0) == (Outcome(outcome), why)
+
+
+def test_a_test_that_its_own_process_lost_is_named() -> None:
+    lost = replace(said(0), lost=X, lost_how="exited_early", lost_why="exit code 0")
+    assert classify_outcome(ended(0), lost, 60.0) == (Outcome.EXITED_EARLY, "exit code 0 in a::x")
 
 
 def test_a_timeout_after_pytest_had_finished_says_so() -> None:

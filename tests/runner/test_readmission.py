@@ -64,19 +64,6 @@ def test_a_gpu_that_is_still_held_or_fuller_than_before_stays_away(tmp_path: Pat
     assert asyncio.run(runner.take_back()) == []
 
 
-def test_a_gpu_that_an_error_has_broken_is_not_looked_at_again(tmp_path: Path) -> None:
-    class Breaks(FakeMeter):
-        num_asked = 0
-
-        def new_xids(self, gpu_id: str) -> tuple[int, ...]:
-            self.num_asked += 1
-            return (79,) if self.num_asked == 2 else ()
-
-    run = ScriptedRun(tmp_path, [1], num_gpus=1, meter=Breaks({GPU_0: 0})).run()
-    assert len(run.of(events.GpuQuarantined)) == 1
-    assert run.runner.away == {}
-
-
 def test_a_table_leases_a_readmitted_gpu_once_it_is_given_back() -> None:
     table = LeaseTable(EIGHT, cpu_units=1)
     lease = table.lease(Need(gpus=1))

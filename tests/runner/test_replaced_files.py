@@ -1,7 +1,6 @@
 """Tests that put something else in the place of the files that a run keeps of them: limits, signals and the kill hold,
 and no outcome is lost."""
 
-import json
 import resource
 import signal
 import time
@@ -153,16 +152,6 @@ def test_a_line_that_never_ends_is_no_record_and_delays_no_limit(tmp_path: Path)
     done.assert_sound()
     assert done.outcomes == {"test_a.py": "timed_out", "test_b.py": "passed"}
     assert counts(done, "test_a.py") == {"unfinished": 1}
-
-
-@pytest.mark.full
-def test_numbers_that_are_no_seconds_end_no_run(tmp_path: Path) -> None:
-    """JSON has integers of any length, floats have not."""
-    record = json.dumps({"k": "start", "id": "x", "timeout_s": 10**400})
-    writes = PLACES + f"def test_writes():\n    with open(report, 'a') as file: file.write({record!r} + chr(10))\n"
-    done = run(write_suite(tmp_path, {"test_a.py": writes, "test_b.py": QUICK}), *RUN)
-    done.assert_sound()
-    assert done.outcomes["test_b.py"] == "passed"
 
 
 # ------------------------------------------------------------------------------------------------- what is shown of it

@@ -1,17 +1,12 @@
 """Runs and plans in which files share GPUs, checked from inside the tests by locks and counters."""
 
-import asyncio
 import json
 import random
 from pathlib import Path
 
 import pytest
 
-from harness.core.clock import SystemClock
 from harness.core.exit_codes import ExitCode
-from harness.machine.gpu_watch import GpuWatch
-from harness.runner.attempts.shared_watch import SharedWatch
-from tests.support.fake_meter import FakeMeter
 from tests.support.suite_runs import QUICK, run, write_suite
 
 LEDGER = '''
@@ -88,7 +83,6 @@ def test_budgets_and_whole_gpus_never_exceed_a_gpu(tmp_path: Path) -> None:
     assert len(leased) == 24
 
 
-@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_two_files_are_on_one_gpu_at_the_same_time(tmp_path: Path) -> None:
     """Each waits for the other, so that they pass only side by side."""
@@ -132,55 +126,3 @@ def test_workers_do_not_share_a_gpu(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--gpus", "sim:1:80", "--workers-per-gpu", "2", "--isolate", "worker")
     assert done.code == ExitCode.OK, done.stdout
     assert any("--isolate worker" in note for note in done.of("collection_finished")[0]["notes"])
-
-
-MB = 10**6
-
-
-def watched(meter: FakeMeter) -> SharedWatch:
-    return SharedWatch(GpuWatch(meter, SystemClock(), poll_s=0.01, wait_s=0.05))
-
-
-def test_the_memory_of_a_neighbour_is_no_leak() -> None:
-    async def scenario() -> list[dict[str, str]]:
-        meter = FakeMeter({"ID-0": 0})
-        watch = watched(meter)
-        first, second = [(await watch.check(("ID-0",)))[0] for _ in range(2)]
-        meter.used_bytes["ID-0"] = 500 * MB  # the second unit's
-        found = [await watch.not_back(("ID-0",), first)]
-        third, _ = await watch.check(("ID-0",))
-        assert third == {"ID-0": 0}, "the level before the first unit"
-        found.append(await watch.not_back(("ID-0",), second))
-        meter.used_bytes["ID-0"] = 0
-        return [*found, await watch.not_back(("ID-0",), third)]
-
-    assert asyncio.run(scenario()) == [{}, {}, {}]
-
-
-def test_the_last_unit_of_a_gpu_answers_for_its_memory() -> None:
-    async def scenario() -> list[dict[str, str]]:
-        meter = FakeMeter({"ID-0": 0})
-        watch = watched(meter)
-        levels = [(await watch.check(("ID-0",)))[0] for _ in range(2)]
-        meter.used_bytes["ID-0"] = 500 * MB
-        return [await watch.not_back(("ID-0",), level) for level in levels]
-
-    first, last = asyncio.run(scenario())
-    assert first == {}
-    assert "2 units shared it" in last["ID-0"]
-
-
-def test_a_unit_that_joins_while_memory_is_polled_takes_over_the_judgement() -> None:
-    async def scenario() -> tuple[dict[str, str], dict[str, str]]:
-        meter = FakeMeter({"ID-0": 0})
-        watch = watched(meter)
-        level, _ = await watch.check(("ID-0",))
-        meter.used_bytes["ID-0"] = 500 * MB
-        judging = asyncio.create_task(watch.not_back(("ID-0",), level))
-        await asyncio.sleep(0)
-        joined, _ = await watch.check(("ID-0",))
-        return await judging, await watch.not_back(("ID-0",), joined)
-
-    first, last = asyncio.run(scenario())
-    assert first == {}
-    assert list(last) == ["ID-0"]

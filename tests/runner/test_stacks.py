@@ -15,7 +15,6 @@ from harness.core.clock import SystemClock
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessSpec, Supervisors
-from tests.support.fake_clock import FakeClock
 
 PY_SPY = Path(sys.executable).with_name("py-spy")
 HANGS = """
@@ -98,13 +97,6 @@ def test_without_py_spy_there_is_what_the_kernel_says(tree: list[Process], tmp_p
     assert "signals blocked 0000000000000000" in text
 
 
-def test_what_py_spy_says_is_kept(tree: list[Process], tmp_path: Path, script: Callable[[str], str]) -> None:
-    py_spy = script('echo "stack of $3, asked by $1 $2"')
-    num_python, text = dump(tree, tmp_path / "stacks.txt", py_spy)
-    assert num_python == 1
-    assert f"stack of {tree[0].pid}, asked by dump --pid\n" in text
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -124,12 +116,6 @@ def test_why_there_is_no_stack_is_told(
     assert "waits in" in text, "and then what the kernel says"
 
 
-def test_a_py_spy_that_is_not_there_is_no_error(tree: list[Process], tmp_path: Path) -> None:
-    num_python, text = dump(tree[:1], tmp_path / "stacks.txt", "/nonexistent/py-spy")
-    assert num_python == 0
-    assert "/nonexistent/py-spy cannot be started: No such file or directory" in text
-
-
 def test_many_processes_and_gone_ones_are_counted(
     tree: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,16 +126,3 @@ def test_many_processes_and_gone_ones_are_counted(
     assert "== process 4194305" in text
     assert "no Python stack: No such file or directory\n  gone\n" in text
     assert text.endswith("... and 1 more processes\n")
-
-
-def test_the_tree_is_not_looked_at_for_ever(tree: list[Process], tmp_path: Path, script: Callable[[str], str]) -> None:
-    class Hurrying(FakeClock):
-        """A clock on which whole minutes pass between two looks."""
-
-        def monotonic_s(self) -> float:
-            self.advance(60)
-            return super().monotonic_s()
-
-    path = tmp_path / "stacks.txt"
-    stacks.dump_stacks(tree, str(path), script("exit 0"), Hurrying())
-    assert "no Python stack: no time was left" in path.read_text()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,70 +81,41 @@ def right_run(files: tuple[ShapedFile, ...]) -> tuple[list[dict[str, Any]], list
     return events, notes
 
 
-def break_run(how: str, events: list[dict[str, Any]], notes: list[dict[str, Any]]) -> None:
-    """Spoil one thing in a right run."""
-    finished = [event["result"] for event in events if event["event"] == "unit_finished"]
-    started = [event for event in events if event["event"] == "attempt_started" and event["gpu_ids"]]
-    passed = next(result for result in finished if result["outcome"] == "passed" and result["gpu_ids"])
-    match how:
-        case "lost":
-            events[:] = [event for event in events if event.get("result") is not passed]
-        case "told twice":
-            events.append({"event": "unit_finished", "result": passed})
-        case "unasked":
-            passed["unit"]["path"] = "tests/test_of_nobody.py"
-        case "wrong outcome":
-            passed["outcome"] = "failed"
-        case "wrong count":
-            passed["tests"]["counts"]["passed"] += 1
-        case "wrong plan":
-            passed["unit"]["need"]["gpus"] += 1
-        case "wrong lease":
-            passed["gpu_ids"] = passed["gpu_ids"][1:]
-        case "wrong collected need":
-            passed["collected_need"]["gpus"] = 0
-        case "unnamed child":
-            next(result for result in finished if result["left_behind"])["left_behind"] = []
-        case "GPU leased twice":
-            events.insert(0, {**started[0], "path": "tests/other.py"})
-        case "GPU not returned":
-            events[:] = [event for event in events if event["event"] != "lease_returned"]
-        case "quarantine":
-            events.append({"event": "gpu_quarantined", "path": "a", "gpu_id": "SIM-0", "reason": "memory"})
-        case "other GPU seen":
-            next(note for note in notes if note.get("GPUs"))["GPUs"] = ["SIM-99"]
-        case "lock held":
-            notes.append({"k": "twice", "file": "a", "name": "SIM-0", "at_s": 0})
-        case "too many at once":
-            notes[:] = [note for note in notes if note["k"] != "end"]
-        case "never began":
-            notes.clear()
+Records = list[dict[str, Any]]
+BREAKS: dict[str, Callable[[Records, Records, dict[str, Any]], object]] = {
+    "lost": lambda events, _, passed: events.remove(next(each for each in events if each.get("result") is passed)),
+    "told twice": lambda events, _, passed: events.append({"event": "unit_finished", "result": passed}),
+    "unasked": lambda *all_: all_[2]["unit"].update(path="tests/test_of_nobody.py"),
+    "wrong outcome": lambda *all_: all_[2].update(outcome="failed"),
+    "wrong count": lambda *all_: all_[2]["tests"]["counts"].update(passed=99),
+    "wrong plan": lambda *all_: all_[2]["unit"]["need"].update(gpus=7),
+    "wrong lease": lambda *all_: all_[2].update(gpu_ids=all_[2]["gpu_ids"][1:]),
+    "wrong collected need": lambda *all_: all_[2]["collected_need"].update(gpus=0),
+    "unnamed child": lambda events, *_: next(
+        each["result"] for each in events if each.get("result", {}).get("left_behind")
+    ).update(left_behind=[]),
+    "GPU leased twice": lambda events, _, passed: events.insert(
+        0, {"event": "attempt_started", "path": "tests/other.py", "gpu_ids": passed["gpu_ids"]}
+    ),
+    "GPU not returned": lambda events, *_: events.remove(
+        next(each for each in events if each["event"] == "lease_returned" and each["gpu_ids"])
+    ),
+    "quarantine": lambda events, *_: events.append(
+        {"event": "gpu_quarantined", "path": "a", "gpu_id": "SIM-0", "reason": "memory"}
+    ),
+    "other GPU seen": lambda _, notes, __: next(each for each in notes if each.get("GPUs")).update(GPUs=["SIM-99"]),
+    "lock held": lambda _, notes, __: notes.append({"k": "twice", "file": "a", "name": "SIM-0", "at_s": 0}),
+    "too many at once": lambda _, notes, __: list(map(notes.remove, [each for each in notes if each["k"] == "end"])),
+    "never began": lambda _, notes, __: notes.clear(),
+}
+"""What spoils one thing in a right run, of its events, its notes, and the result of a file that passed on GPUs."""
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "lost",
-        "told twice",
-        "unasked",
-        "wrong outcome",
-        "wrong count",
-        "wrong plan",
-        "wrong lease",
-        "wrong collected need",
-        "unnamed child",
-        "GPU leased twice",
-        "GPU not returned",
-        "quarantine",
-        "other GPU seen",
-        "lock held",
-        "too many at once",
-        "never began",
-    ],
-)
+@pytest.mark.parametrize("how", BREAKS)
 def test_the_checker_sees_what_is_wrong(how: str) -> None:
     files = draw()
     events, notes = right_run(files)
     assert problems(files, events, notes, num_gpus=8) == []
-    break_run(how, events, notes)
+    finished = [event["result"] for event in events if event["event"] == "unit_finished"]
+    BREAKS[how](events, notes, next(each for each in finished if each["outcome"] == "passed" and each["gpu_ids"]))
     assert problems(files, events, notes, num_gpus=8)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.batching.microbatches import Microbatch, divide_among_workers
-from rlcore.checkpoints.over_ranks import load_over_ranks, save_over_ranks
+from rlcore.checkpoints.state_shards import read_state, write_state
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -109,7 +109,7 @@ def state_s(directory: str, num_rounds: int) -> Seconds:
     own = divide_among_workers(microbatches(), grid.world.size)[grid.world.rank]
     trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
     trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
-    path, named = Path(directory), {"policy": trainer}
+    path, parameters = Path(directory), dict(trainer.model.named_parameters())
 
     def stream() -> None:
         for _ in trainer.weights().tensors.values():
@@ -119,8 +119,8 @@ def state_s(directory: str, num_rounds: int) -> Seconds:
         {
             "stream": stream,
             "digests": trainer.weights().digests,
-            "save": partial(save_over_ranks, path, 1, named, {}, keep=1, ranks=grid.world),
-            "load": partial(load_over_ranks, path, named, ranks=grid.world),
+            "save": partial(write_state, path, trainer.save(), grid.world.group),
+            "load": partial(read_state, path, parameters, grid.world.group),
         },
         num_rounds,
     )

@@ -1,1 +1,1 @@
-"""Where the workers of a group run: in this process, in child processes, or as actors of Ray."""
+"""Where the workers of a group run: in this process, or as actors of Ray."""

@@ -10,7 +10,6 @@ import io
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeGuard
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, UntypedStorage
 from torch.storage import TypedStorage
 
 MIN_BYTES = 64 << 10
-"""Size from which a tensor is kept apart: below, its bytes are cheaper in a pipe."""
+"""Size from which a tensor is kept apart: below, its bytes are cheaper in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +29,10 @@ class PackedValue:
     """Large tensors of the CPU, by the names they have in the content."""
 
 
-def pack(value: object, *, shares_devices: bool) -> PackedValue:
-    """Return a value as bytes and large tensors. Raises what pickle raises.
-
-    With `shares_devices`, tensors on GPUs travel as torch.multiprocessing sends them, to processes of this machine;
-    without, by their elements.
-    """
+def pack(value: object) -> PackedValue:
+    """Return a value as bytes and large tensors. Raises what pickle raises."""
     stream = io.BytesIO()
-    pickler = _Pickler(stream, shares_devices)
+    pickler = _Pickler(stream)
     pickler.dump(value)
     return PackedValue(stream.getvalue(), pickler.tensors)
 
@@ -47,14 +42,13 @@ def unpack(content: bytes, tensors: Mapping[str, Tensor]) -> Any:
     return _Unpickler(io.BytesIO(content), tensors).load()
 
 
-class _Pickler(ForkingPickler):
+class _Pickler(pickle.Pickler):
     """Keeps large tensors apart, and copies the elements alone of small ones that are views."""
 
-    def __init__(self, stream: io.BytesIO, shares_devices: bool) -> None:
+    def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
-        self._shares_devices = shares_devices
 
     def persistent_id(self, value: Any) -> str | None:
         """Name a large tensor; the same object has one name."""
@@ -65,10 +59,8 @@ class _Pickler(ForkingPickler):
         return name
 
     def reducer_override(self, value: Any) -> Any:
-        """Pickle a tensor by its elements, where multiprocessing would make its memory shared."""
+        """Pickle a tensor by its elements, without the rest of its storage."""
         if not isinstance(value, Tensor | UntypedStorage | TypedStorage):
-            return NotImplemented
-        if value.device.type != "cpu" and self._shares_devices:
             return NotImplemented
         if _is_plain(value):
             flat = value.reshape(-1).view(torch.uint8)

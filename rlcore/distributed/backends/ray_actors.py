@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -50,7 +50,7 @@ class Stored:
 
 def stored(value: object) -> Stored:
     """Pack a value for Ray. Raises what pickle raises."""
-    packed = pack(value, shares_devices=False)
+    packed = pack(value)
     if not packed.tensors:
         return Stored(packed.content, (), None)
     layout = layout_of(packed.tensors)
@@ -217,10 +217,7 @@ class RayActors:
     """Of each actor."""
     num_gpus: float = 0.0
     placement_group: PlacementGroup | None = None
-    """Reserved bundles that the actors run in; needed on several nodes, where it gives each rank its LOCAL_RANK."""
-    bundles: tuple[int, ...] = ()
-    """By rank: index of its bundle; empty counts from 0."""
-    resources: Mapping[str, float] = field(default_factory=dict)
+    """Reserved bundles, one for each rank; needed on several nodes, where they give each rank its LOCAL_RANK."""
     start_timeout_s: float = 600.0
     """Time for all actors to be scheduled and constructed."""
 
@@ -247,22 +244,21 @@ class RayActors:
 
     def _nodes(self, launch: Launch) -> list[str]:
         """Return the node of each rank."""
-        bundles = self.bundles or tuple(range(launch.size))
         if self.placement_group is not None:
             nodes = placement_group_table(self.placement_group)["bundles_to_node_id"]
-            if len(bundles) != launch.size or not set(bundles) <= nodes.keys():
+            if len(nodes) != launch.size:
                 raise InvalidValueError(
-                    f"bundles {bundles} of group {launch.name}",
-                    legal=f"{launch.size} of the {len(nodes)} bundles that are reserved, one for each rank",
+                    f"{len(nodes)} reserved bundles for group {launch.name}",
+                    legal=f"{launch.size}, one for each rank",
                 )
-            return [nodes[bundle] for bundle in bundles]
+            return [nodes[rank] for rank in range(launch.size)]
         nodes_known = ray.nodes()  # type: ignore[no-untyped-call]
         alive = [node["NodeID"] for node in nodes_known if node["Alive"]]
         if len(alive) > 1 and launch.size > 1:
             raise InvalidValueError(
                 f"group {launch.name} of {launch.size} ranks on {len(alive)} nodes without a placement group",
                 legal="a placement group, which says on which node each rank runs",
-                remedy="RayActors(placement_group=..., bundles=...)",
+                remedy="RayActors(placement_group=...)",
             )
         return alive[:1] * launch.size
 
@@ -272,15 +268,13 @@ class RayActors:
         options: dict[str, Any] = {
             "num_cpus": self.num_cpus,
             "num_gpus": self.num_gpus,
-            "resources": dict(self.resources),
             "max_restarts": 0,
             "max_task_retries": 0,
             "runtime_env": {"env_vars": {**launch.environment, **variables}},
         }
         if self.placement_group is not None:
-            index = self.bundles[rank] if self.bundles else rank
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement_group, index)
-        context = WorkerContext("", rank, launch.size, local_rank, has_rendezvous=True)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement_group, rank)
+        context = WorkerContext("", rank, launch.size, local_rank)
         return ray.remote(Actor).options(**options).remote(launch.specs, context, dict(launch.environment))
 
     def _wait(self, launch: Launch, workers: ActorWorkers) -> None:

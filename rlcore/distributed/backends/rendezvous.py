@@ -5,8 +5,6 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported without __all__
 
-LOOPBACK = "127.0.0.1"
-
 
 def listening_store(host: str, timeout: timedelta) -> TCPStore:
     """Return a store that listens on a free port of this address alone; torch's own would listen on all addresses."""
@@ -25,7 +23,7 @@ def listening_store(host: str, timeout: timedelta) -> TCPStore:
 class Rendezvous:
     """A store of torch.distributed that listens as long as this object lives."""
 
-    def __init__(self, host: str = LOOPBACK, timeout_s: float = 300.0) -> None:
+    def __init__(self, host: str, timeout_s: float = 300.0) -> None:
         """Listen on a free port of this address alone."""
         self._store: TCPStore | None = listening_store(host, timedelta(seconds=timeout_s))
         self.address: tuple[str, int] = (host, self._store.port)

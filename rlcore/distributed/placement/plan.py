@@ -11,12 +11,11 @@ has one rank in every slot. A GPU belongs to one slot; processes of a slot share
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rlcore.distributed.nearest import nearest
 from rlcore.distributed.placement.inventory import Node, amount, inventory_text
-from rlcore.distributed.placement.packing import MAX_STATES, Free, Request, SearchLimit, pack, room
+from rlcore.distributed.placement.packing import Free, Request, pack, room
 from rlcore.errors import InvalidValueError, PlacementError
 
 UNITS = 10_000
@@ -119,16 +118,12 @@ class Plan:
         _known("pool", pool, [each.name for each in self.pools])
         return tuple(slot for slot in self.slots if slot.pool == pool)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the plan as JSON has it."""
-        return asdict(self)
-
 
 def make_plan(pools: Sequence[Pool], roles: Sequence[Role], nodes: Sequence[Node]) -> Plan:
     """Return a plan that no node is too small for, by what the nodes have in total.
 
     Raises InvalidValueError for roles and pools that contradict each other, and PlacementError, which quotes the
-    inventory, if no plan exists.
+    inventory, if a pool finds no room.
     """
     for kind, names in (("pool", pools), ("role", roles), ("node", nodes)):
         _check_names(kind, [each.name for each in names])
@@ -137,14 +132,7 @@ def make_plan(pools: Sequence[Pool], roles: Sequence[Role], nodes: Sequence[Node
     frees = [Free(node.num_gpus * UNITS, _units(node.num_cpus)) for node in ordered]
     for pool in pools:
         _check_alone(pool, ordered, frees)
-    try:
-        counts = pack([pool.request for pool in pools], frees)
-    except SearchLimit:
-        raise PlacementError(
-            f"no plan found among {MAX_STATES} for {_texts(pools)}",
-            legal=inventory_text(ordered),
-            remedy="set num_nodes of each pool: the search is then small",
-        ) from None
+    counts = pack([pool.request for pool in pools], frees)
     if counts is None:
         raise PlacementError(
             f"the pools fit one by one but not together: {_texts(pools)}",

@@ -71,8 +71,7 @@ def own(kind: str, uses: str, planted: str, place: Place, num_steps: int = 6, *,
     return Program(kind, uses, "", f"own_loops {kind}", num_steps, planted, place, level=level)
 
 
-LANGUAGE, REINFORCEMENT = Environment.LANGUAGE, Environment.REINFORCEMENT
-PROGRAMS = (
+OWN = (
     own("accumulated", "three micro-batches a step, clipping", "targets", Place(3, "loss", "loss")),
     own("averaged", "AveragedModel", "a weight of the average", Place(3, "forward", "Perceptron.last.weight")),
     own("betas", "AdamW", "beta1 in one step", Place(3, "optimizer", "group0.betas.0")),
@@ -92,253 +91,69 @@ PROGRAMS = (
     own("muon", "Muon and AdamW", "Muon's rate", Place(3, "optimizer", "Muon.group0.lr")),
     own("optimizer-in-backward", "a step within backward", "a gradient", Place(3, "backward", "first.weight")),
     own("vae", "a variational autoencoder", "one more draw of the generator", Place(3, "loss", "loss")),
-    Program(
-        "loader-workers", "DataLoader, 2 workers", "", "loader_workers", 6, "a sample", Place(3, "rollout", "batch.0")
-    ),
-    Program(
-        "spawned", "2 spawned processes", "", "spawned", 4, "a gradient", Place(2, "backward", "2.bias"), num_logs=2
-    ),
-    Program(
-        "threads-in-turn", "2 threads", "", "threads_in_turn", 8, "the rate", Place(6, "optimizer", "SGD#2.group0.lr")
-    ),
-    Program(
-        "ddp",
-        "torchrun, DistributedDataParallel",
-        "",
-        "two_ranks",
-        6,
-        "noise on rank 1",
-        Place(3, "loss", "loss"),
-        launcher=TORCHRUN,
-        num_logs=2,
-    ),
-    Program(
-        "lightning-auto",
-        "automatic, clipping, validation, checkpoints",
-        "lightning",
-        "lightning_loops auto",
-        10,
-        "a gradient",
-        Place(4, "backward", "net.0.weight"),
-    ),
-    Program(
-        "lightning-swa",
-        "StochasticWeightAveraging",
-        "lightning",
-        "lightning_loops swa",
-        30,
-        "a batch",
-        Place(5, "loss", "loss"),
-    ),
-    Program(
-        "lightning-gan",
-        "manual, 2 optimizers",
-        "lightning",
-        "lightning_loops gan",
-        20,
-        "the second's rate",
-        Place(7, "optimizer", "Adam#2.group0.lr"),
-    ),
-    Program(
-        "schedule-free",
-        "AdamWScheduleFree",
-        "schedulefree",
-        "libraries schedule-free",
-        6,
-        "a gradient",
-        Place(3, "backward", "2.weight"),
-    ),
-    Program("gcn", "GCN", "torch_geometric", "libraries graph-network", 6, "no dropout", Place(3, "loss", "loss")),
-    Program(
-        "kornia",
-        "augmentation, batch norm",
-        "kornia",
-        "libraries vision",
-        6,
-        "a running mean",
-        Place(3, "forward", "1.running_mean"),
-    ),
-    Program("diffusion", "UNet2DModel", "diffusers", "libraries diffusion", 4, "a time step", Place(2, "loss", "loss")),
-    Program(
-        "ignite",
-        "supervised trainer",
-        "pytorch-ignite",
-        "libraries ignite-trainer",
-        6,
-        "a weight, in a handler",
-        Place(3, "forward", "0.weight"),
-    ),
-    Program(
-        "skorch",
-        "NeuralNetClassifier",
-        "skorch",
-        "libraries skorch-classifier",
-        6,
-        "a gradient, in a callback",
-        Place(3, "backward", "0.bias"),
-    ),
-    Program(
-        "hydra",
-        "multirun, 2 jobs",
-        "hydra-core",
-        "hydra_jobs --multirun +lr=0.1,0.2",
-        6,
-        "the rate in job 2",
-        Place(5, "optimizer", "SGD#2.group0.lr"),
-    ),
-    Program(
-        "clean-ppo",
-        "PPO in CleanRL's manner",
-        "gymnasium",
-        "reinforcement clean-ppo",
-        32,
-        "a reward of update 2",
-        Place(16, "loss", "loss"),
-        REINFORCEMENT,
-    ),
-    Program(
-        "sb3-ppo",
-        "PPO",
-        "stable_baselines3",
-        "reinforcement sb3-ppo",
-        48,
-        "a reward of rollout 1",
-        Place(16, "loss", "loss"),
-        REINFORCEMENT,
-    ),
-    Program(
-        "sb3-dqn",
-        "DQN",
-        "stable_baselines3",
-        "reinforcement sb3-dqn",
-        38,
-        "a weight of the target network",
-        Place(25, "forward", "q_net_target.q_net.0.weight"),
-        REINFORCEMENT,
-    ),
-    Program(
-        "torchrl-ppo",
-        "Collector, ReplayBuffer, ClipPPOLoss",
-        "torchrl",
-        "reinforcement torchrl-ppo",
-        12,
-        "an advantage of batch 1",
-        Place(4, "loss", "loss"),
-        REINFORCEMENT,
-    ),
-    Program(
-        "tianshou-dqn",
-        "DQN",
-        "tianshou",
-        "reinforcement tianshou-dqn",
-        8,
-        "a reward in the buffer",
-        Place(2, "loss", "loss"),
-        REINFORCEMENT,
-    ),
-    Program(
-        "hf-trainer",
-        "Trainer: accumulation, evaluation, checkpoints, workers",
-        "transformers",
-        "language_models trainer",
-        6,
-        "a token, in a worker",
-        Place(5, "rollout", "batch.input_ids"),
-        LANGUAGE,
-    ),
-    Program(
-        "hf-resnet",
-        "ResNet",
-        "transformers",
-        "language_models image-model",
-        4,
-        "a running mean",
-        Place(2, "forward", "resnet.embedder.embedder.normalization.running_mean"),
-        LANGUAGE,
-    ),
-    Program(
-        "trl-sft",
-        "SFTTrainer",
-        "trl",
-        "language_models trl-sft",
-        5,
-        "a weight between steps",
-        Place(3, "forward", "model.layers.1.mlp.up_proj.weight"),
-        LANGUAGE,
-    ),
-    Program(
-        "trl-grpo",
-        "GRPOTrainer",
-        "trl",
-        "language_models trl-grpo",
-        4,
-        "a reward",
-        Place(2, "reward", "rewards"),
-        LANGUAGE,
-    ),
-    Program(
-        "trl-dpo",
-        "DPOTrainer",
-        "trl",
-        "language_models trl-dpo",
-        4,
-        "a gradient",
-        Place(2, "backward", "model.norm.weight"),
-        LANGUAGE,
-    ),
-    Program(
-        "trl-console",
-        "the console script trl sft",
-        "trl",
-        "trl_console",
-        4,
-        "a text",
-        Place(2, "rollout", "batch.input_ids"),
-        LANGUAGE,
-    ),
-    Program(
-        "peft-lora",
-        "LoRA in SFTTrainer",
-        "peft",
-        "language_models peft-lora",
-        5,
-        "a frozen weight",
-        Place(3, "forward", "base_model.model.model.layers.0.mlp.down_proj.weight"),
-        LANGUAGE,
-    ),
-    Program(
-        "ddp-sft",
-        "torchrun, SFTTrainer",
-        "trl",
-        "language_models trl-sft",
-        5,
-        "a weight between steps",
-        Place(3, "forward", "model.layers.1.mlp.up_proj.weight"),
-        LANGUAGE,
-        launcher=TORCHRUN,
-        num_logs=2,
-    ),
-    Program(
-        "fsdp2-sft",
-        "torchrun, fully_shard",
-        "transformers",
-        "language_models fsdp2-sft",
-        4,
-        "a label of rank 1",
-        Place(2, "loss", "loss"),
-        LANGUAGE,
-        launcher=TORCHRUN,
-        num_logs=2,
-    ),
-    Program(
-        "accelerate",
-        "accelerate launch, accumulation",
-        "accelerate",
-        "language_models accelerated",
-        8,
-        "the scheduler's rate",
-        Place(3, "optimizer", "group0.lr"),
-        LANGUAGE,
-        launcher=ACCELERATE,
-    ),
 )
+OTHERS = {
+    Environment.LIBRARIES: """
+loader-workers | DataLoader, 2 workers | | loader_workers | 6 | a sample | 3 rollout batch.0
+spawned | 2 spawned processes | | spawned | 4 | a gradient | 2 backward 2.bias
+threads-in-turn | 2 threads | | threads_in_turn | 8 | the rate | 6 optimizer SGD#2.group0.lr
+ddp | torchrun, DistributedDataParallel | | two_ranks | 6 | noise on rank 1 | 3 loss loss
+lightning-auto | automatic, clipping, validation, checkpoints | lightning | lightning_loops auto | 10 \
+    | a gradient | 4 backward net.0.weight
+lightning-swa | StochasticWeightAveraging | lightning | lightning_loops swa | 30 | a batch | 5 loss loss
+lightning-gan | manual, 2 optimizers | lightning | lightning_loops gan | 20 | the second's rate \
+    | 7 optimizer Adam#2.group0.lr
+schedule-free | AdamWScheduleFree | schedulefree | libraries schedule-free | 6 | a gradient | 3 backward 2.weight
+gcn | GCN | torch_geometric | libraries graph-network | 6 | no dropout | 3 loss loss
+kornia | augmentation, batch norm | kornia | libraries vision | 6 | a running mean | 3 forward 1.running_mean
+diffusion | UNet2DModel | diffusers | libraries diffusion | 4 | a time step | 2 loss loss
+ignite | supervised trainer | pytorch-ignite | libraries ignite-trainer | 6 | a weight, in a handler \
+    | 3 forward 0.weight
+skorch | NeuralNetClassifier | skorch | libraries skorch-classifier | 6 | a gradient, in a callback | 3 backward 0.bias
+hydra | multirun, 2 jobs | hydra-core | hydra_jobs --multirun +lr=0.1,0.2 | 6 | the rate in job 2 \
+    | 5 optimizer SGD#2.group0.lr
+""",
+    Environment.REINFORCEMENT: """
+clean-ppo | PPO in CleanRL's manner | gymnasium | reinforcement clean-ppo | 32 | a reward of update 2 | 16 loss loss
+sb3-ppo | PPO | stable_baselines3 | reinforcement sb3-ppo | 48 | a reward of rollout 1 | 16 loss loss
+sb3-dqn | DQN | stable_baselines3 | reinforcement sb3-dqn | 38 | a weight of the target network \
+    | 25 forward q_net_target.q_net.0.weight
+torchrl-ppo | Collector, ReplayBuffer, ClipPPOLoss | torchrl | reinforcement torchrl-ppo | 12 \
+    | an advantage of batch 1 | 4 loss loss
+tianshou-dqn | DQN | tianshou | reinforcement tianshou-dqn | 8 | a reward in the buffer | 2 loss loss
+""",
+    Environment.LANGUAGE: """
+hf-trainer | Trainer: accumulation, evaluation, checkpoints, workers | transformers \
+    | language_models trainer | 6 | a token, in a worker | 5 rollout batch.input_ids
+hf-resnet | ResNet | transformers | language_models image-model | 4 | a running mean \
+    | 2 forward resnet.embedder.embedder.normalization.running_mean
+trl-sft | SFTTrainer | trl | language_models trl-sft | 5 | a weight between steps \
+    | 3 forward model.layers.1.mlp.up_proj.weight
+trl-grpo | GRPOTrainer | trl | language_models trl-grpo | 4 | a reward | 2 reward rewards
+trl-dpo | DPOTrainer | trl | language_models trl-dpo | 4 | a gradient | 2 backward model.norm.weight
+trl-console | the console script trl sft | trl | trl_console | 4 | a text | 2 rollout batch.input_ids
+peft-lora | LoRA in SFTTrainer | peft | language_models peft-lora | 5 | a frozen weight \
+    | 3 forward base_model.model.model.layers.0.mlp.down_proj.weight
+ddp-sft | torchrun, SFTTrainer | trl | language_models trl-sft | 5 | a weight between steps \
+    | 3 forward model.layers.1.mlp.up_proj.weight
+fsdp2-sft | torchrun, fully_shard | transformers | language_models fsdp2-sft | 4 | a label of rank 1 | 2 loss loss
+accelerate | accelerate launch, accumulation | accelerate | language_models accelerated | 8 \
+    | the scheduler's rate | 3 optimizer group0.lr
+""",
+}
+"""By environment: name, uses, package, arguments, steps, the planted cause, and where it must be named."""
+LAUNCHERS = {"ddp": TORCHRUN, "ddp-sft": TORCHRUN, "fsdp2-sft": TORCHRUN, "accelerate": ACCELERATE}
+TWO_LOGS = ("spawned", "ddp", "ddp-sft", "fsdp2-sft")
+
+
+def _of_row(row: str, environment: Environment) -> Program:
+    name, uses, package, arguments, num_steps, planted, place = (each.strip() for each in row.split("|"))
+    step, phase, tensor = place.split()
+    return Program(
+        *(name, uses, package, arguments, int(num_steps), planted, Place(int(step), phase, tensor), environment),
+        launcher=LAUNCHERS.get(name, PYTHON),
+        num_logs=1 + (name in TWO_LOGS),
+    )
+
+
+PROGRAMS = (*OWN, *(_of_row(row, each) for each, rows in OTHERS.items() for row in rows.strip().splitlines()))

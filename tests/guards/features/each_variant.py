@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore.entrypoint import run
+from rlcore.trace import NullRecorder, PartRecorder
 
 
 class _Values:
@@ -34,6 +36,10 @@ class _Values:
 
     def end_step(self, **values: Any) -> None:
         """Nothing."""
+
+    def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
+        """Let no other process record."""
+        return NullRecorder().share(num_others)
 
 
 class _Operations(TorchDispatchMode):

@@ -37,7 +37,8 @@ _PENALTY = {**_PPO, "algorithm.kl_coef": 0.1}
 _MASKED = {"algorithm.loss": "dppo_tv", "training.num_epochs": 3}
 _WEIGHTS = {"correction.weights": "token"}
 _SCORED = {"task.reward_model.max_length": 64}
-_RANKS = {"deployment.backend": "processes", "deployment.num_ranks": 4}
+_ON_RAY = {"deployment.backend": "ray", "deployment.num_ranks": 2}
+_RANKS = {**_ON_RAY, "deployment.num_ranks": 4}
 _STAGES = {
     "task.name": "recommendation",
     "task.rewards": [],
@@ -148,12 +149,17 @@ _OTHERS: list[Variant] = [
         lambda one, other: "tensorboard" in f"{one['files']}{one['error']}" and "tensorboard" not in other["files"],
     ),
     ("deployment.num_ranks", 2, {}, "ranks that are simulated", _says("2 ranks, simulated")),
-    ("deployment.backend", "processes", _RANKS, "child processes", _says("4 ranks in child processes")),
+    ("deployment.backend", "ray", _RANKS, "actors of Ray", _says("4 ranks in actors of Ray")),
     ("deployment.sharding", "full", _RANKS, "shards", _says("each with a shard of the weights")),
     ("deployment.num_copies", 2, {**_RANKS, "deployment.sharding": "hybrid"}, "two copies", _says("2 copies")),
     *(
-        (f"deployment.{key}", value, {"deployment.backend": "processes"}, "a refusal without Ray", _refused(key))
-        for key, value in {"address": "127.0.0.1:1", "num_nodes": 2, "gpus_per_rank": 1, "cpus_per_rank": 2.0}.items()
+        (f"deployment.{key}", value, _ON_RAY, "a refusal", _refused(text))
+        for key, value, text in (
+            ("address", "127.0.0.1:1", "deployment.address"),
+            ("num_nodes", 2, "on 2 nodes"),
+            ("gpus_per_rank", 99, "of 99 GPUs"),
+            ("cpus_per_rank", 9999.0, "and 9999 CPUs"),
+        )
     ),
     ("deployment.offload", ["policy"], {"deployment.offload_directory": "disk"}, "that it is needed", _needed),
     ("deployment.offload_directory", "disk", {"deployment.offload": ["policy"]}, "that it is needed", _needed),

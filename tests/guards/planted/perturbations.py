@@ -37,7 +37,7 @@ SINGLE = (
 )
 TOGETHER = Perturbation("all of them", {name: value for each in SINGLE for name, value in each.values.items()})
 """Tried first: where it moves nothing, none of them is looked at alone."""
-RANKS = Perturbation("ranks", {"deployment.backend": "processes", "deployment.num_ranks": 2})
+RANKS = Perturbation("ranks", {"deployment.backend": "ray", "deployment.num_ranks": 2})
 """Processes that train together take seconds to start: tried only for faults that lie in them."""
 CRASH = Perturbation("crash and resume", {}, crashes=True)
 

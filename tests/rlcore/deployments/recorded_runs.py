@@ -18,10 +18,9 @@ SMALL = {
     "output.keep_checkpoints": "4",
 }
 """A run of three steps."""
-TWO_RANKS = {"deployment.backend": "processes", "deployment.num_ranks": "2"}
-SHARDED = {"deployment.backend": "processes", "deployment.num_ranks": "4", "deployment.sharding": "full"}
+TWO_RANKS = {"deployment.backend": "ray", "deployment.num_ranks": "2"}
+SHARDED = {"deployment.backend": "ray", "deployment.num_ranks": "4", "deployment.sharding": "full"}
 HYBRID = {**SHARDED, "deployment.sharding": "hybrid", "deployment.num_copies": "2"}
-ON_RAY = {**TWO_RANKS, "deployment.backend": "ray"}
 LEFT_S = 60.0
 """How long processes may outlive their run: those of Ray end after their driver."""
 HERE = {"deployment.backend": "in_process", "deployment.num_ranks": "1"}
@@ -68,12 +67,8 @@ def processes_of(out: Path) -> dict[int, str]:
 
 
 def workers_of(out: Path) -> list[int]:
-    """Return the worker processes of a run: children that multiprocessing has spawned, or actors."""
-    return [
-        pid
-        for pid, line in sorted(processes_of(out).items())
-        if "spawn_main" in line or line.startswith(("ray::Actor", "ray::models"))
-    ]
+    """Return the worker processes of a run: actors of Ray."""
+    return [pid for pid, line in sorted(processes_of(out).items()) if line.startswith(("ray::Actor", "ray::models"))]
 
 
 def await_true(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:

@@ -14,7 +14,6 @@ from harness.core.exit_codes import ExitCode
 from rlcore.checkpoints.checkpoint import load_newest
 from tests.rlcore.deployments.recorded_runs import (
     HERE,
-    ON_RAY,
     TWO_RANKS,
     await_true,
     num_steps_of,
@@ -65,7 +64,7 @@ def test_workers_killed_at_random_moments_are_replaced_and_no_bit_moves(tmp_path
 def test_without_restarts_a_death_ends_the_run_and_names_the_worker(tmp_path: Path) -> None:
     done = train_and_kill(tmp_path, "killed", {**TWO_RANKS, **LONGER}, partial(kill_workers, num_kills=1))
     assert done.code != ExitCode.OK
-    assert "was killed by SIGKILL" in done.stderr and "worker models, rank" in done.stderr, done.stderr
+    assert "an actor has ended: in worker models, rank" in done.stderr, done.stderr
 
 
 def test_a_node_of_ray_that_dies_ends_the_run_with_its_cause_and_nothing_is_left(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_a_node_of_ray_that_dies_ends_the_run_with_its_cause_and_nothing_is_left
             if "raylet/raylet" in line.partition(" ")[0]:
                 os.kill(pid, signal.SIGKILL)
 
-    settings = {**ON_RAY, "training.num_steps": "200"}
+    settings = {**TWO_RANKS, "training.num_steps": "200"}
     done = train_and_kill(tmp_path, "killed", settings, kill_the_node)
     assert done.code != ExitCode.OK
     assert re.search(r"^error: (an actor has ended: in worker models, rank|\w+Error)", done.stderr, re.M), done.stderr

@@ -10,10 +10,11 @@ import pytest
 from rlcore.config import read_config
 from rlcore.controllers.deployment import deployed, plan_of, roles_of
 from rlcore.distributed.placement.inventory import Node
-from rlcore.entrypoint import resumed_config
-from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.entrypoint import resumed_config, train
+from rlcore.errors import InvalidValueError, LevelError, PlacementError
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog
+from rlcore.trace import NullRecorder
 
 
 def payload(**section: Any) -> dict[str, Any]:
@@ -23,12 +24,10 @@ def payload(**section: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"backend": "threads"}, "deployment.backend"),
-        ({"backend": "processes", "num_ranks": 4, "sharding": "hybrid"}, "deployment.num_copies is 1"),
-        ({"backend": "processes", "num_ranks": 4, "sharding": "hybrid", "num_copies": 3}, "deployment.num_copies is 3"),
-        ({"backend": "processes", "num_copies": 2}, "deployment.num_copies is 2, which has no effect"),
-        ({"backend": "processes", "address": "auto"}, "deployment.address is 'auto', which has no effect"),
-        ({"backend": "processes", "gpus_per_rank": 1}, "deployment.gpus_per_rank is 1, which has no effect"),
+        ({"backend": "processes"}, "deployment.backend"),
+        ({"backend": "ray", "num_ranks": 4, "sharding": "hybrid"}, "deployment.num_copies is 1"),
+        ({"backend": "ray", "num_ranks": 4, "sharding": "hybrid", "num_copies": 3}, "deployment.num_copies is 3"),
+        ({"backend": "ray", "num_copies": 2}, "deployment.num_copies is 2, which has no effect"),
         ({"on_worker_death": "ignore"}, "deployment.on_worker_death"),
         ({"offload": ["critic"], "offload_directory": "/"}, "deployment.offload has critic, which this run does not"),
         ({"offload": ["policy"]}, "deployment.offload from cpu to the memory of the host"),
@@ -73,7 +72,7 @@ def test_every_rank_has_every_role_and_a_node_that_is_too_small_is_quoted() -> N
 
 
 def test_a_recorder_of_one_process_cannot_record_several() -> None:
-    config = read_config(payload(backend="processes", num_ranks=2))
+    config = read_config(payload(backend="ray", num_ranks=2))
     with (
         pytest.raises(InvalidValueError, match="a recorder of one process"),
         deployed(config, "off", 8, object()),  # type: ignore[arg-type]
@@ -81,8 +80,14 @@ def test_a_recorder_of_one_process_cannot_record_several() -> None:
         pass
 
 
+def test_variables_that_the_level_does_not_allow_start_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "CollnetDirect")
+    with pytest.raises(LevelError, match="NCCL_ALGO=CollnetDirect"):
+        train(read_config(payload(backend="ray")), level="invariant", directory=tmp_path, recorder=NullRecorder())
+
+
 def test_a_restart_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
-    config = read_config(payload(backend="processes"))
+    config = read_config(payload(backend="ray"))
     assert resumed_config(config, tmp_path) is config
 
 

@@ -1,27 +1,48 @@
 """Workers as actors of Ray: as every backend, and how they end. test_ray_actors runs these tests."""
 
+import contextlib
 import os
+import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import psutil
 import pytest
 import ray
 import torch
 from ray.util import placement_group, remove_placement_group
 
+from rlcore.controllers import deployment
 from rlcore.distributed.backends.ray_actors import RayActors
+from rlcore.distributed.futures import Future
 from rlcore.distributed.worker import WorkerSpec
 from rlcore.distributed.worker_group import WorkerGroup, start_colocated, start_group
-from rlcore.errors import InvalidValueError, StepError, WorkerDiedError, WorkerError
+from rlcore.entrypoint import train
+from rlcore.errors import InvalidValueError, LevelError, ReplicaError, StepError, WorkerDiedError, WorkerError
+from rlcore.trace import NullRecorder
+from rlcore.trainers import worker
 from tests.rlcore.distributed.conformance import *  # noqa: F403  # the tests of every backend
-from tests.rlcore.distributed.conformance import in_other_processes_an_error_that_cannot_travel_is_described
-from tests.rlcore.distributed.test_processes import FaultyView, assert_ended, controller
+from tests.rlcore.distributed.conformance import AdderView, in_other_processes_an_error_that_cannot_travel_is_described
 from tests.rlcore.distributed.workers import Adder, Faulty, Ranks
+from tests.rlcore.training.recorded import config
+from tests.support.corrupted_worker import CorruptedWorker
 
+ROOT = Path(__file__).resolve().parents[3]
+TIMEOUT_S = 120.0
 BACKEND = RayActors(num_cpus=0.5)
+
+
+class FaultyView(Protocol):
+    """A Faulty as its caller sees it."""
+
+    def wait(self) -> Future[list[None]]: ...
+    def pid(self) -> list[int]: ...
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,6 +63,17 @@ def adder(session: None) -> Iterator[WorkerGroup[Adder]]:
 def faulty(session: None) -> Iterator[WorkerGroup[Faulty]]:
     with start_group(Faulty, role="faulty", size=2, backend=BACKEND) as group:
         yield group
+
+
+def assert_ended(pids: tuple[int, ...]) -> None:
+    """Wait until the processes have ended; a zombie is one that its new parent has not reaped."""
+    running = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            running += [] if process.status() == psutil.STATUS_ZOMBIE else [process]
+    _, alive = psutil.wait_procs(running, timeout=TIMEOUT_S)
+    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_errors_and_results_that_cannot_travel_are_described(faulty: WorkerGroup[Faulty]) -> None:
@@ -120,22 +152,105 @@ def test_a_group_without_resources_is_given_up() -> None:
 
 
 def test_ranks_run_in_reserved_bundles() -> None:
-    group = placement_group([{"CPU": 0.5}] * 3)
+    group = placement_group([{"CPU": 0.5}] * 2)
     ray.get(group.ready())
     try:
-        backend = replace(BACKEND, placement_group=group, bundles=(2, 0))
+        backend = replace(BACKEND, placement_group=group)
         with start_group(Adder, role="adder", size=2, backend=backend) as adder:
             found: Any = adder.handle.where(["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
             assert [tuple(each.values()) for each in found] == [("0", "2"), ("1", "2")]
-        with pytest.raises(InvalidValueError, match=r"bundles \(0, 3\)"):
-            start_group(Adder, role="adder", size=2, backend=replace(backend, bundles=(0, 3)))
+        with pytest.raises(InvalidValueError, match="2 reserved bundles for group adder"):
+            start_group(Adder, role="adder", size=3, backend=backend)
     finally:
         remove_placement_group(group)
 
 
-def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
-    process, pids = controller(tmp_path, "call", "ray", ray.get_runtime_context().gcs_address)
+def test_a_random_kill_while_calls_run_is_named_and_leaves_nothing(seed: str) -> None:
+    draw = random.Random(seed)
+    group = start_group(Adder, role="adder", size=3, backend=BACKEND)
+    victim, at_call, num_done = draw.randrange(3), draw.randrange(20), 0
+    caller: AdderView = group.view(AdderView)
+    with pytest.raises(WorkerDiedError) as caught, group:
+        while True:
+            future = caller.later(torch.ones(draw.choice([3, 6, 99_999])))
+            if num_done == at_call:
+                os.kill(group.process_ids[victim], signal.SIGKILL)
+            future.result()
+            assert group.handle.first(1) == 1
+            num_done += 1
+    assert (caught.value.rank, caught.value.pid) == (victim, group.process_ids[victim])
+    assert num_done >= at_call
+    assert_ended(group.process_ids)
+
+
+CONTROLLER = """
+import sys
+from pathlib import Path
+
+import ray
+
+from rlcore.distributed.worker_group import start_group
+from tests.rlcore.distributed.workers import Faulty
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+group = start_group(Faulty, role="faulty", size=2, backend="ray")
+print(*group.process_ids, flush=True)
+group.handle.stay(str(Path(__file__).parent))
+"""
+
+
+def controller(tmp_path: Path) -> tuple["subprocess.Popen[str]", tuple[int, ...]]:
+    """Start a controller in a process of its own, and return it with the ids of its workers, once they run a call."""
+    program = tmp_path / "controller.py"
+    program.write_text(CONTROLLER, "utf-8")
+    process = subprocess.Popen(
+        [sys.executable, str(program), ray.get_runtime_context().gcs_address],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    pids = tuple(int(word) for word in process.stdout.readline().split())
+    while process.poll() is None and len(list(tmp_path.glob("rank *"))) < len(pids):
+        time.sleep(0.05)
+    return process, pids
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_a_controller_that_a_signal_ends(tmp_path: Path, signum: int) -> None:
+    process, pids = controller(tmp_path)
     with process:
         assert len(pids) == 2
-        process.kill()
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert ("KeyboardInterrupt" in errors) is (signum == signal.SIGINT)
         assert_ended(pids)
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_process_that_differs_ends_the_run_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_another_node(*args: Any, environment: dict[str, str], **kwargs: Any) -> Any:
+        return start_group(*args, environment={**environment, "NVTE_FLASH_ATTN": "0"}, **kwargs)
+
+    monkeypatch.setattr(deployment, "start_group", on_another_node)
+    of = config("grpo", deployment={"backend": "ray", "num_ranks": 1}, training={"num_steps": 1})
+    with pytest.raises(LevelError) as caught:
+        train(of, level="invariant", directory=tmp_path, recorder=NullRecorder())
+    assert "process models, role policy" in caught.value.what
+    assert "rank 0" in caught.value.what
+    assert "NVTE_FLASH_ATTN is 0" in caught.value.what
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_run_ends_with_the_rank_whose_weights_were_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "ModelWorker", CorruptedWorker)
+    of = config("grpo", deployment={"backend": "ray", "num_ranks": 2, "sentinel_every": 1}, training={"num_steps": 4})
+    with pytest.raises(ReplicaError, match=r"rank 0 on .*, rank 1 on .*, update 2, before its weights moved") as caught:
+        train(of, level="invariant", directory=tmp_path / "watched", recorder=NullRecorder())
+    assert caught.value.ranks == (0, 1)

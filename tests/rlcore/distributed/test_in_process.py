@@ -54,7 +54,7 @@ class Meshed(Worker):
 def test_what_cannot_be_started_is_refused() -> None:
     for options, what in (
         ({"size": 0}, "size 0"),
-        ({"backend": "proceses"}, "backend 'proceses'"),
+        ({"backend": "in_proces"}, "backend 'in_proces'"),
         ({"environment": {"RANK": "3"}}, "RANK in the environment"),
         ({"meshes": {"data": data_parallel(2)}}, "mesh 'data' of role adder has 2 ranks"),
     ):
@@ -69,8 +69,8 @@ def test_what_cannot_be_started_is_refused() -> None:
 
 def test_the_nearest_backend_is_named() -> None:
     with pytest.raises(InvalidValueError) as caught:
-        start_group(Adder, role="adder", backend="proceses")
-    assert caught.value.remedy == "did you mean 'processes'?"
+        start_group(Adder, role="adder", backend="in_proces")
+    assert caught.value.remedy == "did you mean 'in_process'?"
 
 
 def test_a_closed_group_is_not_called() -> None:

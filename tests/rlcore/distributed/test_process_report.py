@@ -22,9 +22,9 @@ from rlcore.distributed.process_report import (
     ProcessName,
     ProcessReport,
     check_reports,
-    start_process,
+    report_of,
 )
-from rlcore.errors import InvalidValueError, LevelError
+from rlcore.errors import LevelError
 
 LEVELS = "deterministic", "invariant"
 CAPABILITY = "torch.backends.cpu.get_cpu_capability()"
@@ -135,15 +135,17 @@ def test_an_error_names_no_more_than_a_few() -> None:
 
 CHILD = """
 import json, sys
-from rlcore.distributed.process_report import ProcessName, start_process
-report = start_process(ProcessName("trainer", ("actor",), int(sys.argv[1])), sys.argv[2], num_threads=1)
+import torch
+from rlcore.distributed.process_report import ProcessName, report_of
+torch.use_deterministic_algorithms(True)
+report = report_of(ProcessName("trainer", ("actor",), int(sys.argv[1])))
 print(json.dumps([report.name, report.host, report.pid, report.values]))
 """
 
 
-def child_report(rank: int, level: str, environ: Mapping[str, str]) -> ProcessReport:
+def child_report(rank: int, environ: Mapping[str, str]) -> ProcessReport:
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
-    command = [sys.executable, "-c", CHILD, str(rank), level]
+    command = [sys.executable, "-c", CHILD, str(rank)]
     done = subprocess.run(command, env={**kept, **environ}, capture_output=True, text=True, check=True)
     (process, roles, found), host, pid, values = json.loads(done.stdout)
     return ProcessReport(ProcessName(process, tuple(roles), found), host, pid, values)
@@ -152,21 +154,20 @@ def child_report(rank: int, level: str, environ: Mapping[str, str]) -> ProcessRe
 @pytest.mark.full
 def test_processes_with_the_levels_environment_start_and_one_without_it_does_not() -> None:
     environment = worker_environment("deterministic", {})
-    reports = [child_report(rank, "deterministic", environment) for rank in range(2)]
+    reports = [child_report(rank, environment) for rank in range(2)]
     check_reports(reports, "deterministic", environment)
-    bare = child_report(1, "deterministic", {name: v for name, v in environment.items() if name != "PYTHONHASHSEED"})
+    bare = child_report(1, {name: v for name, v in environment.items() if name != "PYTHONHASHSEED"})
     with pytest.raises(LevelError) as caught:
         check_reports([reports[0], bare], "deterministic", environment)
     assert "PYTHONHASHSEED is not set" in caught.value.what
     assert HASH in caught.value.what, "the seed is in effect in one process only"
 
 
-@pytest.mark.parametrize("level", [*LEVELS, "off"])
-def test_a_process_sets_the_flags_of_its_level(level: str) -> None:
-    torch.use_deterministic_algorithms(False)
-    report = start_process(ProcessName("p", ("r",), 0), level, num_threads=1)
-    assert report.values[DETERMINISTIC] == str(level != "off")
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_report_has_what_is_in_effect(is_set: bool) -> None:
+    torch.use_deterministic_algorithms(is_set)
+    torch.set_num_threads(1)
+    report = report_of(ProcessName("p", ("r",), 0))
+    assert report.values[DETERMINISTIC] == str(is_set)
     assert report.values[THREADS] == "1"
     assert report.values["torch.__version__"] == torch.__version__
-    with pytest.raises(InvalidValueError):
-        start_process(ProcessName("p", ("r",), 0), "on")

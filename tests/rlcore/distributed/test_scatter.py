@@ -114,7 +114,7 @@ def test_sharding_and_collecting_is_the_identity(size: int, mesh: Mesh, padding:
         call, result = run(entry, mesh, {"value": value})
         assert is_equal(result, value), kind
         sizes = [len(rows) for rows in call.parts]
-        if padding in (Padding.WRAP, Padding.LAST):
+        if padding is Padding.WRAP:
             assert len(set(sizes)) == 1, "verl's auto_padding: equal parts"
         assert max(sizes) - min(sizes) <= 1
         assert all(is_equal(call.arguments_of(rank)["value"], select(value, call.parts[mesh.data_ranks[rank]]))
@@ -130,12 +130,10 @@ def test_a_partition_is_restored_to_the_order_of_submission(size: int, mesh: Mes
 
 
 @given(size=st.integers(1, 23), num_parts=st.integers(1, 8))
-def test_padding_repeats_rows_from_the_first_or_the_last(size: int, num_parts: int) -> None:
+def test_padding_repeats_rows_from_the_first(size: int, num_parts: int) -> None:
     missing = -size % num_parts
     wrapped = [row for rows in divide_rows(size, num_parts, Padding.WRAP) for row in rows]
-    last = [row for rows in divide_rows(size, num_parts, Padding.LAST) for row in rows]
     assert wrapped == [*range(size), *(row % size for row in range(missing))]
-    assert last == [*range(size), *[size - 1] * missing]
     uneven = [row for rows in divide_rows(size, num_parts, Padding.UNEVEN) for row in rows]
     assert uneven == list(range(size))
 

@@ -266,7 +266,7 @@ def test_a_worker_calls_the_one_it_is_colocated_with() -> None:
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
 def test_variables_of_the_group_cannot_be_overridden(name: str) -> None:
     with pytest.raises(InvalidValueError, match=f"{name} in the environment of group actor"):
-        start_group(Actor, role="actor", size=2, backend="processes", environment={name: "100"})
+        start_group(Actor, role="actor", size=2, environment={name: "100"})
 
 
 # ----------------------------------------------------------------------------------------- test_driverfunc_to_worker

@@ -1,4 +1,4 @@
-"""Workers of tests, which child processes and actors import."""
+"""Workers of tests, which actors import."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ class Adder(Worker):
         "each": Entry({"value": PerWorker()}, collect=Collect.LIST),
         "each_part": Entry({"value": PerDataRank()}, collect=Collect.LIST),
         "first": Entry({"value": Broadcast()}, execute=Execute.RANK_ZERO),
-        "later": Entry({"values": Shard(Padding.LAST)}, collect=Collect.ROWS, is_blocking=False),
+        "later": Entry({"values": Shard(Padding.WRAP)}, collect=Collect.ROWS, is_blocking=False),
         "change": Entry({"values": Broadcast()}, collect=Collect.LIST),
         "where": Entry({"names": Broadcast()}, collect=Collect.LIST),
         "ask_colocated": Entry({"role": Broadcast(), "value": Broadcast()}, collect=Collect.LIST),
@@ -115,7 +115,6 @@ class Faulty(Worker):
         "wait": Entry({}, collect=Collect.LIST, is_blocking=False),
         "result": Entry({}, collect=Collect.LIST),
         "pid": Entry({}, collect=Collect.LIST),
-        "say": Entry({}),
         "stay": Entry({"directory": Broadcast()}),
     }
 
@@ -161,9 +160,6 @@ class Faulty(Worker):
     def stay(self, directory: str) -> None:
         Path(directory, f"rank {self.context.rank}").touch()
         threading.Event().wait()
-
-    def say(self) -> None:
-        print(f"rank {self.context.rank}")
 
 
 class OwnError(Exception):

@@ -17,7 +17,7 @@ from rlcore.models.value_head import Critic
 from rlcore.numerics.level import KernelStrategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, certify, num_threads
-from rlcore.numerics.tree_sum import tree_sum
+from tests.support.canonical_sum import tree_sum
 
 CONFIG = DecoderConfig("llama", 29, 32, 2, 4, 2, 8, 44, max_length=64)
 LENGTH = 40

@@ -12,7 +12,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.numerics.tree_sum import tree_sum
+from tests.support.canonical_sum import tree_sum
 
 CONFIG = DecoderConfig("llama", 29, 32, 2, 4, 2, 8, 44, max_length=64)
 TOKENS = torch.randint(3, 29, (8, 30), generator=torch.Generator().manual_seed(6))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import InvalidValueError
-from rlcore.models.tokenizer import SPECIAL, CharacterTokenizer
+from rlcore.models.tokenizer import BOS, SPECIAL, CharacterTokenizer
 
 ALPHABET = "abcxyz 0123+=\\n<>é"
 
@@ -17,7 +17,7 @@ def test_a_text_comes_back(text: str) -> None:
     tokenizer = CharacterTokenizer(ALPHABET)
     tokens = tokenizer.encode(text)
     assert len(tokens) == len(text)
-    assert tokenizer.decode([tokenizer.bos_id, *tokens, tokenizer.eos_id, tokenizer.pad_id]) == text
+    assert tokenizer.decode([SPECIAL.index(BOS), *tokens, tokenizer.eos_id, tokenizer.pad_id]) == text
 
 
 @given(st.text([character for character in ALPHABET if character not in "<>"]))
@@ -29,7 +29,7 @@ def test_the_library_reads_a_text_alike(text: str) -> None:
 def test_numbers_follow_from_the_alphabet_alone(tmp_path: Path) -> None:
     one, two = CharacterTokenizer("cab"), CharacterTokenizer("abccc")
     assert one.encode("abc") == two.encode("abc") == [3, 4, 5]
-    assert (one.pad_id, one.bos_id, one.eos_id, one.vocab_size) == (0, 1, 2, 6)
+    assert (one.pad_id, one.eos_id, one.vocab_size) == (0, 2, 6)
     one.save(tmp_path)
     assert CharacterTokenizer.load(tmp_path).encode("abc") == [3, 4, 5]
 

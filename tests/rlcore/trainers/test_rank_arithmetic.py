@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcore.numerics.tree_sum import TreeSum, complete_subtrees, tree_sum
+from rlcore.numerics.tree_sum import TreeSum, complete_subtrees
 from rlcore.trainers.assignment import Assignment
 from rlcore.trainers.local import global_norm, squared_rows
 from rlcore.trainers.reductions import added, buckets, flat_nodes, total_row
 from rlcore.trainers.sharded_norm import MAX_PARTS, exact_parts, row_sums
+from tests.support.canonical_sum import tree_sum
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
 

@@ -2,21 +2,15 @@
 
 import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.checks.replicas import differences, suspects_of
-from rlcore.entrypoint import train
 from rlcore.errors import ReplicaError
-from rlcore.trace import NullRecorder
-from rlcore.trainers import worker
 from rlcore.trainers.sentinel import sentinels
 from tests.rlcore.trainers.conftest import OnRanks
-from tests.rlcore.training.recorded import config
-from tests.support.corrupted_worker import CorruptedWorker
 from tests.support.rank_corruption import Corruption, corrupted_training
 
 LAYOUTS = [1, pytest.param(2, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)]
@@ -101,13 +95,3 @@ def test_a_planted_difference_is_found_at_its_tensor_and_replica(num_replicas: i
     [found] = differences(digests)
     assert found.name == name
     assert suspects_of([found]) == ((replica,) if num_replicas > 2 else (0, 1))
-
-
-@pytest.mark.full
-def test_a_run_ends_with_the_rank_whose_weights_were_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "ModelWorker", CorruptedWorker)
-    spread = {"backend": "processes", "num_ranks": 2, "sentinel_every": 1}
-    of = config("grpo", deployment=spread, training={"num_steps": 4})
-    with pytest.raises(ReplicaError, match=r"rank 0 on .*, rank 1 on .*, update 2, before its weights moved") as caught:
-        train(of, level="invariant", directory=tmp_path / "watched", recorder=NullRecorder())
-    assert caught.value.ranks == (0, 1)

@@ -3,18 +3,15 @@
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from harness.process.supervisor.containment import BACKENDS
-from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_backends
 
 MakeSpec = Callable[..., ProcessSpec]
-Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 
 SLEEP = "import time; time.sleep(60)"
@@ -81,11 +78,6 @@ def test_the_leader_gets_exactly_what_it_was_given(supervisors: Supervisors, spe
     assert output(one).splitlines() == [str(tmp_path), str(names), "True", "True", "['0', '1', '2']", "[]", "set()"]
 
 
-def test_a_signal_that_ends_the_leader_is_named(supervisors: Supervisors, spec: MakeSpec) -> None:
-    end = run(supervisors, spec("import os; os.kill(os.getpid(), 11)"))
-    assert (end.exit_code, end.signal, end.reason) == (None, signal.SIGSEGV, "")
-
-
 def test_a_leader_that_cannot_start_says_why(supervisors: Supervisors, spec: MakeSpec) -> None:
     specs = [spec(("/nonexistent/python",)), spec("", cwd="/nonexistent")]
     for one, end in zip(specs, run_all(supervisors, *specs), strict=True):
@@ -133,22 +125,6 @@ def test_limits_follow_the_report(supervisors: Supervisors, spec: MakeSpec) -> N
     assert {end.signal for end in ends} == {signal.SIGINT}
 
 
-def test_a_full_disk_keeps_nobody_alive(supervisors: Supervisors, spec: MakeSpec) -> None:
-    one = spec(SLEEP, timeout_s=0.3)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", one.directory]
-    mounted = subprocess.run(mount, check=False, capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system of its own can be mounted: {mounted.stderr.decode().strip()}")
-    try:
-        with pytest.raises(OSError, match="No space left"):
-            Path(one.directory, "large").write_bytes(bytes(1 << 20))
-        end = run(supervisors, one)
-        assert (end.reason, end.signal) == ("timeout", signal.SIGINT)
-        assert Path(one.directory, "stacks.txt").read_bytes() == b""
-    finally:
-        subprocess.run(["umount", one.directory], check=True)
-
-
 def test_stacks_that_cannot_be_written_keep_nobody_alive(supervisors: Supervisors, spec: MakeSpec) -> None:
     one = spec(SLEEP, timeout_s=0.3)
     os.symlink("/dev/full", Path(one.directory, "stacks.txt"))
@@ -176,77 +152,6 @@ def test_orders_are_heeded(supervisors: Supervisors, spec: MakeSpec, eventually:
     assert [line.split()[0] for line in output(cancelled).splitlines()] == ["ready", "SIGINT", "SIGTERM"]
     assert [line.split()[0] for line in output(killed).splitlines()] == ["ready"]
     assert not Path(cancelled.directory, "stacks.txt").exists(), "asked for from outside: nothing hangs"
-
-
-def test_orders_given_before_the_leader_runs_are_heeded(supervisors: Supervisors, spec: MakeSpec) -> None:
-    cancelled, killed = spec(SLEEP), spec(SLEEP)
-
-    async def scenario() -> list[ProcessEnd]:
-        attempts = asyncio.gather(supervisors.run(cancelled), supervisors.run(killed))
-        await asyncio.sleep(0)  # both supervisors have been started, neither has read its order
-        supervisors.cancel(cancelled.marker)
-        supervisors.kill(killed.marker)
-        return list(await attempts)
-
-    assert [end.reason for end in asyncio.run(scenario())] == ["cancelled", "killed"]
-
-
-def test_an_order_for_nobody_is_no_error(supervisors: Supervisors) -> None:
-    supervisors.cancel("unknown")
-    supervisors.kill("unknown")
-
-
-def test_cancelling_the_task_ends_the_tree_first(
-    supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
-) -> None:
-    async def scenario(num_cancels: int) -> list[Process]:
-        one = spec("import os, time; os.fork(); os.fork(); time.sleep(60)")
-        attempt = asyncio.ensure_future(supervisors.run(one))
-        await eventually(lambda: len(living(one.marker)) == 4, "four processes")
-        for _ in range(num_cancels):
-            attempt.cancel()
-            await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await attempt
-        return living(one.marker)
-
-    async def impatiently() -> list[list[Process]]:
-        return await asyncio.gather(*map(scenario, (1, 2, 5)))
-
-    assert asyncio.run(impatiently()) == [[], [], []]
-
-
-@pytest.mark.full
-def test_attempts_side_by_side_do_not_touch_each_other(supervisors: Supervisors, spec: MakeSpec) -> None:
-    async def scenario() -> list[ProcessEnd]:
-        specs = [spec(f"import time; time.sleep(0.4); raise SystemExit({code})") for code in range(4)]
-        doomed = spec(SLEEP)
-        attempts = [asyncio.ensure_future(supervisors.run(one)) for one in (*specs, doomed)]
-        await asyncio.sleep(0)
-        supervisors.kill(doomed.marker)
-        return list(await asyncio.gather(*attempts))
-
-    ends = asyncio.run(scenario())
-    assert [end.exit_code for end in ends[:4]] == [0, 1, 2, 3]
-    assert ends[4].reason == "killed"
-
-
-@pytest.mark.full
-def test_nothing_leaks(supervisors: Supervisors, spec: MakeSpec, new_children: Callable[[], list[Process]]) -> None:
-    num_attempts = 34  # a hundred with all three tiers
-
-    async def scenario() -> list[ProcessEnd]:
-        await supervisors.run(spec(("/bin/true",)))
-        before = os.listdir("/proc/self/fd")
-        ends: list[ProcessEnd] = []
-        while len(ends) < num_attempts:
-            ends += await asyncio.gather(*(supervisors.run(spec(("/bin/true",))) for _ in range(2)))
-        assert len(os.listdir("/proc/self/fd")) == len(before)
-        return ends
-
-    ends = asyncio.run(scenario())
-    assert {(end.exit_code, end.reason) for end in ends} == {(0, "")}
-    assert new_children() == [], "every supervisor has been reaped"
 
 
 def test_the_probe_takes_the_strongest(refusals: dict[str, str]) -> None:

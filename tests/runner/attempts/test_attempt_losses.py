@@ -2,20 +2,16 @@
 and orders at random moments. Afterwards nobody lives."""
 
 import asyncio
-import dataclasses
-import json
 import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-import harness
 from harness.process import supervisor_client
 from harness.process.supervisor import process_tree, rescue
 from harness.process.supervisor.process_tree import Process
@@ -26,7 +22,6 @@ Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 WholeTree = Callable[[ProcessSpec], Awaitable[None]]
 
-ROOT = Path(harness.__file__).parents[1]
 FREEZER = Path("/sys/fs/cgroup/freezer")
 TREE = """
 import os, sys, time
@@ -42,12 +37,6 @@ if os.fork() == 0:  # a daemon that nothing leads back to
 time.sleep(60)
 """
 TREE_SIZE = 3
-RUNNER = """
-import asyncio, json, sys
-from harness.process.supervisor_client import ProcessSpec, Supervisors
-tier, run_id, fields = json.load(sys.stdin)
-asyncio.run(Supervisors(tier, run_id).run(ProcessSpec(**fields)))
-"""
 
 
 def supervisor_pids(*specs: ProcessSpec) -> list[int]:
@@ -82,38 +71,6 @@ def everybody_is_reaped(new_children: Callable[[], list[Process]]) -> Iterator[N
     """No supervisor and no orphan stays, not even as a zombie."""
     yield
     assert new_children() == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("then", ["nothing", "orders", "cancel"])
-def test_a_killed_supervisor_leaves_nobody(
-    then: str, supervisors: Supervisors, spec: MakeSpec, living: Living, whole_tree: WholeTree
-) -> None:
-    one = spec(TREE)
-
-    async def scenario() -> ProcessEnd | None:
-        attempt = asyncio.ensure_future(supervisors.run(one))
-        await whole_tree(one)
-        [pid] = supervisor_pids(one)
-        os.kill(pid, signal.SIGKILL)
-        if then == "orders":  # into a pipe that nobody reads any more
-            supervisors.cancel(one.marker)
-            supervisors.kill(one.marker)
-        if then == "cancel":
-            attempt.cancel()
-        try:
-            return await attempt
-        except asyncio.CancelledError:
-            return None
-        finally:
-            assert living(one.marker) == []
-
-    end = asyncio.run(scenario())
-    if then == "cancel":
-        assert end is None
-    else:
-        assert end is not None
-        assert (end.exit_code, end.signal, end.reason, end.unkillable) == (None, None, "supervisor_lost", ())
 
 
 STOPS_ITS_SUPERVISOR = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)\n"
@@ -170,36 +127,6 @@ def test_the_loss_of_one_supervisor_touches_nobody_else(
         assert asyncio.run(scenario()).reason == "killed"
         assert inherited.poll() is None
         inherited.kill()
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("supervisors")
-def test_a_killed_runner_leaves_nobody(
-    *,
-    backend: str,
-    spec: MakeSpec,
-    living: Living,
-    eventually: Eventually,
-    whole_tree: WholeTree,
-    new_children: Callable[[], list[Process]],
-) -> None:
-    one = spec(TREE)
-    given = json.dumps([backend, f"child-{one.marker}", dataclasses.asdict(one)])
-
-    async def scenario() -> None:
-        command, env = [sys.executable, "-c", RUNNER], {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(command, stdin=subprocess.PIPE, env=env, text=True) as runner:
-            assert runner.stdin is not None
-            runner.stdin.write(given)
-            runner.stdin.close()
-            await whole_tree(one)
-            runner.kill()
-        await eventually(lambda: not living(one.marker), "nobody lives")
-        await eventually(lambda: not supervisor_pids(one), "the supervisor, an orphan that came to us, has gone")
-
-    asyncio.run(scenario())
-    for orphan in new_children():
-        os.waitpid(orphan.pid, 0)
 
 
 @contextmanager
@@ -259,22 +186,6 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
     assert end.reason == "killed"
     assert len(end.unkillable) == 1
     assert stuck.marker in end.unkillable[0]
-
-
-@pytest.mark.full
-def test_a_bug_in_whoever_listens_is_raised_and_ends_the_tree(
-    supervisors: Supervisors, spec: MakeSpec, living: Living
-) -> None:
-    def listener(reason: str) -> None:
-        raise RuntimeError(f"not prepared for {reason}")
-
-    async def scenario() -> None:
-        one = spec(TREE, timeout_s=0.3, grace_s=30.0)
-        with pytest.raises(RuntimeError, match="not prepared for timeout"):
-            await supervisors.run(one, listener)
-        assert living(one.marker) == []
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.full

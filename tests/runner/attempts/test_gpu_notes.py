@@ -90,3 +90,4 @@ def test_errors_of_the_driver_reach_the_result_and_the_table(tmp_path: Path) -> 
     run = ScriptedRun(tmp_path, [1], meter=Breaks({GPU_0: 0}), num_gpus=1).run()
     (held,) = run.of(events.GpuQuarantined)
     assert held.reason == "the driver reported Xid 79 (it has fallen off the bus)"
+    assert run.runner.away == {}, "nobody looks at it again"

@@ -1,17 +1,12 @@
 """GPUs on which different files keep failing: when one is suspected, when not, and what a run does with it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
-from harness.runner import events
 from harness.runner.attempts.gpu_suspicion import BLAMED, CLEARING, MIN_FILES, GpuSuspicion
-from harness.runner.units import NeedSource, Outcome, Unit
-from tests.runner.scripted_run import ScriptedRun
-from tests.support.scripted_attempts import FAILING, Script
+from harness.runner.units import Outcome
 
 FILES = [f"test_{number}.py" for number in range(5)]
 ENDS = st.tuples(
@@ -55,15 +50,6 @@ FINE = [(path, Outcome.PASSED, "b") for path in FILES[:MIN_FILES]]
 SICK = [(f"test_sick_{number}.py", Outcome.FAILED, "a") for number in range(MIN_FILES)]
 
 
-def test_as_many_failures_and_passes_as_it_takes_and_not_one_fewer() -> None:
-    assert list(observed(*FINE, *SICK)) == ["a"]
-    assert observed(*FINE[1:], *SICK) == {}
-    assert observed(*FINE, *SICK[1:]) == {}
-    assert observed(*FINE[:1] * MIN_FILES, *SICK) == {}, "the same file"
-    assert observed(*FINE, *SICK[:1] * MIN_FILES) == {}, "the same file"
-    assert observed(*((path, outcome, "a") for path, outcome, _ in FINE), *SICK) == {}, "passes on the GPU itself"
-
-
 def test_a_pass_on_a_gpu_clears_it() -> None:
     assert observed(*FINE, *SICK[:-1], ("test_ok.py", Outcome.PASSED, "a"), SICK[-1]) == {}
     assert observed(*FINE, *SICK[:-1], ("test_ok.py", Outcome.INTERRUPTED, "a"), SICK[-1])
@@ -84,38 +70,3 @@ def test_the_latest_files_are_named() -> None:
     assert all(path in reason for path, _, _ in more)
     assert not any(path in reason for path, _, _ in SICK)
     assert f"{2 * MIN_FILES} files" in reason
-
-
-def test_the_only_gpu_is_never_suspected() -> None:
-    suspicion = GpuSuspicion()
-    assert not any(suspicion.observe(f"test_{number}.py", Outcome.CRASHED, ("a",)) for number in range(20))
-
-
-def test_a_file_that_fails_everywhere_is_no_evidence() -> None:
-    suspicion = GpuSuspicion()
-    for number in range(MIN_FILES):
-        suspicion.observe(f"test_fine_{number}.py", Outcome.PASSED, ("b",))
-    for number in range(MIN_FILES):
-        suspicion.observe(f"test_{number}.py", Outcome.FAILED, ("b",))
-    assert not any(suspicion.observe(f"test_{number}.py", Outcome.FAILED, ("a",)) for number in range(MIN_FILES))
-
-
-def test_a_run_quarantines_a_sick_gpu_and_goes_on_without_it(tmp_path: Path) -> None:
-    """Whatever runs on ID-0 fails."""
-    num_units = 16
-    needs = tuple(Unit(f"test_{number}.py", Need(gpus=1), NeedSource.AST) for number in range(num_units))
-    fails = Script(report=FAILING, exit_code=1)
-
-    done = ScriptedRun(tmp_path, needs, {})
-    begin = done.attempts._script
-    done.attempts._script = lambda number: (
-        fails if done.state.running[f"test_{number}.py"].gpu_ids == ("ID-0",) else begin(number)
-    )
-    done.run()
-    done.state.check_sum()
-    (quarantine,) = done.of(events.GpuQuarantined)
-    assert quarantine.gpu_id == "ID-0"
-    assert "suspected" in quarantine.reason
-    failed = [result for result in done.results.values() if result.outcome is Outcome.FAILED]
-    assert MIN_FILES <= len(failed) < num_units / 2
-    assert not done.table.leases

@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
@@ -30,20 +27,6 @@ if os.fork() == 0:
         os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)", sys.argv[1]], {})
     os._exit(0)
 time.sleep(60)
-"""
-RUNNER = """
-import asyncio, json, os, sys
-from harness.process.supervisor_client import ProcessSpec, Supervisors
-from tests.runner.attempts.test_leaders_ahead import Parent
-tier, run_id, fields = json.load(sys.stdin)
-async def main():
-    supervisors = Supervisors(tier, run_id)
-    supervisors.parent = Parent()
-    await supervisors.run(ProcessSpec(**fields))
-    await supervisors._ahead.settled()
-    print(supervisors._ahead.waiting.forked.pid, flush=True)
-    await asyncio.sleep(60)
-asyncio.run(main())
 """
 
 
@@ -199,25 +182,3 @@ def test_a_stopped_one_does_not_hold_up_the_end(ahead: Supervisors, spec: MakeSp
 
     asyncio.run(scenario())
     ahead.close()
-
-
-@pytest.mark.full
-def test_nobody_waits_for_a_runner_that_was_killed(
-    backend: str, run_id: str, spec: MakeSpec, eventually: Eventually
-) -> None:
-    one = spec("pass", session=dict(SESSION))
-    fields = {name: getattr(one, name) for name in one.__dataclass_fields__}
-    with subprocess.Popen(
-        [sys.executable, "-c", RUNNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as runner:
-        assert runner.stdin is not None and runner.stdout is not None
-        json.dump([backend, f"{run_id}-k", fields], runner.stdin)
-        runner.stdin.close()
-        supervisor = int(runner.stdout.readline())
-        below = [supervisor, *(process.pid for process in process_tree.descendants(supervisor))]
-        runner.kill()
-
-        async def scenario() -> None:
-            await eventually(lambda: not any(map(is_running, below)), "the supervisor and its leader have ended")
-
-        asyncio.run(scenario())

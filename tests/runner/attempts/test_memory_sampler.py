@@ -1,11 +1,10 @@
 """Samples of GPU memory while attempts run: whose a process is, drivers that hang, and the end of sampling."""
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,7 +24,6 @@ class RealMeter(FakeMeter):
     """A meter of GPUs that exist; `listed` is what the driver lists at each question."""
 
     listed: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
-    accounted: Mapping[int, int] = field(default_factory=dict)
     num_asked: int = 0
 
     is_simulated = False
@@ -35,9 +33,6 @@ class RealMeter(FakeMeter):
             threading.Event().wait()
         self.num_asked += 1
         return self.listed.get(gpu_id, {})
-
-    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
-        return {pid: self.accounted[pid] for pid in pids if pid in self.accounted}
 
 
 @pytest.fixture
@@ -66,33 +61,6 @@ def sampled(meter: RealMeter, *steps: Callable[[MemorySampler], Awaitable[T]], a
         return found
 
     return asyncio.run(story())
-
-
-def test_each_attempt_has_the_processes_below_its_supervisor(tree: tuple[int, int]) -> None:
-    parent, child = tree
-    meter = RealMeter(listed={"a": {child: 5, os.getpid(): 70, 2**31: 9}})
-
-    async def two(sampler: MemorySampler) -> tuple[GpuMemoryUse | None, GpuMemoryUse | None]:
-        sampler.begin(0, ("a",), lambda: parent, lambda: "t")
-        sampler.begin(1, ("a",), lambda: 2**31 - 1, lambda: "u")
-        await until_asked(meter, 3)
-        return await sampler.end(0), await sampler.end(1)
-
-    ((one, other),) = sampled(meter, two)
-    assert one == GpuMemoryUse(5, None, "t", {"t": 5})
-    assert other == GpuMemoryUse(None, Unmeasured.NOT_VISIBLE), "it has none, and one process is not to be seen"
-
-
-def test_the_account_of_the_driver_counts_at_the_end(tree: tuple[int, int]) -> None:
-    parent, child = tree
-    meter = RealMeter(listed={"a": {child: 5}}, accounted={child: 8, os.getpid(): 99})
-
-    async def one(sampler: MemorySampler) -> GpuMemoryUse | None:
-        sampler.begin(0, ("a",), lambda: parent, lambda: "t")
-        await until_asked(meter, 3)
-        return await sampler.end(0)
-
-    assert sampled(meter, one, one) == [GpuMemoryUse(8, None, "", {"t": 5})] * 2
 
 
 def test_a_test_that_changes_during_a_sample_has_no_part_in_it(tree: tuple[int, int]) -> None:

@@ -139,20 +139,6 @@ def test_a_unit_that_came_and_went_while_another_is_polled_answers_alone() -> No
     carry_out(scenario())
 
 
-def test_a_unit_that_joins_ends_the_polling_at_once() -> None:
-    async def scenario() -> None:
-        driver = Driver(is_held=True)
-        watch = shared(driver)
-        level, _ = await watch.check(GPU)
-        first = asyncio.create_task(watch.not_back(GPU, level))
-        await turns()
-        assert not first.done()
-        await watch.check(GPU)
-        assert await first == {}
-
-    carry_out(scenario())
-
-
 @given(st.lists(st.booleans(), max_size=30))
 def test_of_any_sequence_of_units_the_last_alone_is_asked(steps: list[bool]) -> None:
     """True starts a unit, False ends one; the memory is never back, and each time the GPU is left it is reported."""

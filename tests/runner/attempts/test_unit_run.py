@@ -3,76 +3,21 @@
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from harness.core.need import Need
 from harness.core.report_file import read_report
 from harness.core.test_outcomes import TestOutcome
-from harness.machine.meter import GpuProcess
-from harness.process.child_env import xdist_variables
-from harness.process.claims import Claims
-from harness.process.ports import ALL_STARTS
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner import events
 from harness.runner.attempts.ray_logs import keep_ray_logs
-from harness.runner.units import NeedSource, Outcome, Unit
-from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, begun, told
+from harness.runner.units import Outcome
+from tests.runner.scripted_run import GPU_0, ScriptedRun, begun, told
 from tests.support.fake_meter import FakeMeter
 from tests.support.scripted_attempts import FAILING, PASSING, Script
 
-FAILS = Script(report=FAILING, exit_code=1)
 GB = 10**9
-
-
-def test_a_child_is_given_its_cards_a_port_and_places_of_its_own(tmp_path: Path) -> None:
-    run = ScriptedRun(tmp_path, [2, 0], pytest_args=("--rootdir", "/r")).run()
-    on_cards, on_cpu = run.attempts.specs[0], run.attempts.specs[1]
-    assert on_cards.env == {
-        "HOME": "/h",
-        "CUDA_VISIBLE_DEVICES": f"{GPU_0},{GPU_1}",
-        "TMPDIR": f"{run.scratch}/0000",
-        "RLHARNESS_ATTEMPT": "run-0000",
-        "RLHARNESS_LEASE": f"run-0000 {GPU_0},{GPU_1}",
-        "TORCHINDUCTOR_CACHE_DIR": on_cards.env["TORCHINDUCTOR_CACHE_DIR"],
-        "MASTER_PORT": on_cards.env["MASTER_PORT"],
-        **xdist_variables(0, 1, "run"),
-    }
-    assert on_cpu.env["CUDA_VISIBLE_DEVICES"] == ""
-    assert int(on_cpu.env["MASTER_PORT"]) != int(on_cards.env["MASTER_PORT"])
-    assert on_cards.argv[1:] == (
-        *("-m", "pytest", "-p", "harness.plugin", "-p", "harness.runner.sessions.xdist_fixtures"),
-        *("-p", "harness.runner.sessions.shared_cache"),
-        f"--rlharness-report={tmp_path}/run/units/0000/report.jsonl",
-        *(f"--basetemp={run.scratch}/0000/pytest", "--rlharness-as-found", "--rootdir", "/r", "test_0.py"),
-    )
-    assert on_cards.marker == "run-0000"
-
-
-def test_limits_come_from_the_needs_table_else_from_the_options(tmp_path: Path) -> None:
-    units: list[int | Need | Unit] = [Unit("test_0.py", Need(), NeedSource.TABLE, timeout_s=7.0), 0]
-    run = ScriptedRun(tmp_path, units, options={"timeout_s": 90.0, "grace_s": 3.0, "collect_timeout_s": 4.0}).run()
-    specs = run.attempts.specs.values()
-    assert [(s.timeout_s, s.startup_timeout_s, s.grace_s) for s in specs] == [(7.0, 4.0, 3.0), (90.0, 4.0, 3.0)]
-
-
-@pytest.mark.parametrize(
-    "nodeid", ["tests/test_a.py", "tests/test_a.py::TestX::test_y[a//b/../c::d]", "tests/test_a.py::test_z[./x]"]
-)
-def test_a_node_id_is_spelt_from_the_working_directory_and_its_parameters_stay(tmp_path: Path, nodeid: str) -> None:
-    unit = Unit("tests/test_a.py", Need(), NeedSource.AST, selection=(nodeid,) if "::" in nodeid else ())
-    run = ScriptedRun(tmp_path / "cwd", [unit], rootdir=tmp_path).run()
-    assert run.attempts.specs[0].argv[-1] == f"../{nodeid}"
-
-
-@pytest.mark.parametrize(("play", "is_kept"), [(Script(), False), (FAILS, True)])
-def test_temporary_directories_of_failed_units_are_kept_on_request(tmp_path: Path, play: Script, is_kept: bool) -> None:
-    run = ScriptedRun(tmp_path, [0], {0: play}, options={"keep_tmp": True}).run()
-    tmpdir = run.scratch / "0000"
-    assert tmpdir.exists() is is_kept
-    assert run.runner.notes == ([f"kept the temporary directory of test_0.py: {tmpdir}"] if is_kept else [])
 
 
 def make_ray_logs(spec: ProcessSpec) -> None:
@@ -80,17 +25,6 @@ def make_ray_logs(spec: ProcessSpec) -> None:
     logs.mkdir(parents=True)
     (logs / "raylet.out").write_text("fell over")
     (logs.parents[2] / "session_latest").symlink_to("session_1")
-
-
-@pytest.mark.parametrize(("report", "code", "is_kept"), [(PASSING, 0, False), (FAILING, 1, True)])
-def test_rays_logs_of_a_failed_unit_are_kept(
-    tmp_path: Path, report: tuple[dict[str, object], ...], code: int, is_kept: bool
-) -> None:
-    run = ScriptedRun(tmp_path, [0], {0: Script(report=report, exit_code=code, on_begin=make_ray_logs)}).run()
-    run.assert_sound()
-    kept = Path(run.results[0].directory, "ray_logs")
-    files = [path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()]
-    assert files == (["session_1/logs/old/raylet.out"] if is_kept else [])
 
 
 def test_rays_logs_are_kept_smallest_first_up_to_a_limit_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -126,27 +60,6 @@ def test_a_directory_that_cannot_be_made_is_that_units_failure(tmp_path: Path) -
     assert run.outcomes == [Outcome.SUPERVISOR_LOST] * 2
     assert "could not be started" in run.results[0].reason
     assert run.of(events.LeaseReturned)[0].gpu_ids == (GPU_0,)
-
-
-def test_without_a_free_block_of_ports_the_unit_runs(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        others = stack.enter_context(Claims())
-        for port in ALL_STARTS:
-            others.try_claim(f"ports-{port}")
-        run = ScriptedRun(tmp_path, [1]).run()
-    run.assert_sound()
-    assert run.outcomes == [Outcome.PASSED]
-    assert [event.gpu_ids for event in run.of(events.LeaseReturned)] == [(GPU_0,)]
-
-
-def test_a_temporary_directory_that_a_test_deleted_is_no_trouble(tmp_path: Path) -> None:
-    def delete(spec: ProcessSpec) -> None:
-        os.rmdir(spec.env["TMPDIR"])
-        os.rmdir(os.path.dirname(spec.env["TMPDIR"]))
-
-    run = ScriptedRun(tmp_path, [0, 0], {0: Script(on_begin=delete)}, cpu_units=1).run()
-    assert run.outcomes == [Outcome.PASSED] * 2
-    assert run.runner.notes == []
 
 
 GARBAGE = (
@@ -216,14 +129,6 @@ def test_threads_are_shared_out_among_the_gpus_of_a_run(tmp_path: Path, monkeypa
     assert threads == ["7", "15", None, None], "all GPUs have all cores, and so do files without any"
     alone = ScriptedRun(tmp_path / "b", [1], num_gpus=1, has_real_gpus=True).run()
     assert "OMP_NUM_THREADS" not in alone.attempts.specs[0].env
-
-
-def test_a_process_that_stays_on_a_card_is_named(tmp_path: Path) -> None:
-    meter = FakeMeter({GPU_0: 0}, {GPU_0: (GpuProcess(7, GB, "python train.py"),)})
-    run = ScriptedRun(tmp_path, [1], meter=meter, num_gpus=1).run()
-    (held,) = run.of(events.GpuQuarantined)
-    assert "held by pid 7 (python train.py)" in held.reason
-    assert run.of(events.LeaseReturned) == []
 
 
 def test_memory_that_comes_back_a_little_later_is_waited_for(tmp_path: Path) -> None:

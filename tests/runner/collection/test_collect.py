@@ -5,18 +5,16 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.core.errors import CollectionError, UsageError
+from harness.core.errors import CollectionError
 from harness.core.need import Need
 from harness.core.need_rules import NeedRule
-from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_backends
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.collection.collect import Collected, collect
 from harness.runner.collection.collect_options import CollectOptions
 from harness.runner.units import NeedSource, Unit
@@ -140,14 +138,6 @@ def test_a_file_in_the_table_is_never_imported(suite: Suite) -> None:
     assert units == {"test_a.py": Unit("test_a.py", Need(gpus=1), NeedSource.TABLE)}
 
 
-@pytest.mark.full
-def test_a_distrusted_file_is_imported(suite: Suite) -> None:
-    suite.write({"test_a.py": "", "test_b.py": ""})
-    collected = suite.collect(distrusted=lambda rootdir: frozenset({"test_b.py"}))
-    assert [unit.source for unit in collected.units] == [NeedSource.AST, NeedSource.IMPORT]
-    assert collected.why_imported == {"test_b.py": "an earlier run found another need than its plan had"}
-
-
 FAILING = {
     "raises": ("raise RuntimeError('at import')", "RuntimeError: at import"),
     "does not parse": ("def test_a(:", "SyntaxError"),
@@ -177,17 +167,6 @@ def test_the_output_of_a_file_that_died_is_in_its_error(suite: Suite) -> None:
     assert error.endswith("last words")
     assert "caf\ufffd" in error
     assert len(error) < 70_000
-
-
-@pytest.mark.full
-def test_a_file_that_hangs_at_import_is_a_unit_that_timed_out(suite: Suite) -> None:
-    suite.write({"test_a.py": f"{COMPUTED}\n{HANG}", "test_b.py": COMPUTED})
-    units = suite.units()
-    assert units["test_a.py"].collect_timed_out
-    assert units["test_a.py"].need == Need()
-    assert f"reached its limit of {LATE_S:g} s" in units["test_a.py"].collect_error
-    assert units["test_b.py"].need == Need(gpus=2, model="H100")
-    assert not list(suite.scratch.iterdir())
 
 
 @pytest.mark.full
@@ -286,18 +265,6 @@ def test_a_directory_that_cannot_be_collected_is_a_unit(suite: Suite) -> None:
     assert units["b/test_b.py"].collect_error == ""
 
 
-def test_a_path_that_does_not_exist_is_refused_in_pytest_s_words(suite: Suite) -> None:
-    suite.write({"test_a.py": ""})
-    with pytest.raises(UsageError, match="file or directory not found: gone"):
-        suite.collect("gone")
-    assert not list(suite.scratch.iterdir())
-
-
-def test_an_unknown_option_is_refused(suite: Suite) -> None:
-    with pytest.raises(UsageError, match="unrecognized arguments: --no-such-option"):
-        suite.collect(pytest_args=("--no-such-option",))
-
-
 @pytest.mark.full
 def test_a_session_that_fails_as_a_whole_is_an_error_with_its_output(suite: Suite) -> None:
     suite.write({"conftest.py": "def pytest_sessionstart(): raise RuntimeError('at the start')"})
@@ -312,41 +279,6 @@ def test_a_session_that_fails_as_a_whole_is_an_error_with_its_output(suite: Suit
         suite.collect()
 
 
-def test_on_a_full_disk_a_failed_session_is_told_in_short(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite.write({"conftest.py": "def pytest_sessionstart(): raise OSError(28, 'No space left')"})
-    monkeypatch.setattr("harness.runner.collection.collect.shortage_at", lambda path: "the disk is full")
-    with pytest.raises(CollectionError, match=r"exited with 3; the disk is full\n.*No space left\n  remedy: free"):
-        suite.collect()
-
-
-def test_a_list_of_files_that_cannot_be_written_is_an_error_without_a_traceback(suite: Suite) -> None:
-    conftest = """
-    import pathlib
-    def pytest_collection(session):
-        session.config.pluginmanager.get_plugin("rlharness-finder")._out = pathlib.Path("/dev/full")
-    """
-    suite.write({"conftest.py": textwrap.dedent(conftest), "test_a.py": "def test_a(): pass\n"})
-    with pytest.raises(CollectionError) as caught:
-        suite.collect()
-    assert str(caught.value).startswith("the list of test files cannot be written: No space left on device")
-    assert "Traceback" not in str(caught.value)
-    assert "make room" in caught.value.remedy
-
-
-@pytest.mark.full
-def test_node_ids_are_kept_as_selections(suite: Suite) -> None:
-    suite.write({"tests/test_a.py": marked("1"), "tests/test_b.py": COMPUTED, "test_c.py": ""})
-    units = suite.units(
-        "tests/test_a.py::test_a", "tests/test_a.py::TestB::test_b[x::y]", "tests/test_b.py", "test_c.py::t"
-    )
-    assert {path: unit.selection for path, unit in units.items()} == {
-        "tests/test_a.py": ("tests/test_a.py::test_a", "tests/test_a.py::TestB::test_b[x::y]"),
-        "tests/test_b.py": (),
-        "test_c.py": ("test_c.py::t",),
-    }
-    assert suite.units("tests/test_a.py::test_a", "tests")["tests/test_a.py"].selection == ()
-
-
 @pytest.mark.full
 def test_progress_is_told_and_the_limit_kept(suite: Suite) -> None:
     suite.write({f"test_{number}.py": COMPUTED for number in range(5)})
@@ -355,60 +287,3 @@ def test_progress_is_told_and_the_limit_kept(suite: Suite) -> None:
     assert len(asyncio.run(told).units) == 5
     assert heard == [(done, 5) for done in range(6)]
     assert suite.supervisor.most_alive == 2
-
-
-@pytest.mark.parametrize("moment", ["finding", "importing"])
-def test_cancelling_ends_the_children_and_leaves_no_file(suite: Suite, moment: str) -> None:
-    suite.write({"test_a.py": f"{COMPUTED}\nimport time\ntime.sleep(3600)"})  # nobody ends it but the cancellation
-    if moment == "finding":
-        suite.write({"conftest.py": "import time\ntime.sleep(3600)"})
-
-    async def main() -> None:
-        collecting = asyncio.create_task(collect([], suite.options(), suite.supervisor, suite.spec))
-        wanted = 1 if moment == "finding" else 2
-        while len(suite.supervisor.specs) < wanted or not suite.supervisor.num_alive:
-            await asyncio.sleep(0.01)
-        collecting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await collecting
-
-    asyncio.run(main())
-    assert suite.supervisor.num_alive == 0
-    assert not list(suite.scratch.iterdir())
-
-
-@pytest.mark.full
-def test_a_large_suite_is_collected_without_one_import(suite: Suite) -> None:
-    suite.write(
-        {
-            "slow_module.py": """
-                import pathlib, time
-                time.sleep(0.3)
-                with pathlib.Path(__file__).with_suffix(".imported").open("a") as file:
-                    print("imported", file=file)
-            """
-        }
-    )
-    body = "".join(f"def test_{number}(): assert slow_module\n" for number in range(20))
-    for number in range(500):
-        suite.write({f"tests/part_{number % 20}/test_{number}.py": f"import pytest\nimport slow_module\n{body}"})
-    begin_s = time.monotonic()
-    units = suite.units(pytest_args=("-o", "pythonpath=."))
-    took_s = time.monotonic() - begin_s
-    assert len(units) == 500
-    assert all(unit.source is NeedSource.AST and not unit.collect_error for unit in units.values())
-    assert all(unit.need == Need() for unit in units.values())
-    assert not (suite.root / "slow_module.imported").exists()
-    assert took_s < 500 * 0.3 / 5  # importing them would take 150 s, this a few
-
-
-@pytest.mark.full
-def test_with_the_supervisors_of_a_run(suite: Suite) -> None:
-    late = f"{COMPUTED}\nimport time\ntime.sleep(3600)"
-    suite.write({"test_a.py": marked("1"), "test_b.py": COMPUTED, "test_c.py": late})
-    options = suite.options(timeout_s=10.0)
-    with closing(Supervisors(probe_backends().chosen, "collect-test")) as supervisors:
-        units = {unit.path: unit for unit in asyncio.run(collect([], options, supervisors, suite.spec)).units}
-    assert [unit.need.gpus for unit in units.values()] == [1, 2, 0]
-    assert units["test_c.py"].collect_timed_out
-    assert not list(suite.scratch.iterdir())

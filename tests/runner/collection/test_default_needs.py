@@ -12,14 +12,13 @@ from harness.core.invocation import Invocation
 from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.default_needs import WHOLE_FOR_WORKERS, give_needs
+from harness.runner.collection.default_needs import give_needs
 from harness.runner.options import RunOptions
 from harness.runner.units import NeedSource, Unit
 from tests.support.packing_cases import inventory
 
 TWO_KINDS = inventory((1, "A100", 40.0), (1, "H100", 80.0))
 MARKED = Need(gpus=2)
-BUDGET = Need(gpus=1, memory_gb=12.0, shared=True)
 UNITS = (
     Unit("plain.py", Need(), NeedSource.AST),
     Unit("imported.py", Need(), NeedSource.IMPORT),
@@ -62,14 +61,6 @@ def test_files_without_a_need_get_the_default_and_no_other_unit_does(more: dict[
     }
 
 
-def test_a_default_counts_as_one_of_the_table() -> None:
-    """The markers of the file are not compared with it, and it holds for all parts of the file."""
-    found = give_needs(Collected(UNITS[:1], Path("/"), ()), options(gpus_per_worker=1), TWO_KINDS)
-    assert found.units[0].source is NeedSource.TABLE
-    untouched = give_needs(Collected(UNITS[:1], Path("/"), ()), options(), TWO_KINDS)
-    assert untouched.units[0].source is NeedSource.AST
-
-
 @given(memory_gb=st.floats(1.0, 200.0), num_workers=st.integers(2, 40))
 def test_the_budgets_of_all_workers_of_a_gpu_fit_on_it(memory_gb: float, num_workers: int) -> None:
     gpus = Inventory(gpus=(Gpu("ID-0", 0, "A", memory_gb),))
@@ -84,21 +75,3 @@ def test_a_gpu_of_unknown_memory_cannot_be_divided() -> None:
         given_needs(Inventory(gpus=(Gpu("ID-0", 0, "A", 0.0),)), workers_per_gpu=2)
     assert "memory-gb-per-worker" in caught.value.remedy
     assert given_needs(Inventory(gpus=(Gpu("ID-0", 0, "A", 0.0),)), workers_per_gpu=1)["plain.py"] == Need(gpus=1)
-
-
-def test_without_gpus_a_default_still_asks_for_one() -> None:
-    """So that the files are reported as not run, and do not run without the GPU that they need."""
-    assert given_needs(Inventory(gpus=()), workers_per_gpu=2)["plain.py"] == Need(gpus=1)
-
-
-def test_with_workers_nothing_shares_a_gpu_and_a_note_says_so() -> None:
-    units = (*UNITS, Unit("budget.py", BUDGET, NeedSource.IMPORT))
-    collected = Collected(units, Path("/"), (), notes=("before",))
-    found = give_needs(collected, options(isolate="worker", memory_gb_per_worker=3.5), TWO_KINDS)
-    needs = {unit.path: unit.need for unit in found.units}
-    assert not any(need.shared for need in needs.values())
-    assert needs["budget.py"] == Need(gpus=1, memory_gb=12.0)
-    assert needs["plain.py"] == Need(gpus=1, memory_gb=3.5)
-    assert found.notes == ("before", WHOLE_FOR_WORKERS)
-    assert give_needs(collected, options(isolate="file"), TWO_KINDS).units[-1].need == BUDGET
-    assert give_needs(Collected(UNITS, Path("/"), ()), options(isolate="worker"), TWO_KINDS).notes == ()

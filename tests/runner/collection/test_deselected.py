@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
-from harness.core.report_file import ListedTest
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.deselected import expect_selected, set_aside_deselected
-from harness.runner.records.collected_file import CollectedFile
-from harness.runner.records.history import Expectation
+from harness.runner.collection.deselected import set_aside_deselected
 from harness.runner.units import NeedSource, Outcome, Unit
 from tests.runner.collection.test_collect import ROOT, Suite, marked
 from tests.runner.collection.test_collect_again import Remembering
@@ -220,17 +217,6 @@ def test_a_run_in_which_nothing_is_selected_ends_as_pytest_does(tmp_path: Path, 
     assert len(done.of("attempt_started")) == (gpus == "none")
 
 
-@pytest.mark.full
-def test_a_plan_lists_deselected_files(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_a.py": TWO, "test_b.py": "def test_b(): pass\n"})
-    done = run(tmp_path, "plan", "--gpus", "sim:1", "--deselect", "test_b.py", "-k", "not big", "--json")
-    plan = json.loads(done.stdout)
-    assert (done.code, plan["order"], plan["deselected"]) == (ExitCode.OK, ["test_a.py"], ["test_b.py"])
-    nothing = run(tmp_path, "plan", "--gpus", "sim:1", "-k", "nothing")
-    assert nothing.code == ExitCode.NOTHING_COLLECTED
-    assert "deselected   2 files" in nothing.stdout
-
-
 @pytest.mark.parametrize(
     "isolate",
     ["file", pytest.param("worker", marks=pytest.mark.full), pytest.param("interpreter", marks=pytest.mark.full)],
@@ -263,36 +249,6 @@ def test_a_file_of_which_tests_are_selected_runs_in_parts_by_need(tmp_path: Path
         "test_a.py [3/3]": "not_run",
     }
     assert sum(result["num_deselected"] for result in done.results.values()) == 1
-
-
-def collected_of(listed: dict[str, int], num_deselected: int) -> Collected:
-    """A collection of files with as many tests each, of which others are deselected."""
-    units = tuple(Unit(path, Need(1), NeedSource.IMPORT) for path in listed)
-    files = {
-        path: CollectedFile(
-            Need(1),
-            {},
-            tuple(ListedTest(f"{path}::test[{number}]", Need(1)) for number in range(count)),
-            num_deselected=num_deselected,
-        )
-        for path, count in listed.items()
-    }
-    return Collected(units, Path("/suite"), (), files=files)
-
-
-@given(st.floats(0.1, 100), st.lists(st.floats(0.01, 20), min_size=1, max_size=5), st.booleans(), st.booleans())
-def test_a_file_takes_as_long_as_its_selected_tests_did(
-    whole_s: float, tests_s: list[float], is_known: bool, has_deselected: bool
-) -> None:
-    collected = collected_of({"a.py": len(tests_s)}, num_deselected=3 * has_deselected)
-    durations = {f"a.py::test[{number}]": each for number, each in enumerate(tests_s) if is_known or number}
-    before = {"a.py": Expectation(whole_s, 1.2, is_estimate=True), "b.py": Expectation(7.0, 1.2)}
-    after = expect_selected(before, collected, durations)
-    if is_known and has_deselected:
-        assert after["a.py"] == Expectation(min(whole_s, sum(tests_s)), 1.2)
-    else:
-        assert after["a.py"] == before["a.py"]
-    assert after["b.py"] == before["b.py"]
 
 
 @pytest.mark.full

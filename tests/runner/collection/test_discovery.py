@@ -120,36 +120,6 @@ def test_items_of_other_collectors_are_found(tmp_path: Path) -> None:
     assert found(tmp_path) == ["test_it.py", "test_it.yaml"]
 
 
-def test_sizes_and_places_are_told_and_why_a_file_has_to_be_imported(tmp_path: Path) -> None:
-    marked = "import pytest\n@pytest.mark.gpus(2)\ndef test_a(): pass\n"
-    write(tmp_path, {"pytest.ini": "[pytest]", "tests/test_a.py": marked, "tests/test_b.py": TELLING})
-    _, records = discover(tmp_path)
-    told = records[-1]
-    assert told["rootdir"] == str(tmp_path)
-    assert told["inifile"] == str(tmp_path / "pytest.ini")
-    assert [each[:3] for each in told["files"]] == [
-        ["tests/test_a.py", len(marked), "it mentions gpus"],
-        ["tests/test_b.py", len(TELLING), ""],
-    ]
-
-
-@pytest.mark.full
-def test_the_digest_of_a_file_is_the_same_in_every_process_until_something_changes(tmp_path: Path) -> None:
-    write(tmp_path, {"pytest.ini": "[pytest]", "a/conftest.py": "", "a/test_a.py": TELLING, "test_b.py": TELLING})
-
-    def digests() -> list[str]:
-        (tmp_path / "found.jsonl").unlink(missing_ok=True)
-        return [digest for *_, digest in discover(tmp_path)[1][-1]["files"]]
-
-    first = digests()
-    assert digests() == first
-    write(tmp_path, {"a/conftest.py": "# changed"})
-    changed = digests()
-    assert (changed[0] != first[0], changed[1]) == (True, first[1])
-    write(tmp_path, {"pytest.ini": "[pytest]\npython_functions = check_*"})
-    assert not {*digests()} & {*changed}
-
-
 def test_files_below_a_conftest_that_uses_the_marker_are_to_be_imported(tmp_path: Path) -> None:
     adding = """
         import pytest
@@ -175,85 +145,6 @@ def test_every_file_is_to_be_imported_where_a_plugin_uses_the_marker(tmp_path: P
     )
     _, records = discover(tmp_path)
     assert records[-1]["files"][0][2] == "marking.py mentions gpus"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("import surely_not_there", "No module named 'surely_not_there'"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("def broken(:", "SyntaxError"),
-        ("import pytest\npytest.exit('enough')", "enough"),
-        ("pytest_plugins = ['surely_not_there']", "plugin"),
-    ],
-)
-@pytest.mark.parametrize("place", ["tests_early", "other"])
-def test_a_conftest_that_fails_stops_nobody_else(tmp_path: Path, place: str, source: str, said: str) -> None:
-    """pytest imports those of test* directories early, where a failure ends it; the others while it collects."""
-    good = {
-        "good/conftest.py": "collect_ignore = ['test_no.py']",
-        "good/test_no.py": TELLING,
-        "good/test_b.py": TELLING,
-    }
-    write(tmp_path, {**good, f"{place}/conftest.py": source, f"{place}/test_a.py": TELLING})
-    result, records = discover(tmp_path)
-    assert result.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, result.stdout + result.stderr
-    assert {path for path, *_ in records[-1]["files"]} == {f"{place}/test_a.py", "good/test_b.py"}
-    [broken] = [record for record in records if record["k"] == "broken"]
-    assert broken["path"] == str(tmp_path / place / "conftest.py")
-    assert said in broken["text"]
-    assert "_pytest/config" not in broken["text"]
-
-
-def test_a_conftest_named_as_broken_is_not_imported(tmp_path: Path) -> None:
-    write(tmp_path, {"tests/conftest.py": "import os\nos._exit(9)", "tests/test_a.py": TELLING})
-    result, records = discover(tmp_path)
-    assert result.returncode == 9
-    assert records == [{"k": "conftest", "path": str(tmp_path / "tests/conftest.py")}]
-    assert found(tmp_path, f"--rlharness-broken={tmp_path / 'tests/conftest.py'}") == ["tests/test_a.py"]
-
-
-def test_a_conftest_is_noted_before_and_after_its_import_once(tmp_path: Path) -> None:
-    write(tmp_path, {"conftest.py": "", "a/test_a.py": TELLING, "b/test_b.py": TELLING})
-    _, records = discover(tmp_path)
-    path = str(tmp_path / "conftest.py")
-    assert records[:-1] == [{"k": "conftest", "path": path}, {"k": "imported", "path": path}]
-
-
-def test_a_conftest_that_skips_its_directory_is_told(tmp_path: Path) -> None:
-    skipping = "import pytest\npytest.skip('no GPUs here', allow_module_level=True)"
-    write(tmp_path, {"a/conftest.py": skipping, "a/test_a.py": TELLING, "b/test_b.py": TELLING})
-    _, records = discover(tmp_path)
-    [skipped] = [record for record in records if record["k"] == "skipped"]
-    assert skipped == {"k": "skipped", "path": str(tmp_path / "a"), "reason": "no GPUs here"}
-
-
-@pytest.mark.full
-def test_a_collector_that_raises_is_an_error_and_the_others_go_on(tmp_path: Path) -> None:
-    raising = """
-        import pytest
-        def pytest_collect_directory(path, parent):
-            if path.name == "a":
-                return Raising.from_parent(parent, path=path)
-        class Raising(pytest.Directory):
-            def collect(self):
-                raise RuntimeError("cannot list")
-    """
-    write(tmp_path, {"conftest.py": raising, "a/test_a.py": TELLING, "b/test_b.py": TELLING})
-    _, records = discover(tmp_path)
-    [error] = [record for record in records if record["k"] == "error"]
-    assert error["id"] == "a"
-    assert "cannot list" in error["text"]
-    assert [path for path, *_ in records[-1]["files"]] == ["b/test_b.py"]
-
-
-def test_a_path_that_does_not_exist_is_said_as_pytest_says_it(tmp_path: Path) -> None:
-    write(tmp_path, {"tests/test_a.py": TELLING})
-    result, records = discover(tmp_path, "tests/test_gone.py")
-    assert result.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "file or directory not found: tests/test_gone.py" in result.stderr
-    assert not [record for record in records if record["k"] == "found"]
 
 
 def test_nothing_is_written_into_the_suite(tmp_path: Path) -> None:

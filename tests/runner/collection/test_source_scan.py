@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner.collection.source_scan import SourceScan, is_found
+from harness.runner.collection.source_scan import SourceScan
 
 PLAIN = "def test_a(): pass\n"
 MARKED = "import pytest\nbig = pytest.mark.gpus(8)\n"
@@ -129,14 +129,6 @@ def test_a_file_that_python_cannot_parse_is_imported(tmp_path: Path, source: byt
 
 def test_a_file_that_is_not_there_may_say_anything(tmp_path: Path) -> None:
     assert SourceScan(tmp_path, []).of_file(tmp_path / "test_gone.py").why_import == "it mentions gpus"
-
-
-def test_a_finder_that_fails_is_no_missing_module() -> None:
-    def fail(name: str) -> object:
-        raise RuntimeError(name)
-
-    assert not is_found("surely_not_there", "/", fail)
-    assert is_found("os", "/", fail)
 
 
 TEXTS = {"test_it.py": "import own\n", "own.py": "import deep\n", "deep.py": "", "conftest.py": "", "other.py": ""}

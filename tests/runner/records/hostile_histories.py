@@ -55,17 +55,6 @@ def with_number_for_path(path: Path) -> None:
     make_history(path, "INSERT INTO durations (path, duration_s) VALUES (1, 2.0)")
 
 
-def with_text_for_duration(path: Path) -> None:
-    """A duration is a text."""
-    make_history(path, "INSERT INTO durations (path, duration_s) VALUES (CAST('test_a.py' AS BLOB), 'long')")
-
-
-def without_duration(path: Path) -> None:
-    """A duration is missing."""
-    schema = tuple(statement.replace("REAL NOT NULL", "REAL") for statement in SCHEMA)
-    make_history(path, "INSERT INTO durations (path) VALUES (CAST('test_a.py' AS BLOB))", schema=schema)
-
-
 def with_nul_in_path(path: Path) -> None:
     """A path that no file can have, of a file to be imported."""
     make_history(path, "INSERT INTO units VALUES (x'610062', 'passed', 1.0, 1, 1)")
@@ -82,8 +71,6 @@ MALFORMED: tuple[Callable[[Path], None], ...] = (
     with_endless_view,
     with_endless_trigger,
     with_number_for_path,
-    with_text_for_duration,
-    without_duration,
     with_nul_in_path,
     with_endless_duration,
 )

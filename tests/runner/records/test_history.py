@@ -1,7 +1,6 @@
 """The history of durations: it learns, it survives what is done to its file, and it never fails a run."""
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,12 +17,10 @@ from harness.runner.records import history_file
 from harness.runner.records.history import (
     ESTIMATE_SPREAD,
     MIN_SPREAD,
-    NUM_KEPT,
     UNKNOWN_S,
     Expectation,
     History,
     estimate_s,
-    sizes_bytes,
 )
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
@@ -67,14 +64,6 @@ def test_the_median_of_the_last_five_is_expected(path: Path) -> None:
     assert expected_s(path)["tests/test_a.py"] == 12.0
 
 
-def test_only_the_last_durations_are_kept(path: Path) -> None:
-    record(path, *(result(duration_s=float(seconds)) for seconds in range(30)), result("tests/test_b.py"))
-    with closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute("SELECT CAST(path AS TEXT), duration_s FROM durations ORDER BY id").fetchall()
-    assert [seconds for name, seconds in rows if name == "tests/test_a.py"] == list(range(30 - NUM_KEPT, 30))
-    assert len(rows) == NUM_KEPT + 1
-
-
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_durations_of_units_that_ran_to_the_end_are_expected_and_limits_that_were_hit(
     path: Path, outcome: Outcome
@@ -85,11 +74,6 @@ def test_durations_of_units_that_ran_to_the_end_are_expected_and_limits_that_wer
     assert expected_s(path)["tests/test_a.py"] == ran.get(outcome, 10.0)
 
 
-def test_a_limit_that_was_hit_is_forgotten_once_the_file_runs_to_its_end(path: Path) -> None:
-    record(path, result(duration_s=600.0, outcome=Outcome.TIMED_OUT), result(duration_s=20.0))
-    assert expected_s(path)["tests/test_a.py"] == 20.0
-
-
 def test_single_tests_of_a_file_say_nothing_about_the_file(path: Path) -> None:
     record(path, result(duration_s=1.0, selection=("tests/test_a.py::test_x",)))
     assert expected_s(path)["tests/test_a.py"] == UNKNOWN_S
@@ -98,11 +82,6 @@ def test_single_tests_of_a_file_say_nothing_about_the_file(path: Path) -> None:
 def test_files_that_never_ran_are_estimated_from_those_that_did(path: Path) -> None:
     record(path, result(duration_s=10.0), result("tests/test_b.py", 30.0))
     assert expected_s(path) == {"tests/test_a.py": 10.0, "tests/test_b.py": 30.0, "tests/test_new.py": 20.0}
-
-
-def test_a_limit_that_was_hit_is_no_example_of_how_long_files_take(path: Path) -> None:
-    record(path, result(duration_s=10.0), result("tests/test_b.py", 1800.0, Outcome.TIMED_OUT))
-    assert expected_s(path) == {"tests/test_a.py": 10.0, "tests/test_b.py": 1800.0, "tests/test_new.py": 20.0}
 
 
 def test_an_estimate_says_that_it_is_one(path: Path) -> None:
@@ -148,29 +127,9 @@ def test_a_disagreeing_file_is_imported_until_it_changes(path: Path, tmp_path: P
     assert not flagged()
 
 
-def test_a_need_from_a_table_is_not_mended_by_importing(path: Path, tmp_path: Path) -> None:
-    record(path, result("gone.py", collected=Need(gpus=4), source=NeedSource.TABLE))
-    with History.open(path) as kept:
-        assert kept.to_import(tmp_path) == frozenset()
-
-
-def test_a_path_that_is_no_text_is_kept(path: Path) -> None:
-    odd = os.fsdecode(b"tests/test_\xff.py")
-    record(path, result(odd, 42.0))
-    with History.open(path) as kept:
-        assert kept.expectations({odd: 1})[odd].seconds == 42.0
-
-
 def make_truncated(path: Path) -> None:
     record(path, *(result(f"tests/test_{i}.py" * 20) for i in range(200)))
     os.truncate(path, path.stat().st_size // 2)
-
-
-def make_overwritten(path: Path) -> None:
-    record(path, *(result(f"tests/test_{i}.py" * 20) for i in range(200)))
-    with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xa5" * 8192)
 
 
 def make_text(path: Path) -> None:
@@ -184,13 +143,7 @@ def make_foreign(path: Path) -> None:
         connection.commit()
 
 
-def make_unmarked(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE durations (path TEXT)")
-        connection.commit()
-
-
-@pytest.mark.parametrize("spoil", [make_truncated, make_overwritten, make_text, make_foreign, make_unmarked])
+@pytest.mark.parametrize("spoil", [make_truncated, make_text, make_foreign])
 def test_a_file_that_is_no_history_is_set_aside(path: Path, spoil: Callable[[Path], None]) -> None:
     for number in (1, 2):
         spoil(path)
@@ -205,32 +158,6 @@ def test_a_file_that_is_no_history_is_set_aside(path: Path, spoil: Callable[[Pat
         path.unlink()
 
 
-def test_what_sqlite_keeps_beside_a_file_goes_with_it(path: Path) -> None:
-    """Somebody else's file, in use: its log would otherwise be played into the history made in its place."""
-    with closing(sqlite3.connect(path)) as foreign:
-        foreign.execute("PRAGMA journal_mode = WAL")
-        foreign.execute("CREATE TABLE theirs (something TEXT)")
-        foreign.commit()
-        record_in_place = History.open(path)
-        assert sorted(os.listdir(path.parent)) == [
-            "history.sqlite",
-            "history.sqlite.broken-1",
-            "history.sqlite.broken-1-shm",
-            "history.sqlite.broken-1-wal",
-        ]
-        record_in_place.record(result(duration_s=5.0), 1)
-        record_in_place.close()
-        foreign.execute("INSERT INTO theirs VALUES ('still theirs')")
-        foreign.commit()
-    assert expected_s(path)["tests/test_a.py"] == 5.0
-
-
-def test_an_empty_file_becomes_a_history(path: Path) -> None:
-    path.touch()
-    record(path, result(duration_s=5.0))
-    assert expected_s(path)["tests/test_a.py"] == 5.0
-
-
 def test_a_file_of_a_later_version_is_left_alone(path: Path) -> None:
     record(path, result(duration_s=5.0))
     with closing(sqlite3.connect(path)) as connection:
@@ -243,28 +170,6 @@ def test_a_file_of_a_later_version_is_left_alone(path: Path) -> None:
     assert "later version of rlharness (schema 99)" in note
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["history.sqlite"]
-
-
-def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
-    (tmp_path / "directory" / "history.sqlite").mkdir(parents=True)
-    (tmp_path / "file").touch()
-    for impossible in (tmp_path / "directory" / "history.sqlite", tmp_path / "file" / "history.sqlite"):
-        with History.open(impossible) as kept:
-            kept.record(result(), 1)
-            assert kept.expectations(SIZES)["tests/test_a.py"].seconds == UNKNOWN_S
-            (note,) = kept.notes
-            assert "durations are estimated and not recorded" in note
-
-
-def test_a_history_that_breaks_while_it_is_used_costs_a_note(path: Path) -> None:
-    with History.open(path) as kept:
-        with closing(sqlite3.connect(path)) as other:
-            other.execute("DROP TABLE durations")
-        kept.record(result(), 1)
-        kept.record(result(), 1)
-        assert kept.expectations(SIZES)["tests/test_a.py"].seconds == UNKNOWN_S
-        (note,) = kept.notes
-    assert "no such table" in note
 
 
 def test_a_lock_that_is_never_released_costs_a_note(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,27 +231,6 @@ def test_a_broken_file_that_another_run_has_replaced_is_not_set_aside(
     assert os.listdir(path.parent) == ["history.sqlite"]
 
 
-def test_a_history_that_knows_nothing(tmp_path: Path) -> None:
-    with History() as kept:
-        kept.record(result(), 1)
-        assert kept.notes == ()
-        assert kept.to_import(tmp_path) == frozenset()
-        assert {found.seconds for found in kept.expectations(SIZES).values()} == {UNKNOWN_S}
-
-
-def test_sizes_of_files(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text("12345")
-    assert sizes_bytes(tmp_path, ["test_a.py", "gone.py"]) == {"test_a.py": 5, "gone.py": 0}
-
-
 def test_sqlite_is_imported_only_where_a_history_is_opened() -> None:
     code = "import sys, harness.runner.records.history; sys.exit('sqlite3' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_copy_of_a_history_is_a_history(path: Path, tmp_path: Path) -> None:
-    """Caches of CI systems carry it as a plain file."""
-    record(path, result(duration_s=5.0))
-    assert [file.name for file in path.parent.iterdir()] == ["history.sqlite"], "nothing else to carry"
-    shutil.copy(path, tmp_path / "copy.sqlite")
-    assert expected_s(tmp_path / "copy.sqlite")["tests/test_a.py"] == 5.0

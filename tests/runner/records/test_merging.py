@@ -11,7 +11,6 @@ import pytest
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
-from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.runner import events
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
@@ -65,30 +64,6 @@ def merged(directory: Path, *records: Record) -> MergedRun:
 
 def outcomes(run: MergedRun) -> dict[str, str]:
     return {path: result.outcome.value for path, result in run.state.results.items()}
-
-
-def test_a_result_is_read_back_as_it_was(tmp_path: Path) -> None:
-    need = Need(2, 80.0, "H100", (9, 0), exclusive=True)
-    unit = Unit("a.py", need, NeedSource.TABLE, 7.5, ("a.py::test_x",), "broken", collect_timed_out=True)
-    counts = TestCounts({TestOutcome.PASSED: 3, TestOutcome.ERROR: 1})
-    directory = tmp_path / "elsewhere" / "units" / "0001"
-    result = UnitResult(unit, Outcome.CRASHED, "why", 1.5, ("G",), counts, ("s",), ("1 p",), Need(1), str(directory))
-    told = [
-        events.RunStarted(0.0, "id", str(tmp_path / "elsewhere"), ("0 A G",), (), (), "cgroup", 2),
-        events.CollectionFinished(1.0, (unit,), (2.0,), 3.0, 4.0, 5.0, notes=("note",), shard=ShardPlan(1, 2, 3, "ff")),
-        events.TestStarted(1.0, "a.py", "a.py::test_x", None),
-        events.UnitFinished(2.0, result),
-        events.GpuQuarantined(2.0, "a.py", "G", "held"),
-        events.RunFinished(3.0, 1, 2.0, 1.5, 0.5, 1.0, 1.0, "a.py", "", ("n",)),
-    ]
-    record = tmp_path / "record.jsonl"
-    record.write_text("".join(events.to_json_line(event) + "\n" for event in told) + '{"event": "unit_fin')
-    read = read_recorded_run(record)
-    assert (read.started, read.collected, read.finished) == (told[0], told[1], told[5])
-    assert read.results == {"a.py": result}, "no units lie beside the record: the directory is as recorded"
-    assert read.quarantined == (told[4],)
-    (tmp_path / "units").mkdir()
-    assert read_recorded_run(record).results["a.py"].directory == str(tmp_path / "units" / "0001")
 
 
 @pytest.mark.parametrize("text", ["", "x\n", "[]\n", '{"event": "run_started"}\n', '{"event": "unit_finished"}\n'])

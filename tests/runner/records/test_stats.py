@@ -1,35 +1,26 @@
-import random
-import tracemalloc
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.runner.events import (
-    AttemptFailed,
-    AttemptSlow,
     AttemptStarted,
     AttemptTerminating,
     CancelRequested,
     CollectionFinished,
     CollectionProgress,
-    DumpRequested,
     Event,
     GpuQuarantined,
-    Heartbeat,
-    LeaseRefused,
     LeaseReturned,
     RunStarted,
     TestFinished,
     TestStarted,
     UnitFinished,
 )
-from harness.runner.records.stats import RunState, closing_figures, exit_code, worth_splitting
+from harness.runner.records.stats import RunState, exit_code, worth_splitting
 from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
 
 GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")
@@ -81,21 +72,6 @@ def test_an_attempt_is_followed_from_start_to_outcome() -> None:
     assert state.leased_gpu_s == 10.0
     assert state.makespan_s == 5.0
     assert state.utilisation == 10.0 / (4 * 5.0)
-
-
-def test_events_that_only_speak_change_nothing() -> None:
-    state = folded(begin(), collected(unit("a.py")))
-    before = state.progress()
-    for event in (Heartbeat(9.0, 0, 1), DumpRequested(9.0), AttemptSlow(9.0, "a.py", 60.0)):
-        state.apply(event)
-    assert state.progress() == before
-    assert state.t == 9.0
-
-
-def test_the_tail_of_a_report_read_after_the_end_is_passed_over() -> None:
-    state = folded(begin(), collected(unit("a.py")), ended("a.py", Outcome.CRASHED))
-    state.apply(TestStarted(3.0, "a.py", "a.py::test_x", None))
-    assert state.running == {}
 
 
 def test_a_quarantined_card_stops_counting_and_cannot_come_back() -> None:
@@ -213,85 +189,6 @@ def test_remaining_time_follows_the_plan_first_and_the_pace_later() -> None:
     assert state.progress().remaining_s(42.0) == 0.0
 
 
-@dataclass
-class RandomRun:
-    """A sound run made of random choices: what a dispatcher may emit, and the totals it should add up to."""
-
-    rng: random.Random
-    t: float = 1.0
-    events: list[Event] = field(default_factory=list)
-    free: list[str] = field(default_factory=lambda: list(GPUS))
-    gpu_s: float = 0.0
-    longest_s: float = 0.0
-    running: dict[str, tuple[Unit, tuple[str, ...], float]] = field(default_factory=dict)
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-        self.t += self.rng.random()
-
-    def make(self) -> list[Event]:
-        widths = [self.rng.choice([0, 0, 1, 2, 4, 9]) for _ in range(self.rng.randrange(12))]
-        units = [unit(f"test_{index}.py", width) for index, width in enumerate(widths)]
-        self.emit(begin())
-        self.emit(collected(*units))
-        queue = list(units)
-        while queue or self.running:
-            self.step(queue)
-        return self.events
-
-    def step(self, queue: list[Unit]) -> None:
-        if queue and self.rng.random() < 0.03:
-            self.emit(CancelRequested(self.t, "SIGINT", kill=self.rng.random() < 0.5))
-            for waiting in queue:
-                self.emit(UnitFinished(self.t, UnitResult(waiting, Outcome.NOT_RUN)))
-            queue.clear()
-        elif queue and self.rng.random() < 0.5:
-            self.start(queue.pop(0), queue)
-        elif self.running:
-            self.end(self.rng.choice(list(self.running)), queue)
-
-    def start(self, one: Unit, queue: list[Unit]) -> None:
-        if one.need.gpus > len(self.free):
-            if one.need.gpus <= len(GPUS) and self.running:
-                queue.append(one)
-            else:
-                self.emit(UnitFinished(self.t, UnitResult(one, Outcome.NOT_RUN, for_want_of_gpus=True)))
-            return
-        gpus = tuple(self.free.pop() for _ in range(one.need.gpus))
-        since = self.t
-        self.running[one.path] = (one, gpus, since)
-        self.emit(AttemptStarted(since, one.path, gpus, 0, "/d"))
-        if gpus and self.rng.random() < 0.1:
-            del self.running[one.path]
-            self.give_back(one.path, gpus, since, num_lost=1)
-            self.emit(LeaseRefused(self.t, one.path, {gpus[0]: "held"}))
-            queue.append(one)
-
-    def end(self, path: str, queue: list[Unit]) -> None:
-        one, gpus, since = self.running.pop(path)
-        if self.rng.random() < 0.1:
-            self.give_back(path, gpus, since)
-            self.emit(AttemptFailed(self.t, path, 1, 9, UnitResult(one, Outcome.FAILED), ()))
-            queue.append(one)
-            return
-        outcome = self.rng.choice([o for o in Outcome if o is not Outcome.NOT_RUN])
-        tests = TestCounts({TestOutcome.PASSED: self.rng.randrange(5)})
-        accepted = outcome is Outcome.LEANING and self.rng.random() < 0.5
-        result = UnitResult(one, outcome, duration_s=self.t - since, tests=tests, is_accepted=accepted)
-        self.emit(UnitFinished(self.t, result))
-        self.give_back(path, gpus, since)
-
-    def give_back(self, path: str, gpus: tuple[str, ...], since: float, num_lost: int = 0) -> None:
-        """End a lease; its first `num_lost` GPUs are quarantined, and some of the others."""
-        for number, gpu in enumerate(gpus):
-            self.gpu_s += self.t - since
-            if number < num_lost or self.rng.random() < 0.1:
-                self.emit(GpuQuarantined(self.t, path, gpu, "held"))
-            else:
-                self.free.append(gpu)
-                self.emit(LeaseReturned(self.t, path, (gpu,)))
-
-
 def test_a_file_is_worth_splitting_if_it_is_long_has_several_tests_and_others_ran() -> None:
     long = UnitResult(unit("long.py"), Outcome.PASSED, duration_s=5.0, tests=TestCounts({TestOutcome.PASSED: 2}))
     other = UnitResult(unit("other.py"), Outcome.PASSED, duration_s=1.0)
@@ -305,57 +202,3 @@ def test_a_file_is_worth_splitting_if_it_is_long_has_several_tests_and_others_ra
     )
     for change in changes:
         assert worth_splitting((other, replace(long, **change)), 1) == "", change
-
-
-@given(seed=st.integers(0, 2**32))
-def test_any_sound_run_adds_up(seed: int) -> None:
-    run = RandomRun(random.Random(seed))
-    state = folded(*run.make())
-    state.check_sum()
-    units = state.units
-    assert sum(state.outcomes.values()) == len(units) == len(state.results)
-    assert state.num_queued == 0
-    assert state.leased_gpu_s == pytest.approx(run.gpu_s)
-    assert 0.0 <= state.utilisation <= 1.0 + 1e-9
-    assert state.sequential_s == pytest.approx(sum(r.duration_s for r in state.results.values()))
-    assert sum(state.tests.values()) == sum(r.tests.total for r in state.results.values())
-    code = exit_code(state, allow_missing_gpus=False)
-    if code is ExitCode.OK:
-        assert set(state.outcomes) <= {Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS, Outcome.LEANING}
-        assert not any(result.is_failure for result in state.results.values())
-        assert not state.quarantined
-    figures = closing_figures(state, t=run.t, exit_code=code, lower_bound_s=1.0, bounding_unit="")
-    assert figures.makespan_s <= figures.wall_s
-    assert (figures.exit_code, figures.utilisation) == (int(code), state.utilisation)
-
-
-@given(seed=st.integers(0, 2**32), at=st.integers(0, 200))
-def test_a_sound_run_with_one_outcome_lost_does_not_add_up(seed: int, at: int) -> None:
-    events = RandomRun(random.Random(seed)).make()
-    outcomes = [event for event in events if isinstance(event, UnitFinished)]
-    if not outcomes:
-        return
-    lost = outcomes[at % len(outcomes)]
-    with pytest.raises(AssertionError):
-        folded(*(event for event in events if event is not lost)).check_sum()
-
-
-def test_two_thousand_units_stay_small() -> None:
-    def build() -> RunState:
-        units = tuple(unit(f"tests/some/room/test_module_{index}.py", 1) for index in range(2000))
-        state = folded(begin(), CollectionFinished(1.0, units, (1.0,) * 2000, 1.0, 1.0, 1.0))
-        for one in units:
-            counts = TestCounts({TestOutcome.PASSED: 40, TestOutcome.SKIPPED: 2})
-            state.apply(AttemptStarted(2.0, one.path, GPUS[:1], 0, f"/runs/units/{one.path}"))
-            need, at = Need(gpus=1), f"/runs/units/{one.path}"
-            result = UnitResult(one, Outcome.PASSED, "", 1.5, GPUS[:1], counts, ("no GPU",), (), need, at)
-            state.apply(UnitFinished(3.0, result))
-            state.apply(LeaseReturned(3.0, one.path, GPUS[:1]))
-        return state
-
-    tracemalloc.start()
-    state = build()
-    size_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    state.check_sum()
-    assert size_bytes < 5_000_000

@@ -8,16 +8,10 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
-from harness.machine.inventory import Inventory
-from harness.process.run_directory import new_run_id
 from harness.runner import events
 from harness.runner.collection.collect import Collected
-from harness.runner.reruns.last_failed import LastFailed, failed_first, read_last_failed, select_last_failed
-from harness.runner.schedule.first_fit import Job
-from harness.runner.schedule.leases import LeaseTable
-from harness.runner.schedule.packing import plan, start_first
+from harness.runner.reruns.last_failed import LastFailed, read_last_failed, select_last_failed
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
-from tests.support.fake_clock import FakeClock
 from tests.support.suite_runs import QUICK, run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -82,23 +76,6 @@ def test_nothing_runs_again_of_a_file_that_did_not_fail(tmp_path: Path, outcome:
     assert read_last_failed(tmp_path) == LastFailed("1", {})
 
 
-@pytest.mark.full
-def test_the_latest_run_with_units_counts(tmp_path: Path) -> None:
-    assert read_last_failed(tmp_path) is None
-    recorded(tmp_path, ended(Outcome.FAILED), [], "1")
-    recorded(tmp_path, ended(Outcome.PASSED), [], "2")
-    (tmp_path / ".rlharness" / "runs" / "3").mkdir()  # interrupted before it wrote anything
-    record = tmp_path / ".rlharness" / "runs" / "4" / "events.jsonl"
-    record.parent.mkdir()
-    started = events.RunStarted(0.0, "4", str(record.parent), (), (), (), "cgroup", 1)
-    record.write_text(events.to_json_line(started) + "\n")  # the run that asks
-    (tmp_path / ".rlharness" / "runs" / "latest").symlink_to("1")
-    last = read_last_failed(tmp_path)
-    assert last is not None
-    assert last.run_id == "2"
-    assert new_run_id(FakeClock().wall()) < "3"
-
-
 def collection(root: Path, **selections: tuple[str, ...]) -> Collected:
     """Files of these names, each with a function x and y, and these node ids asked for."""
     for name in selections:
@@ -138,19 +115,6 @@ def test_everything_runs_with_a_note_where_nothing_that_failed_was_collected(
     found = select_last_failed(collected, last)
     assert found.units == collected.units
     assert found.notes[0].endswith("everything runs")
-
-
-def test_failed_first_puts_them_before_all_others_and_keeps_the_order(tmp_path: Path) -> None:
-    table = LeaseTable(Inventory(()), 1)
-    jobs = [Job(number, Need(), seconds) for number, seconds in enumerate([4.0, 3.0, 2.0, 1.0])]
-    made = plan(jobs, table)
-    _, numbers = failed_first(collection(tmp_path, a=(), b=(), c=(), d=()), LastFailed("r", {"c.py": (), "d.py": ()}))
-    first = start_first(made, numbers, table)
-    rest = [job.index for job in made.order if job.index < 2]
-    assert {job.index for job in first.order[:2]} == {2, 3}
-    assert [job.index for job in first.order[2:]] == rest
-    assert [placement.index for placement in first.placements] == [job.index for job in first.order]
-    assert start_first(made, frozenset(), table) is made
 
 
 @pytest.mark.full

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
 from harness.runner import events
 from harness.runner.records.history import ESTIMATE_SPREAD, History
-from harness.runner.schedule.first_fit import Job, Queue
 from harness.runner.units import Outcome
 from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, begun
 from tests.support.fake_meter import FakeMeter
@@ -163,25 +160,6 @@ def test_an_attempt_may_have_other_gpus_than_the_one_before(tmp_path: Path) -> N
     done = scripted(tmp_path, leaks, PASSED, meter=meter, num_gpus=2)
     assert done.outcomes == [Outcome.FLAKY]
     assert [event.gpu_ids for event in done.of(events.AttemptStarted)] == [(GPU_0,), (GPU_1,)]
-
-
-@given(st.lists(st.sampled_from([0, 1, 2]), max_size=8), st.integers(0, 7))
-def test_a_unit_put_first_comes_first_and_none_is_lost(needs: list[int], again: int) -> None:
-    class Everything:
-        def lease(self, need: Need) -> Need:
-            return need
-
-        def give_back(self, lease: Need) -> None:
-            """Nothing is held."""
-
-        def most_memory_gb(self, need: Need) -> float:
-            return need.memory_gb
-
-    queue = Queue(Job(number, Need(gpus=gpus), 1.0) for number, gpus in enumerate(needs))
-    retried = Job(99, Need(gpus=again % 3), 1.0)
-    queue.put_first(retried)
-    assert len(queue) == len(needs) + 1
-    assert [job.index for job, _ in queue.fitting(Everything())] == [99, *range(len(needs))]
 
 
 FLAKY = """

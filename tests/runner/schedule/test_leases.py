@@ -28,22 +28,6 @@ def test_a_unit_without_gpus_takes_a_cpu_place_and_no_card() -> None:
     assert table.lease(CPU) is not None
 
 
-def test_a_unit_with_gpus_takes_no_cpu_place() -> None:
-    table = LeaseTable(EIGHT, cpu_units=1)
-    lease = got(table.lease(Need(gpus=2)))
-    assert (lease.is_cpu, lease.gpu_ids, table.num_cpu_free) == (False, ("ID-0", "ID-1"), 1)
-
-
-def test_slots_are_the_lowest_free_numbers() -> None:
-    table = LeaseTable(EIGHT, cpu_units=2)
-    leases = [got(table.lease(Need(gpus=1))) for _ in range(3)]
-    assert [lease.slot for lease in leases] == [0, 1, 2]
-    table.give_back(leases[1])
-    assert got(table.lease(CPU)).slot == 1
-    assert got(table.lease(CPU)).slot == 3
-    assert [lease.slot for lease in table.leases] == [0, 1, 2, 3]
-
-
 def test_an_exclusive_lease_is_alone() -> None:
     table = LeaseTable(EIGHT, cpu_units=2)
     alone = Need(gpus=1, exclusive=True)
@@ -84,11 +68,6 @@ def test_a_quarantined_card_is_never_leased_again() -> None:
     assert table.fresh().why_never(Need(gpus=3)) == ""
 
 
-def test_a_unit_without_gpus_needs_a_cpu_place() -> None:
-    assert LeaseTable(EIGHT, cpu_units=1).why_never(CPU) == ""
-    assert "cpu_units is 0" in LeaseTable(EIGHT, cpu_units=0).why_never(CPU)
-
-
 def test_who_keeps_a_file_from_running() -> None:
     table = LeaseTable(inventory((3, "H200", 143.0)), cpu_units=1)
     asks = {"test_a": Need(gpus=1), "test_b": CPU, "test_c": Need(gpus=4)}
@@ -101,17 +80,6 @@ def test_who_keeps_a_file_from_running() -> None:
     assert table.who_keeps_it({"test_c": Need(gpus=4), "test_d": Need(gpus=5)}) == "", "there are no others"
     many = {f"test_{number}": Need(gpus=4) for number in range(7)}
     assert "only test_0, test_1, test_2 and 4 more ask for that" in table.who_keeps_it({**asks, **many, "test_c": CPU})
-
-
-def test_a_fresh_table_shares_no_state() -> None:
-    table = LeaseTable(EIGHT, cpu_units=1)
-    lease = got(table.lease(Need(gpus=8)))
-    fresh = table.fresh()
-    assert len(fresh.free_gpus) == 8
-    got(fresh.lease(Need(gpus=4)))
-    assert table.free_gpus == ()
-    table.give_back(lease)
-    assert len(table.free_gpus) == 8
 
 
 @pytest.mark.full

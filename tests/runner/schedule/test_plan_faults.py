@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from harness.core.exit_codes import ExitCode
 from tests.support.suite_runs import QUICK, run, write_suite
 
@@ -25,11 +23,3 @@ def test_plan_names_files_that_a_run_could_not_collect(tmp_path: Path) -> None:
     for path, (_, said) in FAULTS.items():
         assert reasons[path].startswith("cannot be collected: ")
         assert said in reasons[path]
-
-
-@pytest.mark.full
-def test_a_pattern_of_no_file_is_noted_whatever_files_were_asked_for(tmp_path: Path) -> None:
-    needs = {"needs.toml": '"gone/*.py" = 2\n"sub/test_b.py" = 1\n'}
-    write_suite(tmp_path, {"test_a.py": QUICK, "sub/test_b.py": QUICK, **needs})
-    done = run(tmp_path, "plan", "--gpus", "none", "--needs", "needs.toml", "test_a.py")
-    assert done.stderr == "rlharness: the pattern 'gone/*.py' of the needs table matches no file\n"

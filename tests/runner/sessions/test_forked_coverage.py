@@ -1,13 +1,11 @@
 """Coverage of a suite that runs in forks: the lines and branches that plain pytest measures, no more and no fewer."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.runner.sessions.own_coverage import combine_options, is_measured
 from tests.support.suite_runs import environment, run, write_suite
 
 coverage = pytest.importorskip("coverage", reason="pip install -e '.[tests]'")
@@ -74,7 +72,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 ISOLATE = ["file", *(pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test"))]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("isolate", ISOLATE)
 def test_pytest_cov_measures_as_in_one_process(tmp_path: Path, plain: Measured, isolate: str) -> None:
     write_suite(tmp_path, {**FILES, "tests/test_crash.py": CRASHES})
@@ -138,39 +135,3 @@ def test_a_threshold_does_not_fail_single_files_and_append_keeps_what_was_there(
     assert after["lazy.py"][0] and set(before["base.py"][0]) <= set(after["base.py"][0])
     assert run(tmp_path, "run", "tests/test_b.py", "--gpus", "none", "--", *COV, env=env).code == 0
     assert measured(tmp_path)["lazy.py"] == ((), ())
-
-
-def test_a_measured_module_is_one_of_the_sources_or_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_module.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def measures(*source: str) -> dict[str, bool]:
-        current = coverage.Coverage(source=list(source) or None, data_file=None)
-        monkeypatch.setattr(coverage.Coverage, "current", classmethod(lambda cls: current))
-        return {name: is_measured(name) for name in ("own_module", "pluggy._hooks", "json", "sys", "no_such_module")}
-
-    nothing = dict.fromkeys(("own_module", "pluggy._hooks", "json", "sys", "no_such_module"), False)
-    assert measures() == nothing | {"own_module": True}
-    assert measures("pluggy") == nothing | {"own_module": True, "pluggy._hooks": True}
-    installed = os.path.dirname(sys.modules["pluggy"].__file__ or "")
-    assert measures(installed) == nothing | {"own_module": True, "pluggy._hooks": True}
-    monkeypatch.setattr(coverage.Coverage, "current", classmethod(lambda cls: None))
-    assert not is_measured("own_module")
-
-
-def test_options_of_the_combination() -> None:
-    class Given:
-        cov_source: list[str] | None = None
-        cov_config = ".coveragerc"
-        cov_append = no_cov = False
-
-    given = Given()
-    assert combine_options(object()) is None and combine_options(given) is None
-    given.cov_source = ["pkg"]
-    assert combine_options(given) == []
-    given.cov_config, given.cov_append = "own.toml", True
-    assert combine_options(given) == ["--rcfile=own.toml", "--append"]
-    given.no_cov = True
-    assert combine_options(given) is None

@@ -128,14 +128,6 @@ def test_outcomes_are_those_of_pytest(tmp_path: Path, isolate: str) -> None:
 
 
 @pytest.mark.full
-def test_a_test_that_ends_the_session_ends_it(tmp_path: Path) -> None:
-    text = "import pytest\ndef test_a(): pytest.exit('enough', returncode=7)\ndef test_b(): pass\n"
-    unit = unit_of(run(write_suite(tmp_path / "suite", {"test_a.py": text}), *WHOLE, "test"))
-    assert unit["outcome"] == "pytest_error"
-    assert unit["tests"] == {"unfinished": 1, "unstarted": 1}
-
-
-@pytest.mark.full
 def test_a_file_that_cannot_be_forked_says_so(tmp_path: Path) -> None:
     text = "import threading, time\nthreading.Thread(target=time.sleep, args=(20,), daemon=True).start()\n" + SHARING
     done = run(write_suite(tmp_path / "suite", {"test_a.py": text}), *WHOLE, "test")

@@ -6,19 +6,12 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.core.need import Need
 from harness.core.report_file import read_report
-from harness.runner.events import TestFinished, UnitFinished
-from harness.runner.records.history import History
-from harness.runner.records.history_keeper import HistoryKeeper, merge_parts
-from harness.runner.records.stats import RunState
-from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult, file_of
 from tests.support.suite_runs import ROOT, Done, run, write_suite
 
 MANY = """
@@ -64,7 +57,15 @@ def alone(): return 1
 @pytest.mark.parametrize("n", [1, 2])
 def test_free(n, alone, tmp_path, tmp_path_factory, capsys): pass
 """
-XUNIT = """
+
+
+def pytest_in(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
+    return subprocess.run(command, cwd=directory, env=env, check=False, capture_output=True, text=True, timeout=120)
+
+
+UNITTEST = """
 import unittest
 def setup_module(): pass
 def test_m(): pass
@@ -75,42 +76,23 @@ class TestU(unittest.TestCase):
 """
 
 
-def pytest_in(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
-    return subprocess.run(command, cwd=directory, env=env, check=False, capture_output=True, text=True, timeout=120)
-
-
 def test_ties_are_those_of_the_suite(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_t.py": TIED})
+    write_suite(tmp_path, {"test_t.py": TIED, "test_m.py": UNITTEST})
     plugins = ("-p", "harness.plugin", "-p", "harness.runner.collection.discovery", "--rlharness-report", "r.jsonl")
-    done = pytest_in(tmp_path, "--collect-only", *plugins, "test_t.py")
-    listed = {test.nodeid.removeprefix("test_t.py::"): test.ties for test in read_report(tmp_path / "r.jsonl").listed}
-    assert listed == {
-        "TestOfClass::test_a": ("class test_t.py::TestOfClass",),
-        "TestOfClass::test_b": ("class test_t.py::TestOfClass",),
-        "TestSetup::test_a": ("class test_t.py::TestSetup",),
-        "test_module": ("module-fixture engine",),
-        "test_marked": ("together pair",),
-        "test_group": ("together group",),
-        "test_free[1]": (),
-        "test_free[2]": (),
-    }, done.stdout
-
-
-@pytest.mark.full
-def test_setup_module_and_setup_class_of_unittest_tie(tmp_path: Path) -> None:
-    unit = (
-        "class TestU(unittest.TestCase):\n    @classmethod\n    def setUpClass(cls): pass\n    def test_u(self): pass\n"
-    )
-    write_suite(tmp_path, {"test_m.py": f"import unittest\ndef setup_module(): pass\ndef test_m(): pass\n{unit}"})
-    plugins = ("-p", "harness.plugin", "-p", "harness.runner.collection.discovery", "--rlharness-report", "r.jsonl")
-    pytest_in(tmp_path, "--collect-only", *plugins, "test_m.py")
-    ties = {
-        test.nodeid.removeprefix("test_m.py::"): set(test.ties) for test in read_report(tmp_path / "r.jsonl").listed
-    }
+    done = pytest_in(tmp_path, "--collect-only", *plugins, "test_t.py", "test_m.py")
     module = "module-fixture setup_module"
-    assert ties == {"test_m": {module}, "TestU::test_u": {module, "class test_m.py::TestU"}}
+    assert {test.nodeid.partition("::")[2]: set(test.ties) for test in read_report(tmp_path / "r.jsonl").listed} == {
+        "TestOfClass::test_a": {"class test_t.py::TestOfClass"},
+        "TestOfClass::test_b": {"class test_t.py::TestOfClass"},
+        "TestSetup::test_a": {"class test_t.py::TestSetup"},
+        "test_module": {"module-fixture engine"},
+        "test_marked": {"together pair"},
+        "test_group": {"together group"},
+        "test_free[1]": set(),
+        "test_free[2]": set(),
+        "test_m": {module},
+        "TestU::test_u": {module, "class test_m.py::TestU"},
+    }, done.stdout
 
 
 @pytest.mark.full
@@ -213,50 +195,6 @@ def test_the_plan_names_parts_and_obstacles(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_parts_in_interpreters_of_their_own(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_many.py": MANY, "test_broken.py": "import nothing_such\n"})
-    done = run(tmp_path, "run", "--gpus", "sim:4", "--isolate", "interpreter", "--json")
-    counts = [unit["tests"] for unit in json.loads(done.stdout)["units"] if unit["path"] != "test_broken.py"]
-    assert sum(each.get("passed", 0) for each in counts) == 15
-    assert len(counts) == 4
-
-
-def result(number: int, outcome: Outcome, seconds: float) -> UnitResult:
-    unit = Unit(f"t.py [{number}/2]", Need(1), NeedSource.AST, file="t.py", part=Part(number, 2))
-    return UnitResult(unit, outcome, duration_s=seconds)
-
-
-def test_parts_count_as_one_result_of_the_file() -> None:
-    merged = merge_parts([(result(1, Outcome.PASSED, 2.0), 1.5), (result(2, Outcome.FAILED, 3.0), 2.25)])
-    assert (merged.unit.path, merged.unit.part) == ("t.py", None)
-    assert (merged.outcome, merged.duration_s) == (Outcome.FAILED, 1.5 + 2.25 + 0.75), "one start of pytest"
-
-    def merged_outcome(*outcomes: Outcome) -> Outcome:
-        return merge_parts([(result(n, outcome, 2.0), 1.0) for n, outcome in enumerate(outcomes, 1)]).outcome
-
-    assert merged_outcome(Outcome.FAILED, Outcome.TIMED_OUT) is Outcome.TIMED_OUT
-    assert merged_outcome(Outcome.NO_TESTS, Outcome.PASSED) is Outcome.PASSED
-    assert file_of("tests/t.py [1/2]") == file_of("tests/t.py") == "tests/t.py"
-
-
-def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> None:
-    state, sizes = RunState(), {"t.py": 1}
-    with History.open(tmp_path / "history.sqlite") as history:
-        keeper = HistoryKeeper(history, sizes, "run")
-        keeper.on_event(TestFinished(0.0, "t.py [1/2]", "t.py::test_a", "passed", 2.5), state)
-        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
-        assert history.test_durations_s(["t.py"]) == {"t.py::test_a": 2.5}
-        assert history.test_durations_s(["other.py"]) == {}
-        assert history.expectations(sizes)["t.py"].is_estimate
-        keeper.on_event(UnitFinished(2.0, result(2, Outcome.FAILED, 4.0)), state)
-        assert history.expectations(sizes)["t.py"].seconds == 2.5 + 4.0
-        keeper = HistoryKeeper(history, sizes, "later run")
-        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
-        keeper.on_event(UnitFinished(2.0, result(2, Outcome.INTERRUPTED, 1.0)), state)
-        assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(6.5,)]
-
-
-@pytest.mark.full
 def test_parts_share_what_their_file_imports(tmp_path: Path) -> None:
     heavy = "import os\nopen(f'imported_{os.getpid()}', 'w').close()\n"
     write_suite(
@@ -292,11 +230,3 @@ def test_a_kept_need_that_is_out_of_date_shows_in_a_part_and_is_read_anew(tmp_pa
     again = run(tmp_path, "run", "--gpus", "sim:4")
     assert (again.code, set(again.outcomes.values())) == (0, {"passed"})
     assert max(each["unit"]["need"]["gpus"] for each in again.results.values()) == 4
-
-
-def test_the_part_that_needs_more_than_planned_decides_for_the_file() -> None:
-    first, second = result(1, Outcome.PASSED, 2.0), result(2, Outcome.FAILED, 3.0)
-    assert not merge_parts([(first, 1.0), (second, 1.0)]).need_disagrees
-    needs_more = replace(second, collected_need=Need(2))
-    merged = merge_parts([(first, 1.0), (needs_more, 1.0)])
-    assert (merged.need_disagrees, merged.unit.path, merged.unit.part) == (True, "t.py", None)

@@ -81,20 +81,15 @@ def test_a_fork_is_as_an_interpreter_of_its_own(both: Done) -> None:
     assert a["numpy"] != b["numpy"]
 
 
-@pytest.mark.full
-def test_a_fork_has_no_file_of_the_runner_or_of_a_supervisor(tmp_path: Path) -> None:
+def test_a_fork_keeps_what_the_suite_seeds_and_no_file_of_the_runner_or_of_a_supervisor(tmp_path: Path) -> None:
     links = "[os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if int(fd) > 2]"
-    text = f"from noting import *\ndef test_a(): note('a', links={links})\n"
-    done = run(suite(tmp_path, {"test_a.py": text}), "run", "--gpus", "none")
-    assert are_forked(done) == [True, True]
-    assert not [link for link in seen(done, "a")["links"] if "socket:" in link or "pipe:" in link]
-
-
-def test_what_the_suite_seeds_stays_seeded(tmp_path: Path) -> None:
-    files = {f"test_{n}.py": f"from noting import *\ndef test(): note('{n}', drawn=random.random())\n" for n in "ab"}
-    done = run(suite(tmp_path, files | {"conftest.py": "import random\nrandom.seed(3)\n"}), "run", "--gpus", "none")
-    assert are_forked(done) == [True, True]
+    text = "from noting import *\ndef test(): note('{}', drawn=random.random(), links={})\n"
+    files = {f"test_{name}.py": text.format(name, links) for name in "ab"}
+    files["conftest.py"] = "import os, random\nrandom.seed(3)\nread = dict(os.environ), {**os.environ}\n"
+    done = run(suite(tmp_path, files), "run", "--gpus", "none")
+    assert are_forked(done) == [True, True], "a copy of the environment reads no variable"
     assert seen(done, "a")["drawn"] == seen(done, "b")["drawn"]
+    assert not [link for link in seen(done, "a")["links"] if "socket:" in link or "pipe:" in link]
 
 
 HAZARDS = {
@@ -156,14 +151,6 @@ def test_a_parallel_region_of_torch_is_found(tmp_path: Path) -> None:
     assert done.code == 0
     assert are_forked(done) == [False, False]
     assert "the suite starts threads" in said(done)
-
-
-@pytest.mark.full
-def test_a_copy_of_the_environment_reads_no_variable(tmp_path: Path) -> None:
-    text = "import os\nfirst = dict(os.environ)\nsecond = os.environ.copy()\nthird = {**os.environ}\n"
-    text += "import tempfile\ntempfile.gettempdir()\n"
-    done = run(suite(tmp_path, {"conftest.py": text}), "run", "--gpus", "sim:1")
-    assert are_forked(done) == [True, True]
 
 
 @pytest.mark.full

@@ -25,8 +25,10 @@ def test_worker(worker_id, testrun_uid):
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("isolate", ["file", "worker", pytest.param("interpreter", marks=pytest.mark.full)])
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("worker", "interpreter", "test")]
+
+
+@pytest.mark.parametrize("isolate", ["file", *FULL[:2]])
 def test_units_side_by_side_have_different_workers(tmp_path: Path, isolate: str) -> None:
     files = {f"test_{name}.py": TEST for name in "abcd"}
     suite = write_suite(tmp_path / "suite", {"conftest.py": CONFTEST, **files})
@@ -36,15 +38,6 @@ def test_units_side_by_side_have_different_workers(tmp_path: Path, isolate: str)
     assert len(noted) == 4
     assert {worker for worker, _ in noted} == {"gw0", "gw1"}
     assert {uid for _, uid in noted} == {done.of("run_started")[0]["run_id"]}
-
-
-def test_a_conftest_that_reads_its_worker_at_import_reads_its_own(tmp_path: Path) -> None:
-    conftest = "import os\nWORKER = os.environ.get('PYTEST_XDIST_WORKER', 'master')\n"
-    test = "import os, conftest\ndef test_worker(): assert conftest.WORKER == os.environ['PYTEST_XDIST_WORKER']\n"
-    files = {"conftest.py": conftest, "test_a.py": test, "test_b.py": test}
-    done = run(write_suite(tmp_path / "suite", files), "run", "--gpus", "none", "--json")
-    assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
-    assert "PYTEST_XDIST_WORKER" in json.dumps(done.of("run_finished")[0]["isolation"])
 
 
 ASKS_FOR_XDIST = """
@@ -64,11 +57,8 @@ def test_other(): pass
 """
 
 
-FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test")]
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("isolate", ["file", "worker", *FULL])
+@pytest.mark.parametrize("isolate", ["file", *FULL])
 def test_no_plugin_finds_xdist_active_whatever_addopts_say(tmp_path: Path, isolate: str) -> None:
     addopts = "-p xdist -n 2 --dist=loadfile --maxprocesses=4 --no-loadscope-reorder --strict-markers"
     ini = f'[tool.pytest.ini_options]\naddopts = "{addopts}"\nfilterwarnings = ["error"]\n'

@@ -7,7 +7,6 @@ of its last user lives, is seen by a file even where the events tell it otherwis
 
 import fcntl
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ def _lease_problems(events: Sequence[Record], num_gpus: int) -> Iterable[str]:
                 holder[gpu_id] = event["path"]
             if len(holder) > num_gpus:
                 yield f"{event['path']}: makes {len(holder)} GPUs leased at once, there are {num_gpus}"
-        elif event["event"] in ("lease_returned", "attempt_lost"):
+        elif event["event"] == "lease_returned":
             for gpu_id in event["gpu_ids"]:
                 holder.pop(gpu_id, None)
         elif event["event"] == "gpu_quarantined":
@@ -102,11 +101,9 @@ def _note_problems(
     for event in events:
         if event["event"] == "attempt_started":
             leased.setdefault(event["path"], []).append(sorted(event["gpu_ids"]))
-    num_lost = Counter(event["path"] for event in events if event["event"] == "attempt_lost")
     running: dict[str, int] = {}
     for note in sorted(notes, key=lambda note: float(note["at_s"])):
-        # A node that is lost cannot say when its processes are gone; its GPUs are not leased again.
-        if note["k"] == "twice" and not (num_lost[note["file"]] and note["name"] == note["file"].replace("/", "+")):
+        if note["k"] == "twice":
             yield f"{note['file']}: {note['name']} was held by somebody else"
         elif note["k"] == "begin":
             running[note["file"]] = len(note["GPUs"])
@@ -114,13 +111,12 @@ def _note_problems(
                 yield f"{note['file']}: saw the GPUs {note['GPUs']}, was leased {leased.get(note['file'])}"
             if sum(running.values()) > num_gpus:
                 yield f"{note['file']}: {sum(running.values())} GPUs in use at once, there are {num_gpus}"
-        if note["k"] == "end" or num_lost[note["file"]] or _dies_without_a_word(files, note["file"]):
+        if note["k"] == "end" or _dies_without_a_word(files, note["file"]):
             running.pop(note["file"], None)
     begun = [note["file"] for note in notes if note["k"] == "begin"]
     for file in files:
-        expected = file.num_processes
-        if not expected <= begun.count(file.path) <= expected + num_lost[file.path]:
-            yield f"{file.path}: began {begun.count(file.path)} times, made to begin {expected} times"
+        if begun.count(file.path) != file.num_processes:
+            yield f"{file.path}: began {begun.count(file.path)} times, made to begin {file.num_processes} times"
 
 
 def _dies_without_a_word(files: Sequence[ShapedFile], path: str) -> bool:

@@ -12,17 +12,18 @@ from typing import Any, ClassVar, cast
 import psutil
 import pytest
 import ray
+import torch
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.fixtures.ray_nodes import RayCluster, start_ray_cluster
-from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Table
+from rlcore.distributed.dispatch import Collect, Entry, Table
 from rlcore.distributed.level_variables import worker_environment
 from rlcore.distributed.placement import ray_reservation
 from rlcore.distributed.placement.plan import Plan, Pool, Role, make_plan
 from rlcore.distributed.placement.ray_cluster import ray_nodes, usages
 from rlcore.distributed.placement.ray_reservation import Reservation, reserve
 from rlcore.distributed.placement.waiting import Usage
-from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, start_process
+from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.worker import Worker
 from rlcore.distributed.worker_group import WorkerGroup, start_group
 from rlcore.errors import InvalidValueError, LevelError, PlacementError
@@ -37,12 +38,13 @@ class Located(Worker):
     """A worker that says where it is, and reports its process."""
 
     dispatch_table: ClassVar[Table] = {
-        "report": Entry({"level": Broadcast()}, collect=Collect.LIST),
+        "report": Entry(collect=Collect.LIST),
         "locate": Entry({}, collect=Collect.LIST),
     }
 
-    def report(self, level: str) -> ProcessReport:
-        return start_process(ProcessName(self.context.role, (self.context.role,), self.context.rank), level)
+    def report(self) -> ProcessReport:
+        torch.use_deterministic_algorithms(True)
+        return report_of(ProcessName(self.context.role, (self.context.role,), self.context.rank))
 
     def locate(self) -> tuple[str, int, list[int]]:
         gpus = [int(each) for each in ray.get_gpu_ids()]
@@ -119,7 +121,7 @@ def test_ranks_run_where_the_plan_has_them_with_the_environment_of_the_level() -
             assert [place[:2] for place in places[process.name]] == [(ids[s.node], s.local_rank) for s in slots]
         assert len({(node, *gpus) for node, _, gpus in places["trainer"]}) == 4, "slots have GPUs of their own"
         assert places["reward"] == places["rollout"], "both processes of a slot share its GPU"
-        reports = [report for group in groups for report in cast(list[Any], group.handle.report(LEVEL))]
+        reports = [report for group in groups for report in cast(list[Any], group.handle.report())]
         check_reports(reports, LEVEL, environment)
         assert {report.values["NCCL_ALGO"] for report in reports} == {"Tree"}
         with pytest.raises(InvalidValueError) as caught:
@@ -144,7 +146,7 @@ def test_an_actor_without_the_levels_environment_refuses_to_start() -> None:
     plan = make_plan(pools, [Role(name=f"role-{pool.name}", pool=pool.name) for pool in pools], ray_nodes())
     with reserve(plan, timeout_s=TIMEOUT_S) as reservation:
         groups = start(reservation, "role-x", environment), start(reservation, "role-y")
-        reports = [report for group in groups for report in cast(list[Any], group.handle.report(LEVEL))]
+        reports = [report for group in groups for report in cast(list[Any], group.handle.report())]
         with pytest.raises(LevelError) as caught:
             check_reports(reports, LEVEL, environment)
     assert "process role-y, role role-y, rank 0" in caught.value.what
