@@ -1,6 +1,6 @@
 """What recording a step asks of a GPU: launches, uploads and waits, counted on a stand-in; and what it reads.
 
-`python -m tests.recording.test_gpu_steps` prints the table of harness/DESIGN.md.
+`python -m tests.recording.test_gpu_steps` prints the counts.
 """
 
 from collections.abc import Callable
