@@ -243,8 +243,13 @@ def test_examples_are_real(path: Path) -> None:
         assert (path.parent / target).exists(), f"{path} links to {target}"
 
 
-MAX_WORDS = {"CHANGELOG.md": 1_200, "harness/DESIGN.md": 4_000, "rlcore/DESIGN.md": 4_000}
-MAX_WORDS_OF_ALL = 70_300
+MAX_WORDS = {
+    "CHANGELOG.md": 1_200,
+    "harness/DESIGN.md": 4_000,
+    "rlcore/DESIGN.md": 4_000,
+    "tests/benchmarks/README.md": 3_000,
+}
+MAX_WORDS_OF_ALL = 60_000
 
 
 def test_the_pages_are_short() -> None:
