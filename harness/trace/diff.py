@@ -64,6 +64,8 @@ def diff(a: Trace, b: Trace) -> Verdict:
     kind, reasons = _classify(a, b, found, fingerprints, gaps)
     curve = compare_curves(a, b)
     part = _first_part(a, b, found.first)
+    if found.first is not None and part is not None and _is_fetched_ahead(a, b, part, found.first):
+        found.first, part = part, None
     attribution = {} if found.first is None else attribute(a, b)
     directories = a.directory, b.directory
     numbers = {rank: log.number for rank, log in b.ranks.items()}
@@ -231,6 +233,16 @@ def _first_part(a: Trace, b: Trace, first: Divergence | None) -> Divergence | No
         if any(each.first for each in opened.values()):
             return earliest(a, b, step, opened)
     return None
+
+
+def _is_fetched_ahead(a: Trace, b: Trace, part: Divergence, first: Divergence) -> bool:
+    """Whether `part` is a batch that its own step did not use, since nothing else of it differs: the next step did."""
+    if not (part.a and part.b and first.a and first.b) or part.rank is None or part.step != first.step - 1:
+        return False
+    if part.a.phase != "rollout" or not f"{part.a.name}.".startswith("batch."):
+        return False
+    one, other = ([each for _, each in trace.columns(part.step, part.rank).of_phases(("rollout",))] for trace in (a, b))
+    return compare_values(one, other, (Scope.PHYSICAL,)).num_different == part.num_different
 
 
 def _has_parts(trace: Trace, step: int) -> bool:

@@ -139,3 +139,28 @@ def test_over_ranks_any_rank_that_has_kept_a_value_will_do(tmp_path: Path) -> No
     assert first is not None
     assert first.value is not None
     assert (first.rank, first.value.max_abs, first.phases_before) == (None, 0.25, ())
+
+
+@pytest.mark.parametrize(
+    ("step_of_batch", "is_used_there", "place"),
+    [(1, False, (1, "rollout", "batch.ids")), (1, True, (2, "loss", "loss")), (0, False, (2, "loss", "loss"))],
+    ids=["fetched one step ahead", "in another order", "long before"],
+)
+def test_a_batch_of_the_step_before_that_nothing_there_used_comes_first(
+    tmp_path: Path, step_of_batch: int, is_used_there: bool, place: tuple[int, str, str]
+) -> None:
+    def steps(is_other: bool) -> Steps:
+        return [
+            [
+                recorded_value("rollout", "batch.ids", is_other and step == step_of_batch, scope=Scope.PHYSICAL),
+                recorded_value(
+                    "loss", "part", is_other and is_used_there and step == step_of_batch, scope=Scope.PHYSICAL
+                ),
+                recorded_value("loss", "loss", is_other and step == 2),
+            ]
+            for step in range(3)
+        ]
+
+    first = first_of(steps(False), steps(True), tmp_path)
+    assert first.a is not None
+    assert (first.step, first.a.phase, first.a.name) == place
