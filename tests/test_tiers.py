@@ -13,7 +13,8 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from tests.benchmarks.suite_time import MAX_FILE_S, MAX_S, Measured, written
+from tests.benchmarks.results import PAGE, line, rendered, rows, with_row
+from tests.benchmarks.suite_time import MAX_FILE_S, MAX_S, Measured, result
 from tests.support.slowest_files import seconds_by_file
 
 pytest_plugins = ["pytester"]
@@ -214,11 +215,16 @@ def test_a_budget_that_is_exceeded_is_a_fault(measured: Measured, faults: list[s
     assert measured.faults() == faults
 
 
-def test_figures_are_written_in_the_place_of_their_tier() -> None:
-    page = (ROOT / "tests" / "benchmarks" / "README.md").read_text("utf-8")
-    for backend in ("default", "full"):
-        new = written(page, backend, "new figures")
-        assert written(new, backend, "new figures") == new != page
-        assert new.count("```text\nnew figures\n```\n") == 1
-    with pytest.raises(ValueError, match="suite_time full: begin"):
-        written("nothing", "full", "new figures")
+def test_the_page_of_measurements_has_the_rows_of_the_results() -> None:
+    page, old = PAGE.read_text("utf-8"), rows()
+    assert rendered(page, old) == page
+    assert {row["verdict"] for row in old} == {"met", "missed", ""}
+    assert all(row["note"] for row in old if row["verdict"] == "missed"), "a missed target has a reason"
+    for tier in ("default", "full"):
+        row = result(Measured(tier, MAX_S + 1, 0, printed_by_pytest(1.0)), 0.5)
+        new = with_row(old, row)
+        assert row in new and len(new) == len(old)
+        assert line(row) in rendered(page, new)
+    missed = result(Measured("default", MAX_S + 1, 0, printed_by_pytest(1.0)), 0.5)
+    assert f"- suite_time, default tier: {missed['note']}\n" in rendered(page, with_row(old, missed))
+    assert with_row(old, {**missed, "measured": "another tier"})[:-1] == old

@@ -1,8 +1,8 @@
 """How long this repository's own tests take: the default tier, or the full one, against the budget.
 
-    python tests/benchmarks/suite_time.py             # the default tier
-    python tests/benchmarks/suite_time.py --full      # the full tier; no budget
-    python tests/benchmarks/suite_time.py --write     # and put the figures into README.md beside this file
+    python -m tests.benchmarks.suite_time             # the default tier
+    python -m tests.benchmarks.suite_time --full      # the full tier; no budget
+    python -m tests.benchmarks.suite_time --write     # and store the result in results.json and README.md
 
 The command fails if a test fails, if the default tier takes more than 360 s on two cores, or if the tests of one of its
 files take more than 100 s: a file stays with one worker, so a long one bounds the whole. Other work on the machine
@@ -23,8 +23,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.benchmarks.results import Row, record
+
 ROOT = Path(__file__).resolve().parents[2]
-README = Path(__file__).with_name("README.md")
 MAX_S = 360.0
 """Wall time of the default tier, with two workers on two cores."""
 MAX_FILE_S = 100.0
@@ -87,7 +88,7 @@ def measure(*, is_full: bool) -> Measured:
 
 
 def report(measured: Measured, load_before: float) -> str:
-    """Return the dated figures as they stand in README.md."""
+    """Return the dated figures."""
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, pytest {version('pytest')},"
         f" {platform.machine()}, {os.cpu_count()} cores, load {load_before:.1f} before, {os.getloadavg()[0]:.1f} after",
@@ -98,28 +99,35 @@ def report(measured: Measured, load_before: float) -> str:
     return "\n".join(lines)
 
 
-def written(page: str, backend: str, figures: str) -> str:
-    """Return the page with the figures of a tier replaced; ValueError if it has no place for them."""
-    begin, end = f"<!-- suite_time {backend}: begin -->\n", f"<!-- suite_time {backend}: end -->"
-    head, found, rest = page.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"the page has no {begin.strip()} ... {end}")
-    return f"{head}{begin}```text\n{figures}\n```\n{end}{tail}"
+def result(measured: Measured, load_before: float) -> Row:
+    """Return the row of results.json."""
+    is_default = measured.backend == "default"
+    return {
+        "section": "runner",
+        "benchmark": "suite_time",
+        "measured": f"{measured.backend} tier",
+        "target": f"{MAX_S:.0f} s" if is_default else "",
+        "value": f"{measured.wall_s:,.0f} s, processor time {measured.cpu_s:,.0f} s",
+        "verdict": ("missed" if measured.faults() else "met") if is_default else "",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {load_before:.1f} before",
+        "versions": f"Python {platform.python_version()}, pytest {version('pytest')}",
+        "note": "; ".join([measured.counts, *measured.faults()]),
+    }
 
 
 def main(words: Sequence[str]) -> int:
     """Measure, print, and write where asked; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="the full tier")
-    parser.add_argument("--write", action="store_true", help="put the figures into README.md")
+    parser.add_argument("--write", action="store_true", help="put the result into results.json and README.md")
     arguments = parser.parse_args(words)
     load_before = os.getloadavg()[0]
     measured = measure(is_full=arguments.full)
     figures = report(measured, load_before)
     print(figures if measured.code == 0 else f"{measured.printed}\n{figures}")
     if arguments.write:
-        README.write_text(written(README.read_text("utf-8"), measured.backend, figures), encoding="utf-8")
+        record(result(measured, load_before))
     return int(bool(measured.faults()))
 
 

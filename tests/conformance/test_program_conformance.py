@@ -1,5 +1,6 @@
-"""The suite over programs of other projects: its table and its page, and two programs that need torch alone."""
+"""The suite over programs of other projects: its table and its results, and two programs that need torch alone."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.trace.chain import PHASES
-from tests.conformance.programs.__main__ import BEGIN, END, row, written
+from tests.conformance.programs.__main__ import RESULTS, merged, row
 from tests.conformance.programs.checks import Seen, check
 from tests.conformance.programs.table import HERE, PROGRAMS, SCRIPTS, Environment, Program
 
@@ -51,21 +52,15 @@ def test_what_differs_from_the_table_is_a_problem() -> None:
         assert len(seen.problems) == 1, name
 
 
-def test_rows_of_other_programs_stay_and_a_page_without_a_place_is_refused() -> None:
+def test_results_are_kept_by_program() -> None:
     first, second = as_expected(BY_NAME["dqn"]), as_expected(BY_NAME["muon"])
-    page = written(f"a\n{BEGIN}{END}\nb\n", {"dqn": row(first, {})}, "heading")
     second.problems.append("wrong")
-    page = written(page, {"muon": row(second, {})}, "another heading")
-    assert page.startswith(f"a\n{BEGIN}another heading\n") and page.endswith(f"{END}\nb\n")
-    assert [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")] == [
-        "| program",
-        "| dqn",
-        "| muon",
-    ]
-    assert "**not as expected: wrong**" in page
-    assert "1 of 2 programs are as expected." in page
-    with pytest.raises(ValueError, match="has no"):
-        written("a page", {}, "heading")
+    old = merged({}, {"muon": row(first, {}), "gone": row(first, {})})
+    rows = merged(old, {"muon": row(second, {}), "dqn": row(first, {})})
+    assert {name: each["not as expected"] for name, each in rows.items()} == {"dqn": "", "muon": "wrong"}
+    kept = json.loads(RESULTS.read_text("utf-8"))
+    assert list(kept) == [each.name for each in PROGRAMS]
+    assert [name for name, each in kept.items() if each["not as expected"]] == ["trl-console"]
 
 
 @pytest.mark.full

@@ -2,7 +2,7 @@
 
     python -m tests.conformance.programs                        all; makes three environments first
     python -m tests.conformance.programs --only ddp gcn         some of them
-    python -m tests.conformance.programs --write                puts their rows into tests/benchmarks/README.md
+    python -m tests.conformance.programs --write                puts their rows into results.json beside this file
 
 Every program runs four times: unrecorded, recorded twice, and recorded with a planted cause. The final weights must be
 bitwise equal with and without a record, the honest pair EQUAL, and the planted cause be named in its step, phase and
@@ -22,13 +22,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.conformance.programs.checks import ROOT, Seen, check
+from tests.conformance.programs.checks import Seen, check
 from tests.conformance.programs.table import HERE, PROGRAMS, Environment, Program
 from tests.rlcore.peers.environments import Environment as Made
 from tests.rlcore.peers.environments import install, make_all
 
-PAGE = ROOT / "tests" / "benchmarks" / "README.md"
-BEGIN, END = "<!-- programs: begin -->\n", "<!-- programs: end -->"
+RESULTS = HERE / "results.json"
+Row = dict[str, str | int]
 VERSIONS = "import importlib.metadata as m, sys; print(*[f'{n}={m.version(n)}' for n in sys.argv[1:]], sep='\\n')"
 
 
@@ -50,46 +50,30 @@ def versions(programs: Sequence[Program], pythons: dict[Environment, Path]) -> d
     return found
 
 
-def row(seen: Seen, found: dict[str, str]) -> str:
-    """The line of the table for one program."""
+def row(seen: Seen, found: Mapping[str, str]) -> Row:
+    """Return what results.json keeps of one program."""
     program = seen.program
     package = f"{program.package} {found[program.package]}: " if program.package else ""
-    wrong = f" **not as expected: {'; '.join(each.splitlines()[0] for each in seen.problems)}**"
-    cells = [
-        program.name,
-        f"{package}{program.uses}",
-        f"{seen.num_steps} ({seen.num_logs})",
-        seen.weights if len(seen.weights) < 10 else "DIFFER",
-        f"{seen.verdict.upper() or '-'} at `{program.level}`",
-        program.planted,
-        f"{seen.place or '-'}{wrong if seen.problems else ''}",
-        f"{seen.num_bytes / 1e3:.0f} kB",
-        f"{datetime.now(UTC):%Y-%m-%d}",
-    ]
-    return f"| {' | '.join(cells)} |"
+    return {
+        "uses": f"{package}{program.uses}",
+        "steps": seen.num_steps,
+        "logs": seen.num_logs,
+        "weights": seen.weights if len(seen.weights) < 10 else "DIFFER",
+        "honest pair": f"{seen.verdict.upper() or '-'} at {program.level}",
+        "planted": program.planted,
+        "named": str(seen.place or "-"),
+        "not as expected": "; ".join(each.splitlines()[0] for each in seen.problems),
+        "trace kB": round(seen.num_bytes / 1e3),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "versions": f"Python {platform.python_version()}, torch {found.get('torch', '-')}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
 
 
-def table(rows: Mapping[str, str], heading: str) -> str:
-    """The table of the page, in the order of the programs."""
-    lines = [
-        "| program | uses | steps (logs) | weights | honest pair | planted | named | trace | date |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *[rows[each.name] for each in PROGRAMS if each.name in rows],
-    ]
-    num_right = sum("**not as expected" not in line for line in rows.values())
-    return "\n".join([heading, "", *lines, "", f"{num_right} of {len(rows)} programs are as expected."])
-
-
-def written(page: str, rows: Mapping[str, str], heading: str) -> str:
-    """Return the page with these rows replaced; ValueError if it has no place for them."""
-    head, found, rest = page.partition(BEGIN)
-    old, closed, tail = rest.partition(END)
-    if not (found and closed):
-        raise ValueError(f"the page has no {BEGIN.strip()} ... {END}")
-    kept = {line.split(" | ")[0].removeprefix("| "): line for line in old.splitlines() if line.startswith("| ")}
-    names = {each.name for each in PROGRAMS}
-    merged = {name: line for name, line in kept.items() if name in names} | dict(rows)
-    return f"{head}{BEGIN}{table(merged, heading)}\n{END}{tail}"
+def merged(old: Mapping[str, Row], new: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows of both, the new ones first, in the order of the programs; those of no program are dropped."""
+    both = {**old, **new}
+    return {each.name: both[each.name] for each in PROGRAMS if each.name in both}
 
 
 def run(
@@ -123,7 +107,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--into", type=Path, help="where environments stand; by default a cache directory")
     parser.add_argument("--jobs", type=int, default=2, help="programs side by side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen into a file")
-    parser.add_argument("--write", action="store_true", help="put the rows into tests/benchmarks/README.md")
+    parser.add_argument("--write", action="store_true", help="put the rows into results.json beside this file")
     arguments = parser.parse_args(words)
     programs = [each for each in PROGRAMS if arguments.only is None or each.name in arguments.only]
     if arguments.list:
@@ -133,10 +117,6 @@ def main(words: Sequence[str]) -> int:
     pythons = environments(programs, (arguments.into or cache / "rlharness" / "programs").absolute())
     possible = [each for each in programs if each.environment in pythons]
     began_s, found = time.monotonic(), versions(possible, pythons)
-    heading = (
-        f"Python {platform.python_version()}, torch {found.get('torch', '-')}, {platform.machine()},"
-        f" {os.cpu_count()} cores, one thread a program unless it says more"
-    )
 
     def on_seen(seen: Seen) -> None:
         print(
@@ -145,12 +125,13 @@ def main(words: Sequence[str]) -> int:
         )
         print(*[f"    {problem}\n" for problem in seen.problems], sep="", end="", flush=True)
         if arguments.write:  # at once: a run of all takes long, and may be interrupted
-            rows = {seen.program.name: row(seen, found)}
-            PAGE.write_text(written(PAGE.read_text("utf-8"), rows, heading), "utf-8")
+            rows = merged(json.loads(RESULTS.read_text("utf-8")), {seen.program.name: row(seen, found)})
+            RESULTS.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
     with tempfile.TemporaryDirectory(prefix="rlh-programs-") as scratch:
         results = run(possible, pythons, Path(scratch), arguments.jobs, on_seen)
-    print(table({each.program.name: row(each, found) for each in results}, heading))
+    num_right = sum(not each.problems for each in results)
+    print(f"{num_right} of {len(results)} programs are as expected")
     if arguments.json:
         arguments.json.write_text(json.dumps([_plain(each) for each in results], indent=1) + "\n", "utf-8")
     return int(len(possible) < len(programs) or any(each.problems for each in results))

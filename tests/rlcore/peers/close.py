@@ -1,6 +1,6 @@
 """Whether two sides agree, and batches on which they might not: log-ratios up to where both clamp them."""
 
-import re
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.rlcore.batches import Batch, batch_of
 
-DESIGN = Path(__file__).resolve().parents[3] / "rlcore" / "DESIGN.md"
+DEPARTURES = Path(__file__).resolve().parents[2] / "data" / "departures.json"
 LOGPROBS = ("old_logprobs", "rollout_logprobs", "ref_logprobs")
 TOLERANCE = 1e-6
 """Absolute for numbers up to 1, relative beyond. verl adds 1e-8 to denominators that are never 0."""
@@ -52,8 +52,5 @@ def live_batches(max_stretch: float = 1.0, names: Sequence[str] = LOGPROBS) -> s
 
 
 def departures_from(library: str) -> list[str]:
-    """What DESIGN.md's table says that we do otherwise than this library, by the names of its rows."""
-    design = DESIGN.read_text("utf-8")
-    found = re.search(rf"## Where it departs from {re.escape(library)}\n\n\|.*\n\|---.*\n((?:\|.*\n)+)", design)
-    assert found, f"DESIGN.md has no table of departures from {library}"
-    return [line.split("|")[1].strip() for line in found[1].splitlines()]
+    """Return the names of the departures from this library that `tests/data/departures.json` lists."""
+    return list(json.loads(DEPARTURES.read_text("utf-8"))[library])

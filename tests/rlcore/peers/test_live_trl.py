@@ -1,7 +1,7 @@
 """Our losses against that of TRL 1.16's GRPOTrainer, in float64, values and gradients, on batches hypothesis draws.
 
 Its loss_type is a choice of ours twice: which policy loss, and how tokens are aggregated. Below the tests of agreement,
-those of the departures DESIGN.md lists.
+those of the departures that tests/data/departures.json lists.
 """
 
 from collections.abc import Callable

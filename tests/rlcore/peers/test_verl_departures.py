@@ -1,4 +1,4 @@
-"""Where we differ from verl 0.9.1 on purpose: each row of DESIGN.md's table, seen on both sides."""
+"""Where we differ from verl 0.9.1 on purpose: each row of tests/data/departures.json, seen on both sides."""
 
 import math
 from collections.abc import Callable
