@@ -1,7 +1,4 @@
-"""What recording a step asks of a GPU: launches, uploads and waits, counted on a stand-in; and what it reads.
-
-`python -m tests.recording.test_gpu_steps` prints the table of harness/DESIGN.md.
-"""
+"""What recording a step asks of a GPU: launches, uploads and waits, counted on a stand-in; and what it reads."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -141,17 +138,3 @@ def test_an_update_of_the_engine_takes_one_wait_for_gradients_and_one_for_weight
     assert engine_step(gpu, Recorder(cast("Sink", Log()))) == ("update", counts(3, 2), 4 * WEIGHTS)
     one_by_one = engine_step(gpu, OneByOne(Recorder(cast("Sink", Log()))))
     assert one_by_one == ("update", counts(200, 200), 4 * WEIGHTS)
-
-
-def print_table() -> None:
-    """What a step costs now."""
-    patch = pytest.MonkeyPatch()
-    gpu = pretend_gpu(patch)
-    rows = [*program_steps(gpu, 3), engine_step(gpu, Recorder(cast("Sink", Log())))]
-    for name, asked, words in rows:
-        print(f"| {name} | {asked['launches']} | {asked['uploads']} | {asked['waits']} | {words:,} |")
-    patch.undo()
-
-
-if __name__ == "__main__":
-    print_table()

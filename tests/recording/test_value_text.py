@@ -57,11 +57,6 @@ def test_of_more_both_ends_are_there_with_their_places() -> None:
     assert wide[2] == "... 69,984 more"
 
 
-def test_what_is_not_understood_is_shown_as_torch_does() -> None:
-    assert text_of("complex64", torch.tensor([1j])) == "tensor([0.+1.j])"
-    assert text_of("f32", torch.zeros(0)) == text_of("f32", torch.zeros(3, 0)) == "no elements"
-
-
 def test_a_range_is_that_of_the_finite_elements() -> None:
     assert value_range(torch.tensor([NAN, INF, -INF, 1.0, 3.0])) == {
         "nan": 1,

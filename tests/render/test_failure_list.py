@@ -48,18 +48,6 @@ def titles(failures: list[Failure]) -> list[tuple[str, str]]:
     return [(failure.title, failure.reason) for failure in failures]
 
 
-def test_every_failure_of_a_run_is_there_once(sample_run: Any) -> None:
-    state = sample_run.tell()
-    finished = sample_run.events[-1]
-    assert titles(list_failures(state, finished)) == [
-        ("tests/test_bad.py::test_sum", "assert 1 == 2"),
-        ("error: tests/test_bad.py::test_setup", "fixture 'gone' not found"),
-        ("crashed: tests/test_crash.py", "signal 11 (SIGSEGV)"),
-        ("timed out: tests/test_hang.py::test_waits", "test_waits ran longer than its 30 s"),
-        ("collect error: tests/test_import.py", "ModuleNotFoundError: moonshine"),
-    ]
-
-
 def test_a_crash_after_a_failed_test_is_a_failure_of_its_own(tmp_path: Path) -> None:
     directory = write_report(tmp_path / "a", end("a.py::test_a", "failed", "assert 0"))
     (tmp_path / "a" / "output.log").write_text("last words\n", "utf-8")

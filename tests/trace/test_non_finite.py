@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
 from harness.trace.non_finite import NonFinite, find_non_finite
 from harness.trace.ops import INF, NAN, Operation, OpRecord, OpValue
 from tests.support.traces import SEEDED
@@ -71,11 +70,6 @@ def test_what_was_asked_for_by_an_argument_is_meant_and_may_be_handed_on() -> No
 def test_a_nan_comes_before_an_inf_that_came_of_nothing() -> None:
     inf, nan = operation(0, "inf"), operation(1, "nan")
     assert found_in(inf, nan) == NonFinite(NAN, nan)
-
-
-def test_an_older_record_does_not_say() -> None:
-    with pytest.raises(TraceError, match="version 1"):
-        find_non_finite(OpRecord(Path("a"), (), "", 1))
 
 
 @SEEDED

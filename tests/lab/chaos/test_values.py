@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,15 +22,6 @@ def test_a_drawn_value_is_legal_and_not_the_usual_one(values: Span | Choice, num
     assert drawn in values
     if isinstance(values, Span) or any(not is_same(each, usual) for each in values.options):
         assert not is_same(drawn, usual)
-
-
-@pytest.mark.parametrize("usual", [None, 3, 5, 8])
-def test_every_other_value_of_a_range_is_drawn_equally_often(usual: int | None) -> None:
-    span = Span(3, 8)
-    count = 6 if usual is None else 5
-    drawn = [span.drawn(number, usual) for number in range(4 * count)]
-    assert sorted(set(drawn)) == [value for value in range(3, 9) if value != usual]
-    assert {drawn.count(value) for value in drawn} == {4}
 
 
 @SEEDED
