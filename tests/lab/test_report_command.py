@@ -63,14 +63,6 @@ def test_what_is_missing_of_a_run_is_said_and_the_page_is_made_all_the_same(caps
 
 
 @pytest.mark.usefixtures("traces")
-def test_the_directory_of_a_page_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    """As that of every other --out is."""
-    assert main(["report", "a", "--out", "none/../new/of/x.html"]) == ExitCode.OK
-    assert capsys.readouterr().out.splitlines()[-1].startswith("new/of/x.html: ")
-    assert Path("new/of/x.html").is_file()
-
-
-@pytest.mark.usefixtures("traces")
 def test_a_replay_stands_for_its_runs_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "replay/run-1/../../replay", "a", "--json"]) == ExitCode.OK
     names = [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]

@@ -65,13 +65,11 @@ FACTOR = "chaos.factors.runtime.num_parts is"
     ("lines", "said", "legal"),
     [
         ("chaos: {factors: {runtime.num_parts: 7}}", f"{FACTOR} 7", IN_FACTORS),
-        ("chaos: {factors: {runtime.num_parts: {min: 1}}}", f"{FACTOR} {{'min': 1}}", IN_FACTORS),
         (
             "chaos: {factors: {runtime.num_parts: {min: 5, max: 5}}}",
             f"{FACTOR} {{'min': 5, 'max': 5}}",
             IN_FACTORS,
         ),
-        ("chaos: {factors: {runtime.num_parts: {mn: 1, max: 5}}}", f"{FACTOR} {{'mn': 1, 'max': 5}}", IN_FACTORS),
         ("chaos: {factors: {runtime.num_parts: []}}", f"{FACTOR} []", IN_FACTORS),
         ("chaos: {factors: {num_steps: [1, 2]}}", "chaos.factors has the key 'num_steps'", "dotted keys: SECTION.NAME"),
         (
@@ -94,7 +92,6 @@ FACTOR = "chaos.factors.runtime.num_parts is"
             "chaos.where.runtime.num_parts is 'vllm'",
             "values by dotted keys: {sampler.name: vllm}",
         ),
-        ("chaos: {latency: [a b]}", "chaos.latency.0 is 'a b'", "module:function"),
         ("chaos: {crash: 3}", "chaos.crash is 3", "values by dotted keys: {output.checkpoint_every: 1}"),
         ("chaos: 3", "chaos is 3", "the keys factors, sizes, names, packages, where, latency, crash"),
         (
@@ -102,7 +99,6 @@ FACTOR = "chaos.factors.runtime.num_parts is"
             "unknown key 'chaos.factor', did you mean 'chaos.factors'?",
             "the keys factors, sizes, names, packages, where, latency, crash",
         ),
-        ("resume: 3", "resume is 3", "the keys run, step"),
         ("resume: {run: output.resume}", "resume.step is missing", "the keys run, step"),
         ("resume: {run: a b, step: output.step}", "resume.run is 'a b'", "a dotted key of config"),
         ("gpus: -1", "gpus is -1", "a whole number, 0 or more"),
@@ -111,9 +107,6 @@ FACTOR = "chaos.factors.runtime.num_parts is"
         ("runtime_sections: [a.b]", "runtime_sections.0 is 'a.b'", "the name of a section of config"),
         ("free: [output]", "the key 'free' is now called 'runtime_sections'", KEYS_OF_FILE),
         ("sizes: 3", "sizes is 3", "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"),
-        ("sizes: {smoke: 3}", "sizes.smoke is 3", "values by dotted keys: {training.num_steps: 4}"),
-        ("config: 3", "config is 3", "a mapping of keys to values"),
-        ("about: ''", "about is ''", "one line of text"),
         ("entry: 7", "entry is 7", "module:function"),
     ],
 )

@@ -19,17 +19,6 @@ def test_few_elements_have_all_their_digits_and_nan_its_bits() -> None:
     assert text_of("i64", torch.arange(8)) == "0  1  2  3  4  5  6  7"
 
 
-def test_rows_are_lines_that_say_where_they_begin() -> None:
-    assert text_of("i64", torch.arange(9)) == "[0]  0  1  2  3  4  5  6  7\n[8]  8"
-    assert text_of("i64", torch.tensor([[1, 20], [300, 4]])) == "[0, 0]    1   20\n[1, 0]  300    4"
-    assert text_of("i64", torch.arange(20).reshape(2, 10)).splitlines() == [
-        "[0, 0]   0   1   2   3   4   5   6   7",
-        "[0, 8]   8   9",
-        "[1, 0]  10  11  12  13  14  15  16  17",
-        "[1, 8]  18  19",
-    ]
-
-
 def test_of_a_part_the_places_are_those_of_the_whole() -> None:
     whole = torch.arange(100).reshape(10, 10)
     part = elements_text("i64", whole[8:, 5::2], [range(8, 10), range(5, 10, 2)])

@@ -94,12 +94,6 @@ def test_an_interrupted_unit_has_the_failures_that_it_had(tmp_path: Path) -> Non
     assert titles(found) == [("exit code 2: rlharness", "the run was interrupted"), ("a.py::test_a", "assert 0")]
 
 
-def test_an_error_of_the_run_itself_is_a_failure() -> None:
-    found = failures_of(code=ExitCode.INTERNAL_ERROR, error="OSError: disk full")
-    assert titles(found) == [("exit code 3: rlharness", "OSError: disk full")]
-    assert failures_of(code=ExitCode.OK) == []
-
-
 def test_the_message_is_what_pytest_marks_as_the_error() -> None:
     text = (
         "    def test():\n>       assert f(1) == 2\nE       AssertionError: no\nE       assert 1 == 2\nE         +1\n"

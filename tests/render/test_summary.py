@@ -11,7 +11,6 @@ from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.render.failed_tests import MAX_CHARS, MAX_SHOWN
-from harness.render.sentences import sentences
 from harness.render.summary import SummaryReporter
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.records.stats import RunState
@@ -57,21 +56,6 @@ def test_a_good_run_is_a_table_and_a_line() -> None:
         "\n  passed                 1\n  tests: no tests\n\n"
         "1 unit: 1 passed in 9.0 s (sequential 18.0 s, 2.0x; lower bound 4.0 s)\n"
     )
-
-
-def test_estimated_durations_of_the_plan_are_told_apart_from_measured_ones() -> None:
-    first = unit("a.py")
-    collected = CollectionFinished(0.0, (first,), (30.0,), 30.0, 30.0, 0.0, num_estimated=1)
-    passed = UnitFinished(1.0, UnitResult(first, Outcome.PASSED, duration_s=18.0))
-    assert told(collected, passed, finished(ExitCode.OK)).splitlines()[-1] == (
-        "1 unit: 1 passed in 9.0 s (sequential 18.0 s, 2.0x; lower bound 4.0 s as measured)"
-    )
-    state = RunState()
-    state.apply(collected)
-    (said,) = sentences(collected, state)
-    assert said.text.endswith(" (estimated: no durations known yet)")
-    (said,) = sentences(replace(collected, units=(first, unit("b.py")), expected_s=(30.0, 1.0)), state)
-    assert said.text.endswith(" (estimated for 1 of 2 files)")
 
 
 def test_why_a_conftest_fails_is_shown_for_the_first_file_below_it() -> None:

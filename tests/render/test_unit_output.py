@@ -90,10 +90,3 @@ def test_beyond_the_cap_both_ends_are_shown_whole_lines_each(tmp_path: Path) -> 
     assert str(path) in note
     assert "0.2 MB" in note
     assert 9_000 < len(head) + len(tail) <= 10_000
-
-
-def test_one_endless_line_is_cut_all_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "output.log"
-    path.write_bytes(b"x" * 50_000 + b"y" * 50_000)
-    first, *_, last = shown(path, 20_000).splitlines()
-    assert (first, last) == ("x" * 10_000, "y" * 10_000)

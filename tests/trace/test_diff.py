@@ -63,18 +63,6 @@ def test_a_single_bit_is_named_wherever_it_is(
     assert verdict.num_steps_different == 10 - step
 
 
-def test_of_several_the_one_recorded_first_is_named(tmp_path: Path) -> None:
-    def change(step: int, each: RecordedValue) -> RecordedValue:
-        for name in ("logprobs", "layers.1.weight"):
-            each = flip_bit(1, each.phase, name)(step, each)
-        return each
-
-    first = diff(trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, change))).first
-    assert first is not None
-    assert first.a is not None
-    assert (first.a.name, first.num_different) == ("logprobs", 2)
-
-
 def test_the_order_of_recording_does_not_count(tmp_path: Path) -> None:
     backwards = [list(reversed(recorded_values)) for recorded_values in steps_of(3)]
     assert diff(trace(tmp_path / "a", steps_of(3)), trace(tmp_path / "b", backwards)).kind is Kind.EQUAL

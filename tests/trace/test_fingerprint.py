@@ -176,14 +176,6 @@ def test_all_four_parts_without_secrets(tmp_path: Path) -> None:
     assert "hush-hush" not in repr(found)
 
 
-def test_processors_are_told_by_what_libraries_look_for() -> None:
-    x86 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t: fpu smep avx2 sse fma\n\nprocessor\t: 1"
-    assert read.processor(x86) == {"processor": "AuthenticAMD 25 17", "instruction sets": "avx2 fma sse"}
-    arm = "processor : 0\nFeatures : fp asimd sve2 crc32\nCPU implementer : 0x41\nCPU part : 0xd4f\n"
-    assert read.processor(arm) == {"processor": "0x41 0xd4f", "instruction sets": "asimd sve2"}
-    assert read.processor("") == {"processor": "unknown", "instruction sets": "unknown"}
-
-
 def test_what_is_not_committed_is_part_of_the_subject(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]

@@ -5,7 +5,6 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,14 +80,3 @@ def test_a_small_value_says_itself_what_is_not_finite(numbers: list[float]) -> N
     if len(numbers) % 2 == 0:
         assert OpValue("complex64", "1", "raw", data.hex()).not_finite == words
     assert OpValue("i64", "2", "raw", data.hex()).not_finite == set()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "text", "words"),
-    [
-        *(("float", number.hex(), words) for number, words in ((1.5, set()), (math.nan, {NAN}), (-math.inf, {INF}))),
-        *(("int", "7", set()), ("bool", "True", set()), ("complex", "2j", set()), ("complex", "(1+nanj)", {NAN})),
-    ],
-)
-def test_a_number_says_itself_whether_it_is_finite(dtype: str, text: str, words: set[str]) -> None:
-    assert OpValue(dtype, "", "value", text).not_finite == words

@@ -72,14 +72,6 @@ def test_by_a_value_of_the_curve(good: Trace) -> None:
     assert outcome(by, good, replace(good, curve=()))[0] is Outcome.SKIP
 
 
-@pytest.mark.parametrize("text", ["nan", "divergence", "loss", "loss>", "", "bits>1x"])
-def test_what_is_no_criterion_is_refused(text: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        parse_criterion(text, None)
-    assert refused.value.what == f"--by {text}"
-    assert (refused.value.legal or "").startswith("bits, reward, or METRIC>X")
-
-
 def test_a_tolerance_is_of_the_reward() -> None:
     with pytest.raises(UsageError, match="--tolerance with --by bits"):
         parse_criterion("bits", 0.5)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import HarnessError, UsageError
+from harness.core.errors import HarnessError
 from harness.core.exit_codes import ExitCode
 from harness.lab.bisect.candidates import UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
@@ -149,8 +149,3 @@ def test_later_it_tells_how_far_it_came(tmp_path: Path) -> None:
     assert [probe.name for probe in found.candidates] == ["f", "g", "h", "i"]
     assert [probe.reason for probe in found.candidates[:-1]] == 3 * ["not looked at"]
     assert found.candidates[-1].outcome is Outcome.BAD
-
-
-def test_a_value_of_the_curve_that_nobody_tells_is_no_end(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--by loss>3: the curve of the good run has no value 'loss'"):
-        hunted(tmp_path, runs("gb"), by="loss>3")

@@ -187,16 +187,6 @@ def test_what_a_signal_has_ended_is_no_finding(tmp_path: Path, when: int) -> Non
     assert found.heard.said[-1] == "begins {'nice': 2}"
 
 
-def test_no_run_begins_when_time_is_up(tmp_path: Path) -> None:
-    runs = Played()
-    found = made(tmp_path, runs, max_s=5.0)
-    found.baseline()
-    found.clock.advance(6.0)
-    with pytest.raises(OutOfTimeError):
-        found.probe({"nice": 2})
-    assert len(runs.asked) == 1
-
-
 def test_what_an_entry_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
     found = made(tmp_path, Played(refusal=Rejection("nice 2 is not nice", "1", "be nice")))
     found.baseline()

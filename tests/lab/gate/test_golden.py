@@ -15,7 +15,6 @@ from harness.lab.gate.golden import (
     Acceptance,
     Golden,
     GoldenError,
-    acceptance_finding,
     accepted,
     compare_with_golden,
     golden_directory,
@@ -25,7 +24,6 @@ from harness.lab.gate.golden import (
 )
 from harness.lab.gate.reasons import (
     CurveApart,
-    GoldenReplaced,
     KindChanged,
     Named,
     OfTraces,
@@ -223,19 +221,6 @@ def test_a_golden_fits_a_run_that_has_looked_up_a_host_name(before: Golden) -> N
     assert fitting_key(goldens, other) == other.key
     reason = Named(ReasonCode.NO_GOLDEN_FOR_ENVIRONMENT, ("library libm.so.6",))
     assert why_not_comparable(goldens.values(), other) == reason
-
-
-def test_what_is_written_says_what_it_is_to_the_one_before(before: Golden, tmp_path: Path) -> None:
-    first = acceptance_finding(None, before)
-    assert (first.change, first.reasons) == (Change.ACCEPTED, (Reason(ReasonCode.GOLDEN_FIRST),))
-    kept = replace(before, history=(replace(WHY, date="2025-01-01"), WHY))
-    assert acceptance_finding(kept, before).change is Change.EQUAL
-    other = acceptance_finding(kept, golden(tmp_path / "now", step_of(token=6, at=1)))
-    assert (other.change, other.place) == (Change.ACCEPTED, "step 1, rollout")
-    assert other.reasons == (
-        GoldenReplaced(ReasonCode.GOLDEN_REPLACED, "2026-11-20", "behaviour"),
-        KindChanged(ReasonCode.TOKENS_CHANGED, 1),
-    )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 1}', '{"version": 2}'])
