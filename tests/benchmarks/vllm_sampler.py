@@ -24,9 +24,11 @@ from typing import Any
 
 import torch
 
+from rlcore.keys import completion_key
 from rlcore.models.checkpoints import save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.invariance_report import machine
 from rlcore.numerics.level import KernelStrategy, following
 from rlcore.numerics.probe import certify
@@ -35,14 +37,40 @@ from rlcore.samplers.vllm.engine import Engine, EngineSettings
 from rlcore.samplers.vllm.process_engine import ProcessEngine
 from rlcore.samplers.vllm.sampler import VllmSampler
 from rlcore.samplers.vllm.versions import engine_arguments, installed_version, isolated
-from rlcore.types import SampleRequest
+from rlcore.types import Prompt, SampleRequest, SamplingParams
 from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.sync import sync
-from tests.benchmarks.sampler import NUM_TOKENS, SIZES, TOKENIZER, Endless, requests
 from tests.conformance.sampler_suite import bits
 from tests.support.vllm_engines import declare_entry_point
 
+NUM_PROMPTS, GROUP_SIZE, NUM_TOKENS, PROMPT = 8, 8, 32, "reverse: "
+TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz0123456789: ")
+SIZES = {
+    "127k": DecoderConfig("qwen3", 42, 64, 2, 4, 2, 16, 256, max_length=64),
+    "1M": DecoderConfig("qwen3", 42, 128, 4, 4, 2, 32, 384, max_length=64),
+    "13M": DecoderConfig("qwen3", 42, 384, 6, 6, 2, 64, 1536, max_length=64),
+}
 SETTINGS = EngineSettings(max_length=64, concurrency=64)
+
+
+class Endless(CharacterTokenizer):
+    """Nothing ends a completion but its length."""
+
+    @property
+    def eos_id(self) -> int:
+        return -2
+
+
+def requests() -> list[SampleRequest]:
+    """Eight completions of each of eight prompts."""
+    params = SamplingParams(max_tokens=NUM_TOKENS)
+    texts = [f"{PROMPT}{number:05}" for number in range(NUM_PROMPTS)]
+    prompts = [Prompt(text, text, tuple(TOKENIZER.encode(text))) for text in texts]
+    return [
+        SampleRequest(prompt, index, completion_key(seed=1, step=0, prompt_id=prompt.id, sample_index=index), params)
+        for prompt in prompts
+        for index in range(GROUP_SIZE)
+    ]
 
 
 def stock(decoder: Decoder, wanted: list[SampleRequest]) -> Callable[[], object]:

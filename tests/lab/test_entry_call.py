@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from harness.lab.experiments.entry_call import CALL, EntryCall, Rejection, read_rejection, take_call
+from harness.lab.experiments.entry_call import CALL, EntryCall, take_call
 
 KEY = "sk-0123456789abcdef0123"
 CONFIG = {
@@ -29,15 +27,3 @@ def test_a_call_arrives_whole_and_stays_without_secrets(tmp_path: Path) -> None:
         "judge": {"api_key": "<redacted>", "url": "https://<redacted>@c/d", "retries": 3, "passwords": ["<redacted>"]},
         "prompts": ["use <redacted>", {"hf_token": "<redacted>"}],
     }
-
-
-def test_a_refusal_arrives(tmp_path: Path) -> None:
-    assert read_rejection(tmp_path) is None
-    refusal = Rejection("seed is 'x'", "a number", "")
-    refusal.write(tmp_path)
-    assert read_rejection(tmp_path) == refusal
-
-
-def test_a_call_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        take_call(tmp_path)

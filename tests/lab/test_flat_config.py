@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
-from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden, parts
+from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden
 
 SEEDED = settings(derandomize=True, max_examples=2 * settings().max_examples)
 names = st.sampled_from("abcd")
@@ -33,13 +33,6 @@ def test_a_payload_is_known_from_its_text(payload: dict[str, Any]) -> None:
 
 
 @SEEDED
-@given(payloads, payloads)
-def test_other_payloads_have_other_texts(one: dict[str, Any], other: dict[str, Any]) -> None:
-    is_alike = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    assert (flattened(one) == flattened(other)) == is_alike
-
-
-@SEEDED
 @given(payloads, values)
 def test_an_override_changes_its_own_place_alone(payload: dict[str, Any], value: Any) -> None:
     before = deepcopy(payload)
@@ -49,12 +42,6 @@ def test_an_override_changes_its_own_place_alone(payload: dict[str, Any], value:
     assert {name: inner for name, inner in found.items() if name not in "eh"} == payload
 
 
-def test_sections_are_not_shared_with_the_payload_that_was_given() -> None:
-    payload = {"a": {"b": {"c": 1}, "d": 2}}
-    assert overridden(payload, {"a.b.c": 5, "a.e": 6}, "x") == {"a": {"b": {"c": 5}, "d": 2, "e": 6}}
-    assert payload == {"a": {"b": {"c": 1}, "d": 2}}
-
-
 @pytest.mark.parametrize(
     ("key", "said"), [("a.b.c", "leads through b, which is 1"), ("a..b", "an empty part"), ("", "an")]
 )
@@ -62,18 +49,6 @@ def test_keys_that_lead_nowhere_are_refused(key: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as refused:
         overridden({"a": {"b": 1}}, {key: 2}, "--set")
     assert str(refused.value).startswith(f"--set: {key}")
-
-
-@SEEDED
-@given(payloads, st.sets(names))
-def test_free_sections_are_no_part_of_what_a_run_is(payload: dict[str, Any], free: set[str]) -> None:
-    bound, rest = parts(payload, free)
-    assert bound | rest == payload
-    assert bound.keys() == payload.keys() - free
-
-
-def test_the_order_of_keys_is_no_matter() -> None:
-    assert flattened({"a": [{"x": 1, "y": 2}], "b": 3}) == flattened({"b": 3, "a": [{"y": 2, "x": 1}]})
 
 
 def test_keys_that_would_be_two_places_are_found() -> None:

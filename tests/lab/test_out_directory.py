@@ -6,18 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UsageError
-from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
+from harness.lab.experiments.out_directory import OutDirectory, out_directory
 from harness.lab.experiments.run_spec import RunSpec, prepare
-from harness.process.run_directory import NUM_KEPT
-
-
-def test_what_a_person_names_is_a_path_without_detours(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert place_of(tmp_path, "a/./b") == tmp_path / "a" / "b"
-    assert place_of(tmp_path / "x", "../a") == tmp_path / "a"
-    assert place_of(tmp_path, "link") == tmp_path / "link", "a link is what was named"
-    assert place_of(tmp_path, str(tmp_path / "other")) == tmp_path / "other"
 
 
 def test_it_is_new_or_empty(tmp_path: Path) -> None:
@@ -32,16 +22,6 @@ def test_it_is_new_or_empty(tmp_path: Path) -> None:
         UsageError, match=r"nothing can be written to .*file/x: Not a directory\n  legal:  .*\n  remedy: "
     ):
         out_directory(tmp_path, "file/x", "replays", "id")
-
-
-def test_without_a_name_the_last_ones_of_a_kind_are_kept(tmp_path: Path) -> None:
-    ids = [f"20260301-1230{number:02}-aaaaaa" for number in range(NUM_KEPT + 2)]
-    made = [out_directory(tmp_path, None, "replays", own_id).path for own_id in ids]
-    other = out_directory(tmp_path, None, "chaos", ids[0]).path
-    assert [path.exists() for path in made] == [False, False, *[True] * NUM_KEPT]
-    assert made[-1] == tmp_path / ".rlharness" / "replays" / ids[-1]
-    assert other.exists()
-    assert (tmp_path / ".rlharness" / ".gitignore").read_text("utf-8") == "*\n"
 
 
 @pytest.mark.parametrize("is_new", [True, False])

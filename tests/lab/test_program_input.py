@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.errors import UsageError
 from harness.lab.experiments import program_input
-from harness.lab.experiments.program_input import keep_input, read_input
+from harness.lab.experiments.program_input import read_input
 
 
 def read_pipe(data: bytes, said: list[str]) -> bytes:
@@ -47,13 +47,6 @@ def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read_pipe(b"12345", [])
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    directory = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        read_input(directory, print)
-    os.close(directory)
-
-
 def test_a_silent_pipe_is_waited_for_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_input, "PATIENCE_S", 0.0)
     reader, writer = os.pipe()
@@ -67,10 +60,3 @@ def test_a_silent_pipe_is_waited_for_and_that_is_said(monkeypatch: pytest.Monkey
     assert read_input(reader, say_and_end) == b"late"
     os.close(reader)
     assert len(said) == 1
-
-
-def test_no_input_is_that_of_the_null_device(tmp_path: Path) -> None:
-    assert keep_input(b"", tmp_path) == Path(os.devnull)
-    assert list(tmp_path.iterdir()) == []
-    kept = keep_input(b"data", tmp_path)
-    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (b"data", 0o600)

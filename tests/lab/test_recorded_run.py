@@ -6,18 +6,10 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import TraceError, UsageError
-from harness.lab.experiments.recorded_run import CHECKPOINTS, is_recorded_run, read_recorded_run
+from harness.lab.experiments.recorded_run import CHECKPOINTS, read_recorded_run
 from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.support.recorded_runs import CALL, recorded
 from tests.support.traces import steps_of, write
-
-
-def test_it_says_how_it_may_be_run_again(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run")
-
-    assert is_recorded_run(run.directory)
-    assert not is_recorded_run(tmp_path)
-    assert (run.call, run.level, run.typed) == (CALL, "deterministic", ("tiny", "--size", "smoke"))
 
 
 @pytest.mark.parametrize(("step", "start"), [(0, None), (1, None), (2, 2), (3, 2), (4, 4), (5, 4)])
@@ -33,12 +25,6 @@ def test_a_step_is_run_again_from_the_nearest_checkpoint(tmp_path: Path, step: i
     output = {"note": "x"} if start is None else {"note": "x", "resume": str(run.directory), "resume_step": start}
     assert run_spec.call.config == {"seed": 7, "output": output}
     assert run_spec.identity == run.spec_to(0).identity
-
-
-def test_without_a_way_to_go_on_a_run_begins_at_its_beginning(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", replace(CALL, resume=None), checkpoints=(2,))
-
-    assert run.start_before(5) is None
 
 
 def test_what_was_recorded_without_its_secrets_has_to_be_said_again(tmp_path: Path) -> None:
@@ -77,16 +63,6 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
         read_recorded_run(tmp_path / "foreign")
     run = recorded(tmp_path / "cut")
     (run.directory / "call.json").write_text('{"entry": ', "utf-8")
-    with pytest.raises(UsageError, match="does not name the called entry"):
-        read_recorded_run(run.directory)
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", "[]", '{"entry": 1, "config": {}}', '{"entry": "a:b", "config": {}, "more": 1}']
-)
-def test_a_call_that_is_none_is_told_as_that(tmp_path: Path, text: str) -> None:
-    run = recorded(tmp_path / "run")
-    (run.directory / "call.json").write_text(text, "utf-8")
     with pytest.raises(UsageError, match="does not name the called entry"):
         read_recorded_run(run.directory)
 

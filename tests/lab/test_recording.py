@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.lab.experiments import recording_result
-from harness.lab.experiments.recording_result import await_recorders, deaf_word, how_it_ended, read_reports
+from harness.lab.experiments.recording_result import await_recorders, deaf_word, read_reports
 from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.recording_config import PROCESSES, Report
 from tests.support.fake_clock import FakeClock
@@ -29,11 +29,6 @@ from tests.support.file_limits import largest_file
 )
 def test_options_that_keep_the_recorder_out_are_found(command: str, word: str) -> None:
     assert deaf_word(command.split()) == word
-
-
-def test_ends_are_named_as_a_shell_has_them() -> None:
-    told = [how_it_ended(exit_code) for exit_code in (1, 128, 130, 137, 255)]
-    assert told == ["exit code 1", "exit code 128", "signal SIGINT", "signal SIGKILL", "exit code 255"]
 
 
 def test_reports_that_are_cut_are_left_out(tmp_path: Path) -> None:

@@ -27,13 +27,6 @@ def pairs(replay: Replay) -> list[tuple[str, str, str]]:
     return [(each.a, each.b, each.verdict.kind.value) for each in replay.comparisons]
 
 
-def test_every_run_is_compared_with_the_first(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, 1), run_of(tmp_path, 2), run_of(tmp_path, 3, OTHER)]
-    replay = compare_runs(plan_of(tmp_path, num_runs=3), runs)
-    assert pairs(replay) == [("run 1", "run 2", "equal"), ("run 1", "run 3", "diverged")]
-    assert replay.exit_code == ExitCode.DIVERGED
-
-
 def test_processes_without_a_rank_may_arrive_in_any_order(tmp_path: Path) -> None:
     """Of each run, and of each run that records operations."""
 
@@ -62,16 +55,6 @@ def test_processes_without_a_rank_may_arrive_in_any_order(tmp_path: Path) -> Non
     assert comparison.verdict.kind is Kind.EQUAL
     assert [(each.rank, each.first) for each in comparison.operations] == [(0, None), (1, None)]
     assert comparison.notes == ()
-
-
-def test_every_run_is_compared_with_the_trace_of_against(tmp_path: Path) -> None:
-    golden = read_trace(write(tmp_path / "golden", steps_of(3)))
-    other_seed = read_trace(write(tmp_path / "seed", steps_of(3), manifest_of(identity={"seed": "8"})))
-    runs = [run_of(tmp_path, 1), run_of(tmp_path, 2)]
-    replay = compare_runs(replace(plan_of(tmp_path), against=golden), runs)
-    assert pairs(replay) == [(f"{tmp_path}/golden", f"run {number}", "equal") for number in (1, 2)]
-    replay = compare_runs(replace(plan_of(tmp_path), against=other_seed), runs)
-    assert replay.exit_code == ExitCode.NOT_COMPARABLE
 
 
 def test_exit_codes_by_weight(tmp_path: Path) -> None:
@@ -111,40 +94,12 @@ def test_operations_are_trusted_where_their_step_came_out_as_without_them(
     assert all(doubt in note for note in comparison.notes)
 
 
-def test_operations_of_a_step_that_no_trace_has_are_not_said_to_be_other_ones(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, number, op=op) for number in (1, 2) for op in ("", "b")]
-    for run in runs[1::2]:
-        log = OpLog(run.recording.directory, rank=0, step=3, say=print)
-        log.close()
-    (comparison,) = compare_runs(plan_of(tmp_path, op_step=3), runs).comparisons
-    assert comparison.notes == ("rank 0: not valid: there is no step 3 in run 1, run 2",)
-
-
-def test_operations_that_were_not_recorded_are_told(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, number, op=op) for number in (1, 2) for op in ("", "b")]
-    (comparison,) = compare_runs(plan_of(tmp_path, op_step=2), runs).comparisons
-    assert (comparison.operations, comparison.notes) == ((), ("no operations of step 2 were recorded",))
-
-
 def test_operations_of_against_are_those_of_the_trace_itself(tmp_path: Path) -> None:
     golden = read_trace(run_of(tmp_path / "golden", 1, op="b1").recording.directory)
     runs = [run_of(tmp_path, 1), run_of(tmp_path, 1, op="b1")]
     (comparison,) = compare_runs(replace(plan_of(tmp_path, op_step=1), against=golden), runs).comparisons
     assert comparison.operations[0].first is None
     assert comparison.notes == ()
-
-
-def test_processes_without_the_level_are_named(tmp_path: Path) -> None:
-    plan = replace(plan_of(tmp_path, level="deterministic"), level_env={"A": "1", "B": "2"})
-    run = run_of(tmp_path, 1)
-    runs = [
-        with_reports(run, report(7, "h", A="1", B="2"), report(8, "h", A="1", B="3"), report(9, "h")),
-        with_reports(replace(run, number=2), report(10, "h", A=None, B="2")),
-    ]
-    assert compare_runs(plan, runs).notes == (
-        "run 1: process 8 did not get what the level sets: B",
-        "run 2: process 10 did not get what the level sets: A",
-    )
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,6 @@ def test_as_json_with_each_verdict(traces: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("traces")
-def test_a_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "a"]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith("A: a, 3 steps, no other run")
-
-
-@pytest.mark.usefixtures("traces")
 def test_what_is_missing_of_a_run_is_said_and_the_page_is_made_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     Path("b", "manifest.json").write_text("{", "utf-8")
     assert main(["report", "a", "b"]) == ExitCode.OK, "it is the page that was asked for"
@@ -66,14 +60,6 @@ def test_what_is_missing_of_a_run_is_said_and_the_page_is_made_all_the_same(caps
     assert main(["report", "b", "--json"]) == ExitCode.OK
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["gaps"] == ["manifest.json is missing or cut"]
-
-
-@pytest.mark.usefixtures("traces")
-def test_the_directory_of_a_page_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    """As that of every other --out is."""
-    assert main(["report", "a", "--out", "none/../new/of/x.html"]) == ExitCode.OK
-    assert capsys.readouterr().out.splitlines()[-1].startswith("new/of/x.html: ")
-    assert Path("new/of/x.html").is_file()
 
 
 @pytest.mark.usefixtures("traces")
@@ -117,26 +103,6 @@ def test_an_earlier_report_is_replaced(capsys: pytest.CaptureFixture[str]) -> No
     assert Path("report.html").read_bytes() != before
     assert main(["report", "a", "nowhere"]) == ExitCode.USAGE_ERROR
     assert capsys.readouterr().err.startswith("error: no trace in")
-
-
-@pytest.mark.usefixtures("traces")
-def test_of_a_large_trace_it_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "LARGE_BYTES", 1000)
-    assert main(["report", "a", "b"]) == ExitCode.OK
-    assert [line.partition(" is large ")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "rlharness: a",
-        "rlharness: b",
-    ]
-
-
-@pytest.mark.usefixtures("traces")
-def test_a_newer_format_says_what_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = Path("b", "manifest.json")
-    manifest.write_text(
-        json.dumps({**json.loads(manifest.read_text("utf-8")), "format": 99, "read_by": "9.9"}), "utf-8"
-    )
-    assert main(["report", "a", "b"]) == ExitCode.USAGE_ERROR
-    assert "pip install 'rlharness>=9.9'" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_nothing_and_is_said(

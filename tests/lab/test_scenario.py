@@ -3,22 +3,13 @@
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from harness.core.errors import UsageError
-from harness.lab.experiments.perturbation_declaration import ChaosSection
-from harness.lab.experiments.scenario import LEGAL, Resumption, Scenario, parse_scenario
+from harness.lab.experiments.scenario import parse_scenario
 from harness.lab.experiments.scenario_files import A_COMMAND, all_scenarios, find_scenario, project_above
 from tests.lab.scenario_texts import TINY, write_tiny
 
 PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "runtime_sections: [runtime, output]")
-
-
-def test_an_envelope_is_read() -> None:
-    tiny = parse_scenario(TINY, "tiny.yaml")
-    assert (tiny.entry, tiny.determinism, tiny.gpus) == ("tests.lab.tiny_entry:run", "invariant", 0)
-    assert (list(tiny.sizes), tiny.runtime_sections) == (["smoke", "full"], ["runtime", "output"])
-    assert tiny.config["runtime"] == {"num_parts": 4}
 
 
 def test_a_size_is_laid_over_the_payload_and_what_is_set_over_both() -> None:
@@ -48,21 +39,13 @@ def test_a_size_that_is_not_there_is_refused_if_it_was_asked_for() -> None:
     [
         ("about:", "abuot:", "unknown key 'abuot', did you mean 'about'?"),
         ("about: A sum in parts\n", "", "about is missing"),
-        ("tests.lab.tiny_entry:run", "tests/lab/tiny_entry.py", "entry is 'tests/lab/tiny_entry.py'"),
         ("tests.lab.tiny_entry:run", "tests.lab.tin\xe9:run", "entry is 'tests.lab.tin\xe9:run'"),
-        ("determinism: invariant", "determinism: full", "determinism is 'full'"),
-        ("runtime_sections:", "gpus: -1\nruntime_sections:", "gpus is -1"),
-        ("runtime_sections:", "gpus: '1'\nruntime_sections:", "gpus is '1'"),
-        ("runtime_sections: [runtime, output]", "runtime_sections: runtime", "runtime_sections is 'runtime'"),
         (
             "runtime_sections:",
             "resume: {run: output.resume, step: seed}\nruntime_sections:",
             "resume: seed is not in a section of runtime settings",
         ),
-        ("runtime_sections:", "resume: {run: output.resume}\nruntime_sections:", "resume.step is missing"),
-        ("[runtime, output]", "[runtime.num_parts]", "runtime_sections.0 is 'runtime.num_parts'"),
         ("seed: 1", "a.b: 1", "config: the key 'a.b' is empty or contains a dot"),
-        ("smoke: {num_steps: 3}", "smoke: 3", "sizes.smoke is 3"),
     ],
 )
 def test_what_is_wrong_in_an_envelope_is_named(old: str, new: str, said: str) -> None:
@@ -82,13 +65,11 @@ FACTOR = "chaos.factors.runtime.num_parts is"
     ("lines", "said", "legal"),
     [
         ("chaos: {factors: {runtime.num_parts: 7}}", f"{FACTOR} 7", IN_FACTORS),
-        ("chaos: {factors: {runtime.num_parts: {min: 1}}}", f"{FACTOR} {{'min': 1}}", IN_FACTORS),
         (
             "chaos: {factors: {runtime.num_parts: {min: 5, max: 5}}}",
             f"{FACTOR} {{'min': 5, 'max': 5}}",
             IN_FACTORS,
         ),
-        ("chaos: {factors: {runtime.num_parts: {mn: 1, max: 5}}}", f"{FACTOR} {{'mn': 1, 'max': 5}}", IN_FACTORS),
         ("chaos: {factors: {runtime.num_parts: []}}", f"{FACTOR} []", IN_FACTORS),
         ("chaos: {factors: {num_steps: [1, 2]}}", "chaos.factors has the key 'num_steps'", "dotted keys: SECTION.NAME"),
         (
@@ -111,7 +92,6 @@ FACTOR = "chaos.factors.runtime.num_parts is"
             "chaos.where.runtime.num_parts is 'vllm'",
             "values by dotted keys: {sampler.name: vllm}",
         ),
-        ("chaos: {latency: [a b]}", "chaos.latency.0 is 'a b'", "module:function"),
         ("chaos: {crash: 3}", "chaos.crash is 3", "values by dotted keys: {output.checkpoint_every: 1}"),
         ("chaos: 3", "chaos is 3", "the keys factors, sizes, names, packages, where, latency, crash"),
         (
@@ -119,7 +99,6 @@ FACTOR = "chaos.factors.runtime.num_parts is"
             "unknown key 'chaos.factor', did you mean 'chaos.factors'?",
             "the keys factors, sizes, names, packages, where, latency, crash",
         ),
-        ("resume: 3", "resume is 3", "the keys run, step"),
         ("resume: {run: output.resume}", "resume.step is missing", "the keys run, step"),
         ("resume: {run: a b, step: output.step}", "resume.run is 'a b'", "a dotted key of config"),
         ("gpus: -1", "gpus is -1", "a whole number, 0 or more"),
@@ -128,9 +107,6 @@ FACTOR = "chaos.factors.runtime.num_parts is"
         ("runtime_sections: [a.b]", "runtime_sections.0 is 'a.b'", "the name of a section of config"),
         ("free: [output]", "the key 'free' is now called 'runtime_sections'", KEYS_OF_FILE),
         ("sizes: 3", "sizes is 3", "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"),
-        ("sizes: {smoke: 3}", "sizes.smoke is 3", "values by dotted keys: {training.num_steps: 4}"),
-        ("config: 3", "config is 3", "a mapping of keys to values"),
-        ("about: ''", "about is ''", "one line of text"),
         ("entry: 7", "entry is 7", "module:function"),
     ],
 )
@@ -141,17 +117,6 @@ def test_what_is_legal_is_told_in_words_of_the_file(lines: str, said: str, legal
         parse_scenario("\n".join([*others, lines]), "a.yaml")
     assert (refused.value.what, refused.value.legal) == (f"a.yaml: {said}", legal)
     assert refused.value.remedy == "correct the file"
-
-
-def test_each_key_of_the_file_has_a_legal_value() -> None:
-    sections: dict[tuple[str, ...], type[BaseModel]] = {(): Scenario, ("chaos",): ChaosSection, ("resume",): Resumption}
-    keys = {(*section, key) for section, model in sections.items() for key in model.model_fields}
-    assert {place for place in LEGAL if place[-1] != "*"} == keys
-
-
-def test_what_is_no_mapping_is_refused() -> None:
-    with pytest.raises(UsageError, match="is not a mapping"):
-        parse_scenario("- a", "x")
 
 
 def test_every_fault_is_named_at_once() -> None:

@@ -10,11 +10,7 @@ from harness.lab.experiments import scenario_main
 from harness.lab.experiments.entry_call import INTERRUPTED, EntryCall, Rejection, read_rejection
 from harness.lab.experiments.scenario_main import as_rejection, call_entry, load_entry
 from harness.recording.recorder import NullRecorder
-from tests.lab.tiny_entry import MendableError, run
-
-
-def test_an_entry_is_found() -> None:
-    assert load_entry("tests.lab.tiny_entry:run") is run
+from tests.lab.tiny_entry import MendableError
 
 
 @pytest.mark.parametrize(
@@ -89,21 +85,6 @@ def test_a_machine_without_memory_is_told_and_a_bug_is_shown(
     monkeypatch.setattr(scenario_main, "exhaustion_of", lambda error: None)
     with pytest.raises(ImportError):
         scenario_main.main()
-
-
-def test_where_nothing_records_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert scenario_main.main() == 4
-    assert "nothing records here" in capsys.readouterr().err
-
-
-def test_a_bug_of_an_entry_shows_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="a bug of the entry"):
-        call_tiny(tmp_path, "broken", has_begun=True)
-
-
-def test_before_its_first_step_an_error_that_can_be_mended_is_a_refusal(tmp_path: Path) -> None:
-    assert call_tiny(tmp_path, "failed", has_begun=False) == 4
-    assert read_rejection(tmp_path) == Rejection("step 2 is not finite", "finite numbers", "lower the learning rate")
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
-from harness.lab.experiments.hints import program_command
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import ReplayPlan, make_plan
@@ -71,38 +69,6 @@ def plan(cwd: Path, *, trailing: tuple[str, ...] = (), **given_ones: Any) -> Rep
     changes = ScenarioOptions(**of_scenario, recording=recording)
     options = ReplayOptions(**{"scenario": "tiny", "out": "r", **given_ones}, scenario_options=changes)
     return make_plan(Invocation(cwd, os.environ, trailing), options, "id", lambda: b"input")
-
-
-def test_a_scenario_is_replayed_in_its_small_size_and_reads_no_input(tmp_path: Path) -> None:
-    found = plan(tmp_path)
-    assert (found.num_runs, found.variants, found.stdin) == (2, (), Path(os.devnull))
-    assert found.spec_of(1) == found.spec_of(2) == found.run_spec
-    assert found.run_spec.identity["num_steps"] == "3"
-    assert found.level_env == found.run_spec.level_env(os.environ)
-    assert "PYTHONHASHSEED" not in found.level_env
-
-
-def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_path: Path) -> None:
-    found = plan(tmp_path, sweep=("runtime.num_parts=1,2,3",))
-    assert found.num_runs == 3
-    told = [found.spec_of(number).perturbation["runtime.num_parts"] for number in range(1, 6)]
-    assert told == ["1", "2", "3", "1", "2"]
-    assert len({tuple(found.spec_of(number).identity.items()) for number in range(1, 6)}) == 1
-
-
-def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> None:
-    found = plan(
-        tmp_path,
-        sweep=("runtime.num_parts=1,2",),
-        overrides=("seed=3",),
-        level="deterministic",
-        step=1,
-        has_operations=True,
-    )
-    assert program_command(replace(found.run_spec, typed=found.typed), 2) == (
-        "rlharness replay tiny --size smoke --set seed=3 --sweep runtime.num_parts=1,2 --level deterministic"
-        " --step 2 --trace-ops"
-    )
 
 
 @pytest.mark.parametrize(

@@ -67,15 +67,6 @@ def test_an_override_is_in_the_identity_or_told_beside_it(tmp_path: Path, key: s
     assert other.typed == (*plain.typed, "--set", f"{key}={value}"), "what was overridden is recorded"
 
 
-def test_sizes_levels_and_entries_count_by_what_they_do(tmp_path: Path) -> None:
-    smoke, full = run_spec(tmp_path), run_spec(tmp_path, size="full")
-    assert (smoke.identity["num_steps"], full.identity["num_steps"]) == ("3", "5")
-    assert run_spec(tmp_path, size="full", overrides=("num_steps=3",)).identity == smoke.identity
-    other = run_spec(tmp_path, level="deterministic")
-    assert (other.level, other.identity["(level)"]) == ("deterministic", "deterministic")
-    assert other.typed[-2:] == ("--level", "deterministic")
-
-
 @pytest.mark.parametrize(("is_intels", "mode"), [(True, "AUTO,STRICT"), (False, "AUTO")])
 def test_mkl_is_strict_on_processors_that_know_the_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_intels: bool, mode: str

@@ -12,9 +12,6 @@ from jsonschema import Draft202012Validator
 from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.scenario import parse_scenario
-from harness.lab.experiments.scenario_options import ScenarioOptions
-from harness.lab.experiments.scenario_spec import asked_of, make_scenario_spec
 from harness.lab.experiments.schemas import make_schema
 from tests.support.file_limits import largest_file
 
@@ -90,18 +87,6 @@ def test_the_configuration_of_this_repository_is_valid() -> None:
     assert faults("pyproject", table) == []
 
 
-def test_comments_of_a_scenario_are_no_part_of_its_run_spec() -> None:
-    text = (ROOT / "scenarios" / "grpo_sorting.yaml").read_text("utf-8")
-    bare = text.partition("\n")[2]
-    assert text != bare
-    options = ScenarioOptions()
-    specs = [
-        make_scenario_spec(asked_of("a", parse_scenario(each, "a"), options, "full"), options.recording)
-        for each in (text, bare)
-    ]
-    assert specs[0] == specs[1]
-
-
 # ------------------------------------------------------------------------------------------- mistakes
 
 
@@ -169,16 +154,6 @@ def test_mistakes_in_a_configuration_are_rejected_by_the_schema_of_its_entry(
 
 
 # ---------------------------------------------------------------------------------------- the command
-
-
-def test_the_list_names_each_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"]) == ExitCode.OK
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(NAMES)
-
-
-def test_a_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "pyproject"]) == ExitCode.OK
-    assert capsys.readouterr().out == (SHIPPED / "pyproject.json").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

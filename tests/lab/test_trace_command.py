@@ -96,13 +96,6 @@ def test_logs_of_workers_that_their_cluster_ended_are_closed(tmp_path: Path) -> 
     assert read_trace(tmp_path / "t").gaps == ()
 
 
-def test_the_log_of_a_program_that_left_with_0_at_once_is_closed(tmp_path: Path) -> None:
-    done = type_command(tmp_path, "trace", "--out", "t", "--", *PRETENDER, "--end", "skip")
-    assert done.code == ExitCode.OK, done.stderr
-    assert "note: rank 0 left by os._exit with 0 after 3 steps; its log was closed" in done.stderr
-    assert read_trace(tmp_path / "t").gaps == ()
-
-
 @pytest.mark.parametrize(
     ("words", "rank"),
     [

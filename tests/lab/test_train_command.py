@@ -70,13 +70,6 @@ def test_the_entry_was_called_with_its_payload_its_level_and_its_directory(train
     assert [path.name for path in kept if b"verysecret" in path.read_bytes()] == [], "traces travel"
 
 
-def test_the_curve_is_what_the_entry_says_not_what_it_prints(trained: tuple[Path, Done]) -> None:
-    directory, _ = trained
-    curve = [json.loads(line) for line in (directory / "t" / "curve.jsonl").read_text("utf-8").splitlines()]
-    assert len(curve) == 5
-    assert all("1.5" not in str(line["loss"]) for line in curve)
-
-
 def test_tensors_and_operations_of_steps_are_kept(trained: tuple[Path, Done]) -> None:
     directory, _ = trained
     kept = [path.name for path in (directory / "t" / "tensors").iterdir()]
@@ -148,22 +141,6 @@ def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path:
     next_words = shlex.split(told["next"])[1:]
     looked = type_command(tmp_path, *next_words, "--out", "again")
     assert "first NaN: produced by forward aten.sub.Tensor" in looked.stdout, looked.stderr
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--break-on", "divergence"), "this run has no recorded run to differ from"),
-        (("--until", "lose<3"), "the curve has no value 'lose'\n  legal:  loss"),
-    ],
-)
-def test_a_condition_that_cannot_hold_is_refused_and_leaves_nothing(
-    tmp_path: Path, words: tuple[str, ...], said: str
-) -> None:
-    done = train(tmp_path, *words)
-    assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
-    assert not (tmp_path / "t").exists()
 
 
 def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:

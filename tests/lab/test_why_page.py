@@ -45,8 +45,3 @@ def test_what_chance_decides_is_set_aside_and_nothing_else() -> None:
     b = "loss at step 0  A 1e-05 (f32:3f81969b)\n     0.9847 │⠒⠢ B\nbaseline: 18.9 s; about 2 min left"
     assert without_chance(a) == without_chance(b)
     assert without_chance(a) != without_chance(b.replace("loss", "kl"))
-
-
-def test_the_readme_leads_to_it() -> None:
-    readme = (PAGE.parents[2] / "README.md").read_text("utf-8")
-    assert "[Find out why your two runs differ, in five minutes](harness/lab/WHY.md)" in readme

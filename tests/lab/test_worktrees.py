@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UsageError
-from harness.lab.experiments.worktrees import PACKAGE, Checkout, Side, import_origin, open_worktrees
+from harness.lab.experiments.worktrees import PACKAGE, Checkout, import_origin, open_worktrees
 from tests.support.projects import IDENTITY, Project
 
 
@@ -155,22 +155,3 @@ def test_what_is_no_commit_or_no_checkout_is_told(project: Project, tmp_path: Pa
     with pytest.raises(UsageError, match="shallow clone") as refused:
         Checkout(shallow, os.environ).commit("HEAD~1")
     assert "fetch-depth: 0" in refused.value.remedy
-
-
-def test_histories_and_ancestors(project: Project) -> None:
-    second, third = project.commit("Second"), project.commit("Third")
-    found = checkout(project)
-    commits = [found.commit(name) for name in (project.first, second, third)]
-    assert found.history(commits[0], commits[2]) == {third: (second,), second: (project.first,)}
-    assert found.is_ancestor(commits[0], commits[2])
-    assert not found.is_ancestor(commits[2], commits[0])
-    assert not found.is_dirty
-    project.write("parts.py", "")
-    assert found.is_dirty
-    assert found.user == "Ada"
-
-
-def test_a_side_holds_what_lies_in_it(tmp_path: Path) -> None:
-    side = Side(tmp_path, tmp_path, {})
-    assert side.holds(str(tmp_path / "a" / "b"))
-    assert not side.holds(str(tmp_path.parent))

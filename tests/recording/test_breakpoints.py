@@ -1,6 +1,6 @@
 """Where a run ends that is to end where a condition holds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -92,12 +92,6 @@ def test_what_torch_cannot_do_for_another_reason_is_no_finite_value(
         stop_of(tmp_path, "nan", weights={1: torch.ones(2)})
 
 
-def test_it_is_looked_only_for_what_was_asked_for(tmp_path: Path) -> None:
-    assert stop_of(tmp_path / "a", "inf", weights={1: with_element(NAN)}) is None
-    assert stop_of(tmp_path / "b", "nan", weights={1: with_element(INF)}) is None
-    assert stop_of(tmp_path / "c", "nan", "inf", "loss>1", "divergence") is None
-
-
 def test_a_value_of_the_curve_ends_the_run_after_its_step(tmp_path: Path) -> None:
     assert stop_of(tmp_path / "a", "loss<0.5", losses={1: 0.25}) == Stop("loss<0.5", 1, name="loss", value="0.25")
     assert stop_of(tmp_path / "b", "nan", losses={2: NAN}) == Stop(
@@ -115,30 +109,6 @@ def test_the_first_leaf_that_another_trace_has_otherwise_ends_the_run(tmp_path: 
     assert stop_of(tmp_path / "same", "divergence", against=reference) is None
     found = stop_of(tmp_path / "other", "divergence", against=reference, weights={2: with_element(2.0)})
     assert found == Stop("divergence", 2, 0, "backward", "weight", 0)
-
-
-@pytest.mark.parametrize(
-    ("change", "where", "why"),
-    [
-        (lambda names: [*names, "new"], "new", "the other run has none"),
-        (lambda names: names[:-1], "b", "only the other run has it"),
-    ],
-)
-def test_a_leaf_that_only_one_has_is_a_divergence(
-    tmp_path: Path, change: Callable[[list[str]], list[str]], where: str, why: str
-) -> None:
-    def record(directory: Path, names: list[str], callbacks: list[Breakpoints]) -> None:
-        recorder = Recorder(ToTrace(directory), callbacks=callbacks)
-        recorder.begin_step(0)
-        for name in names:
-            recorder.record("forward", name, torch.ones(9))
-        recorder.end_step()
-
-    record(tmp_path / "a", ["a", "b"], [])
-    callback = Breakpoints(["divergence"], str(tmp_path / "stop.json"), str(tmp_path / "a"))
-    with pytest.raises(RunEnded):
-        record(tmp_path / "b", change(["a", "b"]), [callback])
-    assert read_stop(tmp_path / "stop.json") == Stop("divergence", 0, 0, "forward", where, 0, value=why)
 
 
 class NonFiniteError(ValueError):
@@ -168,7 +138,3 @@ def test_a_value_that_is_told_late_ends_the_run_with_its_next_step(tmp_path: Pat
     with pytest.raises(RunEnded):
         recorder.begin_step(1)
     assert read_stop(tmp_path / "stop.json") == Stop("loss<0.5", 0, name="loss", value="0.25")
-
-
-def test_who_is_ended_so_ends_in_order() -> None:
-    assert RunEnded().code is None

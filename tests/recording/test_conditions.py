@@ -61,12 +61,6 @@ def test_anything_else_is_refused_by_a_typed_error(text: str) -> None:
         assert found.word or (found.name and found.relation and not math.isnan(found.number))
 
 
-@pytest.mark.parametrize("text", ["", "loss", "loss=3", "loss<nan", "loss<", "<3", "loss<3<4", "NaN", "loss<0x1"])
-def test_nearly_right_is_wrong(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_condition(text)
-
-
 def test_a_name_that_no_curve_has_is_refused_with_those_it_has() -> None:
     typed = [parse_condition(text) for text in ("loss<1", "nan", "reward<1", "grad_norm>1", "lose<1")]
     known = ["reward_mean", "loss", "grad_norm"]

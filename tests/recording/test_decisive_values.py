@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import TraceError
 from harness.trace import read_trace, verify
 from harness.trace.chain import RecordedValue, Scope
-from harness.trace.context import BATCH_ORIGIN, LOADER_SEED
+from harness.trace.context import BATCH_ORIGIN
 from harness.trace.diff import diff
 from harness.trace.element_diff import numbers
 from harness.trace.reasons import BatchOfWorker, Resumed, ResumedAt, VerdictCode, WrittenOutside
@@ -118,15 +117,6 @@ def test_each_batch_of_a_worker_says_which(traces: Path) -> None:
     assert BATCH_ORIGIN not in {each.name for each in values_of(traces / "none", 0)}
 
 
-def test_the_seed_of_workers_is_recorded(traces: Path) -> None:
-    seeds = [
-        [each.digest for each in values_of(traces / name, 0) if each.name == LOADER_SEED]
-        for name in ("worker1", "worker2", "none")
-    ]
-    assert len(seeds[0]) == 1
-    assert (seeds[0], seeds[2]) == (seeds[1], [])
-
-
 def test_settings_stand_in_the_first_step_and_in_those_that_change_them(traces: Path) -> None:
     names = [{each.name for each in values_of(traces / "switch", step)} for step in range(4)]
     assert {"group0.lr", "group0.betas.0", "group0.amsgrad", "group0.fused"} <= names[0]
@@ -157,9 +147,3 @@ def test_state_that_was_lost_when_a_run_was_resumed_is_named(traces: Path) -> No
     assert first_of(verdict) == (2, "optimizer", "weight")
     verdict = diff(*align(read_trace(traces / "write"), read_trace(traces / "resumed"), 2)[:2])
     assert first_of(verdict) == (2, "forward", "weight")
-
-
-def test_a_shift_without_a_common_step_is_refused(traces: Path) -> None:
-    with pytest.raises(TraceError) as caught:
-        align(read_trace(traces / "none"), read_trace(traces / "resumed"), 9)
-    assert caught.value.legal == "a number that moves the steps 0 to 1 to some of the steps 0 to 3"

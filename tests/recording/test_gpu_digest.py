@@ -17,13 +17,12 @@ from harness.recording.gpu_batch import lanes_by_kernel
 from harness.recording.gpu_digest import (
     Shard,
     contiguous_runs,
-    lanes_by_torch,
     lanes_digest,
     lanes_of_shard,
     pieces_of,
     shard_of,
 )
-from harness.recording.gpu_table import Level, Runs, rows_of, runs_of
+from harness.recording.gpu_table import Level, Runs, rows_of
 from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import tensor_bytes
 from harness.trace.digests import BLOCK_WORDS, add_shards, shardsum
@@ -103,24 +102,6 @@ def test_shards_add_up_however_they_are_cut(name: str, dims: list[tuple[int, int
     assert add_shards(map(lanes_digest, by_kernel)) == reference(whole)
 
 
-def test_chunks_and_runs_of_any_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.recording.gpu_digest.CHUNK_WORDS", 2 * BLOCK_WORDS)
-    tensor = random_tensor(torch.float32, (7 * BLOCK_WORDS,))
-    for first, last in ((0, 7168), (1, 7168), (1024, 5000), (1023, 1025), (5, 6), (2047, 6145)):
-        part = tensor[first:last]
-        words = part.view(torch.int32)
-        assert lanes_digest(lanes_by_torch(words, Runs(first, len(part), ()))) == shardsum(tensor_bytes(part), 4, first)
-
-
-def test_a_shard_of_columns_is_many_runs() -> None:
-    tensor = random_tensor(torch.float32, (4, 3, 5))
-    shard = Shard(tensor[:, 1:3], (4, 3, 5), (0, 1, 0))
-    assert contiguous_runs(shard) == Runs(5, 10, (Level(4, 15, 10),))
-    assert runs_of(shard.local, shard.shape, shard.offset, shard.local.stride()) == Runs(5, 10, (Level(4, 15, 15),))
-    assert contiguous_runs(Shard(tensor[1:3], (4, 3, 5), (1, 0, 0))) == Runs(15, 30, ())
-    assert contiguous_runs(shard_of(tensor)) == Runs(0, 60, ())
-
-
 def test_a_shard_of_columns_costs_a_row_of_the_table_however_many_runs_it_has() -> None:
     """A list of where the runs begin would have 1.8 million numbers."""
     columns = torch.empty(256, 7168, 128, dtype=torch.bfloat16, device="meta")
@@ -162,30 +143,6 @@ def test_large_copies_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     (lanes,) = lanes_by_kernel([turned], turned.device, gpu)
     assert lanes_digest(lanes) == lanes_digest(lanes_of_shard(shard_of(turned))) == reference(turned)
     assert gpu.taken() == {"launches": 10, "uploads": 10, "waits": 1, "by torch": 0}
-
-
-def test_views_are_taken_in_c_order() -> None:
-    tensor = random_tensor(torch.float32, (40, 60))
-    assert digest_of(shard_of(tensor.t())) == reference(tensor.t().contiguous())
-    values = torch.complex(tensor.nan_to_num(), tensor.nan_to_num())
-    assert digest_of(shard_of(values.conj())) == reference(values.conj().resolve_conj())
-
-
-def test_single_changes_and_exchanges_are_seen() -> None:
-    tensor = random_tensor(torch.float32, (3 * BLOCK_WORDS,))
-    seen = {digest_of(shard_of(tensor))}
-    for index in (0, 1023, 1024, 3071):
-        changed = tensor.clone()
-        changed.view(torch.int32)[index] ^= -(2**31)
-        seen.add(digest_of(shard_of(changed)))
-    seen.add(digest_of(shard_of(tensor.roll(1))))
-    seen.add(digest_of(shard_of(tensor.roll(BLOCK_WORDS))))
-    assert len(seen) == 7
-
-
-def test_nothing_is_zeros() -> None:
-    assert digest_of(shard_of(torch.empty(0, 3))) == bytes(16)
-    assert lanes_of_shard(shard_of(torch.zeros(1)))[0] != 0
 
 
 @pytest.mark.parametrize(

@@ -114,21 +114,6 @@ def test_optimizers_that_follow_each_other_are_one_step_at_the_latest_from_the_s
     assert found == first + [names] * (num_iterations - 1)
 
 
-@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
-def test_optimizers_that_are_made_after_a_backward_are_one_step(names: list[str]) -> None:
-    """The first of them is made before anything tells that others follow."""
-    steps = JoinedSteps()
-    steps.meet(is_within_step=False)
-    assert not steps.waits(["early"], lambda: False), "made before the loop: it ends its step alone"
-    steps.end()
-    for name in names:
-        steps.meet(is_within_step=True)
-        assert steps.join(name) == (name != names[0])
-        assert steps.waits([name], lambda: False)
-    steps.end()
-    assert not steps.waits([names[-1]], lambda: False), "in the next iteration nothing is made"
-
-
 @pytest.mark.full
 def test_the_order_in_which_optimizers_are_made_does_not_count(tmp_path: Path) -> None:
     """Which is that of a set of text, as in Pyro: no value of the program depends on it."""
@@ -147,17 +132,6 @@ def test_the_order_in_which_optimizers_are_made_does_not_count(tmp_path: Path) -
     )
     first = {each.name for each in trace.ranks[0].columns(0).values() if each.phase == "backward"}
     assert first == {f"parameter{index}" for index in range(5)}
-
-
-def test_another_optimizer_may_join_late() -> None:
-    """The head of a model alone, later its body too: one step from the first on that has gradients of both."""
-    steps = JoinedSteps()
-    for _ in range(3):
-        assert not steps.waits(["head"], lambda: False)
-        steps.end()
-    assert steps.waits(["head"], lambda: True)
-    assert steps.join("body")
-    assert not steps.waits(["body"], lambda: False)
 
 
 def test_an_optimizer_is_named_by_its_class_if_it_is_not_the_only_one() -> None:

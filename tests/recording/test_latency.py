@@ -9,12 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
-from harness.recording.latency import NUM_UNITS, UNIT_S, Latency, delay_s, delayed
-from tests.support.traces import SEEDED
+from harness.recording.latency import Latency, delay_s, delayed
 
 TOOLS = "tools_of_a_test"
 
@@ -103,18 +100,6 @@ def test_what_a_function_gives_and_takes_stays(tools: ModuleType, mark: Path) ->
     assert (tools.look_up.__name__, inspect.iscoroutinefunction(tools.ask)) == ("look_up", True)
 
 
-def test_it_is_delayed_under_the_name_that_callers_use(
-    tools: ModuleType, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which is not that of its definition, where something else has made it."""
-    waited: list[float] = []
-    monkeypatch.setattr("harness.recording.latency.sleep", waited.append)
-    vars(tools)["search"] = tools.look_up
-    Latency(1, [f"{TOOLS}:search"], str(mark))
-    assert (tools.search("a"), len(waited)) == ("a", 1)
-    assert (tools.look_up("a"), len(waited)) == ("a", 1), "nobody has named it so"
-
-
 def test_each_call_waits_as_its_number_says_and_the_first_that_waits_leaves_a_mark(
     mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,12 +112,6 @@ def test_each_call_waits_as_its_number_says_and_the_first_that_waits_leaves_a_ma
     assert waited == [delay_s("ask", number) for number in range(20)]
     assert marks == [any(waited[: number + 1]) for number in range(20)]
     assert not marks[0], "this key's first call does not wait"
-
-
-@given(st.text(max_size=20))
-@SEEDED
-def test_a_key_has_delays_of_every_length(key: str) -> None:
-    assert {delay_s(key, number) for number in range(200)} == {unit * UNIT_S for unit in range(NUM_UNITS)}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.recording import names
-from harness.recording.names import Named, ParameterNames, accumulating_tensors, living_modules, outermost, unwrapped
+from harness.recording.names import Named, ParameterNames, unwrapped
 from harness.recording.recorder import Observation, look
 from tests.recording.counted_gpu import pretend_gpu
 
@@ -67,13 +67,6 @@ def test_one_optimizer_of_all_leaves_names_them_in_its_own_order() -> None:
         assert [names.name(each) for each in (second, first)] == ["parameter0", "parameter1"]
 
 
-def test_leaves_come_once_in_the_order_of_the_graph() -> None:
-    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    squared = (second * first).square()
-    leaves = [*accumulating_tensors([(squared + first).sum(), squared.sum(), torch.ones(1), first])]
-    assert [id(each) for each in leaves] == [id(second), id(first)]
-
-
 def test_two_modules_with_the_same_names_are_told_apart_by_class_then_number() -> None:
     first, second, third = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
     assert names_of(first, second, third) == [
@@ -109,33 +102,10 @@ def test_wrappers_leave_no_mark() -> None:
     assert unwrapped("submodule.weight") == "submodule.weight"
 
 
-def test_two_wrapped_models_are_told_apart_by_what_is_wrapped() -> None:
-    class Wrapper(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-    assert names_of(Wrapper(Agent()), Wrapper(Agent()))[4] == "Agent.actor.weight"
-
-
 def test_a_tied_parameter_has_its_first_name() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
     assert names_of(model) == ["0.weight"]
-
-
-def test_looking_for_modules_asks_nobody_who_they_are() -> None:
-    class Proxy:
-        def __getattribute__(self, name: str) -> object:
-            raise AssertionError(f"asked for {name}")
-
-    proxy = Proxy()
-    assert id(proxy) not in map(id, living_modules())
-
-
-def test_outermost() -> None:
-    agent = Agent()
-    assert outermost([agent.critic, agent, agent.actor, agent.critic[0]]) == [agent]
 
 
 def test_naming_keeps_nothing_alive() -> None:

@@ -1,6 +1,5 @@
 """The file of a step's operations: whole lines, whatever ends the process or the disk."""
 
-import json
 import os
 import signal
 import subprocess
@@ -24,16 +23,6 @@ OPERATION = {
     "in": [],
     "from": [],
 }
-
-
-def test_a_line_an_operation(tmp_path: Path) -> None:
-    log = OpLog(tmp_path, rank=1, step=7, say=print)
-    log.append({**OPERATION, "out": []})
-    log.close()
-    log.close()
-    lines = [json.loads(line) for line in (tmp_path / "ops" / "rank-1-step-7.jsonl").read_text().splitlines()]
-    assert [line["k"] for line in lines] == ["head", "op", "end"]
-    assert (lines[0]["rank"], lines[0]["step"], lines[2]["num_ops"], lines[2]["problem"]) == (1, 7, 1, "")
 
 
 def test_giving_up_is_said_once_and_written_down(tmp_path: Path) -> None:
@@ -62,25 +51,6 @@ def test_a_full_disk_ends_the_record_and_not_the_program(tmp_path: Path) -> None
     found = read_ops(tmp_path, 0, 0)
     assert found is not None
     assert (len(found.operations), found.problem) == (1, "its recording was cut")
-
-
-def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
-    (tmp_path / "ops").write_text("")
-    said: list[str] = []
-    log = OpLog(tmp_path, rank=0, step=0, say=said.append)
-    log.append({**OPERATION, "out": []})
-    log.close()
-    assert (len(said), log.num_ops) == (1, 0)
-
-
-def test_two_records_of_one_step_do_not_mix(tmp_path: Path) -> None:
-    said: list[str] = []
-    OpLog(tmp_path, rank=0, step=0, say=said.append).close()
-    OpLog(tmp_path, rank=0, step=0, say=said.append).append({**OPERATION, "out": []})
-    found = read_ops(tmp_path, 0, 0)
-    assert found is not None
-    assert (found.problem, found.operations) == ("", ())
-    assert "exists" in said[0]
 
 
 KILLED = """

@@ -95,16 +95,6 @@ def test_no_bit_is_another_under_autocast(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_two_records_of_one_program_are_alike() -> None:
-    def program(_: OpMode) -> None:
-        train("adamw foreach", None, lambda step: contextlib.nullcontext())
-
-    a, b = record(program), record(program)
-    verdict = compare_ops(a, b, 0, 0)
-    assert (verdict.first, verdict.num_a) == (None, verdict.num_b)
-
-
-@pytest.mark.full
 def test_a_compiled_region_runs_as_it_was_compiled() -> None:
     module = nn.Linear(4, 4)
     compiled = torch.compile(lambda x: torch.relu(module(x)).sum(), backend="aot_eager")
@@ -243,16 +233,6 @@ def test_an_unseeded_draw_is_found_by_its_generators_state() -> None:
 
     what, found, _ = first_of(lambda: program(1), lambda: program(2))
     assert (what, found.at) == (OpDifference.RANDOM_STATE, line_of(program, "bernoulli_"))
-
-
-def test_other_arguments_are_told() -> None:
-    weight = torch.ones(3)
-
-    def program(scale: float) -> None:
-        torch.mul(weight, scale).sum()
-
-    what, found, _ = first_of(lambda: program(1.0), lambda: program(1.0000001))
-    assert (what, found.name) == (OpDifference.OTHER_ARGUMENTS, "aten.mul.Tensor")
 
 
 def test_other_bits_out_of_equal_inputs_by_the_number_of_threads() -> None:

@@ -64,19 +64,3 @@ def test_a_module_that_fails_to_import_is_not_hooked_and_fails_as_before(modules
     after_import({"hooked_three": lambda module: pytest.fail("hooked")})
     with pytest.raises(RuntimeError, match="as before"):
         imported("hooked_three")
-
-
-def test_what_is_not_there_stays_so(modules: Path) -> None:
-    after_import({"hooked_four": lambda module: pytest.fail("hooked")})
-    with pytest.raises(ModuleNotFoundError, match="hooked_four"):
-        imported("hooked_four")
-    assert importlib.util.find_spec("hooked_four") is None
-
-
-def test_looking_for_a_module_does_not_use_up_its_hook(modules: Path) -> None:
-    (modules / "hooked_five.py").write_text("value = 5\n")
-    seen: list[int] = []
-    after_import({"hooked_five": lambda module: seen.append(module.value)})
-    assert importlib.util.find_spec("hooked_five") is not None
-    imported("hooked_five")
-    assert seen == [5]

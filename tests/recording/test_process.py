@@ -117,17 +117,6 @@ def test_giving_up_is_said_once_and_ends_nothing_else(
     assert (report(tmp_path).problem, report(tmp_path).is_closed) == ("a reason", False)
 
 
-def test_a_directory_that_cannot_be_written_to_ends_the_recording_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    log = ProcessLog(RecordingConfig(str(blocked)))
-    record(log)
-    assert "recording ended, the program continues" in capsys.readouterr().err
-    assert not log.is_recording
-
-
 def test_a_report_is_rewritten_in_its_place_where_nothing_new_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,12 +220,6 @@ def test_workers_of_ray_say_so(
     monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
     record(log)
     assert report(tmp_path).cluster == cluster
-
-
-def test_metrics_that_were_found_are_reported_at_once(tmp_path: Path, log: ProcessLog) -> None:
-    log.note_metrics(["loss", "kl"])
-    log.note_metrics(["loss"])
-    assert report(tmp_path).metrics == ("loss", "kl")
 
 
 def test_a_forked_child_leaves_its_parents_log_alone_and_may_have_its_own(tmp_path: Path, log: ProcessLog) -> None:

@@ -57,13 +57,6 @@ def test_a_half_used_pair_of_gaussians_is_part_of_the_state() -> None:
         assert read_states()[name] != with_one_held
 
 
-def test_looking_draws_nothing() -> None:
-    before = random.getstate(), torch.get_rng_state()
-    read_states()
-    assert random.getstate() == before[0]
-    assert torch.equal(torch.get_rng_state(), before[1])
-
-
 def test_a_generator_that_appears_is_not_one_that_was_used() -> None:
     states = RandomStates()
     del states._seen["random.numpy"]

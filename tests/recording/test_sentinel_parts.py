@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from harness.recording.sentinel.comparison import Key, differences, is_equal, named_ranks, summarize
-from harness.recording.sentinel.repetition import classify, probe_memory
+from harness.recording.sentinel.repetition import classify
 from harness.recording.sentinel.replicas import Copy, digests_of
 from harness.recording.sentinel.sentinel_report import (
     BUNDLES,
@@ -24,9 +24,7 @@ from harness.recording.sentinel.sentinel_report import (
     Location,
     Moment,
     Repeated,
-    finding_line,
     read_findings,
-    suspects_of,
 )
 from harness.recording.sentinel.windows import Change, Windows, split_changes
 
@@ -72,19 +70,6 @@ def test_a_planted_difference_is_found_at_its_tensor_and_rank(table: dict[Key, s
     [found] = differences(tables)
     assert (found.kind, found.name) == key[:2]
     assert named_ranks([found]) == ((rank,) if num_ranks > 2 else (0, 1))
-
-
-def test_single_copies_and_ranks_without_a_tensor_have_no_say() -> None:
-    single, shared = Key("weight", "shard", (0,)), Key("moment", "step", (0, 1))
-    tables = {0: {single: "a", shared: "x"}, 1: {}}
-    assert summarize(tables[0]).keys() == {(0, 1)}
-    assert differences(tables) == []
-
-
-def test_without_a_majority_every_rank_is_suspected() -> None:
-    assert suspects_of({0: "a", 1: "b"}.items()) == (0, 1)
-    assert suspects_of({0: "a", 1: "a", 2: "b", 3: "b"}.items()) == (0, 1, 2, 3)
-    assert suspects_of({0: "a", 1: "a", 2: "b"}.items()) == (2,)
 
 
 # ---------------------------------------------------------------------------------------------------------- digests
@@ -181,13 +166,6 @@ def test_work_done_twice_is_classified(first: str, second: str, expected: object
     assert classify(before, after, differences(before)) == expected
 
 
-def test_memory_that_holds_what_is_written_keeps_its_bits() -> None:
-    tensor = torch.randn(3, 5)
-    before = tensor.clone()
-    assert probe_memory([copy_of(tensor)])
-    assert torch.equal(tensor, before)
-
-
 # ------------------------------------------------------------------------------------------------------------ report
 
 
@@ -214,12 +192,3 @@ def test_findings_are_read_as_they_were_written_and_damaged_ones_left_out(tmp_pa
         (tmp_path / BUNDLES / name).mkdir(parents=True)
         (tmp_path / BUNDLES / name / MANIFEST).write_text(text, "utf-8")
     assert read_findings(tmp_path) == ((tmp_path / BUNDLES / "a", finding()),)
-
-
-def test_a_finding_is_worded_with_its_rank_host_and_gpu() -> None:
-    assert finding_line(finding()) == (
-        "sentinel: before step 20, weight head and 1 more differs on rank 1 (node7, GPU 3 H100 GPU-1); transient fault;"
-        " the step was not applied; all ranks agreed last at step 10"
-    )
-    assert finding_line(finding(is_repaired=True)).endswith("; repaired, the program continues")
-    assert "changed after step 19 without a write on rank 1" in finding_line(finding(since_step=19))

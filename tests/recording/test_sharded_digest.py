@@ -5,20 +5,15 @@ import torch
 
 from harness.recording import gpu_batch, gpu_memory
 from harness.recording.gpu_batch import Gpu, kernel_problem, lanes_by_kernel, lanes_of
-from harness.recording.gpu_digest import Shard, lanes_digest
+from harness.recording.gpu_digest import lanes_digest
 from harness.recording.recorder import look
-from harness.recording.sharded_digest import digest_placed, place
+from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import digest_tensor
 from harness.trace.chain import Scope
-from harness.trace.digests import RAW, SHARDSUM_128, add_shards, shardsum
+from harness.trace.digests import RAW, SHARDSUM_128, shardsum
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
 HOST = torch.device("cpu")
-
-
-def test_values_on_the_host_are_digested_as_ever() -> None:
-    values = [torch.randn(7, 3), torch.tensor(1.0), torch.empty(0)]
-    assert digest_placed(values) == [digest_tensor(value) for value in values]
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.5), torch.arange(4, dtype=torch.int32), torch.tensor([True, False])])
@@ -28,25 +23,6 @@ def test_small_values_travel_as_they_are(value: torch.Tensor, monkeypatch: pytes
         assert lanes_digest(lanes[0]) == lanes_digest(torch.frombuffer(bytearray(expected.digest), dtype=torch.int64))
     pretend_gpu(monkeypatch)
     assert digest_placed([value]) == [expected]
-
-
-def test_parts_among_other_values_keep_their_places() -> None:
-    whole = torch.randn(6, 5)
-    parts = [Shard(whole[:4], (6, 5), (0, 0)), Shard(whole[4:], (6, 5), (4, 0))]
-    first, other, second = digest_placed([parts[0], whole, parts[1]])
-    assert (first, second) == (digest_placed(parts[:1])[0], digest_placed(parts[1:])[0])
-    assert other == digest_tensor(whole)
-    data = whole.view(torch.int32).flatten().tolist()
-    expected = shardsum(b"".join(word.to_bytes(4, "little", signed=True) for word in data), 4)
-    assert add_shards([first.digest, second.digest]) == expected
-
-
-def test_a_plain_tensor_keeps_its_scope() -> None:
-    value = torch.ones(2)
-    for scope in Scope:
-        placed = place(value, scope)
-        assert placed.value is value
-        assert placed.scope is scope
 
 
 # ------------------------------------------------------------------------------------------------- many at once

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from harness.recording.recorder import Recorder
-from harness.recording.stepping import Held, Stepping, described
-from harness.recording.stepping_messages import ANSWERS, ORDERS, plain_value, recorded_value_of
+from harness.recording.stepping import Stepping
+from harness.recording.stepping_messages import ANSWERS, ORDERS, recorded_value_of
 from harness.recording.tensors import digest_tensor
-from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import Trace
 from harness.trace.tensor_file import read_tensor
 from tests.support.recorded_steps import record
@@ -148,25 +147,3 @@ def test_nobody_to_ask_ends_the_run(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- describing
-
-
-def held(value: Any) -> Held:
-    if not isinstance(value, torch.Tensor):
-        return Held(RecordedValue("rollout", "names", 0, "texts", (4,), "raw", bytes(16)), value, is_copy=True)
-    return Held(RecordedValue("loss", "loss", 0, *digest_tensor(value)), value, is_copy=True)
-
-
-def test_a_part_is_described_alone() -> None:
-    told = described(held(torch.arange(12.0).reshape(3, 4)), [[0, 2, 1], [3, 4, 1]])
-    assert told["text"] == "[0, 3]  3.0\n[1, 3]  7.0"
-    assert told["range"] == {"nan": 0, "inf": 0, "min": 3.0, "max": 7.0, "mean": 5.0}
-
-
-def test_texts_are_described_too() -> None:
-    assert described(held(["a", "b"]), [])["text"] == "['a', 'b']"
-    assert len(described(held("x" * 10_000), [])["text"]) < 3_000
-
-
-def test_a_leaf_arrives_whole() -> None:
-    recorded_value = RecordedValue("loss", "a.b", 2, "f32", (3, 4), "xxh3_128", bytes(range(16)), Scope.SHARD)
-    assert recorded_value_of(json.loads(json.dumps(plain_value(recorded_value)))) == recorded_value

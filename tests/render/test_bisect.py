@@ -12,7 +12,7 @@ from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome
 from harness.lab.experiments.worktrees import Commit
-from harness.render.bisect import MAX_CANDIDATES, bisection_json, bisection_text
+from harness.render.bisect import bisection_json, bisection_text
 from harness.trace.diff import diff
 from tests.support.traces import flip_bit, steps_of, trace
 
@@ -68,20 +68,6 @@ def test_several_candidates_are_told_with_the_reason(found: Bisection) -> None:
     assert "  first difference of ddddddd The other half\\x1b[31m from bbbbbbb A comment: step 1" in text
     assert "Ada" not in text
     assert several.exit_code is ExitCode.INCOMPLETE_RECORDING
-
-
-def test_of_very_many_candidates_some_are_told(found: Bisection) -> None:
-    many = replace(found, candidates=(*[BROKEN] * (MAX_CANDIDATES + 4), FOUND))
-    lines = bisection_text(many, colour=False).splitlines()
-    assert lines[MAX_CANDIDATES].startswith("  ccccccc ")
-    assert lines[MAX_CANDIDATES + 1] == "  and 5 more"
-    assert len(bisection_json(many)["candidates"]) == MAX_CANDIDATES + 5
-
-
-def test_versions_are_told_by_name_and_number(found: Bisection) -> None:
-    ends = (Probe("1.0", "einops 1.0", Outcome.GOOD, ""), Probe("1.2", "einops 1.2", Outcome.BAD, "other bits"))
-    text = bisection_text(replace(found, good=ends[0], bad=ends[1], commit=None), colour=False)
-    assert "  3 probes between einops 1.0 and einops 1.2; could not be run: ccccccc (" in text
 
 
 def test_an_interrupted_one_tells_how_far_it_came(found: Bisection) -> None:

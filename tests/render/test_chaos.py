@@ -92,11 +92,6 @@ def test_the_texts_are_the_golden(golden: Callable[[str, str], None], moved: Out
     golden("chaos.txt", "\n".join(shown).replace(str(tmp_path), "DIR"))
 
 
-def test_the_label_has_a_colour(moved: Outcome) -> None:
-    text = chaos_text(chaos(found(moved, {"runtime.n": 3})), colour=True)
-    assert text.startswith("\x1b[1;31mDIVERGED\x1b[0m  runtime.n=3")
-
-
 def test_a_cause_is_called_what_the_scenario_calls_it(moved: Outcome) -> None:
     named = chaos(found(moved, {"runtime.n": 3, "threads": 2}))
     factors = tuple(replace(each, about=f"the {each.name[-1]}") for each in FACTORS[:1]) + FACTORS[1:]
@@ -163,11 +158,6 @@ def test_without_a_baseline_it_shows_what_that_run_said_and_what_may_mend_it(tmp
     assert found["output_tail"] == ["step 0", "error: no such thing"]
 
 
-def test_where_nothing_was_perturbed_nothing_is_said_to_be_harmless() -> None:
-    late = chaos(None, is_out_of_time=True, num_probes=0, num_runs=2)
-    assert late.exit_code == ExitCode.INCOMPLETE_RECORDING
-
-
 def test_what_never_happened_is_told_and_nothing_is_said_of_it() -> None:
     missed = (NotApplied({"crash": "9.loss"}, "the crash never came: there is no step 9, the last is 2"),)
     none = chaos(None, num_probes=0, not_applied=missed)
@@ -204,15 +194,6 @@ def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pyte
     lines.progress(4, 31)
     lines.progress(4, 40)
     golden("chaos_progress.txt", capsys.readouterr().err)
-
-
-def test_progress_of_one_perturbation_counts_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ChaosLines(replace(chaos(None).plan, only={"threads": 2}, num_repeats=2), FakeClock())
-    for perturbation in ({}, {"threads": 2}, {"threads": 2}):
-        lines.begins(perturbation)
-        lines.ended(Outcome(Sign.SAME), 10.0)
-    said = [line.partition(":")[2].strip().partition(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["baseline", "baseline", "run 1 of 2", "run 2 of 2"]
 
 
 def test_the_example_of_the_manual_is_what_is_printed() -> None:

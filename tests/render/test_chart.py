@@ -57,11 +57,6 @@ def test_estimated_durations_are_called_so_and_prove_no_bound() -> None:
     assert plan_json(made, PATHS)["estimated"] == []
 
 
-def test_one_file_alone_is_not_one_to_split() -> None:
-    alone = plan([Job(0, Need(), 30.0)], LeaseTable(EIGHT, 2))
-    assert "split" not in chart(alone, ["test_a.py"])
-
-
 def test_colour_adds_nothing_but_colour() -> None:
     plain, coloured = (chart(sample(), PATHS, width=100, colour=colour) for colour in (False, True))
     assert "\x1b" not in plain
@@ -99,13 +94,6 @@ def test_a_plan_of_nothing_says_so() -> None:
     ]
 
 
-def test_units_that_cannot_run_are_counted_where_they_are_many() -> None:
-    never = plan([Job(i, Need(gpus=16), 1.0) for i in range(30)], LeaseTable(EIGHT, 2))
-    lines = chart(never, [f"tests/test_{i}.py" for i in range(30)]).splitlines()
-    assert len(lines) == 23
-    assert lines[-1] == "  and 10 more"
-
-
 def test_names_from_strangers_cannot_break_the_picture() -> None:
     jobs = [Job(0, Need(gpus=8), 10.0)]
     drawn = chart(plan(jobs, LeaseTable(EIGHT, 1)), ["tests/te\x1b[31mst\n_\u202e漢.py"], width=60)
@@ -113,15 +101,6 @@ def test_names_from_strangers_cannot_break_the_picture() -> None:
     rows = [line for line in drawn.splitlines() if line.startswith("gpu")]
     assert {len(row) for row in rows} == {60}
     assert all(row.isascii() for row in rows), "a character may be two columns wide"
-
-
-def test_every_card_has_a_row_and_no_machine_without_cards_has_any() -> None:
-    jobs = [Job(0, Need(), 10.0), Job(1, Need(), 5.0)]
-    with_cards = chart(plan(jobs, LeaseTable(inventory((3, "A", 8.0)), 2)), PATHS, width=60).splitlines()
-    assert [line[:5] for line in with_cards[:5]] == ["gpu 0", "gpu 1", "gpu 2", "cpu 0", "cpu 1"]
-    without = chart(plan(jobs, LeaseTable(inventory(), 2)), PATHS, width=60).splitlines()
-    assert [line[:5] for line in without[:2]] == ["cpu 0", "cpu 1"]
-    assert "leased" not in "".join(without)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from harness.core.text import printable
 from harness.render.console import enter_job, say, show
-from harness.render.workflow_commands import is_command_in
 from tests.support.github_commands import obeyed
 
 RED, RESET = "\x1b[1;31m", "\x1b[0m"
@@ -67,8 +66,3 @@ def test_outside_of_a_job_nothing_is_added(environ: dict[str, str], capsys: pyte
     enter_job(environ)
     show("::error::forged")
     assert capsys.readouterr().out == "::error::forged\n"
-
-
-def test_a_command_begins_a_line_or_stands_in_brackets() -> None:
-    assert is_command_in("a\n\t ::error::x") and is_command_in("a ##[error]x")
-    assert not is_command_in("a.py::test\n\n\n") and not is_command_in("# [error]")

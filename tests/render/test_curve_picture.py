@@ -27,15 +27,6 @@ def test_the_picture_is_the_golden(golden: Callable[[str, str], None], name: str
     golden(f"{name}.txt", "\n".join(curve_picture(PARTED, parted=37, width=80, is_ascii=is_ascii)) + "\n")
 
 
-def test_the_mark_stands_below_the_step() -> None:
-    for parted in (0, 20, 59):
-        *_, rule, _ = curve_picture(PARTED, parted=parted, width=30 + NUM_STEPS, is_ascii=True)
-        drawn = rule.partition("+")[2]
-        assert drawn.index("^") == round(parted * (len(drawn) - 1) / (NUM_STEPS - 1))
-    for unmarked in (None, 60):
-        assert "^" not in "".join(curve_picture(PARTED, parted=unmarked, width=80, is_ascii=True))
-
-
 def test_each_curve_is_where_its_values_are() -> None:
     rising, falling = (0.0, 1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0, 0.0)
     lines = curve_picture(Curves("x", tuple(range(5)), rising, falling), parted=None, width=60, is_ascii=True)

@@ -14,10 +14,9 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
-from harness.trace.reasons import VerdictCode, VerdictReason
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
-from harness.trace.verdict import Difference, Divergence, Kind, Verdict
+from harness.trace.verdict import Verdict
 from tests.support.manual import goldens
 from tests.support.traces import (
     flip_bit,
@@ -174,30 +173,6 @@ def test_a_step_that_one_has_more(tmp_path: Path) -> None:
     assert picture[-2].endswith("▲"), "where one ends"
 
 
-def test_a_step_that_one_rank_has_more(tmp_path: Path) -> None:
-    loss = flip_bit(2, "loss", "loss")
-    even = trace_of_ranks(tmp_path / "even", [steps_of(4), steps_of(4)])
-    uneven = trace_of_ranks(tmp_path / "uneven", [steps_of(4), steps_of(2)])
-    both = trace_of_ranks(tmp_path / "both", [steps_of(4, loss), steps_of(2)])
-    verdict = diff(even, uneven)
-    assert verdict_text(verdict, colour=False).splitlines() == [
-        "DIVERGED  step 2, rank 1 exists only in A",
-        "  different steps: 2 of 4",
-    ]
-    told = verdict_json(verdict, exit_code=10)
-    assert (told["first"]["what"], told["first"]["rank"], told["first"]["ranks"]) == ("step_only_in_a", 1, [1])
-    assert verdict_text(diff(even, both), colour=False).splitlines()[:2] == [
-        "DIVERGED  step 2, rank 1 exists only in A",
-        "  ranks that differ: 0-1",
-    ]
-
-
-def test_leaves_that_only_b_has_are_leaves_of_the_step(tmp_path: Path) -> None:
-    a = trace(tmp_path / "a", [[recorded_value("loss", "loss", 1)]])
-    b = trace(tmp_path / "b", [[recorded_value("forward", f"w{number}", 1) for number in range(3)]])
-    assert "  different in this step: 4 of 4 values" in verdict_text(diff(a, b), colour=False).splitlines()
-
-
 def test_floats_only_is_said_of_leaves_and_not_of_steps_that_are_missing(tmp_path: Path) -> None:
     def step(last: float) -> list[Kept]:
         ids = value("rollout", "batch.ids", "i64", (2, 2), struct.pack("<4q", *range(4)))
@@ -301,12 +276,6 @@ def test_names_from_elsewhere_cannot_move_the_cursor(tmp_path: Path) -> None:
     assert "w\\x1b[2J x\\u202e" in text
 
 
-def test_many_names_are_counted(tmp_path: Path) -> None:
-    a = trace(tmp_path / "a", [], manifest_of(subject={str(n): "1" for n in range(20)}))
-    b = trace(tmp_path / "b", [], manifest_of())
-    assert verdict_text(diff(a, b), colour=False).splitlines()[-1] == "    and 12 more"
-
-
 def test_many_packages_and_libraries_of_one_side_are_a_line_each(tmp_path: Path) -> None:
     """As a run in another environment has them: versions stand side by side, everything else is counted."""
     kinds = (*(f"package p{number:02}" for number in range(9)), *(f"library l{number:02}.so" for number in range(5)))
@@ -322,23 +291,6 @@ def test_many_packages_and_libraries_of_one_side_are_a_line_each(tmp_path: Path)
     assert len(verdict_json(verdict, exit_code=0)["fingerprints"]["numerics"]) == 15
     other = verdict_text(diff(b, a), colour=False)
     assert "    9 packages only in A: p00, p01, p02 and 6 more" in other and "(4 only in A)" in other
-
-
-def test_few_packages_and_libraries_stand_side_by_side(tmp_path: Path) -> None:
-    few = {"package p1": "1", "package p2": "1", "package p3": "1", "library l.so": "d6"}
-    a, b = trace(tmp_path / "a", [], manifest_of(numerics=few)), trace(tmp_path / "b", [], manifest_of())
-    assert verdict_text(diff(a, b), colour=False).count("  B none") == 4
-
-
-def test_nothing_in_common() -> None:
-    assert (
-        verdict_text(Verdict(Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_STEP),)), colour=False)
-        == "INCOMPLETE  no step is complete in both\n  no step was recorded"
-    )
-    place = Divergence(3, Difference.STEP_ONLY_IN_A)
-    assert verdict_text(Verdict(Kind.NOT_COMPARABLE, first=place), colour=False).startswith(
-        "NOT COMPARABLE  first difference: step 3 exists only in A"
-    )
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.052, "0.052"), (5.55, "5.5"), (67.3, "67"), (99.4, "99"), (100, "100")])

@@ -48,18 +48,6 @@ def titles(failures: list[Failure]) -> list[tuple[str, str]]:
     return [(failure.title, failure.reason) for failure in failures]
 
 
-def test_every_failure_of_a_run_is_there_once(sample_run: Any) -> None:
-    state = sample_run.tell()
-    finished = sample_run.events[-1]
-    assert titles(list_failures(state, finished)) == [
-        ("tests/test_bad.py::test_sum", "assert 1 == 2"),
-        ("error: tests/test_bad.py::test_setup", "fixture 'gone' not found"),
-        ("crashed: tests/test_crash.py", "signal 11 (SIGSEGV)"),
-        ("timed out: tests/test_hang.py::test_waits", "test_waits ran longer than its 30 s"),
-        ("collect error: tests/test_import.py", "ModuleNotFoundError: moonshine"),
-    ]
-
-
 def test_a_crash_after_a_failed_test_is_a_failure_of_its_own(tmp_path: Path) -> None:
     directory = write_report(tmp_path / "a", end("a.py::test_a", "failed", "assert 0"))
     (tmp_path / "a" / "output.log").write_text("last words\n", "utf-8")
@@ -104,12 +92,6 @@ def test_an_interrupted_unit_has_the_failures_that_it_had(tmp_path: Path) -> Non
     result = UnitResult(unit("a.py"), Outcome.INTERRUPTED, "SIGINT", directory=directory)
     found = failures_of(result, UnitResult(unit("b.py"), Outcome.NOT_RUN, "SIGINT"), code=ExitCode.INTERRUPTED)
     assert titles(found) == [("exit code 2: rlharness", "the run was interrupted"), ("a.py::test_a", "assert 0")]
-
-
-def test_an_error_of_the_run_itself_is_a_failure() -> None:
-    found = failures_of(code=ExitCode.INTERNAL_ERROR, error="OSError: disk full")
-    assert titles(found) == [("exit code 3: rlharness", "OSError: disk full")]
-    assert failures_of(code=ExitCode.OK) == []
 
 
 def test_the_message_is_what_pytest_marks_as_the_error() -> None:

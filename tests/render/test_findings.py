@@ -187,10 +187,6 @@ def test_details_are_shown_below_and_foreign_text_is_made_safe() -> None:
     ]
 
 
-def test_nothing_to_say() -> None:
-    assert findings_text([], took_s=0.5, colour=False) == "\nnothing was checked in 0.5 s"
-
-
 # ---- --fix ----
 
 

@@ -10,12 +10,11 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Finding, classify_change
-from harness.lab.gate.gate import directory_name
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
 from harness.lab.gate.reasons import Reason, ReasonCode, RunFailed
 from harness.lab.gate.rounding import Rounding
-from harness.render.gate import cost_line, gate_json, gate_text, rounding_lines
+from harness.render.gate import cost_line, gate_json, gate_text
 from harness.render.gate_github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
@@ -75,16 +74,6 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
     assert line in gate_text(gate_of(unsteady), colour=False), "as the gate has run it"
 
 
-def test_of_tensors_that_are_all_equal_nothing_is_told() -> None:
-    assert len(list(rounding_lines(ROUNDING))) == 2
-    assert list(rounding_lines(replace(ROUNDING, num_different=0, first="", name="", phase=""))) == []
-
-
-def test_the_first_tensor_may_be_the_one_that_is_furthest_apart() -> None:
-    alone = replace(ROUNDING, name=ROUNDING.first, max_ulp=ROUNDING.first_ulp)
-    assert next(rounding_lines(alone)).endswith(" first backward layers.0.weight by up to 3 ulp (the largest)")
-
-
 def test_a_cost_says_what_its_noise_is() -> None:
     assert cost_line(STEADY) == "time of step: 0.2 s -> 0.21 s (x 1.05, noise 2 %)"
     assert cost_line(SLOWER).startswith("SLOWER: time of rollout: 0.1 s -> 0.2 s (x 2.00, noise 4 %)")
@@ -131,7 +120,3 @@ def test_an_interrupted_gate_decides_nothing() -> None:
     gate = replace(gate_of(scenario_of("a", Change.BEHAVIOUR)), interrupted_by="SIGINT")
     assert "interrupted by SIGINT: no verdict\n" in gate_text(gate, colour=False)
     assert gate.exit_code is ExitCode.INTERRUPTED
-
-
-def test_a_scenario_by_its_path_has_one_directory() -> None:
-    assert directory_name("dir/my.yaml") == "dir-my.yaml"

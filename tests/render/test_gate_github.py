@@ -8,9 +8,8 @@ import pytest
 
 from harness.lab.gate.change import Change
 from harness.lab.gate.reasons import KindChanged, ReasonCode
-from harness.lab.gate.result import Gate
 from harness.render.gate_github import annotations, append_summary, summary
-from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
+from harness.render.github import SUMMARY_VARIABLE
 from tests.render.gates import SEED, gate_of, reported, scenario_of
 from tests.support.github_commands import read_back
 
@@ -53,15 +52,3 @@ def test_the_summary_is_added_to_what_is_there(tmp_path: Path, capsys: pytest.Ca
     append_summary(gate, {})
     append_summary(gate, {SUMMARY_VARIABLE: str(tmp_path)})
     assert "cannot be written" in capsys.readouterr().err
-
-
-def test_one_that_is_too_large_is_cut(tmp_path: Path) -> None:
-    many = tuple(scenario_of("a", Change.BROKEN, *[reported("x" * 299)] * 4000) for _ in range(2))
-    append_summary(gate_of(*many), {SUMMARY_VARIABLE: str(tmp_path / "s")})
-    assert 0 < (tmp_path / "s").stat().st_size < MAX_BYTES
-
-
-def test_an_interrupted_gate_decides_nothing() -> None:
-    gate: Gate = replace(gate_of(), interrupted_by="SIGTERM")
-    assert "### rlharness gate: interrupted by SIGTERM" in summary(gate)
-    assert list(annotations(gate)) == []

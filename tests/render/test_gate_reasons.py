@@ -80,17 +80,3 @@ def test_the_sentences_are_the_golden(golden: Callable[[str, str], None]) -> Non
 def test_json_has_the_code_and_plain_values(reason: Reason) -> None:
     fields = json.loads(json.dumps(reason_json(reason), allow_nan=False))
     assert Code(fields["code"]) is reason.code
-
-
-def test_json_names_each_value() -> None:
-    assert reason_json(KindChanged(Code.TOKENS_CHANGED, 2, 5, 64)) == {
-        "code": "tokens_changed",
-        "first_step": 2,
-        "num_different": 5,
-        "num_compared": 64,
-    }
-    assert reason_json(OfTraces(Code.TRACES_NOT_COMPARABLE, OfTrace(VerdictCode.IDENTITY_UNKNOWN, "A")))["reason"] == {
-        "code": "identity_unknown",
-        "trace": "A",
-    }
-    assert reason_json(CurveApart(Code.CURVE_BEYOND_ROUNDING, "loss", 1, 4.0, nan))["head"] == "nan"

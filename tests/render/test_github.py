@@ -13,10 +13,7 @@ from harness.render.github import (
     append_to_summary,
     command,
     fenced,
-    folded,
-    plain,
 )
-from harness.render.workflow_commands import is_on_github
 from tests.support.github_commands import read_back
 
 
@@ -39,16 +36,6 @@ def test_no_line_ends_the_block_that_it_is_in(lines: list[str]) -> None:
     assert not any(re.fullmatch(f" {{0,3}}`{{{len(closing)},}} *", line) for line in inside)
 
 
-def test_texts_stand_for_themselves() -> None:
-    assert plain("a|b*c_d <i>`e` [f](g)\nh") == r"a\|b\*c\_d &lt;i&gt;\`e\` \[f\](g) h"
-
-
-def test_a_title_holds_no_element() -> None:
-    assert folded("a <b> & c", ["x"]) == [
-        *("<details><summary>a &lt;b&gt; &amp; c</summary>", "", "```text", "x", "```", "", "</details>", ""),
-    ]
-
-
 @pytest.mark.parametrize(
     ("num_before", "wanted"), [(0, "long"), (MAX_BYTES - 4, "long"), (MAX_BYTES - 3, "s"), (MAX_BYTES, "")]
 )
@@ -57,9 +44,3 @@ def test_what_a_step_wrote_before_counts_against_the_limit(num_before: int, want
     path.write_bytes(b"x" * num_before)
     append_to_summary("long", {SUMMARY_VARIABLE: str(path)}, short="s")
     assert path.read_bytes()[num_before:] == wanted.encode()
-
-
-def test_github_is_known_by_its_variable() -> None:
-    assert is_on_github({"GITHUB_ACTIONS": "true"})
-    assert not is_on_github({"GITHUB_ACTIONS": "false"})
-    assert not is_on_github({})

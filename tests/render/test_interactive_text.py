@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
+from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Paused, Shown
 from harness.lab.reproduce.debugger.step_progress import Mark, StepProgress, Visit
 from harness.recording.stepping_messages import BEGIN, END, PHASE, VALUE, Stop
 from harness.render.interactive import MAX_LISTED, answer_json, answer_text, prompt_text
@@ -76,19 +76,7 @@ def test_the_texts_are_the_golden(golden: Callable[[str, str], None]) -> None:
     golden("debugger.txt", "\n".join("\n".join([title, *said(each), ""]) for title, each in ANSWERS.items()))
 
 
-def test_what_differs_is_red() -> None:
-    assert "\x1b[1;31m1 NOT as recorded, first w1\x1b[0m" in said(ANSWERS["a stop"], colour=True)[1]
-
-
-def test_bytes_belong_to_no_element() -> None:
-    assert ", 0: here " in said(BYTES)[2]
-
-
 def test_of_a_long_list_what_differs_is_never_left_out() -> None:
     lines = said(Listed((visit(*[Mark.EQUAL] * 60, Mark.DIFFERENT),), ""))
     assert lines[-2].split()[:2] == ["!", "w60"]
     assert lines[-1] == f"  and {61 - MAX_LISTED} values more"
-
-
-def test_lines_are_told_as_they_are() -> None:
-    assert said(Message(("one", "two"), is_refused=True)) == ["one", "two"]

@@ -1,17 +1,13 @@
 """Notes on isolation: each code has its sentence, on the terminal, in JSON, on the page and in a merged run."""
 
-import inspect
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.process.supervisor import fork_hazards
 from harness.render.isolation import isolation_text
 from harness.render.json_summary import summary_json
-from harness.render.run_page.sections import figures
 from harness.runner import events
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.records.merging import merge_runs
@@ -76,17 +72,3 @@ def test_json_has_the_codes_and_the_sentences(record: Path) -> None:
     assert summary["notes"] == ["a note", *map(isolation_text, NOTES)]
     assert [note["code"] for note in summary["isolation"]] == [note.code.value for note in NOTES]
     json.dumps(summary)
-
-
-def test_the_page_has_the_sentences(record: Path) -> None:
-    text = str(figures(read_run_record(record)))
-    assert "a note" in text
-    assert "changed environment variables and did not restore them: A, B" in text
-
-
-def test_every_hazard_of_a_fork_is_a_code() -> None:
-    """The supervisor and the warm session know the codes as plain words."""
-    source = inspect.getsource(fork_hazards)
-    codes = {fork_hazards.THREADS, *re.findall(r'yield "(\w+)",', source)}
-    assert len(codes) > 5
-    assert codes <= set(NotForked)

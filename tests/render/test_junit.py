@@ -128,17 +128,6 @@ def test_an_older_report_stays_when_the_new_one_cannot_be_written(sample_run: An
     assert [path.name for path in file.parent.iterdir()] == ["junit.xml"]
 
 
-def test_a_file_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
-    (tmp_path / "ci").write_text("not a directory")
-    with pytest.raises(UsageError, match=r"ci/junit\.xml"):
-        JUnitReporter(tmp_path / "ci" / "junit.xml", FakeClock())
-
-
-def test_a_directory_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="it is a directory"):
-        JUnitReporter(tmp_path, FakeClock())
-
-
 def test_a_link_is_followed(sample_run: Any, file: Path) -> None:
     file.parent.mkdir()
     link = file.with_name("link.xml")

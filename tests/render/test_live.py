@@ -73,16 +73,6 @@ def test_a_frame_says_what_runs_where_since_when() -> None:
     ]
 
 
-def test_the_bar_is_coloured_by_how_units_ended() -> None:
-    picture = Picture(progress(HANG, ENDING), CARDS, 72.0, 0.0)
-    bar = frame(picture, 72.0, FrameStyle(80, 24, 0, ascii_only=True))[-2].plain
-    assert bar.split()[0] == "#" * 17 + "!" * 5 + "=" * 12 + "." * 23
-
-
-def test_a_stream_without_box_drawing_gets_ascii() -> None:
-    assert "\n".join(drawn(progress(HANG), ascii_only=True)).isascii()
-
-
 def test_a_narrow_terminal_loses_the_test_column_first() -> None:
     lines = drawn(progress(HANG), width=50)
     assert lines[1].split() == ["GPUs", "file", "since"]
@@ -93,15 +83,6 @@ def test_more_attempts_than_lines_are_counted() -> None:
     lines = drawn(progress(*(running(f"tests/test_{n}.py", n) for n in range(30))), height=12)
     assert len(lines) == 11
     assert lines[-4] == " and 25 more"
-
-
-def test_the_frame_keeps_its_height() -> None:
-    assert len(drawn(progress(HANG), num_rows=5)) == len(drawn(progress(*[HANG] * 5), num_rows=5))
-
-
-def test_a_collection_is_a_line() -> None:
-    lines = drawn(progress(num_units=0, num_collect_done=3, num_collect_total=12), now_t=4.0)
-    assert lines == [" collecting: 3 of 12 files, 0:04"]
 
 
 @given(

@@ -2,11 +2,9 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from harness.core.need import Need
 from harness.render.plain import PlainReporter
-from harness.runner.events import CancelRequested, CollectionFinished, CollectionProgress, DumpRequested, UnitFinished
+from harness.runner.events import CancelRequested, CollectionFinished, UnitFinished
 from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.golden import GOLDEN
@@ -60,30 +58,3 @@ def test_every_event_is_flushed(sample_run: Any) -> None:
     state.apply(sample_run.events[0])
     reporter.on_event(sample_run.events[0], state)
     assert raw.getvalue().startswith(b"rlharness run")
-
-
-def test_a_stream_that_is_gone_raises(sample_run: Any) -> None:
-    stream = io.StringIO()
-    stream.close()
-    with pytest.raises(ValueError, match="closed"):
-        sample_run.tell(PlainReporter(stream))
-
-
-def test_notes_of_the_collection_get_a_line_each_and_a_dump_says_that_it_goes_on() -> None:
-    stream, state = io.StringIO(), RunState()
-    reporter = PlainReporter(stream)
-    for event in (
-        DumpRequested(0.5),
-        CollectionProgress(1.0, 2, 7),
-        DumpRequested(1.5),
-        CollectionFinished(2.0, (), (), 0.0, 0.0, 2.0, notes=("docs skips itself: no sphinx",)),
-    ):
-        state.apply(event)
-        reporter.on_event(event, state)
-    lines = [line.split("  ", 1)[1].strip() for line in stream.getvalue().replace(" s  ", "  ").splitlines()]
-    assert [" ".join(line.split()[1:]) for line in lines] == [
-        "dump collecting",
-        "dump collecting, 2 of 7 files imported",
-        "collected 0 units in 2.0 s; planned 0.0 s, lower bound 0.0 s",
-        "note docs skips itself: no sphinx",
-    ]

@@ -1,18 +1,15 @@
 """What `rlharness replay` prints: verdicts, failing runs, the command that looks closer, JSON."""
 
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.cli.main import cli
 from harness.core.program_output import TAIL_LINES, output_tail
-from harness.lab.experiments.hints import program_command
 from harness.lab.replay.comparison import Replay, compare_runs
 from harness.render.divergence import verdict_text
-from harness.render.operations import operations_text, suspect_lines
+from harness.render.operations import operations_text
 from harness.render.replay import replay_json, replay_text, run_line
 from tests.support.replays import plan_of, report, run_of, with_reports
 from tests.support.traces import flip_bit
@@ -27,16 +24,6 @@ def lines_of(replay: Replay) -> list[str]:
 
 def verdicts(replay: Replay) -> list[list[str]]:
     return [verdict_text(comparison.verdict, colour=False).splitlines() for comparison in replay.comparisons]
-
-
-def test_equal_runs(tmp_path: Path) -> None:
-    replay = compare_runs(plan_of(tmp_path), [run_of(tmp_path, 1), run_of(tmp_path, 2)])
-    assert lines_of(replay) == [
-        "A: run 1  B: run 2",
-        "EQUAL  3 steps, every recorded bit",
-        "  a fault in 1 of 50 steps is seen by 2 runs of 3 steps with a chance of 11 %",
-        f"  traces: {tmp_path}",
-    ]
 
 
 def test_diverged_runs(tmp_path: Path) -> None:
@@ -80,19 +67,6 @@ def test_runs_that_failed(tmp_path: Path) -> None:
     assert run_line(runs[0]) == "run 1: 3 steps in 12.3 s, INCOMPLETE: it broke"
 
 
-def test_runs_that_failed_alike_are_told_together(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, number, output="boom\n", problem="it broke") for number in (1, 2, 3)]
-    runs[2] = run_of(tmp_path / "other", 3, output="bang\n", problem="it broke")
-    text = replay_text(compare_runs(plan_of(tmp_path, num_runs=3), runs), colour=False)
-    assert f"  | boom\nrun 2 ended like run 1 ({tmp_path}/run-2/output.log)\nrun 3 is incomplete\n" in text
-
-
-def test_an_interrupted_replay_says_so_first(tmp_path: Path) -> None:
-    lines = lines_of(compare_runs(plan_of(tmp_path), [run_of(tmp_path, 1, problem="it was ended")], "SIGTERM"))
-    assert lines[:2] == ["interrupted by SIGTERM; all recorded steps are kept", "run 1 is incomplete"]
-    assert not any("look closer" in line for line in lines), "who has ended it knows why"
-
-
 def test_operations_follow_their_verdict(tmp_path: Path) -> None:
     runs = [
         run_of(tmp_path, number, change, op=op and f"b{number}")
@@ -133,12 +107,6 @@ def test_a_difference_that_vanishes_under_operations_has_suspects(tmp_path: Path
     assert [each["name"] for each in told["suspects"]] == ["aten.index_put.default"]
 
 
-def test_an_innocent_step_has_no_suspects(tmp_path: Path) -> None:
-    assert list(suspect_lines(7, ())) == [
-        "torch documents none of the operations of step 7 as nondeterministic: look at threads and timing"
-    ]
-
-
 @pytest.mark.parametrize(
     ("level", "command"),
     [
@@ -163,13 +131,6 @@ def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:
         assert (comparison["nan"] is not None) is bool(told)
 
 
-def test_operations_that_cannot_be_trusted_say_so(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, number, OTHER if op else SAME, op=op) for number in (1, 2) for op in ("", "b")]
-    lines = lines_of(compare_runs(plan_of(tmp_path, op_step=1), runs))
-    assert "  note: rank 0: not valid: recording the operations changed step 1" in lines
-    assert not any("it counts" in line for line in lines)
-
-
 def test_the_tail_of_an_output_is_harmless_and_short(tmp_path: Path) -> None:
     path = tmp_path / "output.log"
     assert output_tail(path) == []
@@ -177,19 +138,6 @@ def test_the_tail_of_an_output_is_harmless_and_short(tmp_path: Path) -> None:
     tail = output_tail(path)
     assert tail[-3:] == ['  File "a.py"', "    x", "last"]
     assert all(len(line) <= 300 for line in tail)
-
-
-def test_the_command_that_looks_closer_is_one(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, level="deterministic")
-    run_spec = replace(plan.run_spec, metrics=("loss=l (.)", "(?P<a>x)"), argv=("python", "a b.py", "--", "-x"))
-    words = shlex.split(program_command(run_spec, 7, 30.0))
-    assert words[words.index("--") + 1 :] == ["python", "a b.py", "--", "-x"]
-    own = words[1 : words.index("--")]
-    assert shlex.join(own) == (
-        "replay --step 7 --trace-ops --level deterministic --metric 'loss=l (.)' --metric '(?P<a>x)' --timeout 30"
-    )
-    known = {option for parameter in cli.commands["replay"].params for option in parameter.opts}
-    assert {word for word in own if word.startswith("--")} <= known
 
 
 def test_json_holds_plain_values_and_no_secrets(tmp_path: Path) -> None:

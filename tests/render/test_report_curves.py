@@ -2,12 +2,11 @@
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.render.report import curves
-from harness.render.report.curves import MAX_POINTS, panels
+from harness.render.report.curves import panels
 from harness.trace.curve import CurvePoint
 from harness.trace.values import Float
 from tests.support.traces import SEEDED
@@ -34,10 +33,6 @@ def test_what_is_no_number_is_a_gap_and_told() -> None:
     assert found.non_finite == ((1, 0, "inf"),)
 
 
-def test_no_curve_no_panel() -> None:
-    assert panels([[], []]) == []
-
-
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=60), st.integers(2, 50))
 @SEEDED
 def test_of_long_runs_the_extremes_stay(values: list[float], max_points: int) -> None:
@@ -56,14 +51,3 @@ def test_of_long_runs_the_extremes_stay(values: list[float], max_points: int) ->
         assert (min(shown), max(shown)) == (min(finite), max(finite))
     if len(values) <= max_points:
         assert shown == finite
-
-
-def test_extremes_come_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MAX_POINTS", 4)
-    (found,) = panels([[point(step, loss=loss) for step, loss in enumerate((1, 2, 3, 9, 8, 7))]])
-    assert (found.num_together, found.lines) == (3, ((1.0, 3.0, 9.0, 7.0),))
-
-
-def test_a_thousand_steps_are_shown_one_by_one() -> None:
-    (found,) = panels([[point(step, loss=step) for step in range(MAX_POINTS)]])
-    assert (found.num_together, len(found.steps)) == (1, MAX_POINTS)

@@ -34,11 +34,6 @@ from tests.support.traces import (
 )
 
 RECORD = struct.Struct("<HHHHBB16s16s")
-Row = tuple[str, tuple[str, ...]]
-
-
-def rows_of(grid: Grid) -> list[Row]:
-    return [(row.phase, row.names) for row in grid.rows]
 
 
 def different_steps(grid: Grid, name: str, phase: str) -> list[int]:
@@ -47,37 +42,6 @@ def different_steps(grid: Grid, name: str, phase: str) -> list[int]:
     return [
         steps[0] for at, steps in enumerate(grid.columns) if grid.num_different[row * len(grid.columns) + at] and steps
     ]
-
-
-def test_equal_traces_have_a_full_grid_without_a_difference(tmp_path: Path) -> None:
-    found = difference_grid(trace(tmp_path / "a", steps_of(4)), trace(tmp_path / "b", steps_of(4)))
-    assert rows_of(found) == [(phase, (name,)) for phase, name in VALUES]
-    assert found.columns == ((0,), (1,), (2,), (3,))
-    assert sum(found.num_pairs.values()) == 4 * len(VALUES) == len(found.num_pairs)
-    assert (sum(found.num_different.values()), found.firsts) == (0, {})
-
-
-def test_a_leaf_differs_where_it_does_and_nowhere_else(tmp_path: Path) -> None:
-    a = trace(tmp_path / "a", steps_of(6))
-    b = trace(tmp_path / "b", steps_of(6, flip_bit(3, "backward", "layers.1.weight")))
-    found = difference_grid(a, b)
-    assert different_steps(found, "layers.1.weight", "backward") == [3, 4, 5]
-    assert sum(found.num_different.values()) == 3
-    cell, first = min(found.firsts.items())
-    assert cell == 4 * 6 + 3
-    assert (first.step, first.rank, first.what) == (3, 0, Difference.VALUE)
-    assert bytes([first.digest_a[0] ^ 1]) + first.digest_a[1:] == first.digest_b
-
-
-def test_it_begins_where_the_verdict_says(tmp_path: Path) -> None:
-    def change(step: int, each: RecordedValue) -> RecordedValue:
-        return flip_bit(2, "optimizer", "layers.0.weight")(step, flip_bit(2, "loss", "loss")(step, each))
-
-    a, b = trace(tmp_path / "a", steps_of(5)), trace(tmp_path / "b", steps_of(5, change))
-    first, found = diff(a, b).first, difference_grid(a, b)
-    assert first is not None and first.a is not None
-    told = min(found.firsts.values(), key=lambda each: each.step)
-    assert (told.step, told.a and told.a.key) == (first.step, first.a.key)
 
 
 @pytest.mark.full
@@ -111,25 +75,6 @@ def test_nothing_is_lost_where_neighbours_share_a_cell(
     if num_different:
         first = min(found.firsts.values(), key=lambda each: each.step)
         assert (first.step, first.a and first.a.name) == (at_step, f"w{at_leaf}")
-
-
-def test_of_a_shared_cell_the_earliest_difference_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grids, "MAX_ROWS", 1)
-    since = {"w0": 2, "w1": 0, "w2": 3}
-    a, b = (
-        trace(
-            tmp_path / str(other),
-            [
-                [recorded_value("backward", name, (step, other and step >= at)) for name, at in since.items()]
-                for step in range(4)
-            ],
-        )
-        for other in (False, True)
-    )
-    found = difference_grid(a, b, 1)
-    assert [row.names for row in found.rows] == [("w0", "w1", "w2")]
-    (first,) = found.firsts.values()
-    assert (first.step, first.a and first.a.name, found.num_different[0], found.num_pairs[0]) == (0, "w1", 7, 12)
 
 
 def test_leaves_that_no_step_has_together_are_kept_within_bounds(tmp_path: Path) -> None:

@@ -137,16 +137,6 @@ def test_several_runs_that_part_at_once_are_told_apart(tab: Browser, tmp_path: P
     assert tab.run("return document.querySelector(':target').innerText").startswith("A and E: diverged")
 
 
-def test_a_legend_has_values_only_while_something_is_pointed_at(tab: Browser, diverged: Path) -> None:
-    tab.open(diverged)
-    seen = "return getComputedStyle(document.querySelector('.u-legend')).visibility"
-    assert tab.run(seen) == "hidden"
-    over = tab.driver.find_elements("css selector", "#panels .u-over")
-    ActionChains(tab.driver, duration=0).move_to_element(over[1]).perform()
-    tab.settle()
-    assert tab.run(seen) == "visible", "all plots have one cursor"
-
-
 def test_equal_curves_have_no_mark_and_no_grid(tab: Browser, tmp_path: Path) -> None:
     path = tmp_path / "equal.html"
     path.write_text(page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b")), "utf-8")
@@ -309,14 +299,6 @@ def test_a_phone_shows_it_without_scrolling_sideways(tab: Browser, diverged: Pat
     scrolled, shown = tab.run("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert scrolled == shown == NARROW[0]
     assert painted(tab, "different") > 50
-
-
-def test_it_is_light_on_paper(tab: Browser, diverged: Path) -> None:
-    tab.open(diverged, scheme="dark")
-    tab.run("dispatchEvent(new Event('beforeprint'))")
-    assert colour(tab, "paper").strip() == "#f6f7f9"
-    tab.run("dispatchEvent(new Event('afterprint'))")
-    assert colour(tab, "paper").strip() == "#101216"
 
 
 def test_every_table_has_heads_and_what_is_drawn_has_words(tab: Browser, diverged: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cli.main import cli
-from harness.lab.report.subjects import Pair, Subject, letter
+from harness.lab.report.subjects import Pair, Subject
 from harness.render.report.fingerprints import side_by_side
 from harness.render.report.next_commands import next_commands
 from harness.trace.diff import diff
@@ -112,7 +112,3 @@ def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     assert [line.name for line in numerics.alike] == ["libc"]
     assert side_by_side(None, None) == []
     assert [part.name for part in side_by_side(None, b)] == ["identity", "numerics"]
-
-
-def test_letters_go_on_after_z() -> None:
-    assert [letter(number) for number in (0, 1, 25, 26, 27, 701, 702)] == ["A", "B", "Z", "AA", "AB", "ZZ", "AAA"]

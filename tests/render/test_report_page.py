@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from base64 import b64encode
-from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -223,19 +222,6 @@ def test_the_library_that_plots_is_as_it_was_published() -> None:
     assert found == UPLOT
     assert "uPlot 1.6.32" in place.joinpath("README.md").read_text("utf-8")
     assert b"v1.6.32" in place.joinpath("uPlot.iife.min.js").read_bytes()
-
-
-def test_damaged_tensors_stand_beside_their_run(tmp_path: Path) -> None:
-    whole, damaged = write_run(tmp_path / "a"), write_run(tmp_path / "b", parts_at=4)
-    (damaged / "tensors" / "rank-0-step-7.safetensors").write_bytes(b"")
-    text = Elements(page_of(tmp_path, whole, damaged)).text
-    assert "Note: the kept tensors of step 7, rank 0, are damaged: compared by digest only" in text
-
-
-def test_gaps_of_a_run_stand_beside_it(tmp_path: Path) -> None:
-    manifest = replace(manifest_of(), world_size=2)
-    text = Elements(page_of(tmp_path, write(tmp_path / "a", steps_of(2), manifest))).text
-    assert "rank-1.log is missing" in text
 
 
 def test_a_leaf_is_named_with_its_occurrence_and_whose_part_it_is(tmp_path: Path) -> None:

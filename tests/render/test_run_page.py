@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import UsageError
 from harness.render.run_page import failures
 from harness.render.run_page.failures import Budget
-from harness.render.run_page.markup import element, joined
 from harness.render.run_page.reporter import PageText, RunPageReporter
-from harness.render.run_page.timeline_data import TONES, script_json
+from harness.render.run_page.timeline_data import script_json
 from harness.runner.records.run_record import PAGE
-from harness.runner.units import Outcome
 from tests.render.run_pages import Tests, write_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> & \x1b[2J\u202e </style>"
@@ -105,23 +102,6 @@ def test_changes_since_the_run_before_are_on_it(tmp_path: Path) -> None:
     assert FIRST in second.texts["td"]
 
 
-def test_every_outcome_has_a_colour() -> None:
-    toned = [outcome for outcomes in TONES.values() for outcome in outcomes]
-    assert len(toned) == len(set(toned))
-    assert {each.value for each in Outcome} <= set(toned)
-
-
-def test_texts_share_a_budget() -> None:
-    budget = Budget(1000)
-    assert budget.cut("a" * 100, 500) == "a" * 100
-    assert budget.num_left == 900
-    cut = budget.cut("<" * 2000, 400)
-    assert len(cut) < 150 and "characters left out" in cut
-    budget.cut("é" * 2000, 10_000)
-    assert budget.num_left == 0
-    assert "left out" in budget.cut("a" * 10, 500)
-
-
 def test_a_full_page_names_the_other_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "MAX_BYTES", 100)
     monkeypatch.setattr(failures, "MAX_FILES", 2)
@@ -154,18 +134,3 @@ def test_five_thousand_tests_stay_small(tmp_path: Path) -> None:
     directory = write_run(tmp_path, FIRST, files, num_gpus=8, text="E   assert <b>1</b> == 2\n" * 100)
     assert 500_000 < (directory / PAGE).stat().st_size < 3_000_000
     assert sum(len(file[7]) for file in page_of(directory).data["files"]) == 5_000
-
-
-def test_a_page_that_cannot_be_made_is_refused_before_the_run(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "file" / "page.html"):
-        with pytest.raises(UsageError, match="the page of the run cannot be written to"):
-            RunPageReporter(path, PageText(tmp_path / "events.jsonl"))
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
-def test_elements_escape_what_is_no_element() -> None:
-    made = element("p", "<b>", element("b", "x & y"), ["<", ""], class_="a\"b'", hidden=True, id=None)
-    assert made == '<p class="a&quot;b&#x27;" hidden>&lt;b&gt;<b>x &amp; y</b>&lt;</p>'
-    assert element("input", name="theme", checked=False) == '<input name="theme">'
-    assert joined(None) == ""

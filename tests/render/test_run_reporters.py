@@ -2,10 +2,18 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from harness.core.errors import UsageError
+from harness.render.jsonl import JsonlReporter
+from harness.render.junit import JUnitReporter
+from harness.render.run_page.reporter import PageText, RunPageReporter
 from harness.render.run_reporters import ReportOptions, make_reporters
+from harness.render.trace_events import TraceEventsReporter
 from tests.support.fake_clock import FakeClock
 
 
@@ -43,6 +51,30 @@ def test_one_that_fails_takes_no_other_with_it(sample_run: Any, tmp_path: Path) 
     sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
     assert ["the display" in line or "the summary" in line for line in said] == [True, True]
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])["event"] == "run_finished"
+
+    def say(line: str) -> None:
+        raise BrokenPipeError
+
+    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=say))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (JsonlReporter, "events cannot be written"),
+        (lambda path: JUnitReporter(path, FakeClock()), "cannot be written to"),
+        (lambda path: RunPageReporter(path, PageText(path)), "the page of the run cannot be written to"),
+        (lambda path: TraceEventsReporter(path, path), "trace events cannot be written"),
+    ],
+)
+def test_a_file_that_cannot_be_made_is_refused_before_the_run(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "x"):
+        with pytest.raises(UsageError, match=said):
+            make(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any) -> None:

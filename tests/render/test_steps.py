@@ -31,7 +31,6 @@ from harness.trace.verdict import Kind, Verdict
 from tests.support.manual import goldens
 from tests.support.traces import flip_bit, steps_of, trace
 
-ROOT = Path(__file__).resolve().parents[2]
 EQUAL = Verdict(Kind.EQUAL, num_steps=1)
 WIDE, WEIGHT = "16,16,64", "64"
 
@@ -94,25 +93,6 @@ def test_the_error_of_a_run_that_ends_within_the_step_is_shown(tmp_path: Path) -
     assert "error:" not in step_text(reproduction_of(whole), colour=False)
 
 
-def test_what_comes_next_is_the_operations_of_a_step_that_ends_in_its_middle() -> None:
-    broken = reproduction_of(repeated(EQUAL, operations=False))
-    assert (
-        step_text(broken, colour=False).splitlines()[-2]
-        == "  look closer: rlharness reproduce broken --step 1 --trace-ops"
-    )
-    for found in (repeated(EQUAL), repeated(EQUAL, ending=Ending.WHOLE, operations=False)):
-        assert "look closer" not in step_text(reproduction_of(found), colour=False)
-    assert "look closer" not in step_text(replace(broken, interrupted_by="SIGINT"), colour=False)
-
-
-def test_steps_before_it_are_counted(tmp_path: Path) -> None:
-    found = repeated(EQUAL)
-    for first, told in ((1, ""), (0, ", with the step before it"), (-2, ", with the 3 steps before it")):
-        plan = replace(found.plan, first=first)
-        text = step_text(reproduction_of(replace(found, plan=plan)), colour=False)
-        assert f"repeated from the checkpoint of step {first}{told}\n" in text
-
-
 def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
     reproduced = reproduction_of(repeated(operations=False))
     assert step_text(reproduced, colour=False).startswith("NOTHING RECORDED  step 1 of broken\n")
@@ -144,13 +124,6 @@ def test_a_whole_run_is_told_against_a_trace_as_diff_tells_it(tmp_path: Path) ->
     assert other_bits.exit_code == 10, "it is not what was recorded"
 
 
-def test_operations_that_came_out_otherwise_do_not_count() -> None:
-    doubtful = replace(OPERATIONS, is_faithful=False, problem="its recording was cut", non_finite=None)
-    text = step_text(reproduction_of(replace(repeated(EQUAL), operations=(doubtful,))), colour=False)
-    assert "    note: its recording was cut\n    all numbers that they read and wrote are finite" in text
-    assert "    note: not valid: recording the operations changed step 1\n" in text
-
-
 @pytest.mark.parametrize(
     ("found", "lines"),
     [
@@ -169,11 +142,6 @@ def test_operations_that_came_out_otherwise_do_not_count() -> None:
 def test_where_a_number_ceased_to_be_one(found: NonFinite, lines: list[str]) -> None:
     told = list(non_finite_lines(found))
     assert all(line.startswith(start) for line, start in zip(told, lines, strict=False)), told
-
-
-def test_of_many_inputs_the_first_ones_are_told() -> None:
-    many = operation(3, 1, [(WEIGHT, ()) for _ in range(8)], NAN)
-    assert list(non_finite_lines(NonFinite(NAN, many)))[1].endswith("; f32 [64]; 2 more")
 
 
 # --------------------------------------------------------------------------------------------------------- conditions

@@ -11,8 +11,7 @@ from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.render.failed_tests import MAX_CHARS, MAX_SHOWN
-from harness.render.sentences import sentences
-from harness.render.summary import SummaryReporter, closing_line
+from harness.render.summary import SummaryReporter
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
@@ -59,21 +58,6 @@ def test_a_good_run_is_a_table_and_a_line() -> None:
     )
 
 
-def test_estimated_durations_of_the_plan_are_told_apart_from_measured_ones() -> None:
-    first = unit("a.py")
-    collected = CollectionFinished(0.0, (first,), (30.0,), 30.0, 30.0, 0.0, num_estimated=1)
-    passed = UnitFinished(1.0, UnitResult(first, Outcome.PASSED, duration_s=18.0))
-    assert told(collected, passed, finished(ExitCode.OK)).splitlines()[-1] == (
-        "1 unit: 1 passed in 9.0 s (sequential 18.0 s, 2.0x; lower bound 4.0 s as measured)"
-    )
-    state = RunState()
-    state.apply(collected)
-    (said,) = sentences(collected, state)
-    assert said.text.endswith(" (estimated: no durations known yet)")
-    (said,) = sentences(replace(collected, units=(first, unit("b.py")), expected_s=(30.0, 1.0)), state)
-    assert said.text.endswith(" (estimated for 1 of 2 files)")
-
-
 def test_why_a_conftest_fails_is_shown_for_the_first_file_below_it() -> None:
     broken = [replace(unit(name), collect_error="NameError: x") for name in ("a.py", "b.py", "c.py")]
     other = replace(unit("d.py"), collect_error="NameError: y")
@@ -110,13 +94,6 @@ def test_a_failure_that_pytest_has_shown_is_not_repeated(tmp_path: Path) -> None
     )
 
 
-def test_each_failing_output_is_shown_once(sample_run: Any) -> None:
-    stream = io.StringIO()
-    sample_run.tell(SummaryReporter(stream, colour=False))
-    assert stream.getvalue().count("E   assert 1 == 2") == 1
-    assert stream.getvalue().count("test_hang.py:7 in test_waits") == 1
-
-
 def test_an_output_beyond_the_cap_says_where_the_rest_is(sample_run: Any) -> None:
     log = sample_run.directory / "units" / "bad" / "output.log"
     log.write_bytes(b"line\n" * 100_000)
@@ -124,13 +101,6 @@ def test_an_output_beyond_the_cap_says_where_the_rest_is(sample_run: Any) -> Non
     sample_run.tell(SummaryReporter(stream, colour=False, cap_bytes=1000))
     assert f"the whole output is in {log}" in stream.getvalue()
     assert stream.getvalue().count("line\n") < 250
-
-
-def test_an_output_that_is_gone_is_said(sample_run: Any) -> None:
-    (sample_run.directory / "units" / "bad" / "output.log").unlink()
-    stream = io.StringIO()
-    sample_run.tell(SummaryReporter(stream, colour=False))
-    assert "output.log is gone" in stream.getvalue()
 
 
 def test_a_long_list_is_counted_beyond_its_first() -> None:
@@ -154,12 +124,6 @@ def test_a_need_that_was_planned_otherwise_says_what_to_change(source: NeedSourc
     text = told(*results(result), finished(ExitCode.OK))
     assert "planned with 1 GPU, but its markers ask for 2 GPUs" in text
     assert remedy in text
-
-
-def test_the_closing_line_of_a_run_without_units() -> None:
-    state = RunState()
-    line = closing_line(RunFinished(1.0, 5, 1.0, 0.0, 0.0, 0.0, 0.0, ""), state)
-    assert line == "0 units in 1.0 s"
 
 
 def test_what_ended_the_run_early_stands_with_what_it_has_and_notes_are_listed() -> None:

@@ -41,10 +41,6 @@ def test_what_each_kind_of_output_becomes(data: bytes, expected: str) -> None:
     assert filtered(data, colour=True) == expected
 
 
-def test_without_colour_nothing_but_text_is_left() -> None:
-    assert filtered(b"\x1b[31mred\x1b[0m\n", colour=False) == "red\n"
-
-
 @given(
     pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8),
     cuts=st.lists(st.integers(0, 200), max_size=5).map(tuple),
@@ -94,20 +90,3 @@ def test_beyond_the_cap_both_ends_are_shown_whole_lines_each(tmp_path: Path) -> 
     assert str(path) in note
     assert "0.2 MB" in note
     assert 9_000 < len(head) + len(tail) <= 10_000
-
-
-def test_one_endless_line_is_cut_all_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "output.log"
-    path.write_bytes(b"x" * 50_000 + b"y" * 50_000)
-    first, *_, last = shown(path, 20_000).splitlines()
-    assert (first, last) == ("x" * 10_000, "y" * 10_000)
-
-
-def test_memory_holds_a_piece_of_the_file_only(tmp_path: Path) -> None:
-    path = tmp_path / "output.log"
-    path.write_bytes(b"line of output\n" * 100_000)
-    sizes: list[int] = []
-    with path.open("rb") as file:
-        show_file(file, str(path), lambda text: sizes.append(len(text)), colour=False)
-    assert sum(sizes) == 1_500_000
-    assert max(sizes) <= 1 << 16

@@ -68,9 +68,3 @@ def test_the_sentences_are_the_golden(golden: Callable[[str, str], None]) -> Non
 def test_json_has_the_code_and_plain_values(reason: VerdictReason) -> None:
     fields = json.loads(json.dumps(reason_json(reason), allow_nan=False))
     assert Code(fields["code"]) is reason.code
-
-
-def test_json_names_each_value() -> None:
-    assert reason_json(REASONS[0]) == {"code": "identity_differs", "names": ["seed"]}
-    matched = ProcessesMatched(Code.PROCESSES_MATCHED, ((0, 1), (1, 0)))
-    assert reason_json(matched)["numbers"] == [[0, 1], [1, 0]]

@@ -109,27 +109,6 @@ def test_what_was_read_is_a_batch_and_no_tokens(tmp_path: Path, name: str) -> No
     }
 
 
-def test_ranks_that_lack_a_step_are_not_counted_in_it(tmp_path: Path) -> None:
-    part = tokens(*range(24))[0]._replace(scope=Scope.PHYSICAL)
-    a = trace_of_ranks(tmp_path / "a", [[[part]] * 2, [[part]] * 2])
-    b = trace_of_ranks(tmp_path / "b", [[[part]] * 2, [[part]]])
-    assert attribute(a, b) == attribute(b, a) == {TOKENS: Count(3 * 24)}
-
-
-def test_labels_and_texts_are_no_tokens_and_yet_no_floats(tmp_path: Path) -> None:
-    def labels(last: int, text: bytes) -> list[Kept]:
-        return [
-            value("rollout", "labels", "i64", (3,), struct.pack("<3q", 1, 2, last)),
-            value("rollout", "answer", "text", (len(text),), text),
-        ]
-
-    a = trace_of_values(tmp_path / "a", [labels(3, b"yes")])
-    assert attribute(a, trace_of_values(tmp_path / "b", [labels(4, b"yes")])) == {
-        INTEGERS: Count(3, 1, 0, Element(0, 0, "labels", (3,), 2))
-    }
-    assert attribute(a, trace_of_values(tmp_path / "c", [labels(3, b"no!")]))[INTEGERS].num_unknown == 1
-
-
 def test_parts_count_where_there_is_no_whole(tmp_path: Path) -> None:
     def parts(*digests: bytes) -> list[RecordedValue]:
         whole, _ = tokens(*range(24))

@@ -44,22 +44,6 @@ def test_only_what_came_before_the_divergence_explains_it(tmp_path: Path) -> Non
         assert verdict.context.step == told
 
 
-def test_a_context_is_never_the_first_place(tmp_path: Path) -> None:
-    def step(content: int) -> Steps:
-        return [
-            [
-                state("random.torch", content),
-                recorded_value("loss", "loss", content, scope=Scope.PHYSICAL),
-                recorded_value("sync", "w", content),
-            ]
-        ]
-
-    first = diff(trace(tmp_path / "a", step(1)), trace(tmp_path / "b", step(2))).first
-    assert first is not None
-    assert first.a is not None
-    assert (first.a.name, first.num_before, first.last_equal, first.num_values) == ("loss", 0, None, 2)
-
-
 def test_a_generator_that_only_one_has_used_is_a_difference(tmp_path: Path) -> None:
     fewer = [
         [each for each in recorded_values if (number, each.name) != (3, "random.torch")]
@@ -67,11 +51,6 @@ def test_a_generator_that_only_one_has_used_is_a_difference(tmp_path: Path) -> N
     ]
     a, b = trace(tmp_path / "a", steps(9)), trace(tmp_path / "b", fewer)
     assert diff(a, b).context == diff(b, a).context == Context(("random.torch",), 3, 0)
-
-
-def test_without_contexts_nothing_is_told(tmp_path: Path) -> None:
-    bare = [[recorded_value("optimizer", "w", step)] for step in range(3)]
-    assert diff(trace(tmp_path / "a", bare), trace(tmp_path / "b", bare)).context is None
 
 
 def test_the_lowest_rank_is_named(tmp_path: Path) -> None:

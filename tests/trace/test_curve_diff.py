@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace.curve_diff import compare_curves, curves_to_show, is_cost
+from harness.trace.curve_diff import compare_curves, is_cost
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 from harness.trace.reasons import CurveDiffers, CurveDtypesDiffer, CurveLinesMissing, OfTrace, VerdictCode
 from harness.trace.values import Float
-from harness.trace.verdict import Curves, Kind
+from harness.trace.verdict import Kind
 from harness.trace.writer import TraceWriter
 from tests.support.traces import manifest_of, recorded_value, steps_of, trace
 
@@ -114,22 +114,6 @@ def test_a_curve_that_is_missing_is_told(
     assert (diff(a, b).kind, diff(a, b).notes) == (Kind.EQUAL, (told,))
     assert diff(b, a).notes == (replace(told, trace="A"),)
     assert diff(b, b).notes == (), "where neither has it there was nothing to compare"
-
-
-def test_the_line_that_a_kill_takes_is_no_loss(tmp_path: Path) -> None:
-    whole, killed = trace(tmp_path / "a", steps_of(4)), trace(tmp_path / "b", steps_of(3), complete=False)
-    path = killed.directory / "curve.jsonl"
-    path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[:2]), "utf-8")
-    assert diff(whole, read_trace(killed.directory)).notes == ()
-
-
-def test_the_picture_goes_on_to_the_end_of_the_longer(tmp_path: Path) -> None:
-    a = curve(tmp_path / "a", {"loss": 1.0}, {"kl": 0.1}, {"loss": 3.0}, {"loss": 4.0})
-    b = curve(tmp_path / "b", {"loss": 1.0}, {"loss": 2.0})
-    shown, mirrored = curves_to_show(a, b, ()), curves_to_show(b, a, ())
-    assert shown == Curves("loss", (0, 1, 2, 3), (1.0, None, 3.0, 4.0), (1.0, 2.0, None, None))
-    assert mirrored == Curves("loss", shown.steps, shown.b, shown.a)
-    assert curves_to_show(a, curve(tmp_path / "c"), ()) is None, "one curve is not compared with nothing"
 
 
 def test_on_equal_traces_another_curve_is_a_note(tmp_path: Path) -> None:

@@ -79,24 +79,6 @@ def test_runs_of_other_world_sizes_can_be_equal(tmp_path: Path) -> None:
             assert (verdict.kind, verdict.num_steps_different, verdict.notes) == (Kind.EQUAL, 0, ())
 
 
-def test_runs_of_other_world_sizes_diverge_where_their_logical_leaves_do(tmp_path: Path) -> None:
-    alone = trace(tmp_path / "a", steps_of(3))
-    sick = steps_of(3, flip_bit(1, "backward", "layers.1.weight"))
-    shared = trace_of_ranks(
-        tmp_path / "b",
-        [
-            [[each for n, each in enumerate(recorded_values) if n % 2 == rank] for recorded_values in sick]
-            for rank in range(2)
-        ],
-    )
-    verdict = diff(alone, shared)
-    first = verdict.first
-    assert first is not None
-    assert first.a is not None
-    assert (verdict.kind, verdict.num_steps_different) == (Kind.DIVERGED, 2)
-    assert (first.step, first.rank, first.ranks, first.a.name) == (1, None, (), "layers.1.weight")
-
-
 def two_ranks(directory: Path, *changes: Change) -> Trace:
     """A trace of as many ranks as changes."""
     return trace_of_ranks(directory, [steps_of(2, change) for change in changes])
@@ -171,19 +153,6 @@ def test_a_rank_that_lacks_a_step_of_its_counterpart_has_diverged(tmp_path: Path
         assert verdict.first == Divergence(3, what, rank=1, ranks=(1,))
         assert not verdict.is_nan_payload_only
     assert diff(b, uneven(tmp_path / "c", 5, 3)).kind is Kind.EQUAL
-
-
-def test_a_missing_frame_comes_before_the_leaves_of_other_ranks(tmp_path: Path) -> None:
-    a, b = uneven(tmp_path / "a", 5, 5, 5), uneven(tmp_path / "b", 5, 5, 3, sick=0)
-    assert diff(a, b).first == Divergence(3, Difference.STEP_ONLY_IN_A, rank=2, ranks=(0, 2))
-
-
-def test_the_last_steps_of_some_ranks_only(tmp_path: Path) -> None:
-    a, b = uneven(tmp_path / "a", 3, 5), uneven(tmp_path / "b", 3, 3)
-    verdict = diff(a, b)
-    assert verdict.first == Divergence(3, Difference.STEP_ONLY_IN_A, rank=1, ranks=(1,))
-    assert (verdict.num_steps, verdict.num_steps_different) == (5, 2)
-    assert diff(uneven(tmp_path / "c", 4, 4), b).first == Divergence(3, Difference.STEP_ONLY_IN_A), "every rank has it"
 
 
 def test_a_rank_whose_log_was_not_closed_may_have_come_further(tmp_path: Path) -> None:

@@ -127,23 +127,6 @@ def test_distances_are_symmetric_and_zero_for_zeros_only(x: Float, y: Float) -> 
     assert (there.max_ulp == 0) == (x.value() == other.value() == 0)
 
 
-def test_neighbours_are_one_ulp_apart() -> None:
-    a, b = struct.pack("<3f", 1.0, 2.0, -1.0), struct.pack("<3f", 1.0, math.nextafter(2.0, 3.0), -1.0)
-    assert compare("f32", a, b) is None, "a double's neighbour is no float's"
-    c = struct.pack("<3f", 1.0, 2.0000002384185791, -1.0000002384185791)
-    found = compare("f32", a, c)
-    assert found is not None
-    assert (found.num_elements, found.num_different, found.first, found.max_ulp) == (3, 2, 1, 2)
-    assert (found.a, found.b) == ("2.0", "2.0000002")
-
-
-def test_across_zero_and_beyond_infinity() -> None:
-    tiny = struct.pack("<2I", 0x00000001, 0x7F7FFFFF), struct.pack("<2I", 0x80000001, 0x7F800000)
-    found = compare("f32", *tiny)
-    assert found is not None
-    assert found.max_ulp == 2
-
-
 def test_payloads_of_nan_are_a_class_of_their_own() -> None:
     nans = struct.pack("<2I", 0x7FC00000, 0x3F800000), struct.pack("<2I", 0xFFC00001, 0x3F800000)
     found = compare("f32", *nans)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.layout import log_name
@@ -57,10 +56,3 @@ def test_its_curve_and_chain_are_those_of_its_steps(tmp_path: Path) -> None:
     assert [point.step for point in found.curve] == [2, 3]
     assert found.steps == (2, 3)
     assert verify(found) == []
-
-
-def test_steps_that_a_trace_does_not_have_are_refused(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path / "a", steps_of(3)))
-
-    with pytest.raises(TraceError, match=r"(?s)no step 7.*0 to 2"):
-        excerpt(trace, 7, 7)

@@ -138,13 +138,6 @@ def test_a_library_without_a_build_id_is_told_by_its_ends(tmp_path: Path) -> Non
     assert identify(tmp_path / "none.so") == "gone"
 
 
-def test_an_elf_file_that_is_cut_has_no_build_id(tmp_path: Path) -> None:
-    whole = Path(sys.executable).resolve().read_bytes()[:20_000]
-    for size in [*range(0, 400, 7), 5_000]:
-        (tmp_path / "cut").write_bytes(whole[:size])
-        assert identify(tmp_path / "cut")
-
-
 def test_maps_are_read_with_their_oddities(tmp_path: Path) -> None:
     (tmp_path / "lib a.so").write_bytes(b"x")
     maps = tmp_path / "maps"
@@ -181,18 +174,6 @@ def test_all_four_parts_without_secrets(tmp_path: Path) -> None:
     }
     assert found.subject == {"commit": "unknown: no git checkout with a commit"}
     assert "hush-hush" not in repr(found)
-
-
-def test_the_same_process_has_the_same_numerics() -> None:
-    assert read.numerics({}, ["pytest"]) == read.numerics({}, ["pytest"])
-
-
-def test_processors_are_told_by_what_libraries_look_for() -> None:
-    x86 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t: fpu smep avx2 sse fma\n\nprocessor\t: 1"
-    assert read.processor(x86) == {"processor": "AuthenticAMD 25 17", "instruction sets": "avx2 fma sse"}
-    arm = "processor : 0\nFeatures : fp asimd sve2 crc32\nCPU implementer : 0x41\nCPU part : 0xd4f\n"
-    assert read.processor(arm) == {"processor": "0x41 0xd4f", "instruction sets": "asimd sve2"}
-    assert read.processor("") == {"processor": "unknown", "instruction sets": "unknown"}
 
 
 def test_what_is_not_committed_is_part_of_the_subject(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from harness.trace.reader import read_trace
 from harness.trace.reasons import RankDisagrees, TraceFault, VerdictCode
 from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.verdict import Divergence
-from tests.support.traces import Steps, recorded_value, steps_of, trace, trace_of_ranks, trace_of_values, value
+from tests.support.traces import Steps, recorded_value, trace, trace_of_ranks, trace_of_values, value
 
 
 def first_of(a: Steps, b: Steps, tmp_path: Path) -> Divergence:
@@ -110,18 +110,6 @@ def test_the_micro_batch_is_named(tmp_path: Path, sick: int) -> None:
     assert first.a is not None
     assert (first.a.scope, first.a.occurrence, first.num_microbatches) == (Scope.PHYSICAL, sick, 3)
     assert (first.num_before, first.phases_before) == (sick, ("loss",) if sick else ())
-
-
-def test_what_stands_before_it_is_told(tmp_path: Path) -> None:
-    context = recorded_value("reference", "random.torch", 1, scope=Scope.CONTEXT)
-    steps = steps_of(1)[0]
-    sick = [*steps[:4], steps[4]._replace(digest=bytes(16)), steps[5]]
-    first = first_of([[context, *steps]], [[context, *sick]], tmp_path)
-    assert (first.num_before, first.phases_before) == (4, ("rollout", "forward", "loss", "backward"))
-    more = first_of(
-        [[context, *steps]], [[context, *steps[:2], recorded_value("loss", "new", 1), *steps[2:]]], tmp_path / "more"
-    )
-    assert (more.num_before, more.phases_before) == (2, ("rollout", "forward"))
 
 
 def test_over_ranks_any_rank_that_has_kept_a_value_will_do(tmp_path: Path) -> None:

@@ -15,18 +15,15 @@ from harness.trace.format import (
     FramePosition,
     StepHead,
     complete_frames,
-    done_payload,
     fields_of,
     frame,
     read_columns,
-    read_num_steps,
     read_step_head,
     step_payload,
 )
 from tests.support.traces import SEEDED, any_leaves, names, recorded_value
 
 ROOT, CHAIN = bytes(range(16)), bytes(range(16, 32))
-HEAD_BYTES = 48
 
 
 def columns_of(payload: bytes) -> Columns:
@@ -39,10 +36,6 @@ def head_of(payload: bytes) -> StepHead:
 
 def frames_of(data: bytes) -> list[bytes]:
     return [data[place.start : place.start + place.length] for place in complete_frames(io.BytesIO(data), len(data))]
-
-
-def num_steps_of(payload: bytes) -> int:
-    return read_num_steps(io.BytesIO(payload), FramePosition(0, len(payload)))
 
 
 @SEEDED
@@ -105,16 +98,6 @@ def test_a_frame_larger_than_the_pieces_it_is_summed_in() -> None:
     assert frames_of(bytes(damaged)) == []
 
 
-def test_a_hole_of_zeros_is_no_frame() -> None:
-    assert frames_of(bytes(64)) == []
-
-
-def test_done_says_how_many_steps() -> None:
-    assert num_steps_of(done_payload(7)) == 7
-    with pytest.raises(TraceError, match="DONE"):
-        num_steps_of(done_payload(7)[:-1])
-
-
 def test_what_cannot_be_written_is_said() -> None:
     short = RecordedValue("loss", "loss", 0, "f32", (), "raw", b"1234")
     with pytest.raises(TraceError, match="digest of loss has 4 bytes"):
@@ -154,18 +137,3 @@ GOOD = enc("loss", "loss", "0", "f32", "", "raw")
 def test_whole_and_wrong_is_named(payload: bytes) -> None:
     with pytest.raises(TraceError, match="violates the format"):
         columns_of(payload).values()
-
-
-def test_phases_of_what_is_whole_and_wrong() -> None:
-    with pytest.raises(TraceError, match="do not have the stated lengths"):
-        columns_of(wrong([len(GOOD), 200, 1], GOOD)).phases(3)
-    own = enc("collapse", "loss", "0", "f32", "", "raw")
-    found = columns_of(wrong([len(own)], own))
-    assert (found.of_phases(["rollout", "loss"]), found.phases(1)) == ([], ("collapse",))
-
-
-def test_a_head_that_is_too_short_is_named() -> None:
-    for payload in (b"STEP", wrong([len(GOOD)], GOOD)[: HEAD_BYTES + 16]):
-        with pytest.raises(TraceError, match="violates the format"):
-            head_of(payload)
-    assert columns_of(wrong([len(GOOD)], GOOD)).values()[0].name == "loss"

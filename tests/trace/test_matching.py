@@ -130,22 +130,6 @@ def test_a_match_that_nothing_supports_is_a_guess(tmp_path: Path) -> None:
     assert verdict.notes[0] == ProcessesMatched(VerdictCode.PROCESSES_GUESSED, ((0, 0), (1, 1)))
 
 
-def test_logs_belong_together_that_are_equal_for_the_longest_time(tmp_path: Path) -> None:
-    """Both processes differ in step 2, and arrived in another order."""
-    logs = [steps_of_process(0), steps_of_process(1)]
-    flip = flip_bit(2, "loss", "loss")
-    other = [
-        [[flip(at, each) for each in recorded_values] for at, recorded_values in enumerate(steps)] for steps in logs
-    ]
-    a = trace_of_processes(tmp_path / "a", logs)
-    b = trace_of_processes(tmp_path / "b", other[::-1])
-    match = match_processes(a, b)
-    assert (match.numbers, match.is_guess) == ({0: 1, 1: 0}, False)
-    first = diff(a, b).first
-    assert first is not None
-    assert first.step == 2
-
-
 def test_a_process_with_a_rank_keeps_it(tmp_path: Path) -> None:
     logs = [steps_of_process(0), steps_of_process(1)]
     a, b = trace_of_processes(tmp_path / "a", logs, ()), trace_of_processes(tmp_path / "b", logs[::-1], ())

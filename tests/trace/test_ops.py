@@ -18,7 +18,6 @@ from harness.trace.ops import (
     OpValue,
     OpVerdict,
     compare_ops,
-    is_faithful,
     ops_name,
     ops_of_divergence,
     ops_of_other_steps,
@@ -108,10 +107,6 @@ def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- comparing
 
 
-def test_equal_records_have_no_first() -> None:
-    assert compared(TEN, TEN) == OpVerdict(0, 7, 10, 10, None)
-
-
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -147,12 +142,6 @@ def test_what_is_no_difference(changes: dict[str, object]) -> None:
     assert compared(TEN, with_change(5, **changes)).first is None
 
 
-def test_a_record_that_has_more_operations() -> None:
-    first = compared(TEN, TEN[:6]).first
-    assert first is not None
-    assert (first.what, first.a, first.b, first.last_equal) == (OpDifference.ONLY_IN_A, TEN[6], None, TEN[5])
-
-
 def test_a_record_that_was_cut_is_compared_as_far_as_it_goes() -> None:
     verdict = compare_ops(record(TEN), record(TEN[:6], "cut"), 0, 7)
     assert (verdict.first, verdict.problems) == (None, ("B: cut",))
@@ -181,11 +170,6 @@ def test_the_first_that_makes_a_difference_is_told_beside_the_first_that_shows_o
     assert (verdict.first.a, verdict.made.a) == (TEN[2], TEN[6])
 
 
-def test_after_another_operation_nothing_is_compared() -> None:
-    b = [replace(each, name="aten.add.Tensor") if each.index == 2 else each for each in with_change(6, outputs=())]
-    assert compared(TEN, b).made is None
-
-
 @SEEDED
 @given(st.integers(0, 9), st.sampled_from(["inputs", "outputs", "arguments", "name", "random"]))
 def test_the_first_of_any_change_is_found(at: int, what: str) -> None:
@@ -200,11 +184,6 @@ def test_the_first_of_any_change_is_found(at: int, what: str) -> None:
     first = compared(TEN, b).first
     assert first is not None
     assert first.a == TEN[at]
-
-
-def test_faithful_is_the_same_root() -> None:
-    assert is_faithful(b"a" * 16, b"a" * 16)
-    assert not is_faithful(b"a" * 16, b"b" * 16)
 
 
 # --------------------------------------------------------------------------------------------------------- in traces
@@ -222,11 +201,3 @@ def test_the_operations_of_the_rank_that_differs(tmp_path: Path) -> None:
     assert ops_of_other_steps(tmp_path / "a", tmp_path / "b", 8) == [
         OtherSteps(VerdictCode.OPERATIONS_OF_OTHER_STEPS, (7,), 8)
     ]
-
-
-def test_records_without_a_difference(tmp_path: Path) -> None:
-    for side in ("a", "b"):
-        write_ops(tmp_path / side, TEN, rank=0)
-    write_ops(tmp_path / "a", TEN, rank=1)
-    verdict = ops_of_divergence(tmp_path / "a", tmp_path / "b", 7)
-    assert verdict == OpVerdict(0, 7, 10, 10, None)

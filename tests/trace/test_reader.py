@@ -24,7 +24,6 @@ from harness.trace.diff import diff
 from harness.trace.digests import digest
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
-from harness.trace.global_values import global_values
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.reader import MAX_ABSENT, read_trace, verify
 from harness.trace.reasons import TraceFault, VerdictCode
@@ -34,7 +33,6 @@ from tests.support.traces import (
     SEEDED,
     manifest_of,
     names,
-    recorded_value,
     steps_of,
     trace,
     trace_of_values,
@@ -79,18 +77,6 @@ def test_a_trace_is_read_up_to_wherever_a_file_is_cut(tmp_path: Path, name: str)
             assert found.manifest is None
         assert found.gaps
         assert diff(complete, found).kind is Kind.INCOMPLETE
-
-
-def test_a_torn_tail_is_told_by_its_bytes(tmp_path: Path) -> None:
-    directory = write(tmp_path / "a", steps_of(2))
-    with (directory / "rank-0.log").open("r+b") as log:
-        log.truncate(log.seek(0, 2) - 30)
-    done, kept = frame(done_payload(2)), 30 - len(frame(done_payload(2)))
-    last = read_trace(directory).ranks[0]
-    whole_bytes = last.places[0].frame_end
-    size = (directory / "rank-0.log").stat().st_size
-    assert (len(done), kept, list(last.heads)) == (24, 6, [0])
-    assert read_trace(directory).gaps == (f"rank-0.log is torn: its last {size - whole_bytes} bytes were skipped",)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +160,6 @@ def test_a_rank_that_ended_in_order_holds_up_no_other(tmp_path: Path) -> None:
     assert [list(found.logs(step)) for step in found.steps] == [[0, 1]] * 3 + [[0]] * 2
 
 
-def test_a_log_that_was_closed_over_missing_steps_is_not_closed(tmp_path: Path) -> None:
-    directory = write(tmp_path / "a", steps_of(2), complete=False)
-    with (directory / "rank-0.log").open("ab") as log:
-        log.write(frame(done_payload(3)))
-    assert not read_trace(directory).ranks[0].is_closed
-
-
 # ------------------------------------------------------------------------------------------- versions, other writers
 
 
@@ -205,12 +184,6 @@ def test_a_newer_manifest_is_refused_with_what_can_read_it(tmp_path: Path) -> No
     assert caught.value.remedy == "pip install 'rlharness>=0.9.0'"
 
 
-def test_a_newer_log_is_refused_without_a_manifest_too(tmp_path: Path) -> None:
-    (tmp_path / "rank-0.log").write_bytes(b"rlhtrace\x02\0\0\0whatever follows")
-    with pytest.raises(TraceError, match="format 2"):
-        read_trace(tmp_path)
-
-
 @pytest.mark.full
 @SEEDED
 @given(st.dictionaries(names, names), st.dictionaries(names, names), st.lists(names), st.integers(1, 9))
@@ -226,11 +199,6 @@ def test_json_of_another_shape_is_not_as_the_format_says(tmp_path: Path, text: s
     (tmp_path / "manifest.json").write_text(text, "utf-8")
     with pytest.raises(TraceError, match=r"manifest\.json: it is valid JSON but violates the format"):
         read_trace(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"format": 1, "compl'])
-def test_a_manifest_that_is_cut_is_none(text: str) -> None:
-    assert parse_manifest(text) is None
 
 
 def test_a_manifest_of_an_unknown_level_is_refused() -> None:
@@ -324,13 +292,6 @@ def test_a_log_that_changes_while_it_is_compared_is_said(tmp_path: Path) -> None
         log.columns(0)
 
 
-def test_only_logs_of_ranks_are_read(tmp_path: Path) -> None:
-    directory = write(tmp_path / "a", steps_of(1))
-    for name in ("rank-00.log", "rank-x.log", "rank-.log", "rank-0.log.old"):
-        (directory / name).write_bytes(b"something else")
-    assert list(read_trace(directory).ranks) == [0]
-
-
 def written(directory: Path, *payloads: bytes) -> Path:
     directory.mkdir(exist_ok=True)
     (directory / "rank-0.log").write_bytes(HEADER + b"".join(map(frame, payloads)))
@@ -366,15 +327,6 @@ def test_a_root_over_other_leaves_is_found(tmp_path: Path) -> None:
         "rank-0.log: the root of step 0 does not match its values",
         "rank-0.log: step 1 cannot be opened: step 1 has two values loss loss 0",
     ]
-
-
-def test_ranks_that_disagree_are_told(tmp_path: Path) -> None:
-    for rank in range(2):
-        recorded_values = [recorded_value("loss", "loss", rank), recorded_value("backward", "w", 1)]
-        write(tmp_path / "a", [recorded_values], Manifest(world_size=2), rank=rank)
-    merged, apart = global_values(read_trace(tmp_path / "a"), 0)
-    assert merged == [recorded_value("loss", "loss", 0), recorded_value("backward", "w", 1)]
-    assert apart == [(1, recorded_value("loss", "loss", 1))]
 
 
 @settings(SEEDED, max_examples=30)

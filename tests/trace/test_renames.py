@@ -14,7 +14,6 @@ from harness.trace.renames import (
     ENTRY,
     LEVEL,
     current_call,
-    current_entry,
     current_identity,
     current_key,
 )
@@ -32,17 +31,6 @@ def kind_of(tmp_path: Path, a: str, b: str) -> Kind:
 @pytest.mark.parametrize(("before", "now"), ENTRIES.items())
 def test_a_renamed_entry_is_the_same_run(tmp_path: Path, before: str, now: str) -> None:
     assert kind_of(tmp_path, before, now) is Kind.EQUAL
-
-
-def test_another_entry_is_another_run(tmp_path: Path) -> None:
-    (before,) = list(ENTRIES)[:1]
-    assert kind_of(tmp_path, before, "mine:run") is Kind.NOT_COMPARABLE
-
-
-def test_only_the_entry_is_renamed() -> None:
-    before, now = next(iter(ENTRIES.items()))
-    assert current_identity({ENTRY: before, "seed": before}) == {ENTRY: now, "seed": before}
-    assert current_entry(now) == now
 
 
 BEFORE = {"training.lane_width": "4", "training.num_steps": "3", LEVEL: "rerun"}

@@ -10,7 +10,7 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.reader import Trace, read_trace, verify
-from harness.trace.reasons import Incomparable, RankDisagrees, TraceFault, VerdictCode
+from harness.trace.reasons import Incomparable, TraceFault, VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.traces import recorded_value, trace, trace_of_ranks
 
@@ -131,16 +131,6 @@ def test_a_part_that_two_ranks_have_counts_twice(tmp_path: Path) -> None:
         alone.ranks[0].heads[0].root
     }
     assert diff(alone, twice).kind is Kind.DIVERGED
-
-
-def test_shards_of_other_shapes_are_told(tmp_path: Path) -> None:
-    one = shard(0, "w", weights(0, "w", None), lambda at: at < 12)
-    other = shard(0, "w", weights(0, "w", None), lambda at: at >= 12)._replace(shape=(COLUMNS, ROWS))
-    apart = trace_of_ranks(tmp_path / "a", [[[one]], [[other]]])
-    whole = trace(tmp_path / "b", [[one]])
-    verdict = diff(apart, whole)
-    assert verdict.kind is Kind.DIVERGED
-    assert verdict.notes == (RankDisagrees(VerdictCode.RANK_DISAGREES, "A", 1, 0, "optimizer", "w"),)
 
 
 def test_ranks_whose_wholes_differ_alike_are_equal_over_any_cut(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.format import Columns, FramePosition, read_columns, step_payload
 from harness.trace.value_diff import StepDifference, compare_columns, compare_values
-from harness.trace.verdict import Difference
 from tests.support.traces import SEEDED, any_leaves, recorded_value
 
 ALL_SCOPES = st.sampled_from([tuple(Scope), (Scope.LOGICAL,), (Scope.PHYSICAL,)])
@@ -79,20 +78,3 @@ def test_of_thousands_the_right_one_is_found(index: int) -> None:
     assert found.first is not None
     assert (found.first.position, found.first.a, found.num_different) == (index, recorded_values[index], 1)
     assert found.last_equal == (recorded_values[index - 1] if index else None)
-
-
-def test_what_is_missing_first_comes_first() -> None:
-    recorded_values = [recorded_value("backward", str(number), number) for number in range(4)]
-    other = recorded_values[2]._replace(digest=bytes(16))
-    found = compare_values(recorded_values, [recorded_values[1], other, recorded_values[3]])
-    assert found.first is not None
-    assert (found.first.what, found.first.a, found.num_different) == (Difference.VALUE_ONLY_IN_A, recorded_values[0], 2)
-    back = compare_values([recorded_values[1], other, recorded_values[3]], recorded_values)
-    assert back.first is not None
-    assert (back.first.what, back.first.b, back.last_equal) == (Difference.VALUE_ONLY_IN_B, recorded_values[0], None)
-    later = compare_values(
-        recorded_values,
-        [recorded_values[0], recorded_values[1], recorded_values[3], recorded_value("backward", "new", 1)],
-    )
-    assert later.first is not None
-    assert (later.first.what, later.last_equal) == (Difference.VALUE_ONLY_IN_A, recorded_values[1])

@@ -32,16 +32,6 @@ def test_a_decimal_is_the_value_in_its_own_dtype(value: Float) -> None:
         assert Float.of(decimal, value.dtype) == value
 
 
-@SEEDED
-@given(st.floats(allow_nan=False, allow_infinity=False, width=32))
-def test_bf16_is_the_nearest(value: float) -> None:
-    near = Float.of(value, "bf16")
-    neighbours = [Float("bf16", bits) for bits in (near.bits - 1, near.bits + 1) if 0 <= bits < 2**16]
-    finite = [each.value() for each in neighbours if math.isfinite(each.value())]
-    if math.isfinite(near.value()):
-        assert all(abs(near.value() - value) <= abs(other - value) for other in finite)
-
-
 @pytest.mark.parametrize(
     ("value", "dtype", "text"),
     [

@@ -69,13 +69,6 @@ def test_the_process_that_lives_on_takes_steps_again_and_its_curve_has_each_once
         assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_without_a_restart_a_step_that_comes_again_ends_the_recording(tmp_path: Path) -> None:
-    writer = TraceWriter(tmp_path, manifest_of(), rank=1, say=lambda line: None)
-    writer.append(0, STEPS[0])
-    assert writer.append(0, STEPS[0]) is None
-    assert "increasing step numbers" in writer.ended_by
-
-
 def test_a_new_log_is_begun_where_a_worker_died_before_its_first_step(tmp_path: Path) -> None:
     assert written(tmp_path, STEPS, continues=True) == "closed"
     with pytest.raises(Exception, match="cannot be written"):

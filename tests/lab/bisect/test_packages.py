@@ -7,8 +7,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from packaging.version import Version
 
 from harness.core.errors import UsageError
@@ -29,17 +27,6 @@ def test_versions_stand_in_their_own_order() -> None:
     with pytest.raises(UsageError, match=r"pip finds no x 1\.3 for Python 3\.\d+ here") as refused:
         versions_between(KNOWN, "x", Version("1.0"), Version("1.3"))
     assert "1.2.post1, 1.9, 1.10" in refused.value.legal
-
-
-@settings(derandomize=True)
-@given(st.sets(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=2), st.data())
-def test_what_is_between_lies_between(numbers: set[tuple[int, int]], data: st.DataObject) -> None:
-    known = [f"{major}.{minor}" for major, minor in numbers]
-    ends = sorted(data.draw(st.lists(st.sampled_from(known), min_size=2, max_size=2, unique=True)), key=Version)
-    found = versions_between(known, "x", *map(Version, ends))
-    assert [found[0], found[-1]] == ends
-    assert len(set(found)) == len(found)
-    assert sorted(found, key=Version) == found
 
 
 @pytest.mark.parametrize("text", ["torch", "torch==1.0", "torch==1..", "torch==a..b", "torch>=1.0..2.0", "==1..2"])
@@ -158,13 +145,6 @@ def test_the_version_that_moved_bits_is_found(wheelhouse: Path) -> None:
     assert unknown.code == ExitCode.USAGE_ERROR
     assert "error: pip finds no tinyscale 1.9 for Python " in unknown.stderr
     assert " here\n  legal:  1.0, 1.1, 1.2, 1.3, 1.4\n" in unknown.stderr
-
-
-def test_ends_that_cannot_be_are_refused_before_anything_is_installed(wheelhouse: Path) -> None:
-    turned = bisect(wheelhouse, "--packages", "tinyscale==1.4..1.0")
-    assert turned.code == ExitCode.USAGE_ERROR
-    assert "error: --packages tinyscale==1.4..1.0: 1.4 is later than 1.0\n" in turned.stderr
-    assert not (wheelhouse.parent / ".rlharness").exists(), "nor is pip asked"
 
 
 @pytest.mark.full

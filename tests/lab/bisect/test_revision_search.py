@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import HarnessError, UsageError
+from harness.core.errors import HarnessError
 from harness.core.exit_codes import ExitCode
-from harness.lab.bisect.candidates import Interrupted, UnavailableError
+from harness.lab.bisect.candidates import UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
 from harness.lab.bisect.probes import EndsError, NothingToFindError, RevisionSearch
 from harness.lab.bisect.result import Bisection
@@ -142,19 +142,6 @@ def test_ends_that_do_not_hold_are_refused(
     assert isinstance(refused.value, HarnessError) and refused.value.legal and refused.value.remedy
 
 
-def test_what_is_not_steady_is_to_be_replayed_by_a_line_that_can_be_typed(tmp_path: Path) -> None:
-    with pytest.raises(NothingToFindError) as refused:
-        hunted(tmp_path, runs("?ggb"))
-    assert refused.value.remedy.startswith("rlharness replay sums --set 'names=[a, b]' shows the first difference; ")
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_before_both_ends_are_known_a_signal_leaves_nothing_to_tell(tmp_path: Path, at: int) -> None:
-    with pytest.raises(Interrupted, match="interrupted by SIGINT") as interrupted:
-        hunted(tmp_path, runs("ggggbbbb"), interrupted_at=at)
-    assert interrupted.value.exit_code is ExitCode.INTERRUPTED
-
-
 def test_later_it_tells_how_far_it_came(tmp_path: Path) -> None:
     found, _ = hunted(tmp_path, runs("gggggbbbb"), interrupted_at=5)
     assert (found.exit_code, found.interrupted_by) == (ExitCode.INTERRUPTED, "SIGINT")
@@ -162,8 +149,3 @@ def test_later_it_tells_how_far_it_came(tmp_path: Path) -> None:
     assert [probe.name for probe in found.candidates] == ["f", "g", "h", "i"]
     assert [probe.reason for probe in found.candidates[:-1]] == 3 * ["not looked at"]
     assert found.candidates[-1].outcome is Outcome.BAD
-
-
-def test_a_value_of_the_curve_that_nobody_tells_is_no_end(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--by loss>3: the curve of the good run has no value 'loss'"):
-        hunted(tmp_path, runs("gb"), by="loss>3")

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from math import ceil, log2
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,26 +75,3 @@ def test_a_line_is_halved_with_every_probe(size: int, data: st.DataObject) -> No
     assert search.candidates == (first_bad,)
     assert num_probes <= ceil(log2(size)) if size > 1 else num_probes == 0
     assert Search.of(in_a_line(names), size).num_left == (ceil(log2(size)) if size > 1 else 0)
-
-
-def test_a_branch_that_was_merged_is_searched_too() -> None:
-    parents = {1: (0,), 2: (1,), 3: (1,), 4: (3,), 5: (2, 4)}
-    for first_bad in parents:
-        assert searched(parents, 5, first_bad, frozenset())[0].candidates == (first_bad,)
-
-
-def test_neighbours_that_cannot_be_run_stay_together() -> None:
-    search, _ = searched(in_a_line(range(8)), 7, 4, frozenset({3, 4}))
-    assert search.candidates == (3, 4, 5)
-    assert search.bad == 5
-
-
-def test_a_history_of_thousands_takes_no_time() -> None:
-    line = in_a_line(range(5001))
-    assert Search.of(line, 5000).next_probe == 2500
-
-
-def test_only_suspects_are_probed() -> None:
-    search = Search.of(in_a_line(range(4)), 3)
-    with pytest.raises(AssertionError):
-        search.after(3, Outcome.GOOD)

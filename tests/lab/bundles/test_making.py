@@ -76,12 +76,6 @@ def test_equal_runs_make_equal_bundles_wherever_they_lie(tmp_path: Path) -> None
     assert str(tmp_path).encode() not in (tmp_path / "a.rlb").read_bytes()
 
 
-def test_a_step_before_every_checkpoint_begins_with_the_run(tmp_path: Path) -> None:
-    head = write_bundle_of(recorded(tmp_path / "run"), 1, tmp_path / "a.rlb")
-    assert (head.start, [name for name in head.members if "checkpoint" in name]) == (None, [])
-    assert unpacked(open_bundle(tmp_path / "a.rlb"), tmp_path / "again").trace.steps == (0, 1)
-
-
 def test_a_checkpoint_that_is_only_named_has_to_be_the_same(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     head = write_bundle_of(run, 3, tmp_path / "a.rlb", refers_to_checkpoint=True)
@@ -143,19 +137,6 @@ def test_a_step_in_whose_middle_a_run_ended_is_taken_as_far_as_it_went(tmp_path:
     step = trace_of_step(again.trace, 6)
     assert step is not None
     assert step.ranks[0].heads[6].num_values == 3
-
-
-def test_only_an_earlier_bundle_is_replaced(tmp_path: Path) -> None:
-    assert bundle_place(tmp_path, "a") == tmp_path / "a.rlb"
-    write_bundle_of(recorded(tmp_path / "run"), 1, tmp_path / "a.rlb")
-    assert bundle_place(tmp_path, "a.rlb") == tmp_path / "a.rlb"
-    (tmp_path / "notes.txt").write_text("mine", "utf-8")
-    for name in ("notes.txt", f"../{tmp_path.name}/run/checkpoints/../../notes.txt"):
-        with pytest.raises(UsageError, match=r"notes\.txt exists, and is not a bundle"):
-            bundle_place(tmp_path, name)
-    (tmp_path / "some.rlb").mkdir()
-    with pytest.raises(UsageError, match="exists, and is not a bundle"):
-        bundle_place(tmp_path, "some")
 
 
 def test_a_step_that_was_not_recorded_has_no_bundle(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.core.exit_codes import ExitCode
 from tests.lab.chaos.faulty_scenarios import write_scenario
-from tests.lab.chaos.typed import PATIENCE_S, Done, chaos
-from tests.support.cli_commands import type_here
+from tests.support.cli_commands import PATIENCE_S, Done, type_command, type_here
 from tests.support.suite_runs import HARNESS, environment
 
 pytest.importorskip("torch")
@@ -32,6 +32,17 @@ for step in range(2):
 """
 
 
+def chaos(directory: Path, *words: str) -> Done:
+    return type_command(directory, "chaos", *words)
+
+
+def finding(done: Done) -> dict[str, Any]:
+    """Of its JSON."""
+    found = json.loads(done.stdout)["finding"]
+    assert isinstance(found, dict), done.stdout + done.stderr
+    return found
+
+
 def again(directory: Path, reproduce: str) -> Done:
     """The command that a finding ends with, typed."""
     return chaos(directory, *reproduce.removeprefix("rlharness chaos ").split(), "--json")
@@ -44,7 +55,7 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
     words = ("--factors", "crash,runtime.world_size", "--seed", "34", "--repeats", "1")
     done = chaos(tmp_path, name, *words, "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
-    found = done.finding
+    found = finding(done)
     assert (
         found["sentence"] == "a crash (crash=1.rollout) alone changes actions of the rollout at step 1, in 1 of 1 run"
     )
@@ -53,8 +64,8 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
     assert "searching for the cause" in done.stderr
     shown = again(tmp_path, found["reproduce"])
     assert shown.code == ExitCode.DIVERGED
-    assert shown.finding["sentence"] == found["sentence"]
-    assert shown.finding["verdict"]["first"] == found["verdict"]["first"]
+    assert finding(shown)["sentence"] == found["sentence"]
+    assert finding(shown)["verdict"]["first"] == found["verdict"]["first"]
 
 
 @pytest.mark.full
@@ -77,9 +88,9 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
     program = ("--", sys.executable, "train.py")
     done = chaos(tmp_path, "--factors", "hash_seed,nice", "--repeats", "1", "--json", *program)
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
-    assert list(done.finding["perturbation"]) == ["hash_seed"]
-    assert done.finding["num_steps"] is None
-    assert done.finding["reproduce"].endswith(f"--only hash_seed=1 -- {sys.executable} train.py")
+    assert list(finding(done)["perturbation"]) == ["hash_seed"]
+    assert finding(done)["num_steps"] is None
+    assert finding(done)["reproduce"].endswith(f"--only hash_seed=1 -- {sys.executable} train.py")
     harmless = chaos(tmp_path, "--only", "load=2", "--only", "nice=5", "--repeats", "1", *program)
     assert harmless.code == ExitCode.OK, harmless.stdout + harmless.stderr
     assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 change no bit in 3 runs")

@@ -153,12 +153,6 @@ def test_a_run_that_did_not_die_is_not_gone_on_from(tmp_path: Path) -> None:
     assert outcome.problem.startswith("the crash never came")
 
 
-def test_a_run_that_moved_has_moved_though_it_did_not_die(tmp_path: Path) -> None:
-    found = made(tmp_path, Played(lambda number, _: (0, number == 2)))
-    found.baseline()
-    assert found.probe({"crash": "2.loss"}).sign is Sign.MOVED
-
-
 @pytest.mark.parametrize("is_called", [True, False])
 def test_delays_that_nothing_had_are_not_applied(tmp_path: Path, *, is_called: bool) -> None:
     def happens(number: int, runs: Played) -> tuple[int, bool]:
@@ -191,16 +185,6 @@ def test_what_a_signal_has_ended_is_no_finding(tmp_path: Path, when: int) -> Non
     with pytest.raises(OutOfTimeError):
         found.probe({"nice": 2})
     assert found.heard.said[-1] == "begins {'nice': 2}"
-
-
-def test_no_run_begins_when_time_is_up(tmp_path: Path) -> None:
-    runs = Played()
-    found = made(tmp_path, runs, max_s=5.0)
-    found.baseline()
-    found.clock.advance(6.0)
-    with pytest.raises(OutOfTimeError):
-        found.probe({"nice": 2})
-    assert len(runs.asked) == 1
 
 
 def test_what_an_entry_refuses_is_the_users_to_mend(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Factors by name: what this machine allows, how a perturbation is written and read again."""
 
-import re
 from typing import Any
 
 import pytest
@@ -8,23 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
-from harness.lab.experiments import perturbation_factors
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
-    OUTSIDE,
     Condition,
     Factor,
     chosen,
     crash_factor,
     format_perturbation,
     outside_factors,
-    parse_moment,
     parse_only,
     written,
 )
 from harness.lab.experiments.perturbation_values import Choice, Span
-from harness.trace.chain import PHASES
-from tests.support.manual import section
 
 OWN = Factor("runtime.x", Choice((1, "two")), 1)
 WHOLE = Factor("runtime.n", Span(1, 4))
@@ -90,29 +84,6 @@ def test_what_is_usual_is_what_the_environment_says() -> None:
     }  # fmt: skip
     assert found["cores"].values == Span(1, 1)
     assert {each.name for each in outside_factors(1, {"PYTHONHASHSEED": "random"})} == found.keys() - {"cores"}
-
-
-def test_what_is_brought_from_outside_is_documented() -> None:
-    chaos = section("Chaos")
-    assert re.findall(r"^\| `(\w+)` \|", chaos, re.MULTILINE) == list(OUTSIDE)
-    assert re.findall(r"^\| `(\w+)` \|", perturbation_factors.__doc__ or "", re.MULTILINE) == list(OUTSIDE)
-
-
-def test_a_moment_is_a_step_and_a_phase() -> None:
-    assert parse_moment("12.backward") == (12, "backward")
-    assert parse_moment("2.end") == (2, "end")
-
-
-def test_the_legal_phases_are_named() -> None:
-    with pytest.raises(UsageError) as refused:
-        parse_moment("1.typo")
-    assert refused.value.legal == f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or end"
-
-
-def test_a_range_takes_every_integer_and_what_is_usual() -> None:
-    """Whether one outside of it can be is the entry's to say."""
-    assert parse_only(["runtime.n=64"], FACTORS) == {"runtime.n": 64}
-    assert parse_only(["runtime.n=null"], FACTORS) == {"runtime.n": None}
 
 
 def test_a_factor_whose_condition_cannot_hold_is_left_out_or_refused_by_name() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -132,16 +131,6 @@ def test_a_run_that_differs_from_itself_is_no_perturbations_doing(baseline: Trac
     assert accused <= 60 * 0.6**4 + 8, "four runs that agree by luck, at most"
 
 
-def test_nothing_is_found_where_nothing_is(baseline: Trace) -> None:
-    bench = FakeBench(baseline, lambda perturbation: None)
-    chaos = search(bench, num_probes=5)
-    assert (chaos.finding, chaos.num_probes, chaos.num_runs, chaos.exit_code) == (None, 5, 7, ExitCode.OK)
-    assert bench.asked[0] == ({}, None)
-    again = FakeBench(baseline, lambda perturbation: None)
-    search(again, num_probes=5)
-    assert again.asked == bench.asked, "the same perturbations"
-
-
 @pytest.mark.parametrize("most", range(1, 30))
 def test_a_search_that_is_cut_short_keeps_what_it_has_seen(baseline: Trace, most: int) -> None:
     def fails(perturbation: Mapping[str, Any]) -> int | None:
@@ -173,15 +162,6 @@ def test_a_simpler_value_has_to_show_as_early(baseline: Trace) -> None:
             assert (finding.perturbation["x.c"] >= 4, finding.num_steps) == (True, 1)
 
 
-def test_a_cause_is_looked_for_not_far_behind_where_it_shows(baseline: Trace) -> None:
-    bench = FakeBench(baseline, lambda perturbation: 0 if "x.c" in perturbation else None)
-    assert search(bench).finding is not None
-    first = next(index for index, (asked, _) in enumerate(bench.asked) if "x.c" in asked)
-    smaller = [num_steps for asked, num_steps in bench.asked[first + 1 :] if asked]
-    assert smaller
-    assert all(num_steps is not None and num_steps <= 4 for num_steps in smaller)
-
-
 def test_one_perturbation_is_run_until_it_shows(baseline: Trace) -> None:
     answers = iter([None, None, None, 4])  # the baseline's second run is the first
     bench = FakeBench(baseline, lambda perturbation: next(answers))
@@ -189,17 +169,6 @@ def test_one_perturbation_is_run_until_it_shows(baseline: Trace) -> None:
     assert [asked for asked, _ in bench.asked] == [{}, {"x.a": 3}, {"x.a": 3}, {"x.a": 3}]
     assert chaos.finding is not None
     assert (chaos.finding.tally, chaos.finding.num_steps, chaos.num_probes) == (Tally(1, 3), 6, 1)
-
-
-def test_one_perturbation_that_does_not_show_is_run_often_enough(baseline: Trace) -> None:
-    chaos = search(FakeBench(baseline, lambda perturbation: None), only={"x.a": 3}, num_repeats=4)
-    assert (chaos.finding, chaos.num_runs, chaos.exit_code) == (None, 6, ExitCode.OK)
-
-
-@pytest.mark.parametrize(("most", "code"), [(2, ExitCode.INCOMPLETE_RECORDING), (3, ExitCode.OK)])
-def test_one_perturbation_counts_when_it_was_run(baseline: Trace, most: int, code: ExitCode) -> None:
-    chaos = search(FakeBench(baseline, lambda perturbation: None, most=most), only={"x.a": 3})
-    assert (chaos.num_probes, chaos.exit_code, chaos.is_out_of_time) == (most - 2, code, True)
 
 
 def test_what_was_not_applied_is_neither_found_nor_cleared(baseline: Trace) -> None:
@@ -220,12 +189,6 @@ def test_without_a_baseline_nothing_is_perturbed(baseline: Trace) -> None:
     chaos = search(bench)
     assert (chaos.problem, chaos.exit_code, bench.asked) == ("it has no seed", ExitCode.INCOMPLETE_RECORDING, [])
     assert (chaos.remedy, chaos.output) == ("give it --seed", baseline.directory / "output.log")
-
-
-def test_an_interrupted_search_says_so(baseline: Trace) -> None:
-    chaos = search(FakeBench(baseline, lambda perturbation: None, most=3))
-    assert chaos.is_out_of_time
-    assert replace(chaos, interrupted_by="SIGINT").exit_code == ExitCode.INTERRUPTED
 
 
 def test_a_crash_may_come_in_any_phase_that_a_checkpoint_precedes(baseline: Trace) -> None:

@@ -1,7 +1,4 @@
-"""What the shipped scenarios say must not matter does not: fourteen perturbations among them, at their smallest size.
-
-Two hundred of each: python tests/benchmarks/chaos.py
-"""
+"""What the shipped scenarios say must not matter does not: a few perturbations of each, at their smallest size."""
 
 import json
 from pathlib import Path
@@ -10,7 +7,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.scenario_files import all_scenarios
-from tests.lab.chaos.typed import chaos
+from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
 COUNTS = {"grpo_reverse_text": 3, "grpo_recommendation": 3, "grpo_sorting": 3, "ppo_arithmetic": 3}
@@ -22,7 +19,7 @@ SERVED = {"grpo_reward_model"}
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scenario", "count"), COUNTS.items())
 def test_perturbations_move_no_bit(tmp_path: Path, scenario: str, count: int) -> None:
-    done = chaos(tmp_path, scenario, "--size", "tiny", "--count", str(count), "--json")
+    done = type_command(tmp_path, "chaos", scenario, "--size", "tiny", "--count", str(count), "--json")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert (told["finding"], told["num_probes"]) == (None, count)

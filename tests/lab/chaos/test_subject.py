@@ -25,10 +25,6 @@ def test_a_size_has_budgets_that_divide_its_passes() -> None:
     assert budgets("smoke") == Choice((2048, 1024, 512))
 
 
-def test_settings_without_a_factor_are_known() -> None:
-    assert subject(ROOT, "grpo_reverse_text", "tiny").unvaried == ("output.tensorboard",)
-
-
 def test_a_crash_has_its_checkpoints_whatever_else_is_perturbed(tmp_path: Path) -> None:
     found = subject(tmp_path, write_scenario(tmp_path, "sound"))
     assert found.unvaried == ("output.checkpoint_every",)

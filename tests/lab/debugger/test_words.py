@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
-from harness.lab.reproduce.debugger.words import COMMANDS, Command, completed, parse_line
-from harness.trace.chain import PHASES
+from harness.lab.reproduce.debugger.words import COMMANDS, Command, parse_line
 from tests.support.traces import SEEDED
 
 
@@ -67,35 +66,3 @@ def test_whatever_is_typed_is_a_command_or_refused(line: str) -> None:
     except UsageError:
         return
     assert found is None or found.name in COMMANDS
-
-
-@pytest.mark.parametrize(
-    ("word", "phase"), [("optim", "optimizer"), ("rew", "reward"), ("loss", "loss"), ("s", "sync")]
-)
-def test_a_beginning_that_no_other_has_is_enough(word: str, phase: str) -> None:
-    assert completed(word, PHASES, "phase") == phase
-
-
-@pytest.mark.parametrize(
-    ("word", "what", "remedy"),
-    [
-        ("re", "'re' is short for reward and reference", "did you mean reward or reference?"),
-        ("optmizer", "'optmizer' is not a phase", "did you mean optimizer?"),
-        ("ward", "'ward' is not a phase", "did you mean reward or forward or backward?"),
-        ("xyz", "'xyz' is not a phase", "help lists the commands"),
-    ],
-)
-def test_any_other_word_is_refused_with_those_that_are_near(word: str, what: str, remedy: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        completed(word, PHASES, "phase")
-    assert (refused.value.what, refused.value.legal) == (what, ", ".join(PHASES))
-    assert refused.value.remedy == remedy
-
-
-def test_a_whole_word_is_itself_though_others_begin_with_it() -> None:
-    assert completed("weight", ["weights", "weight"], "break") == "weight"
-
-
-def test_where_there_is_nothing_to_name_it_is_said() -> None:
-    with pytest.raises(UsageError, match="legal:  nothing: there is no break"):
-        completed("x", {}, "break")

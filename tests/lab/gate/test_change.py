@@ -54,11 +54,6 @@ def test_nothing_differs(tmp_path: Path) -> None:
     assert classify_change(diff(a, b), None).change is Change.EQUAL
 
 
-def test_floats_alone_within_rounding_are_numerics(moved: Verdict) -> None:
-    found = classify_change(moved, ROUNDING)
-    assert (found.change, found.reasons, found.rounding) == (Change.NUMERICS, (), ROUNDING)
-
-
 def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> None:
     """In the last step nothing is sampled with it, and no float has moved."""
     a, b = (trace(tmp_path / side, with_sync(digest)) for side, digest in (("a", b"w1"), ("b", b"w2")))

@@ -1,7 +1,6 @@
 """What runs cost, beside their noise: slow-downs are found, busy moments are not."""
 
 from math import inf
-from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -74,35 +73,6 @@ def test_equal_costs_are_never_too_much(costs: list[float]) -> None:
 
 
 @SEEDED
-@given(of_runs, of_runs, st.floats(0.001, 1000))
-def test_units_do_not_matter(base: list[float], head: list[float], factor: float) -> None:
-    x, y = whole(base, head), whole([factor * each for each in base], [factor * each for each in head])
-    assert y.ratio == pytest.approx(x.ratio)
-    assert y.noise == pytest.approx(factor * x.noise)
-
-
-@SEEDED
-@given(of_runs, of_runs, st.randoms(use_true_random=False))
-def test_the_order_of_runs_does_not_matter(base: list[float], head: list[float], random: Random) -> None:
-    mixed = list(head)
-    random.shuffle(mixed)
-    assert whole(base, mixed) == whole(base, head)
-
-
-@SEEDED
-@given(of_runs, of_runs, durations)
-def test_what_is_too_much_stays_so_when_the_head_gets_slower(base: list[float], head: list[float], more: float) -> None:
-    if whole(base, head).is_too_much:
-        assert whole(base, [each + more for each in head]).is_too_much
-
-
-@SEEDED
-@given(of_runs, of_runs)
-def test_only_one_side_can_be_too_slow(base: list[float], head: list[float]) -> None:
-    assert not (whole(base, head).is_too_much and whole(head, base).is_too_much)
-
-
-@SEEDED
 @given(st.lists(durations, min_size=4, max_size=20), st.data())
 def test_one_slow_step_moves_nothing(steps: list[float], data: st.DataObject) -> None:
     """A machine that is busy for a moment; the first step, which warms up, may take any time."""
@@ -134,14 +104,3 @@ def test_small_phases_are_part_of_the_step_and_memory_has_a_limit_of_its_own() -
     assert found[MEMORY, "big"].is_too_much
     grown = [RunCosts(9.0, {STEP: 1.0, "big": 0.9, "small": 0.2}, {"big": 1.0})] * 2
     assert any(each.name == "small" and each.is_too_much for each in compare_costs(base, grown, LIMITS))
-
-
-def test_what_one_side_does_not_tell_is_not_compared() -> None:
-    found = compare_costs(
-        [RunCosts(1.0, {STEP: 1.0, "a": 1.0})] * 2, [RunCosts(1.0, {STEP: 1.0, "b": 1.0})] * 2, LIMITS
-    )
-    assert [each.name for each in found] == [RUN, STEP]
-
-
-def test_no_cost_at_all_has_a_ratio_too() -> None:
-    assert [CostChange(SECONDS, RUN, 0.0, head, 0.0, False, False).ratio for head in (0.0, 1.0)] == [1.0, inf]

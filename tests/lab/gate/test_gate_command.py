@@ -220,16 +220,6 @@ def test_a_scenario_that_is_not_steady_is_to_be_replayed_as_the_gate_has_run_it(
 
 
 @pytest.mark.full
-def test_below_the_project_it_says_where_the_scenarios_are(project: Project) -> None:
-    below = project.directory / "src"
-    below.mkdir(exist_ok=True)
-    done = type_command(below, "gate")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert "there is no scenario to gate" in done.stderr
-    assert "  remedy: cd ..: its scenarios are sums\n" in done.stderr
-
-
-@pytest.mark.full
 def test_without_a_base_nothing_passes(project: Project) -> None:
     done = gate(project)
     assert done.code == ExitCode.NOT_COMPARABLE

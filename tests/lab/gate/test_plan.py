@@ -16,7 +16,7 @@ from harness.lab.gate.against_base import other_identity
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateOptions, base_context, head_context, scenario_names
 from harness.lab.gate.policy import DEFAULT
-from harness.lab.gate.reasons import MoreSettings, ReasonCode, SettingChanged
+from harness.lab.gate.reasons import ReasonCode, SettingChanged
 from harness.render.console import say
 from tests.support.projects import SCENARIO, Project
 
@@ -94,12 +94,6 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, words: tuple[str, 
     assert refused.value.what == said
 
 
-def test_a_word_of_the_configuration_is_refused_by_its_place(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.rlharness.gate]\nfail-on = ["speed"]\n', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"\[tool\.rlharness\.gate\] fail-on 'speed'"):
-        options(tmp_path)
-
-
 def test_scenarios_are_those_typed_those_configured_or_all_of_the_project(tmp_path: Path) -> None:
     """And none of a package that is installed beside it, such as this one's own."""
     project = Project(tmp_path / "project")
@@ -171,22 +165,3 @@ def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_bo
         for side in (worktrees.working_tree, base):
             assert str(packages) in side.environ["PYTHONPATH"].split(os.pathsep)
         assert check_origin(base, scene.run_spec.call, found.root) == ("sums", str(packages / "sums.py"))
-
-
-def test_keys_that_are_perhaps_misspelt_are_told_of_the_head_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = Project(tmp_path / "project")
-    found = Checkout(project.directory, project.environ)
-    given = options(project.directory, "--set", "num_stesp=2", "--set", "new=1")
-    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
-        scene = head_context("sums", worktrees.working_tree, given)
-        told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"
-        assert capsys.readouterr().err == told
-        assert base_context(scene, worktrees.working_tree, base, given) is not None
-        assert capsys.readouterr().err == "", "once"
-
-
-def test_many_keys_are_counted() -> None:
-    base, head = ({str(number): side for number in range(9)} for side in "ab")
-    assert other_identity(base, head)[-1] == MoreSettings(ReasonCode.MORE_SETTINGS_CHANGED, 4)

@@ -13,7 +13,6 @@ from harness.lab.gate.rounding import (
     Rounding,
     earliest_phase,
     measure_rounding,
-    phases_compared,
     step_bytes,
 )
 from harness.trace.chain import Scope
@@ -49,12 +48,6 @@ def test_last_digits_are_rounding(tmp_path: Path) -> None:
     assert found.phase == "backward"
 
 
-def test_another_factor_is_not(tmp_path: Path) -> None:
-    found = measured(tmp_path, [f32("backward", "w", 1.0, 2.0)], [f32("backward", "w", 2.0, 4.0)])
-    assert found is not None
-    assert (found.is_rounding, found.share, found.phase) == (False, 1.0, "backward")
-
-
 def test_what_cancels_may_differ_whole(tmp_path: Path) -> None:
     """A gradient that is 0 but for rounding, beside others; a loss that is a single number."""
     a = [number("loss", "loss", 1e-9), f32("backward", "k_bias", 1e-9, -2e-9), f32("backward", "w", 0.5, 0.25)]
@@ -70,13 +63,6 @@ def test_a_nan_that_came_is_no_rounding(tmp_path: Path) -> None:
     assert found is not None
     assert (found.is_rounding, found.num_nan) == (False, 1)
     assert found.share < 1e-6, "which is not the reason"
-
-
-def test_infinity_is_no_scale(tmp_path: Path) -> None:
-    inf = float("inf")
-    found = measured(tmp_path, [f32("backward", "w", inf, 1.0)], [f32("backward", "w", inf, 2.0)])
-    assert found is not None
-    assert (found.is_rounding, found.share) == (False, 1.0)
 
 
 def test_what_is_all_zero_on_one_side_has_no_scale(tmp_path: Path) -> None:
@@ -126,14 +112,6 @@ def test_what_is_recorded_first_need_not_be_of_the_earliest_phase(tmp_path: Path
     assert earliest_phase(traces[0], traces[1], 0) == "rollout"
     assert earliest_phase(traces[0], traces[2], 0) == "optimizer"
     assert earliest_phase(traces[0], traces[0], 0) == ""
-
-
-def test_phases_that_are_judged() -> None:
-    assert phases_compared("loss") == ("loss", "backward")
-    assert phases_compared("backward") == ("backward",)
-    assert phases_compared("optimizer") == ("optimizer",)
-    assert phases_compared("rollout")[0] == "rollout"
-    assert phases_compared("their own") == ("their own",)
 
 
 floats = st.floats(0.5, 2.0, width=32)

@@ -67,14 +67,6 @@ def test_a_side_that_differs_from_itself_is_no_change(tmp_path: Path, side: str)
     assert found.finding.reasons == (OfSide(ReasonCode.SIDE_NONDETERMINISTIC, side),)
 
 
-@pytest.mark.parametrize("side", [BASE, HEAD])
-def test_with_one_run_of_each_the_kept_pair_shows_it(tmp_path: Path, side: str) -> None:
-    gradients = {BASE: [steady], HEAD: [rounded], side: [rounded if side == HEAD else steady, doubled]}
-    found, session = compared(tmp_path, PlayedSession(gradients), num_runs=1)
-    assert found.finding.change is Change.NONDETERMINISTIC
-    assert len(session.asked) == 4
-
-
 def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides, "MAX_BYTES", 10)
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [rounded]}), num_runs=1)
@@ -91,18 +83,6 @@ def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
         asyncio.run(recorder.record(HEAD, scene))
     asyncio.run(compare_sides(recorder, scene, scene, num_runs=2, limits=Limits()))
     assert [name for name, _ in session.asked] == [HEAD, HEAD, BASE, BASE]
-
-
-def longer(step: int) -> tuple[float, ...]:
-    return (*steady(step), 3.0)
-
-
-@pytest.mark.parametrize(("again", "change"), [(steady, Change.BEHAVIOUR), (rounded, Change.NONDETERMINISTIC)])
-def test_another_shape_is_shown_to_be_no_whim_by_another_pair(tmp_path: Path, again: Gradient, change: Change) -> None:
-    session = PlayedSession({BASE: [steady, again], HEAD: [longer]})
-    found, _ = compared(tmp_path, session, num_runs=1)
-    assert session.asked == [(BASE, None), (HEAD, None)] * 2
-    assert found.finding.change is change
 
 
 @pytest.mark.parametrize("side", [BASE, HEAD])

@@ -46,12 +46,6 @@ def gate_step() -> tuple[list[str], dict[str, str]]:
     return words, found["env"]
 
 
-def test_it_begins_with_pull_requests_and_asks_for_nothing_but_to_read() -> None:
-    found = workflow()
-    assert list(found[True]) == ["pull_request"], "YAML reads `on` as true"
-    assert found["permissions"] == {"contents": "read"}
-
-
 def test_what_it_types_and_names_exists() -> None:
     words, env = gate_step()
     assert gate_command.make_context("gate", list(words)).params["base"] == "$BASE"

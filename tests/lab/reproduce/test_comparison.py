@@ -79,13 +79,6 @@ def test_one_bit_of_any_step_that_was_run_again_is_a_divergence(tmp_path: Path, 
     assert (found.different.first.step, found.exit_code) == (at, ExitCode.DIVERGED)
 
 
-def test_a_bit_of_a_step_before_the_checkpoint_does_not_count(tmp_path: Path) -> None:
-    def change(step: int, recorded_value: RecordedValue) -> RecordedValue | None:
-        return None if step < 2 and recorded_value.name == "loss" else recorded_value
-
-    assert judged(record(tmp_path / "a", change=change), record(tmp_path / "b", 2)).is_reproduced
-
-
 @pytest.mark.parametrize(
     ("recorded", "again", "is_same", "ending"),
     [

@@ -275,7 +275,6 @@ def test_budgets_that_are_all_different_are_not_all_tried() -> None:
 
 
 def test_the_cost_of_a_simulation_grows_with_its_units_and_no_faster() -> None:
-    """How long it takes is measured by tests/benchmarks/simulation.py."""
     few, many = (num_calls_of(partial(simulate, many_units(n), LeaseTable(EIGHT, 4))) for n in (500, 2000))
     assert many < 4.4 * few
     assert many < 2000 * MAX_CALLS_PER_UNIT
