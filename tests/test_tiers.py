@@ -37,7 +37,7 @@ WHOLLY_FULL = {
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
-    "tests/rlcore/test_engine_page.py": "tests/rlcore/training/test_witnesses.py, value by value",
+    "tests/rlcore/test_engine_page.py": "tests/rlcore/training/test_steps.py, whose gradients are those of the paper",
     "tests/guards/test_faults_breach.py": "tests/guards/test_planted_faults.py, which runs none of them",
     "tests/runner/test_runner_cost.py": "a benchmark: none",
     "tests/lab/test_hostile_repository.py": "tests/lab/bundles/test_making.py, tests/core/test_replaced_file.py",
