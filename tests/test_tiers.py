@@ -45,9 +45,6 @@ WHOLLY_FULL = {
     "tests/core/redaction/test_every_command.py": "tests/core/redaction/test_redaction.py, word by word",
     "tests/runner/test_hostile_tests.py": "tests/runner/attempts/test_attempt_losses.py, one attempt at a time",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
-    "tests/rlcore/samplers/vllm/test_vllm_process_faults.py": (
-        "tests/rlcore/weights/test_weight_faults.py, whose other process has no engine"
-    ),
     "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/samplers/vllm/test_vllm_server.py": (
         "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
@@ -63,7 +60,6 @@ WHOLLY_FULL = {
     "tests/rlcore/distributed/test_levels_of_workers.py": (
         "tests/rlcore/distributed/test_level_variables.py, without workers"
     ),
-    "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
     "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
