@@ -38,7 +38,7 @@ WHOLLY_FULL = {
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
-    "tests/rlcore/test_engine_page.py": "tests/rlcore/training/test_witnesses.py, value by value",
+    "tests/rlcore/test_engine_page.py": "tests/rlcore/training/test_steps.py, whose gradients are those of the paper",
     "tests/guards/test_faults_breach.py": "tests/guards/test_planted_faults.py, which runs none of them",
     "tests/runner/test_runner_cost.py": "a benchmark: none",
     "tests/lab/test_hostile_repository.py": "tests/lab/bundles/test_making.py, tests/core/test_replaced_file.py",
@@ -46,9 +46,6 @@ WHOLLY_FULL = {
     "tests/core/redaction/test_every_command.py": "tests/core/redaction/test_redaction.py, word by word",
     "tests/runner/test_hostile_tests.py": "tests/runner/attempts/test_attempt_losses.py, one attempt at a time",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
-    "tests/rlcore/samplers/vllm/test_vllm_process_faults.py": (
-        "tests/rlcore/weights/test_weight_faults.py, whose other process has no engine"
-    ),
     "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/samplers/vllm/test_vllm_server.py": (
         "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
@@ -61,6 +58,10 @@ WHOLLY_FULL = {
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
     "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
     "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
+    "tests/rlcore/distributed/test_levels_of_workers.py": (
+        "tests/rlcore/distributed/test_level_variables.py, without workers"
+    ),
+    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

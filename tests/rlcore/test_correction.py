@@ -102,16 +102,6 @@ def test_acceptance_is_as_its_words_say(scope: Scope, estimator: Estimator, batc
         assert not found[sample][~within].any()
 
 
-@SEEDED
-@given(batch=batches(), high=st.floats(1.1, 2.0), wider=st.floats(1.0, 2.0))
-def test_a_wider_bound_accepts_no_less(batch: Batch, high: float, wider: float) -> None:
-    for scope in SCOPES:
-        for estimator in ESTIMATORS:
-            narrow = accepted(batch["log_ratio"], batch.loss_mask, scope=scope, estimator=estimator, high=high)
-            wide = accepted(batch["log_ratio"], batch.loss_mask, scope=scope, estimator=estimator, high=high * wider)
-            assert (narrow <= wide).all()
-
-
 def test_bounds_may_be_reached() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     log_ratio = torch.tensor([[-math.log(2.0), math.log(2.0), 0.0]], dtype=torch.float64)
@@ -121,11 +111,6 @@ def test_bounds_may_be_reached() -> None:
         False,
         True,
     ]
-
-
-def test_a_maximum_is_of_loss_tokens() -> None:
-    log_ratio, mask = torch.tensor([[1.0, 0.0]]), torch.tensor([[True, False]])
-    assert not accepted(log_ratio, mask, scope="max", estimator="k1", high=2.0).any()
 
 
 def test_what_cannot_be_used() -> None:

@@ -38,26 +38,6 @@ def test_the_order_of_values_changes_no_bit(values: list[float], draw: random.Ra
     assert bits(mean(values)) == bits(mean(shuffled))
 
 
-def test_a_plain_sum_would_depend_on_the_order() -> None:
-    values = [1e16, 1.0, -1e16, 1.0]
-    assert sum(values) != sum(sorted(values))
-    assert mean(values) == mean(sorted(values)) == 0.5
-
-
-def test_means_at_the_edges() -> None:
-    assert mean([1, 2]) == 1.5
-    assert mean([True, False]) == 0.5
-    assert mean([1e308, 1e308, -1e308]) == pytest.approx(1e308 / 3)
-    assert mean([1e308] * 3) == pytest.approx(1e308)
-    assert mean([math.inf, 1.0]) == math.inf
-    assert math.isnan(mean([math.inf, -math.inf]))
-    assert math.isnan(mean([math.nan, 1.0]))
-    large = [{"x": 1e308, "n": 3}, {"x": -1e308, "n": 3}]
-    assert merge(large, {"x": "mean", "n": "sum"}, {"x": "n"}) == {"x": 0.0, "n": 6}
-    with pytest.raises(InvalidValueError, match="a mean of no value"):
-        mean([])
-
-
 # --------------------------------------------------------------------------------------------------------------- merge
 
 
@@ -90,28 +70,6 @@ def test_ranks_together_say_what_one_would(values: list[float], cuts: set[int]) 
     merged = merge(by_rank, HOW, {"loss": "tokens"})
     assert merged["loss"] == pytest.approx(mean(values), rel=1e-9, abs=1e-6)
     assert (merged["tokens"], merged["low"], merged["high"]) == (len(values), min(values), max(values))
-
-
-def test_a_mean_without_weights_would_depend_on_the_division() -> None:
-    by_rank = [{"loss": 1.0, "tokens": 3}, {"loss": 5.0, "tokens": 1}]
-    how: dict[str, How] = {"loss": "mean", "tokens": "sum"}
-    assert merge(by_rank, how, {"loss": "tokens"}) == {"loss": 2.0, "tokens": 4}
-    assert merge(by_rank, how) == {"loss": 3.0, "tokens": 4}
-
-
-def test_what_is_not_finite_travels() -> None:
-    how: dict[str, How] = {"mean": "mean", "sum": "sum", "min": "min", "max": "max"}
-    finite = dict.fromkeys(how, 1.0)
-    for value in (math.nan, math.inf):
-        for merged in merge([finite, finite | dict.fromkeys(how, value)], how | {"min": "max"}).values():
-            assert bits(merged) == bits(value)
-    assert math.isnan(merge([{"min": 1.0}, {"min": math.nan}], {"min": "min"})["min"])
-    assert math.isnan(merge([{"loss": math.nan, "n": 0}], {"loss": "mean", "n": "sum"}, {"loss": "n"})["loss"])
-    assert merge([{"sum": 1e308}] * 2, {"sum": "sum"}) == {"sum": math.inf}
-    assert bits(merge([{"n": 2**53 + 1}] * 2, {"n": "sum"})["n"]) == 2**54 + 2, "counts stay whole"
-    assert merge([{"sum": -1e308}] * 2, {"sum": "sum"}) == {"sum": -math.inf}
-    assert bits(merge([{"x": 0.0}, {"x": -0.0}], {"x": "min"})["x"]) == bits(-0.0)
-    assert bits(merge([{"x": -0.0}, {"x": 0.0}], {"x": "max"})["x"]) == bits(0.0)
 
 
 @pytest.mark.parametrize(
@@ -188,15 +146,6 @@ def test_equal_rewards_have_no_spread() -> None:
         assert of_completions([1] * 7, [False] * 7, [reward] * 7, {})["reward_std"] == 0.0
     assert of_completions([1] * 3, [False] * 3, [1.0, 2.0, 4.0], {})["reward_std"] == statistics.pstdev([1.0, 2.0, 4.0])
     assert math.isnan(of_completions([1], [False], [math.nan], {})["reward_std"])
-
-
-def test_completions_that_do_not_belong_together() -> None:
-    with pytest.raises(InvalidValueError, match="1 rewards\n  legal:  2, one a completion"):
-        of_completions([1, 1], [False, False], [1.0], {})
-    with pytest.raises(InvalidValueError, match="3 rewards of 'f'"):
-        of_completions([1, 1], [False, False], [1.0, 1.0], {"f": [0.0] * 3})
-    with pytest.raises(InvalidValueError, match="no value"):
-        of_completions([], [], [], {})
 
 
 def test_without_torch() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,15 +68,6 @@ def test_numbers_of_any_library_are_taken(returned: Any) -> None:
     scores = scored(giving(returned))
     assert scores.rewards == [1.0, 0.5, None]
     assert [type(value) for value in scores.rewards[:2]] == [float, float]
-
-
-def test_a_whole_tensor_is_taken() -> None:
-    assert scored(giving(torch.tensor([0.25, 1.0, 2.0]))).rewards == [0.25, 1.0, 2.0]
-    assert scored(giving(np.array([0.25, 1.0, 2.0]))).rewards == [0.25, 1.0, 2.0]
-
-
-def test_nothing_to_score_calls_nobody() -> None:
-    assert scored(lambda **_: 1 / 0, texts=()) == Scores([], {"given": []})
 
 
 @pytest.mark.parametrize("rewards", [[], [Reward("same", giving([1])), Reward("same", giving([1]))]], ids=len)
@@ -185,15 +175,6 @@ def test_which_async_function_ends_first_changes_nothing(order: list[int]) -> No
     assert scores.by_function["f1"] == [1, 1]
 
 
-def test_sync_and_async_stand_in_the_order_of_the_rewards() -> None:
-    class Judge:
-        async def __call__(self, completions: list[str], **_: Any) -> list[int]:
-            return [2 for _ in completions]
-
-    rewards = [Reward("object", Judge()), Reward("sync", giving([1])), *chained([0])]
-    assert score(rewards, completions(["a"]), step=0).by_function == {"object": [2], "sync": [1], "f0": [0]}
-
-
 def test_the_loop_is_the_same_from_step_to_step() -> None:
     """A client of a verifier's that a function keeps fails in another loop than that of its connections."""
     loops = set()
@@ -282,14 +263,6 @@ def test_an_exception_names_function_and_sample_and_keeps_its_cause() -> None:
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-def test_an_async_exception_names_its_sample_too() -> None:
-    async def function(completions: list[str], **_: Any) -> list[float]:
-        return [1 / (len(text) - 3) for text in completions]
-
-    with pytest.raises(RewardError, match=r"ZeroDivisionError: .* \(for sample 2: .*'ccc'"):
-        scored(function)
-
-
 def test_an_exception_of_the_whole_batch_says_so() -> None:
     def function(completions: list[str], **_: Any) -> list[float]:
         assert len(completions) < 2
@@ -352,19 +325,7 @@ def test_a_shuffle_keeps_the_rewards(rewards: list[float | None], step: int) -> 
     assert moved.by_function == scores.by_function
 
 
-def test_shuffles_differ_from_step_to_step() -> None:
-    scores = Scores([float(number) for number in range(30)], {})
-    orders = [tuple(shuffled(scores, 0, step).rewards) for step in range(4)]
-    assert len({*orders, tuple(scores.rewards)}) == 5
-
-
 def test_a_shuffled_reward_tells_nothing_of_its_sample() -> None:
     scores = Scores([1.0, 0.0, 0.0, 0.0], {})
     kept = sum(shuffled(scores, step).rewards[0] == 1.0 for step in range(2000))
     assert 400 < kept < 600
-
-
-def test_scoring_starts_no_thread() -> None:
-    before = threading.active_count()
-    score(chained([1, 0]), completions(["a"]), step=0)
-    assert threading.active_count() == before

@@ -1,7 +1,6 @@
 """Replicas: weights reach all of them or the one that differs is named; threads compute at the caller's level."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor
 
 from rlcore.environments.trajectory import Trajectory
-from rlcore.errors import InvalidValueError, WeightSyncError
+from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following, is_invariant
 from rlcore.numerics.probe import STRATEGIES, num_threads
-from rlcore.samplers import replicas
 from rlcore.samplers.base import Progress
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.next_tokens import NextTokenSampler
@@ -27,7 +25,7 @@ from rlcore.weights.receipts import Check
 from rlcore.weights.sync import sync
 from rlcore.weights.target import TargetState, WeightTarget
 from tests.rlcore.training.recorded import config, first_difference, recorded
-from tests.support.samplers import TOKENIZER, decoder_of, requests_of, said
+from tests.support.samplers import TOKENIZER, decoder_of, requests_of
 
 TRAINING: dict[str, Any] = {"num_steps": 2, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
 
@@ -49,16 +47,6 @@ class Watched(TorchSampler):
         return super().sample(requests, progress=progress)
 
 
-def test_each_draws_its_share_in_order() -> None:
-    samplers = [Watched(decoder_of()) for _ in range(3)]
-    requests = requests_of(2)
-    replicate(samplers, run_together=False).sample(requests)
-    assert [each for sampler in samplers for each in sampler.given] == requests
-    assert {len(sampler.given) for sampler in samplers} == {5, 6}
-    replicate(samplers, run_together=True).sample(requests[:2])
-    assert sorted(len(sampler.given) for sampler in samplers) == [5, 6, 7]
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_threads_compute_as_the_caller_does(count: int) -> None:
     samplers = [Watched(decoder_of()) for _ in range(2)]
@@ -68,17 +56,6 @@ def test_threads_compute_as_the_caller_does(count: int) -> None:
     assert all(each.computed == {(True, count)} for each in samplers)
 
 
-@pytest.mark.full
-def test_without_the_callers_context_bits_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, requests = decoder_of("qwen3", spread=6.0), requests_of(3)
-    with following(STRATEGIES[0]):
-        one = said(TorchSampler(decoder, TOKENIZER, concurrency=3).sample(requests))
-        pair = replicate([TorchSampler(decoder, TOKENIZER, concurrency=3) for _ in range(2)], run_together=True)
-        assert said(pair.sample(requests)) == one
-        monkeypatch.setattr(replicas, "context_of_caller", Context)
-        assert said(pair.sample(requests)) != one
-
-
 def test_the_error_is_that_of_the_first_replica_that_fails() -> None:
     failures = [None, KeyError("second"), KeyError("third")]
     sampler = replicate([Watched(decoder_of(), failure) for failure in failures], run_together=True)
@@ -86,11 +63,6 @@ def test_the_error_is_that_of_the_first_replica_that_fails() -> None:
         sampler.sample(requests_of(2))
     with pytest.raises(KeyError, match="second"), sampler.weight_target.sampling():
         raise KeyError("second")  # nothing is left locked
-
-
-def test_no_replica_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="0 replicas"):
-        replicate([], run_together=True)
 
 
 def test_beams_need_all_of_them() -> None:
@@ -110,21 +82,6 @@ def test_beams_need_all_of_them() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
-
-
-def test_a_sync_that_is_refused_while_one_draws_has_begun_with_none() -> None:
-    sampler = replicate([TorchSampler(decoder_of(), TOKENIZER) for _ in range(2)], run_together=False)
-    refused = []
-
-    def begin(_: int, __: int) -> None:
-        try:
-            sampler.weight_target.begin(1)
-        except WeightSyncError as error:
-            refused.append(error.check)
-
-    sampler.sample(requests_of(2), progress=begin)
-    assert set(refused) == {Check.FENCE}
-    assert sampler.sample(requests_of(1)), "no replica waits for the end of a sync"
 
 
 class Forgetful(LocalTarget):

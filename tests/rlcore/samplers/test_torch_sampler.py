@@ -1,6 +1,6 @@
 """Completions follow from requests and weights alone, to the bit; each mechanism that holds it is taken away once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -18,7 +18,6 @@ from rlcore.numerics.level import KernelStrategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
-from rlcore.samplers.rows import Rows, RunningSequence
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
@@ -166,42 +165,6 @@ def test_without_the_level_logprobs_have_other_bits() -> None:
         pytest.skip("torch's own operations hold on this machine: what the level is for is not to be seen here")
 
 
-def test_noise_that_goes_by_arrival_gives_other_completions(invariant: KernelStrategy) -> None:
-    """What a stateful generator, or a key made of the place in the batch, would do."""
-    sampler, requests = sampler_of(decoder_of()), requests_of(2)
-
-    def by_arrival(given: list[SampleRequest]) -> list[Said]:
-        return said(sampler.sample([replace(request, key=number) for number, request in enumerate(given)]))
-
-    assert by_arrival(requests) == by_arrival(requests)
-    assert by_arrival(requests[::-1])[::-1] != by_arrival(requests)
-
-
-def test_noise_that_begins_again_after_preemption_gives_other_completions(
-    invariant: KernelStrategy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Positions have to count the tokens of the completion, not those since it was admitted."""
-    requests, decoder = requests_of(1), decoder_of()
-    whole = said(sampler_of(decoder).sample(requests))
-    assert said(sampler_of(decoder, preempt_every=2).sample(requests)) == whole
-    admit = Rows.admit
-
-    def forgetful(rows: Rows, running_sequences: Sequence[RunningSequence], eos_id: int) -> None:
-        first = len(rows)
-        admit(rows, running_sequences, eos_id)
-        for row, running in enumerate(running_sequences, first):
-            rows._states[row] = rows._states[row].roll(len(running.tokens))
-
-    monkeypatch.setattr(Rows, "admit", forgetful)
-    assert said(sampler_of(decoder, preempt_every=2).sample(requests)) != whole
-
-
-def test_siblings_and_steps_draw_their_own(invariant: KernelStrategy) -> None:
-    sampler = sampler_of(decoder_of(spread=4.0))
-    requests = [request_of(sample_index=index, seed=seed) for index in range(4) for seed in range(4)]
-    assert len({completion.completion_tokens for completion in sampler.sample(requests)}) == 16
-
-
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
@@ -247,60 +210,7 @@ def test_filters_hold_for_the_rows_that_have_them() -> None:
     assert len({*told[1::3], *told[2::3]}) == 1 and len({*told[::3]}) == 3
 
 
-# ----------------------------------------------------------------------------------------------------------------- ends
-
-
-@pytest.mark.full
-def test_a_completion_ends_for_its_reason() -> None:
-    decoder = decoder_of(spread=4.0)
-    free = SamplingParams(max_tokens=40)
-    whole = [each for each in sampler_of(decoder).sample(requests_of(4, free)) if len(each.completion_tokens) > 12]
-    assert whole
-    for completion in whole:
-        tokens = completion.completion_tokens
-        stopped = replace(completion.request, params=replace(free, stop_ids=(tokens[7],)))
-        told = replace(completion.request, params=replace(free, stop_strings=(TOKENIZER.decode(tokens[4:6]),)))
-        short = replace(completion.request, params=replace(free, max_tokens=5))
-        by_id, by_text, by_length = sampler_of(decoder).sample([stopped, told, short])
-        assert by_id.stop_reason == StopReason.STOP_ID
-        assert by_id.completion_tokens == tokens[: tokens.index(tokens[7]) + 1]
-        assert by_length.stop_reason == StopReason.LENGTH and by_length.completion_tokens == tokens[:5]
-        if TOKENIZER.decode(tokens[4:6]):
-            (stop,) = told.params.stop_strings
-            assert by_text.stop_reason == StopReason.STOP_STRING and by_text.completion_text.endswith(stop)
-            found = by_text.completion_tokens
-            assert found == tokens[: len(found)] and stop not in TOKENIZER.decode(found[:-1])
-
-
-def test_the_end_of_sequence_ends_and_belongs_to_the_completion() -> None:
-    ended = [
-        completion
-        for completion in sampler_of(decoder_of(spread=4.0)).sample(requests_of(6, SamplingParams(max_tokens=60)))
-        if completion.stop_reason == StopReason.EOS
-    ]
-    assert ended
-    for completion in ended:
-        assert completion.completion_tokens.index(TOKENIZER.eos_id) == len(completion.completion_tokens) - 1
-        assert completion.completion_text == TOKENIZER.decode(completion.completion_tokens)
-
-
 # ------------------------------------------------------------------------------------------------------------ refusals
-
-
-@pytest.mark.parametrize(
-    ("request_", "told"),
-    [
-        (replace(request_of(), prompt=replace(request_of().prompt, tokens=())), "sample 0 of prompt hello has no"),
-        (request_of("hello", 3, params=SamplingParams(max_tokens=92)), "sample 3 of prompt hello has 5 tokens and"),
-        (replace(request_of(), prompt=replace(request_of().prompt, tokens=(3, 29))), "token 29"),
-        (replace(request_of(), prompt=replace(request_of().prompt, tokens=(3, -1))), "token -1"),
-    ],
-)
-def test_a_request_that_cannot_be_done_is_refused_before_anything_is_drawn(request_: SampleRequest, told: str) -> None:
-    done: list[int] = []
-    with pytest.raises(InvalidValueError, match=told):
-        sampler_of(decoder_of()).sample([request_of(), request_], progress=lambda count, _: done.append(count))
-    assert not done
 
 
 def test_a_request_may_fill_the_decoder() -> None:

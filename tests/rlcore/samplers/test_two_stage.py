@@ -1,6 +1,6 @@
 """Two-stage rollouts: each corner case as rlcore/TWO_STAGE.md specifies it, with a sampler whose words are given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,7 +21,6 @@ from tests.support.scripted_reasoning import (
     BEAMS,
     DIGEST,
     EOS,
-    PARAMS,
     TOKENIZER,
     ScriptedSampler,
     alphabetical,
@@ -82,21 +81,6 @@ def test_branches_are_compared_with_those_of_their_reasoning_and_reasonings_with
     ], "two reasonings that say the same were drawn twice"
 
 
-def test_the_sampler_is_asked_for_the_contexts_that_beams_share() -> None:
-    sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("ef"))
-    rollouts(sampler, request_of())
-    assert {each.context for each in sampler.asked} == {ids("abc;:")}
-    assert [each.tokens for each in sampler.asked] == [(), ids("e"), ids("f")]
-    assert {each.num_tokens for each in sampler.asked} == {3}
-
-
-def test_nothing_forced_is_no_turn() -> None:
-    sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("ef"))
-    ((_, first, *_),) = rollouts(sampler, request_of(beams=replace(BEAMS, forced=())))
-    assert [turn.role for turn in first.turns] == [Role.PROMPT, Role.ASSISTANT, Role.ASSISTANT]
-    assert first.completion_text == "c;ee" and first.loss_tokens == ids("ee")
-
-
 # --------------------------------------------------------------------------------------------------------- corner cases
 
 
@@ -108,12 +92,6 @@ def test_a_reasoning_that_does_not_end_with_its_stop_string_has_no_item(text: st
     assert alone.loss_tokens == ids(text), "all of it is learned, its end too"
     assert len(found) == 3, "its neighbour has items"
     assert {each.context for each in sampler.asked} == {ids("abc;:")}, "nothing is forced into it"
-
-
-def test_a_reasoning_that_a_stop_id_ends_has_no_item() -> None:
-    sampler = ScriptedSampler({"ab": ["ch"]}, alphabetical("ef"))
-    ((alone,),) = rollouts(sampler, request_of(params=replace(PARAMS, stop_ids=ids("h"))))
-    assert alone.stop_reason is StopReason.STOP_ID and sampler.asked == []
 
 
 def test_ids_that_the_tokenizer_lacks_stay_in_a_reasoning_as_they_were_drawn() -> None:
@@ -137,11 +115,6 @@ def test_too_few_beams_are_fewer_trajectories_and_none_is_repeated() -> None:
     sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("e"))
     (found,) = rollouts(sampler, request_of(beams=replace(BEAMS, num_beams=4)))
     assert items(found) == ["ee"]
-
-
-def test_no_beam_at_all_leaves_the_reasoning_alone() -> None:
-    ((alone,),) = rollouts(ScriptedSampler({"ab": ["c;"]}), request_of())
-    assert alone.stop_reason is StopReason.STOP_STRING and alone.completion_text == "c;"
 
 
 def test_an_item_may_end_before_its_length() -> None:
@@ -177,20 +150,6 @@ def test_an_item_may_end_before_its_length() -> None:
 def test_an_answer_outside_the_contract_is_an_error_and_nothing_is_dropped(answer: list[NextToken], said: str) -> None:
     with pytest.raises(StepError, match=said):
         sample_two_stage(ScriptedSampler({"ab": ["c;"]}, lambda _: answer), TOKENIZER, [request_of()])
-
-
-def test_answers_that_are_too_many_or_missing_are_errors() -> None:
-    class TooMany(ScriptedSampler):
-        def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
-            return [alphabetical("efgh")(request) for request in requests]
-
-    class Missing(ScriptedSampler):
-        def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
-            return []
-
-    for kind, said in ((TooMany, "4 of them"), (Missing, "0 answers to 1 sequences")):
-        with pytest.raises(StepError, match=said):
-            sample_two_stage(kind({"ab": ["c;"]}), TOKENIZER, [request_of()])
 
 
 def test_weights_that_change_between_the_stages_are_an_error() -> None:
@@ -244,17 +203,6 @@ def test_beam_parameters_are_checked_and_alike_in_a_call() -> None:
         )
 
 
-def test_an_exception_of_progress_cancels() -> None:
-    sampler = ScriptedSampler({"ab": ["c;", "c;"]}, alphabetical("ef"))
-
-    def progress(done: int, asked: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sample_two_stage(sampler, TOKENIZER, [request_of(), request_of(sample_index=1)], progress=progress)
-    assert (sampler.num_drawn, sampler.asked) == (1, [])
-
-
 def test_a_plain_sampler_is_refused_and_refuses_beams() -> None:
     class Plain:
         policy_version, weights_digest, weight_target, sample = 0, "", None, None
@@ -282,53 +230,3 @@ def test_a_rollout_depends_on_its_request_alone(order: Sequence[int], alone: int
     assert rollouts(ScriptedSampler(words, next_of), wanted[alone]) == [together[alone]]
     flat = [each for found in together for each in found]
     assert by_request(flat) == together
-
-
-def faults() -> dict[str, Callable[[list[Trajectory]], list[Trajectory]]]:
-    """Rollouts that are not what was drawn."""
-
-    def without_forced(each: Trajectory) -> Trajectory:
-        begin = each.turns[2].begin
-        moved = tuple(replace(turn, begin=turn.begin - 1, end=turn.end - 1) for turn in each.turns[3:])
-        parts = {
-            name: getattr(each, name)[:begin] + getattr(each, name)[begin + 1 :]
-            for name in ("tokens", "loss_mask", "logprobs", "policy_versions")
-        }
-        return replace(each, turns=(*each.turns[:2], *moved), **parts)
-
-    return {
-        "3 items, 2 of them different": lambda found: [*found[:-1], found[1]],
-        "no reasoning before it": lambda found: found[1:],
-        "other log-probabilities": lambda found: [
-            found[0],
-            replace(found[1], logprobs=(0.0, 0.0, -9.0, *found[1].logprobs[3:])),
-            *found[2:],
-        ],
-        "has other tokens": lambda found: [
-            found[0],
-            replace(found[1], tokens=(*found[1].tokens[:2], 9, *found[1].tokens[3:])),
-            *found[2:],
-        ],
-        "has forced tokens": lambda found: [found[0], without_forced(found[1]), *found[2:]],
-        "follows sample 0 of prompt ab": lambda found: [
-            found[0],
-            replace(found[1], request=replace(found[1].request, key=1)),
-            *found[2:],
-        ],
-    }
-
-
-@pytest.mark.parametrize("said", faults())
-def test_rollouts_that_are_not_what_was_drawn_are_found(said: str) -> None:
-    wanted = [request_of()]
-    (found,) = rollouts(ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef")), *wanted)
-    with pytest.raises(StepError, match=said):
-        check_trajectories(wanted, faults()[said](found), None, TOKENIZER)
-
-
-def test_more_items_than_beams_are_found() -> None:
-    beams = BeamParams(num_beams=2, max_tokens=2, forced=BEAMS.forced)
-    (found,) = rollouts(ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef")), request_of())
-    wanted = [request_of(beams=beams)]
-    with pytest.raises(StepError, match="up to 2"):
-        check_trajectories(wanted, [replace(each, request=wanted[0]) for each in found], None, TOKENIZER)

@@ -65,24 +65,6 @@ def test_models_are_in_files_while_completions_are_sampled_and_not_while_they_ar
     assert state.policy.weights().digests() == whole.policy.weights().digests()
 
 
-def test_a_question_about_its_weights_brings_a_model_back(tmp_path: Path) -> None:
-    state, _ = started(tmp_path, ("policy",))
-    policy = state.policy
-    assert isinstance(policy, LocalTrainer)
-    make_step(state, 0)
-    for ask in (policy.weights, policy.save, policy.optimizer_digest):
-        policy.rest(tmp_path)
-        assert is_in_files(policy.model, tmp_path)
-        ask()
-        assert not is_in_files(policy.model, tmp_path)
-
-
-def test_only_the_models_that_are_named_leave(tmp_path: Path) -> None:
-    state, seen = started(tmp_path, ("reference",))
-    make_step(state, 0)
-    assert seen.away["RequestsBuilt"] == [{"reference"}]
-
-
 def test_a_bit_that_changes_meanwhile_ends_the_run(tmp_path: Path) -> None:
     state, _ = started(tmp_path, ("critic",))
     assert isinstance(state.critic, LocalTrainer)

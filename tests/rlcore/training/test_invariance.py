@@ -1,4 +1,4 @@
-"""At level invariant twenty steps have the same bits under every perturbation, and not when a mechanism is taken out.
+"""At level invariant twenty steps have the same bits under every perturbation; another seed is another run.
 
 Everything recorded is compared: tokens, log-probabilities, rewards, advantages, losses, gradients, weights and the
 optimizer's state of every step. Perturbations, and whether and where the process is lost and resumed, are drawn by
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rlcore.batching.minibatches as minibatches_module
-import rlcore.recipes.rollout as rollouts_module
-import rlcore.trainers.local as update_module
-from rlcore.batching.microbatches import Microbatch, microbatches_by_budget
 from rlcore.config import RunConfig
 from rlcore.entrypoint import train
-from rlcore.errors import CheckpointError, LevelError, StepError
-from rlcore.numerics.tree_sum import TreeSum
-from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.errors import LevelError
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
 from tests.support.run_configs import with_section
 
@@ -153,115 +146,11 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
         assert done.stdout == expected
 
 
-# ---------------------------------------------------------------------------- and breaks without each of its mechanisms
-
-
-def moved(variant: str, tmp_path: Path, *, level: str = "invariant", **perturbation: Any) -> str | None:
-    """The phase of the first difference between a run and a perturbed one, both as the mechanisms are now."""
-    one = recorded(VARIANTS[variant], tmp_path / "one", level=level)
-    other = recorded(perturbed(variant, **perturbation), tmp_path / "other", level=level)
-    leaf = first_difference(one, other)
-    return leaf and leaf[1]
-
-
-@pytest.mark.full
-def test_without_recipes_concurrency_moves_logprobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.numerics.product.LIBRARY", "oneDNN")  # MKL's strict mode is a remedy of its own
-    assert moved("grpo", tmp_path, level="deterministic", concurrency=1) == "rollout"
-
-
 def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.determinism.invariant", lambda invariance_report: nullcontext())
     monkeypatch.setattr("rlcore.checks.observers.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(perturbed("grpo", concurrency=3), tmp_path)
-
-
-@pytest.mark.full
-def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_they_come(sampler: TorchSampler, wanted: Any, runtime: Any) -> Any:
-        if not runtime.arrival_seed:
-            return sampler.sample(wanted)
-        return sampler.sample(random.Random(runtime.arrival_seed).sample(wanted, len(wanted)))
-
-    monkeypatch.setattr(rollouts_module, "collect", as_they_come)
-    with pytest.raises(StepError, match="completion order: expected sample"):
-        recorded(perturbed("grpo", arrival_seed=3), tmp_path / "looked at")
-    monkeypatch.setattr("rlcore.checks.observers.check_trajectories", lambda *given: None)
-    assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
-
-
-@pytest.mark.full
-def test_with_noise_of_a_generator_arrival_moves_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = iter(range(10**9))
-    sample = TorchSampler.sample
-
-    def with_keys_of_arrival(self: TorchSampler, requests: Any, **others: Any) -> Any:
-        return sample(self, [replace(request, key=next(keys)) for request in requests], **others)
-
-    monkeypatch.setattr(TorchSampler, "sample", with_keys_of_arrival)
-    monkeypatch.setattr("rlcore.checks.observers.check_trajectories", lambda *given: None)
-    assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
-
-
-@pytest.mark.full
-def test_without_fixed_microbatches_the_budget_moves_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_budget(batch: Any, samples: Any, width: int, *, token_budget: int) -> list[Microbatch]:
-        return microbatches_by_budget(batch, samples, token_budget=token_budget)
-
-    monkeypatch.setattr(minibatches_module, "fixed_microbatches", by_budget)
-    assert moved("grpo", tmp_path, token_budget=64) in ("loss", "backward"), "of the warm start already"
-
-
-class LeftFold(TreeSum):
-    """Adds lanes in the order in which they come, as `grad +=` does."""
-
-    def _put(self, place: Any, value: Any) -> None:
-        held = self._nodes.pop((0, 0), None)
-        self._nodes[0, 0] = value if held is None else held + value
-
-    def total(self) -> Any:
-        return self._nodes.get((0, 0))
-
-
-@pytest.mark.full
-def test_without_the_tree_workers_move_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_module, "TreeSum", LeftFold)
-    assert moved("grpo", tmp_path, world_size=2) == "backward"
-
-
-@pytest.mark.full
-def test_without_the_optimizers_state_a_resume_moves_weights(
-    undisturbed: Callable[[str], Digests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlcore.trainers.local.restore_optimizer", lambda optimizer, named, state: None)
-    of = with_section(VARIANTS["grpo"], "output", {"checkpoint_every": 4})
-    with pytest.raises(Lost):
-        recorded(of, tmp_path / "lost", stop_after=9)
-    resumed = with_section(of, "output", {"resume": str(tmp_path / "lost")})
-    with pytest.raises(CheckpointError, match="optimizer of the policy differ"):
-        recorded(resumed, tmp_path / "looked at")
-    monkeypatch.setattr("rlcore.controllers.setup.check_state", lambda *given: None)
-    leaf = first_difference(undisturbed("grpo"), recorded(resumed, tmp_path / "resumed"))
-    assert leaf is not None
-    assert leaf[:2] == (8, "optimizer")
-
-
-@pytest.mark.full
-def test_without_keyed_order_a_resume_moves_the_prompts(
-    undisturbed: Callable[[str], Digests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts by a counter that a resumed process begins anew."""
-    of = with_section(VARIANTS["grpo"], "output", {"checkpoint_every": 4})
-    with pytest.raises(Lost):
-        recorded(of, tmp_path / "lost", stop_after=9)
-    asked = iter(range(10**9))
-    prompts_of = rollouts_module.prompts_of
-    monkeypatch.setattr(rollouts_module, "prompts_of", lambda state, step: prompts_of(state, next(asked)))
-    found = recorded(with_section(of, "output", {"resume": str(tmp_path / "lost")}), tmp_path / "resumed")
-    leaf = first_difference(undisturbed("grpo"), found)
-    assert leaf is not None
-    assert leaf[:2] == (8, "rollout")
 
 
 @pytest.mark.full

@@ -12,7 +12,6 @@ from rlcore.batching.collate import collate
 from rlcore.batching.microbatches import (
     LENGTH_MULTIPLE,
     build_microbatch,
-    divide_among_workers,
     fixed_microbatches,
     microbatches_by_budget,
 )
@@ -28,16 +27,6 @@ def batch_of(sizes: list[tuple[int, int]]) -> Batch:
     prompts = torch.tensor([prompt for prompt, _ in sizes])
     batch = collate({"tokens": tokens, "loss_mask": mask})
     return batch.extended(prompt_lengths=prompts)
-
-
-@settings(max_examples=60)
-@given(sizes=lengths, width=st.integers(1, 5))
-def test_microbatches_hold_every_sample_once_in_order(sizes: list[tuple[int, int]], width: int) -> None:
-    batch = batch_of(sizes)
-    microbatches = fixed_microbatches(batch, range(len(sizes)), width, token_budget=10**6)
-    assert [sample for microbatch in microbatches for sample in microbatch.samples] == list(range(len(sizes)))
-    assert [microbatch.number for microbatch in microbatches] == list(range(len(microbatches)))
-    assert all(len(microbatch.samples) == width for microbatch in microbatches[:-1])
 
 
 @settings(max_examples=60)
@@ -62,29 +51,11 @@ def test_no_pass_is_above_its_budget(sizes: list[tuple[int, int]], budget: int) 
     assert all(each.num_tokens <= budget for each in passes)
 
 
-@settings(max_examples=40)
-@given(sizes=lengths, width=st.integers(1, 4), world_size=st.integers(1, 5))
-def test_workers_share_whole_microbatches(sizes: list[tuple[int, int]], width: int, world_size: int) -> None:
-    microbatches = fixed_microbatches(batch_of(sizes), range(len(sizes)), width, token_budget=10**6)
-    workers = divide_among_workers(microbatches, world_size)
-    assert len(workers) == world_size
-    assert sorted(microbatch.number for worker in workers for microbatch in worker) == list(range(len(microbatches)))
-
-
 def test_a_fixed_microbatch_is_never_divided() -> None:
     batch = batch_of([(4, 10)] * 4)
     assert len(fixed_microbatches(batch, range(4), 4, token_budget=64)) == 1
     with pytest.raises(InvalidValueError, match=r"token_budget 63(.|\n)*at least 64"):
         fixed_microbatches(batch, range(4), 4, token_budget=63)
-
-
-def test_what_stands_in_a_microbatch_is_what_stands_in_the_batch() -> None:
-    batch = batch_of([(2, 5), (4, 3), (3, 20)]).extended(rewards=torch.tensor([7.0, 8.0, 9.0]))
-    microbatch = build_microbatch(batch, [2, 0], 0)
-    assert microbatch.first == 2
-    assert microbatch["tokens"][:, :3].tolist() == [[202, 203, 204], [2, 3, 4]]
-    assert microbatch["rewards"].tolist() == [9.0, 7.0]
-    assert "rewards" in microbatch and "values" not in microbatch
 
 
 def test_a_microbatch_that_travels_takes_along_the_rows_of_its_samples_alone() -> None:

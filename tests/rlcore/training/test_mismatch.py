@@ -9,19 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.checks.mismatch import in_context, mismatch_of
+from rlcore.checks.mismatch import in_context
 from rlcore.checks.mismatch_cause import causes
 from rlcore.entrypoint import train
 from rlcore.errors import LevelError, WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.models.streams import read_streams
 from rlcore.numerics.level import following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.padding import Padding
 from rlcore.observability.phases import Phases
 from rlcore.samplers.batching import ContinuousBatch
-from rlcore.samplers.local_target import LocalTarget
 from rlcore.trace import NullRecorder
 from tests.rlcore.training.recorded import config, trained
 from tests.rlcore.weights.targets import Target
@@ -30,28 +28,6 @@ from tests.support.samplers import TOKENIZER
 CONFIG = DecoderConfig("qwen3", TOKENIZER.vocab_size, 32, 3, 4, 2, 8, 48, max_length=64)
 TOKENS = tuple(3 + (5 * at) % 20 for at in range(24))
 POSITIONS = range(9, 24)
-
-
-def test_equal_bits_are_no_mismatch_and_masked_tokens_do_not_count() -> None:
-    values, mask = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[True, True], [True, False]])
-    other = values.clone()
-    other[1, 1] = 0.0
-    assert mismatch_of(values, other, mask) is None
-
-
-def test_a_mismatch_has_the_largest_difference_and_its_place() -> None:
-    values, mask = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.ones(2, 2, dtype=torch.bool)
-    other = torch.tensor([[-1.0, -2.25], [-3.5, -4.0]])
-    found = mismatch_of(values, other, mask)
-    assert found is not None
-    assert (found.num_different, found.num_tokens, found.largest) == (2, 4, 0.5)
-    assert (found.row, found.column, found.trainer, found.sampler) == (1, 0, -3.0, -3.5)
-
-
-def test_nan_is_the_largest_difference() -> None:
-    found = mismatch_of(torch.tensor([[0.0, 0.0]]), torch.tensor([[9.0, float("nan")]]), torch.tensor([[True, True]]))
-    assert found is not None
-    assert (found.column, found.largest) == (1, float("inf"))
 
 
 @pytest.mark.parametrize(("position", "text"), [(0, "'«h»ello'"), (2, "'he«l»lo'"), (4, "'hell«o»'")])
@@ -121,17 +97,6 @@ def test_a_pass_of_the_trainer_that_depends_on_its_batch_is_named() -> None:
 def test_if_all_agree_on_reading_it_is_decoding() -> None:
     (cause,) = causes_of(Target)
     assert "decoding differs from reading" in cause
-
-
-def test_streams_are_those_of_a_pass_by_hand() -> None:
-    decoder, tokens = Decoder(CONFIG).initialise(3), torch.tensor(TOKENS)
-    with torch.no_grad():
-        expected = decoder(tokens[None, :-1])[0]
-    for found in (read_streams(decoder, tokens), LocalTarget(decoder).streams(tokens)):
-        assert list(found) == ["embedding", "layers.0", "layers.1", "layers.2", "logits"]
-        assert torch.equal(found["logits"], expected)
-        assert torch.equal(found["embedding"], decoder.embedding[tokens[:-1]])
-    assert not decoder.layers[0]._forward_hooks, "nothing stays"
 
 
 # --------------------------------------------------------------------------------------------------------------- runs
@@ -211,24 +176,6 @@ def test_at_level_invariant_metrics_are_zero_and_the_run_ends_with_its_phases(
     shares = [float(line.split()[3].rstrip("%")) for line in table[1:]]
     assert sum(shares[:-1]) == pytest.approx(100, abs=0.5) and shares[-1] == 100.0
     assert all(float(line.split()[-2]) > 0.05 for line in table[1:])
-
-
-def test_a_table_of_phases_adds_seconds_and_keeps_the_highest_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks, clock = iter((1.0, 3.0, 2.0)), iter((0.0, 1.0, 1.0, 2.0, 2.0, 4.0))
-    monkeypatch.setattr("rlcore.observability.phases._peak_gb", lambda device: next(peaks))
-    monkeypatch.setattr("rlcore.observability.phases.time.perf_counter", lambda: next(clock))
-    phases = Phases()
-    assert phases.lines() == []
-    for name in ("rollout", "sync", "rollout"):
-        with phases.stage(name):
-            pass
-        phases.take()
-    assert phases.lines() == [
-        "phase            time   share  peak memory",
-        "rollout        3.00 s   75.0%      2.00 GB",
-        "sync           1.00 s   25.0%      3.00 GB",
-        "total          4.00 s  100.0%      3.00 GB",
-    ]
 
 
 def test_phases_of_a_gpu_end_when_it_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:

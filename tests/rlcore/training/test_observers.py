@@ -1,5 +1,6 @@
 """Observers are no part of what is computed: a run has the same bits without them. Each check sees its own fault."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from rlcore.batching.microbatches import Microbatch
 from rlcore.checks.match_checks import MatchChecks
 from rlcore.checks.observers import (
-    ALWAYS,
     CHECKS,
     AdvantageChecks,
     GeneratorChecks,
@@ -18,19 +18,16 @@ from rlcore.checks.observers import (
     ModelChecks,
     OptimizerChecks,
     RolloutChecks,
-    checks_of_level,
 )
-from rlcore.checks.witnesses import DrawChecks, ReferenceChecks
-from rlcore.config import LEVELS, RunConfig
+from rlcore.config import RunConfig
 from rlcore.entrypoint import train
 from rlcore.errors import RlcoreError
 from rlcore.models.decoder import Decoder
-from rlcore.observability.events import Event, StepBegins, StepEnds
 from rlcore.observability.observers import Observer, Observers
 from rlcore.trace import NullRecorder
 from rlcore.trainers.scoring import Scored, score
 from rlcore.weights.digests import tensor_digests
-from tests.rlcore.training.recorded import Digests, config
+from tests.rlcore.training.recorded import Digests, config, recorded
 
 SHORT = {"num_steps": 3, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
 
@@ -71,15 +68,16 @@ def test_a_run_without_observers_has_the_same_bits(
     assert not unheard.leaves, "nothing was observed"
 
 
-def test_each_level_has_its_checks() -> None:
-    assert CHECKS.keys() == set(LEVELS)
-    assert {type(check) for check in checks_of_level("off")} == set(ALWAYS)
-    assert {type(check) for check in checks_of_level("deterministic")} == {*ALWAYS, LevelChecks}
-    assert {type(check) for check in checks_of_level("invariant")} == {
-        *(*ALWAYS, LevelChecks, GeneratorChecks, MatchChecks, ReferenceChecks, DrawChecks)
-    }
-    one, other = checks_of_level("off"), checks_of_level("off")
-    assert not set(map(id, one)) & set(map(id, other)), "no run has the state of another"
+def test_norms_rates_and_the_first_evaluation_are_recorded(tmp_path: Path) -> None:
+    leaves = recorded(config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05}, training=SHORT), tmp_path).leaves
+    for step, trainer in product(range(3), ("policy", "critic")):
+        assert (step, "backward", f"{trainer}.gradient_norm", 0) in leaves
+        assert (step, "optimizer", f"{trainer}.learning_rate", 0) in leaves
+    assert [(step, phase, name) for step, phase, name, _ in leaves if name.startswith("evaluation.")] == [
+        (0, "rollout", "evaluation.prompt_ids"),
+        (0, "rollout", "evaluation.tokens"),
+        (0, "reward", "evaluation.rewards"),
+    ]
 
 
 def moved_reference(state: Any, *given: Any) -> None:
@@ -158,22 +156,3 @@ def test_a_fault_is_seen_by_its_check_and_by_no_other(
         train(of, level="invariant", directory=tmp_path / "unchecked", recorder=NullRecorder())
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-class Message(Observer):
-    """Keeps what it sees."""
-
-    def __init__(self, name: str, seen: list[object]) -> None:
-        self.name, self.seen = name, seen
-
-    def observe(self, event: Event) -> None:
-        self.seen.append((self.name, event))
-
-
-def test_events_reach_every_observer_in_order() -> None:
-    seen: list[object] = []
-    observers = Observers(Message("one", seen), Observers(Message("two", seen)))
-    observers.emit(StepBegins(3, None))
-    observers.emit(StepEnds({}))
-    begun, ended = StepBegins(3, None), StepEnds({})
-    assert seen == [("one", begun), ("two", begun), ("one", ended), ("two", ended)]

@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import random
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -75,26 +73,6 @@ def test_near_the_best_there_is(costs: list[int], num_parts: int) -> None:
     assert best <= found <= best * (4 / 3 - 1 / (3 * num_parts)) + 1e-9
 
 
-@PROPERTY
-@given(st.lists(st.integers(0, 100), min_size=6, max_size=6))
-def test_near_the_best_of_equal_sizes(costs: list[int]) -> None:
-    best = min(max(sum(half), sum(costs) - sum(half)) for half in itertools.combinations(costs, 3))
-    found = max(sums(costs, balanced(costs, 2, equal_sizes=True)))
-    assert best <= found <= best * 4 / 3 + 1e-9
-
-
-def test_more_even_than_greedy() -> None:
-    """What differencing is for: over many draws its parts lie far closer together."""
-    draw = random.Random(0)
-    ours: list[float] = []
-    theirs: list[float] = []
-    for _ in range(200):
-        costs = [attention_cost(draw.randint(1, 4096)) for _ in range(40)]
-        for loads, spreads in ((sums(costs, balanced(costs, 4, equal_sizes=False)), ours), (greedy(costs, 4), theirs)):
-            spreads.append((max(loads) - min(loads)) / sum(costs))
-    assert statistics.mean(ours) < statistics.mean(theirs) / 4
-
-
 def test_by_hand() -> None:
     assert attention_cost(100) == 2_467_600
     assert balanced([8, 7, 6, 5, 4], 2, equal_sizes=False) == [[0, 2], [1, 3, 4]]
@@ -104,14 +82,6 @@ def test_by_hand() -> None:
     assert balanced([], 3, equal_sizes=True) == [[], [], []]
     assert balanced([0, 0, 0], 2, equal_sizes=True) == [[0], [1, 2]]
     assert balanced([5], 3, equal_sizes=False) == [[0], [], []]
-
-
-@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf")])
-def test_costs_that_cannot_be_used(cost: float) -> None:
-    with pytest.raises(InvalidValueError, match="the cost of item 1"):
-        balanced([1, cost], 2, equal_sizes=False)
-    with pytest.raises(InvalidValueError, match="num_parts is 0"):
-        balanced([1], 0, equal_sizes=False)
 
 
 # -------------------------------------------------------------------------------------------------------- microbatches
@@ -131,16 +101,6 @@ def test_never_above_the_budget(lengths: list[int], more: int, min_parts: int, m
         assert len(part) * multiple * -(-longest // multiple) <= max_tokens
 
 
-def test_never_above_the_budget_in_thousands_of_draws() -> None:
-    draw = random.Random(0)
-    for _ in range(2_000):
-        lengths = [int(draw.paretovariate(1.2) * 20) % 900 + 1 for _ in range(draw.randint(1, 32))]
-        max_tokens = draw.randint(1_024, 4_096)
-        parts = partition_by_budget(lengths, max_tokens=max_tokens, multiple=16)
-        assert max(padded_tokens([lengths[index] for index in part], 16) for part in parts) <= max_tokens
-        assert is_division(parts, len(lengths))
-
-
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(0, 16))
 def test_as_few_as_there_can_be(lengths: list[int], more: int) -> None:
@@ -155,36 +115,6 @@ def test_as_few_as_there_can_be(lengths: list[int], more: int) -> None:
         )
     )
     assert len(partition_by_budget(lengths, max_tokens=max_tokens)) == fewest
-
-
-def test_balanced_where_the_budget_allows_it_and_alike_where_not() -> None:
-    lengths = [100, 99, 10, 11]
-    assert partition_by_budget(lengths, max_tokens=1_000) == [[0, 1, 2, 3]]
-    assert partition_by_budget(lengths, max_tokens=1_000, min_parts=2) == [[0, 2], [1, 3]]
-    assert partition_by_budget(lengths, max_tokens=200) == [[0, 2], [1, 3]]
-    assert partition_by_budget(lengths, max_tokens=199) == [[0], [1], [2, 3]]
-    # Two parts are possible, long ones apart from short ones, but not with their costs balanced.
-    lengths = [100, 100, 10, 10, 10, 10, 10, 10]
-    assert partition_by_budget(lengths, max_tokens=200) == [[0, 1], [2, 3, 4, 5, 6, 7]]
-
-
-def test_padding_counts() -> None:
-    assert padded_tokens([]) == 0
-    assert padded_tokens([0]) == 1
-    assert padded_tokens([3, 5]) == 10
-    assert padded_tokens([3, 17], 16) == 64
-    assert partition_by_budget([17, 16], max_tokens=64, multiple=16) == [[0, 1]]
-    assert partition_by_budget([17, 16], max_tokens=63, multiple=16) == [[0], [1]]
-
-
-def test_degenerate() -> None:
-    assert partition_by_budget([], max_tokens=0) == []
-    assert partition_by_budget([0, 0, 0], max_tokens=2) == [[0], [1, 2]]
-    assert partition_by_budget([10, 0, 0], max_tokens=100, min_parts=3) == [[0], [1], [2]], (
-        "what costs nothing is read too"
-    )
-    assert partition_by_budget([1, 1, 1], max_tokens=100, min_parts=3) == [[0], [1], [2]]
-    assert partition_by_budget([7] * 5, max_tokens=7) == [[0], [1], [2], [3], [4]]
 
 
 def test_a_sample_above_the_budget_is_named() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,23 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlcore.recipes.grpo as grpo_module
-from rlcore.algorithms.advantages import TokenAdvantages, at_last_token, gae
 from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import build_microbatch
 from rlcore.batching.rollout_batch import dense_batch
-from rlcore.checks.advantage_checks import check_estimates, check_token_rewards
-from rlcore.checks.rollout_checks import check_batch, check_trajectories
+from rlcore.checks.rollout_checks import check_batch
 from rlcore.config import GrpoSection
 from rlcore.determinism import at_level
 from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory
-from rlcore.errors import LevelError, StepError
-from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.errors import LevelError
 from rlcore.observability.events import RolloutBatched, SamplingBegins
 from rlcore.rewards.score import Scores
 from rlcore.train_state import TrainState
 from rlcore.trainers.scoring import score
-from rlcore.types import StopReason
-from rlcore.weights.receipts import Receipt
 from tests.rlcore.environments.trajectories import drawn_parts, trajectory_of
 from tests.rlcore.training.recorded import config
 from tests.rlcore.training.test_steps import Kept, check_gradients, state_of
@@ -87,93 +82,6 @@ def with_nan_outside(trajectory: Trajectory, logprobs: Sequence[float]) -> Traje
     """The trajectory with these log-probabilities under its mask."""
     pairs = zip(logprobs, trajectory.loss_mask, strict=True)
     return replace(trajectory, logprobs=tuple(each if is_learned else torch.nan for each, is_learned in pairs))
-
-
-def test_what_stands_outside_the_mask_does_not_reach_a_batch() -> None:
-    nan = [with_nan_outside(each, each.logprobs) for each in TRAJECTORIES]
-    found, expected = (dense_batch(each, SCORES, pad_id=PAD) for each in (nan, TRAJECTORIES))
-    assert torch.equal(found["rollout_logprobs"], expected["rollout_logprobs"])
-
-
-def moved_mask(batch: Batch) -> None:
-    """As many tokens as before, one of the tool's among them."""
-    batch["loss_mask"][0, 3:5] = batch["loss_mask"][0, 3:5].flip(0)
-
-
-def older_version(batch: Batch) -> None:
-    batch["policy_versions"][0, 7] = 4
-
-
-def swallowed_tool(batch: Batch) -> None:
-    batch["tokens"][0, 4] = 3
-
-
-def filled_hole(batch: Batch) -> None:
-    """As if a completion were everything after the prompt."""
-    positions = torch.arange(batch["tokens"].shape[1])
-    is_after = positions >= batch["prompt_lengths"][:, None]
-    batch["loss_mask"].copy_(is_after & (positions < batch["lengths"][:, None]))
-
-
-@pytest.mark.parametrize(
-    ("break_it", "said"),
-    [
-        (moved_mask, "loss masks of sample 0 are not those that were drawn"),
-        (older_version, "policy versions of sample 0 are not those that were drawn"),
-        (swallowed_tool, "tokens of sample 0 are not those that were drawn"),
-        (filled_hole, "6 tokens of sample 0 are learned, and 3 were drawn"),
-    ],
-)
-def test_a_batch_of_several_turns_is_compared_token_by_token(break_it: Callable[[Batch], None], said: str) -> None:
-    batch = dense_batch(TRAJECTORIES, SCORES, pad_id=PAD)
-    check_batch(batch, TRAJECTORIES, SCORES)
-    break_it(batch)
-    with pytest.raises(StepError, match=said):
-        check_batch(batch, TRAJECTORIES, SCORES)
-
-
-def test_each_turn_of_the_assistant_ends_once() -> None:
-    tokenizer = CharacterTokenizer("abcdefghij")
-    receipt = Receipt(4, "weights 4", {}, (), None, (), 0.0, (), 0, 0.0)
-
-    def of(first: list[int], second: list[int]) -> Trajectory:
-        found = trajectory_of([(P, [3, 4]), (A, first), (T, [7, tokenizer.eos_id, 3]), (A, second)])
-        turns = tuple(
-            replace(each, text=tokenizer.decode(found.tokens_of(each)), stop_reason=StopReason.EOS)
-            if each.role is A
-            else each
-            for each in found.turns
-        )
-        versions = tuple(4 if is_learned else NOT_SAMPLED for is_learned in found.loss_mask)
-        return replace(found, turns=turns, policy_versions=versions, weights_digests={4: "weights 4"})
-
-    eos = tokenizer.eos_id
-    right = of([5, eos], [4, 6, eos])
-    check_trajectories([right.request], [right], receipt, tokenizer)
-    for wrong, said in (
-        (of([5, 5], [4, eos]), "has 2 tokens of at most 8, the last 5, and ended by eos"),
-        (of([5, eos], [4, 6]), "has 2 tokens of at most 8, the last 6, and ended by eos"),
-        (of([5, eos], [eos, eos]), "continues after token 0, which ends it"),
-        (of([5, eos], [6] * 8 + [eos]), "has 9 tokens from token 7 on"),
-        (replace(right, turns=(*right.turns[:3], replace(right.turns[3], text="?"))), r"says '\?'"),
-        (replace(right, weights_digests={4: "weights 3"}), "with weights weights 3, version 4, from token 2 on"),
-    ):
-        with pytest.raises(StepError, match=said):
-            check_trajectories([wrong.request], [wrong], receipt, tokenizer)
-
-
-def test_rewards_and_estimates_step_over_what_a_tool_said() -> None:
-    batch = dense_batch(TRAJECTORIES, SCORES, pad_id=PAD)
-    mask, included = batch["loss_mask"], batch["included"]
-    batch = batch.extended(values=torch.where(mask, torch.linspace(-1, 1, mask.shape[1]), 0.0))
-    token_rewards = at_last_token(batch["rewards"].float(), mask, included)
-    check_token_rewards(token_rewards, batch)
-    assert token_rewards.nonzero().tolist() == [[0, 7], [2, 5], [3, 8]], "on the last token that was sampled"
-    found = gae(token_rewards, batch["values"], mask, included, gamma=0.9, lam=0.8)
-    check_estimates(found, token_rewards, batch, gamma=0.9, lam=0.8)
-    wrong = TokenAdvantages(found.advantages + 0.5 * mask, found.returns + 0.5 * mask)
-    with pytest.raises(StepError, match="the last advantage of sample 0 is "):
-        check_estimates(wrong, token_rewards, batch, gamma=0.9, lam=0.8)
 
 
 def sampled_by(decoder: torch.nn.Module) -> list[Trajectory]:

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlcore.recipes.grpo as grpo_module
-import rlcore.recipes.ppo as ppo_module
 from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
 from rlcore.controllers.setup import prepare
 from rlcore.determinism import at_level
@@ -304,25 +302,6 @@ def test_ppo_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path, agg
     assert {name: found[name] for name in expected} == pytest.approx(
         {name: float(value) for name, value in expected.items()}, rel=1e-4, abs=1e-5
     )
-
-
-def test_what_a_step_tells_of_several_updates_is_their_mean(tmp_path: Path) -> None:
-    training = {"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
-    of = config(training={**training, "num_minibatches": 2, "num_epochs": 2})
-    recorder = Kept()
-    state = state_of(of, tmp_path, recorder)
-    section = of.algorithm
-    assert isinstance(section, GrpoSection)
-    with at_level("off", state.decoder.config, length=64):
-        told = grpo_step(state, section, 0).merged()
-    assert told["approx_kl"] != 0.0, "later updates are off policy"
-    assert told.keys() >= {"loss", "grad_norm", "clipped", "entropy", "reward_std", "completion_length_max"}
-    assert len(recorder.values["loss", "policy"]) >= 4
-
-
-@pytest.mark.parametrize(("module", "name"), [(grpo_module, "grpo"), (ppo_module, "ppo")])
-def test_an_algorithm_reads_on_a_page(module: Any, name: str) -> None:
-    assert len(Path(module.__file__).read_text("utf-8").splitlines()) < 150, name
 
 
 def test_the_warm_start_ends_where_it_is_enough(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +62,6 @@ def test_a_crash_and_a_resume_move_no_bit(undisturbed: Digests, tmp_path: Path) 
     found = recorded(with_section(of, "output", {"resume": str(tmp_path / "lost")}), tmp_path / "resumed")
     assert min(step for step, *_ in found.leaves) == 2
     assert first_difference(undisturbed, found) is None
-
-
-@pytest.mark.full
-def test_answers_by_the_place_in_a_call_are_seen(
-    undisturbed: Digests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the tests above: ties that are broken by arrival."""
-    answers_of = TorchSampler.next_tokens
-
-    def by_arrival(self: TorchSampler, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
-        found = answers_of(self, [replace(each, num_tokens=each.num_tokens + 1) for each in requests])
-        return [answer[number % 2 :][: requests[number].num_tokens] for number, answer in enumerate(found)]
-
-    monkeypatch.setattr(TorchSampler, "next_tokens", by_arrival)
-    found = [
-        recorded(with_section(two_stages(), "runtime", {"arrival_seed": seed}), tmp_path / str(seed)) for seed in (0, 1)
-    ]
-    difference = first_difference(*found)
-    assert difference is not None and difference[1] == "rollout"
 
 
 # ---------------------------------------------------------------------------------------------------------- two stages
@@ -174,12 +154,6 @@ def test_losses_minibatches_and_temperatures_go_with_two_stages(sections: dict[s
     """The trainer's log-probabilities are the sampler's, to the bit, in both stages: it is checked in every step."""
     found = recorded(two_stages(**sections), tmp_path)
     assert found.curve.keys() == set(range(5))
-
-
-@pytest.mark.full
-def test_a_run_needs_no_level(tmp_path: Path) -> None:
-    for level in ("off", "deterministic"):
-        assert recorded(two_stages(), tmp_path / level, level=level).curve.keys() == set(range(5))
 
 
 def test_an_adapter_that_only_the_first_stage_has_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,17 +180,3 @@ class WronglyTied(Target):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
         self.decoder.head = nn.Parameter(self.decoder.embedding.data, requires_grad=False)
-
-
-class Meta(Target):
-    """Has parameters without memory."""
-
-    def _parameters(self) -> dict[str, Tensor]:
-        parameters = super()._parameters()
-        return {name: parameter.to("meta") for name, parameter in parameters.items()} if self.is_built else parameters
-
-    is_built = False
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder)
-        self.is_built = True

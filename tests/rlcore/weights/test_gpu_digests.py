@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
-from rlcore.errors import InvalidValueError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights import digests, gpu_digests
-from rlcore.weights.digests import flat_digest, tensor_digest, tensor_digests
+from rlcore.weights.digests import tensor_digest, tensor_digests
 from rlcore.weights.gpu_digests import Contents
 from rlcore.weights.sync import sync
 from tests.rlcore.weights import slow_kernel
@@ -73,31 +71,6 @@ def test_any_number_of_contents_of_any_length(lengths: list[int], as_on_a_gpu: N
     assert (contents.take(), contents.num_bytes) == ([], 0)
 
 
-@settings(max_examples=30)
-@given(data=st.data(), length=st.integers(0, 5000))
-def test_a_content_may_come_in_any_parts(data: st.DataObject, length: int, as_on_a_gpu: None) -> None:
-    content = drawn(length)
-    edges = sorted(data.draw(st.lists(st.integers(0, length), max_size=9)))
-    parts = [content[a:b] for a, b in pairwise([0, *edges, length])]
-    contents = Contents()
-    contents.add(*parts)
-    contents.add(content)
-    assert contents.take() == [xxh3_128_digest(content.numpy().tobytes())] * 2
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_gradient_is_read_tensor_by_tensor(host: Host) -> None:
-    gradients = [torch.full((size, 7), float(size)) for size in (3, 0, 500, 1, 90)]
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    found = flat_digest(iter(gradients))
-    assert len(host.sizes) == 1
-    assert found == tensor_digest(flat)
-    with pytest.MonkeyPatch.context() as on_host:
-        on_host.setattr(digests, "is_read_there", lambda tensor: False)
-        assert flat_digest(gradients) == tensor_digest(flat) == found
-        assert flat_digest([]) == tensor_digest(torch.zeros(0))
-
-
 def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     """Before, one copy of all of each tensor."""
     tensors = {
@@ -115,38 +88,6 @@ def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.Mo
     assert len(host.sizes) == 1
     assert host.sizes[0] <= len(tensors) * (64 + 1024) < sum(tensor.nbytes for tensor in tensors.values())
     assert {name: tensor_digest(tensor) for name, tensor in tensors.items()} == expected
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_tensor_is_read_when_it_comes(host: Host) -> None:
-    """A trainer may send each parameter in one buffer: digests come later, their content does not."""
-    buffer, sent = torch.empty(3000), {}
-
-    def reused() -> Iterator[tuple[str, Tensor]]:
-        for number in range(4):
-            buffer.fill_(number)
-            sent[str(number)] = torch.full((3000,), float(number))
-            yield str(number), buffer
-
-    found = digests.digests_of(reused())
-    assert len(host.sizes) == 1
-    assert found == tensor_digests(sent)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_many_bytes_are_waited_for_in_between(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "GPU_BYTES_AT_ONCE", 5000)
-    tensors = {str(number): drawn(2000, number) for number in range(7)}
-    found = tensor_digests(tensors)
-    assert len(host.sizes) == 3, "after three, after six, at the end"
-    assert list(found) == list(tensors)
-    assert found == {name: tensor_digest(tensor) for name, tensor in tensors.items()}
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_what_has_no_memory_is_refused_by_name_there_too() -> None:
-    with pytest.raises(InvalidValueError, match="b: a digest of a tensor on meta"):
-        tensor_digests({"a": torch.ones(2), "b": torch.ones(2, device="meta")})
 
 
 def copies_of_a_sync(host: Host) -> tuple[int, int]:

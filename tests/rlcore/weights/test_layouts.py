@@ -39,12 +39,3 @@ def test_a_mistake_is_named(name: str, mistake: Callable[[Tensor], Tensor], said
         target._parameters()[name].copy_(mistake(source[name]))
     found = layout_of(name, source, target)
     assert found.startswith(said) and bool(found) is bool(said)
-
-
-def test_a_layer_in_the_place_of_another_is_named() -> None:
-    policy = Decoder(CONFIG).initialise(1)
-    source = {key: value.detach() for key, value in policy.named_parameters()}
-    target = Target(policy)
-    with torch.no_grad():
-        target._parameters()["layers.0.down"].copy_(source["layers.1.down"])
-    assert layout_of("layers.0.down", source, target) == "it is the policy's layers.1.down"

@@ -22,10 +22,6 @@ from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.completions_api import CompletionsServer
 from rlcore.weights.served_checkpoint import (
-    _distance,
-    _logprobs,
-    _shuffled,
-    _shuffled_distances,
     served_checkpoint,
 )
 from tests.rlcore.weights.targets import CONFIG, policy
@@ -125,16 +121,6 @@ def test_the_right_weights_are_near_and_a_shuffled_layer_is_far(checkpoint: Path
     assert all(isinstance(token, int) for body in served.asked for token in body["prompt"]), "no tokenizer is needed"
 
 
-def test_each_layer_is_shuffled_alone(checkpoint: Path) -> None:
-    decoder = spread(1)
-    sequences = [torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])]
-    own = _logprobs(decoder, sequences)
-    found = dict(_shuffled_distances(decoder, sequences, own))
-    assert _distance(own, _logprobs(decoder, sequences), 0, None) == 0.0, "the decoder is as it was"
-    with _shuffled(dict(decoder.named_parameters())["layers.1.down"]):
-        assert found["layer 1"] == _distance(own, _logprobs(decoder, sequences), 0, None) > 0
-
-
 def test_other_weights_and_stale_keys_are_far(checkpoint: Path) -> None:
     with serving(Served(spread(2))) as url:
         other = served_checkpoint(checkpoint, url)
@@ -208,16 +194,6 @@ def test_no_server_and_no_address_are_reported(checkpoint: Path, monkeypatch: py
         CompletionsServer("localhost:8000")
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         served_checkpoint(checkpoint / "nothing", url)  # before the server is asked, which is not there
-
-
-def test_a_server_that_fails_is_no_wrong_address() -> None:
-    fails = (500, "EngineCore encountered an issue")
-    with (
-        serving(Served(spread(1), fails=fails)) as url,
-        pytest.raises(InvalidValueError, match="answers 500") as caught,
-    ):
-        CompletionsServer(url).model()
-    assert "log of the server" in caught.value.remedy
 
 
 @pytest.mark.full

@@ -10,7 +10,6 @@ from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
-from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 from rlcore.weights.digests import weights_digest
@@ -69,23 +68,6 @@ def test_a_sync_amid_sampling_is_refused_before_anything_is_written() -> None:
     assert sync(decoder, sampler.weight_target, 2, first).policy_version == 2
 
 
-def test_without_the_fence_the_weights_change_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, sampler = made()
-    first = sync(decoder, sampler.weight_target, 1, None)
-    learn(decoder)
-
-    def unfenced(target: LocalTarget, policy_version: int) -> None:
-        target._begun = policy_version
-
-    def interfere(num_done: int, num_wanted: int) -> None:
-        monkeypatch.setattr(LocalTarget, "begin", unfenced)
-        if sampler.policy_version == 1:
-            sync(decoder, sampler.weight_target, 2, first)
-
-    completions = sampler.sample(REQUESTS, progress=interfere)
-    assert all([*each.weights_digests] == [2] for each in completions), "and the first tokens are those of version 1"
-
-
 def test_weights_written_outside_a_sync_are_found() -> None:
     decoder, sampler = made()
     sync(decoder, sampler.weight_target, 1, None)
@@ -96,13 +78,3 @@ def test_weights_written_outside_a_sync_are_found() -> None:
 
     with pytest.raises(WeightSyncError, match="written outside a sync"):
         sampler.sample(REQUESTS, progress=interfere)
-
-
-def test_between_begin_and_commit_nothing_is_sampled() -> None:
-    decoder, sampler = made()
-    sync(decoder, sampler.weight_target, 1, None)
-    sampler.weight_target.begin(2)
-    with pytest.raises(WeightSyncError, match="the sync of version 2 has begun, and has not ended"):
-        sampler.sample(REQUESTS)
-    sync(decoder, sampler.weight_target, 2, None)
-    assert all([*each.weights_digests] == [2] for each in sampler.sample(REQUESTS))

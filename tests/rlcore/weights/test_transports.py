@@ -14,17 +14,16 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
-from rlcore.weights.digests import tensor_digests
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.sync import sync
 from rlcore.weights.target import WeightTarget
 from rlcore.weights.transports.base import NamedTensors
 from rlcore.weights.transports.checkpoint import CheckpointTransport, FileChunk
 from rlcore.weights.transports.in_process import chunks
-from rlcore.weights.transports.parcels import Attachments, Parcel
+from rlcore.weights.transports.parcels import Parcel
 from rlcore.weights.transports.process_group import BroadcastChunk, ProcessGroupTransport
-from rlcore.weights.transports.shared_memory import SharedChunk, SharedMemoryTransport
-from tests.rlcore.weights.targets import CONFIG, UNTIED, Target, learn, policy
+from rlcore.weights.transports.shared_memory import SharedMemoryTransport
+from tests.rlcore.weights.targets import UNTIED, Target, learn, policy
 from tests.rlcore.weights.transports import CHUNK_BYTES, TRANSPORTS, opened
 from tests.support.listening_sockets import LOOPBACK, listening_addresses
 from tests.support.remote_sampler import RemoteHost
@@ -113,49 +112,6 @@ def test_a_target_that_keeps_the_shared_block_is_found(host: RemoteHost) -> None
         sync(decoder, host.target(Keeping, decoder), 1, None, transport=transport, checks=checks)
 
 
-def test_the_block_is_reused_and_grows_for_a_larger_tensor(host: RemoteHost) -> None:
-    decoder, blocks = policy(), list[tuple[str, int]]()
-
-    def noted(parcel: SharedChunk) -> SharedChunk:
-        blocks.append((parcel.name, parcel.layout[-1].end))
-        return parcel
-
-    with closing(SharedMemoryTransport(CHUNK_BYTES)) as transport:
-        target = Tampered(host.target(Target, decoder), noted)
-        receipt = sync(decoder, target, 1, None, transport=transport)
-        first = len(blocks)
-        sync(decoder, target, 2, receipt, transport=transport)
-    assert len({name for name, _ in blocks[:first]}) == 3 < first, "6,000 bytes, queries of 8,192, gates of 12,288"
-    assert len({name for name, _ in blocks[first:]}) == 1, "the second sync needs no other block"
-    assert max(size for _, size in blocks) > CHUNK_BYTES
-
-
-def test_memory_that_cannot_be_reached_is_reported() -> None:
-    with closing(SharedMemoryTransport(CHUNK_BYTES)) as transport:
-        parcels: list[SharedChunk] = []
-
-        class Noting(Target):
-            def receive(self, parcel: SharedChunk) -> list[str]:
-                parcels.append(parcel)
-                return []
-
-        transport([("norm", torch.ones(32))], Noting(policy()))
-        parcel = parcels[0]
-        with closing(Attachments()) as attachments:
-            assert torch.equal(parcel.open(attachments)["norm"], torch.ones(32))
-            transport([("norm", torch.zeros(2 * CHUNK_BYTES))], Noting(policy()))
-            assert not parcels[1].open(attachments)["norm"].any()
-            assert len(attachments.opened) == 1, "the smaller block is given back"
-            parcel = parcels[1]
-        for unreachable, message in (
-            (replace(parcel, process=2**22 + 1), "No such file"),
-            (replace(parcel, descriptor=0), "is not the block of the trainer"),
-        ):
-            with pytest.raises(InvalidValueError, match=message) as caught:
-                unreachable.open(Attachments())
-            assert "one PID namespace" in caught.value.legal
-
-
 def second_sync_tampered(
     host: RemoteHost, transport: Any, change: Callable[[Any], Parcel | None], checks: frozenset[Check] = ALL_CHECKS
 ) -> WeightSyncError:
@@ -228,29 +184,6 @@ def test_a_broadcast_out_of_step_is_found(host: RemoteHost) -> None:
         assert sync(decoder, target, 1, None, transport=transport).canary_distance == 0.0, "a new group works"
 
 
-@pytest.mark.full
-def test_a_question_that_is_lost_leaves_no_broadcast_for_the_next_sync(host: RemoteHost) -> None:
-    decoder, num_lost = policy(), 0
-
-    def lost(parcel: Parcel) -> Parcel:
-        nonlocal num_lost
-        if isinstance(parcel, BroadcastChunk) and num_lost:
-            num_lost -= 1
-            raise ConnectionError("lost")
-        return parcel
-
-    with closing(ProcessGroupTransport(max_chunk_bytes=1 << 20, timeout_s=1.0)) as transport:
-        target = Tampered(host.target(Target, decoder), lost)
-        sync(decoder, target, 1, None, transport=transport)
-        num_lost = 2
-        target.begin(2)
-        for _ in range(num_lost):
-            with pytest.raises(ConnectionError):
-                transport([("norm", torch.full((32,), 7.0))], target)
-        assert transport([("norm", torch.ones(32))], target) == ["norm"]
-        assert target.digests(["norm"]) == tensor_digests({"norm": torch.ones(32)})
-
-
 def test_a_target_that_fails_in_a_broadcast_ends_the_group(host: RemoteHost) -> None:
     decoder = policy()
     target = host.target(Target, decoder)
@@ -266,21 +199,3 @@ def test_a_target_that_fails_in_a_broadcast_ends_the_group(host: RemoteHost) -> 
 def test_a_backend_that_cannot_send_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         ProcessGroupTransport(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.full
-def test_only_what_changed_may_be_sent_if_coverage_is_off(host: RemoteHost) -> None:
-    """A sparse update writes into the old weights: poison would be left, and the digests decide."""
-    decoder = policy(CONFIG)
-    target = host.target(Target, decoder)
-    receipt = sync(decoder, target, 1, None)
-    learn(decoder)
-    checks = ALL_CHECKS - {Check.COVERAGE}
-
-    def changed(weights: NamedTensors, target: WeightTarget) -> list[str]:
-        return list(target.write({name: tensor for name, tensor in weights if name != "norm"}))
-
-    assert sync(decoder, target, 2, receipt, transport=changed, checks=checks).num_changed
-    with pytest.raises(WeightSyncError, match="norm") as caught:
-        sync(decoder, host.target(Target, decoder), 1, None, transport=changed)
-    assert caught.value.check == Check.COVERAGE

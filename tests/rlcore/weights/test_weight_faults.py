@@ -14,9 +14,8 @@ from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.sync import sync
-from rlcore.weights.target import address_space
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
-from tests.rlcore.weights.targets import Meta, Sharing, Target, policy
+from tests.rlcore.weights.targets import Sharing, Target, policy
 from tests.rlcore.weights.transports import TRANSPORTS, opened
 from tests.support.remote_sampler import RemoteHost
 
@@ -56,14 +55,6 @@ def test_a_fault_is_found_by_its_check(fault: Fault, host: Any) -> None:
 
 @pytest.mark.full
 @each_fault
-def test_the_check_alone_finds_it(fault: Fault, host: Any) -> None:
-    with pytest.raises(WeightSyncError) as caught:
-        fault.inject(host, frozenset({fault.check}))
-    assert caught.value.check == fault.check, caught.value
-
-
-@pytest.mark.full
-@each_fault
 def test_without_its_check_it_passes_or_another_finds_it(fault: Fault, host: Any) -> None:
     fault.inject(host, ALL_CHECKS - {fault.check} - fault.others)
     if fault.others:
@@ -85,25 +76,8 @@ def test_the_parameter_is_named(host: Any) -> None:
         assert parameter in str(caught.value)
 
 
-def test_parameters_without_memory_are_reported(host: Any) -> None:
-    decoder = policy()
-    with pytest.raises(WeightSyncError, match="embedding has no memory") as caught:
-        sync(decoder, host.target(Meta, decoder), 1, None)
-    assert caught.value.check == Check.COVERAGE
-    # The copies do nothing.
-    sync(decoder, host.target(Meta, decoder), 1, None, checks=frozenset({Check.CANARY}))
-
-
 def test_a_faultless_sync_passes(host: Any) -> None:
     second_sync(lambda carry, weights, target: carry(weights, target), host, ALL_CHECKS)
-
-
-def test_addresses_are_those_of_the_targets_process(host: Any) -> None:
-    processes = {
-        spec.region.process for spec in host.target(Target, policy()).describe().parameters.values() if spec.region
-    }
-    assert len(processes) == 1
-    assert (processes == {address_space()}) == isinstance(host, Here)
 
 
 @pytest.mark.full
