@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from harness.cli.options import SHARED_OPTIONS, Seconds, SomePath, all_of, color_option
+from harness.cli.options import LAUNCHED, SHARED_OPTIONS, NumRanks, Seconds, SomePath, all_of, color_option
 from harness.core.invocation import Invocation
 
 
@@ -153,9 +153,11 @@ def history(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option("--numerics", is_flag=True, help="Also check which torch operations are batch-invariant; takes seconds.")
 @click.option(
     "--distributed",
-    type=click.IntRange(2),
-    metavar="N",
-    help="Start N ranks and Ray, and find the layer at which they hang.",
+    is_flag=False,
+    flag_value=LAUNCHED,
+    type=NumRanks(2),
+    metavar="[N]",
+    help="Start N ranks and Ray, and find the layer at which they hang. Without N: use the ranks of the launcher.",
 )
 @click.option(
     "--backend", type=click.Choice(["gloo", "nccl"]), help="Communication backend of the ranks.  [default: gloo]"

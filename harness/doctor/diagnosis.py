@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from harness.core.errors import UsageError
 from harness.core.findings import Finding
 from harness.core.invocation import Invocation
-from harness.doctor.bootstrap import Bootstrap, find_layer
+from harness.doctor.bootstrap import Bootstrap, find_layer, find_layer_of_job
 from harness.doctor.checks import CHECKS, NUMERICS
 from harness.doctor.children import MAX_ANSWER_BYTES, host_of, supervised_scratch
 from harness.doctor.examination import Check, examine, in_order
 from harness.doctor.gpus import check_gpus_for
+from harness.doctor.rank_variables import find_job
 from harness.doctor.served_weights import ServedWeights, inspect_served_weights
 from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
 from harness.process.supervisor_client import probe_backends
@@ -30,7 +31,7 @@ class DoctorOptions:
     numerics: bool = False
     """Whether torch's operations are probed too."""
     num_ranks: int | None = None
-    """Ranks of the bootstrap that is tried (--distributed); None for none."""
+    """Ranks of the bootstrap that is tried (--distributed); 0 for the launcher's, None for none."""
     backend: str | None = None
     """Backend of these ranks; None for gloo."""
     listen: int | None = None
@@ -125,8 +126,10 @@ async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Find
 
 async def _walk_layers(invocation: Invocation, num_ranks: int, backend: str) -> tuple[Finding, ...]:
     """The layers of a bootstrap of `num_ranks` ranks, in their own order; InventoryError for NCCL on too few GPUs."""
-    if backend == "nccl":
+    job = None if num_ranks else find_job(invocation.environ)
+    if backend == "nccl" and job is None:
         await check_gpus_for(num_ranks, invocation.environ)
     with supervised_scratch(probe_backends(), invocation) as (supervisors, scratch):
-        bootstrap = Bootstrap(num_ranks, backend, invocation.environ, supervisors, scratch, invocation.note)
-        return await find_layer(bootstrap)
+        world = job.num_ranks if job else num_ranks
+        bootstrap = Bootstrap(world, backend, invocation.environ, supervisors, scratch, invocation.note)
+        return await (find_layer_of_job(bootstrap, job) if job else find_layer(bootstrap))

@@ -63,6 +63,8 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
     is_broken = any(finding.severity is Severity.BROKEN for finding in findings)
     code = ExitCode.TESTS_FAILED if is_broken else ExitCode.OK
     took_s = clock.monotonic_s() - began_s
+    if not findings:
+        return code  # a rank of a job, whose rank 0 prints the report
     if arguments["json"]:
         show(json.dumps(findings_json(findings, exit_code=code, took_s=took_s)))
     elif arguments["fix"]:
@@ -77,7 +79,7 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
 
 def fix_command(options: DoctorOptions) -> str:
     """Return the command that prints the fixes; empty if it would need other hosts or a server again."""
-    if options.meets_others or options.served:
+    if options.meets_others or options.served or options.num_ranks == 0:
         return ""
     given = (("distributed", options.num_ranks), ("backend", options.backend))
     words = [f"--{name} {value} " for name, value in given if value is not None]
