@@ -49,9 +49,7 @@ WHOLLY_FULL = {
         "tests/rlcore/weights/test_weight_faults.py, whose other process has no engine"
     ),
     "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
-    "tests/rlcore/samplers/vllm/test_vllm_server.py": (
-        "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
-    ),
+    "tests/rlcore/samplers/vllm/test_vllm_server.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_processes.py, without a run",
     "tests/rlcore/deployments/test_deployments.py": "tests/rlcore/trainers/test_parallel_bits.py, without a run",
     "tests/rlcore/distributed/placement/test_ray_placement.py": (
@@ -59,7 +57,6 @@ WHOLLY_FULL = {
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
     "tests/runner/schedule/test_order_search.py": "tests/runner/schedule/test_packing.py, whose plans it improves",
-    "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
     "tests/rlcore/distributed/test_levels_of_workers.py": (
         "tests/rlcore/distributed/test_level_variables.py, without workers"
     ),

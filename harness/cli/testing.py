@@ -162,20 +162,6 @@ def history(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option(
     "--backend", type=click.Choice(["gloo", "nccl"]), help="Communication backend of the ranks.  [default: gloo]"
 )
-@click.option(
-    "--listen",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Wait on PORT for other hosts, and find the network interfaces that connect all of them.",
-)
-@click.option("--peer", metavar="HOST:PORT/KEY", help="Connect to the host that waits with --listen.")
-@click.option("--hosts", type=click.IntRange(2), metavar="N", help="Number of hosts that take part.  [default: 2]")
-@click.option(
-    "--wait", type=Seconds(0, min_open=True), metavar="S", help="Seconds to wait for the other hosts.  [default: 120]"
-)
-@click.option("--weights", metavar="CHECKPOINT", help="Check that a server computes with this checkpoint.")
-@click.option("--server", metavar="URL", help="Address of that server, which speaks vLLM's OpenAI API.")
-@click.option("--model", metavar="NAME", help="Name that the server has for the checkpoint.  [default: its only model]")
 @color_option
 @click.pass_obj
 def doctor(invocation: Invocation, /, **arguments: Any) -> int:
