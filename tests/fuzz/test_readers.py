@@ -35,7 +35,7 @@ NAMES = (
     ),
     *("a message of an agent", "nccl.conf", "a report of a process", "a stop", "output"),
     *("a finding of the sentinel", "values patched", "a bundle", "pyproject.toml", "a test file", "a library"),
-    *("a place in a test file", "the environment of a script", "variables of vLLM"),
+    *("a place in a test file", "the environment of a script"),
     *("config.json of a model", "model.safetensors of a model", "model.safetensors.index.json of a model"),
     *("config.json of a classifier", "tokenizer.json of a model", "tokenizer_config.json", "checksums.json of a run"),
     *("values.json of a run", "tensors of a run", "a shard of a trainer", "prompts.jsonl", "prompts.parquet"),

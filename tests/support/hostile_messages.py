@@ -13,7 +13,6 @@ from harness.doctor.directories import read_trial
 from harness.doctor.gpus import read_torch
 from harness.doctor.host import Answer
 from harness.doctor.numerics import check_numerics
-from harness.doctor.vllm_setup import read_variables
 from harness.lab.experiments.bundles.archive import checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import Head
 from harness.lab.experiments.recording_result import read_reports
@@ -139,10 +138,6 @@ def _unpacked(at: Path) -> object:
 def _readers_of_projects() -> list[Reader]:
     project = b'[tool.rlharness]\nisolate = "file"\n[tool.rlharness.needs]\n"tests/gpu/**" = 2\n[tool.rlharness.gate]\n'
     source = b"import os\nfrom . import a\nimport pytest\n\n@pytest.mark.gpus(2)\ndef test_a():\n    pass\n"
-    envs = (
-        b'environment_variables: dict = {\n    "VLLM_A": lambda: int(os.getenv("VLLM_A", 1)),\n'
-        b'    "VLLM_B":\n    lambda: 1,\n}\n'
-    )
     return [
         Reader("pyproject.toml", (project,), of_file("pyproject.toml", load_config), (UsageError,)),
         Reader("a test file", (source,), of_file("test_a.py", lambda at: SourceScan(at, []).of_file(at / "test_a.py"))),
@@ -151,7 +146,6 @@ def _readers_of_projects() -> list[Reader]:
             (source,),
             of_file("test_a.py", lambda at: SourceTree(at, at).locate("test_a.py::test_a")),
         ),
-        Reader("variables of vLLM", (envs,), of_file("envs.py", lambda at: read_variables(at / "envs.py"))),
         Reader(
             "a library",
             (_library(64, 120), _library(1 << 63, 120), _library(64, 1 << 63)),
