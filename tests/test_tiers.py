@@ -47,21 +47,14 @@ WHOLLY_FULL = {
     "tests/runner/test_hostile_tests.py": "tests/runner/attempts/test_attempt_losses.py, one attempt at a time",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
     "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
-    "tests/rlcore/samplers/vllm/test_vllm_server.py": (
-        "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
-    ),
+    "tests/rlcore/samplers/vllm/test_vllm_server.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_restarts.py, without a run",
     "tests/rlcore/deployments/test_deployments.py": "tests/rlcore/trainers/test_parallel_bits.py, without a run",
     "tests/rlcore/distributed/placement/test_ray_placement.py": (
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
-    "tests/machine/network/test_meeting.py": "tests/machine/network/test_several_nodes.py, on one page of text",
     "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
-    "tests/rlcore/distributed/test_levels_of_workers.py": (
-        "tests/rlcore/distributed/test_level_variables.py, without workers"
-    ),
-    "tests/rlcore/trainers/test_process_group.py": "tests/rlcore/trainers/test_parallel_bits.py, whose ranks end too",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

@@ -26,6 +26,18 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+LAUNCHED = "launched"
+"""Value of an option for ranks that is given without a number."""
+
+
+class NumRanks(click.IntRange):
+    """A number of ranks; 0, which cannot be typed, for those that a launcher has started."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, and 0 for an option without a value."""
+        return 0 if value == LAUNCHED else super().convert(value, param, ctx)
+
+
 class SomePath(click.Path):
     """A path, not empty: an unset shell variable gives an empty text, which would mean the working directory."""
 

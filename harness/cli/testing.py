@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from harness.cli.options import SHARED_OPTIONS, Seconds, SomePath, all_of, color_option
+from harness.cli.options import LAUNCHED, SHARED_OPTIONS, NumRanks, Seconds, SomePath, all_of, color_option
 from harness.core.invocation import Invocation
 
 
@@ -153,27 +153,15 @@ def history(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option("--numerics", is_flag=True, help="Also check which torch operations are batch-invariant; takes seconds.")
 @click.option(
     "--distributed",
-    type=click.IntRange(2),
-    metavar="N",
-    help="Start N ranks and Ray, and find the layer at which they hang.",
+    is_flag=False,
+    flag_value=LAUNCHED,
+    type=NumRanks(2),
+    metavar="[N]",
+    help="Start N ranks and Ray, and find the layer at which they hang. Without N: use the ranks of the launcher.",
 )
 @click.option(
     "--backend", type=click.Choice(["gloo", "nccl"]), help="Communication backend of the ranks.  [default: gloo]"
 )
-@click.option(
-    "--listen",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Wait on PORT for other hosts, and find the network interfaces that connect all of them.",
-)
-@click.option("--peer", metavar="HOST:PORT/KEY", help="Connect to the host that waits with --listen.")
-@click.option("--hosts", type=click.IntRange(2), metavar="N", help="Number of hosts that take part.  [default: 2]")
-@click.option(
-    "--wait", type=Seconds(0, min_open=True), metavar="S", help="Seconds to wait for the other hosts.  [default: 120]"
-)
-@click.option("--weights", metavar="CHECKPOINT", help="Check that a server computes with this checkpoint.")
-@click.option("--server", metavar="URL", help="Address of that server, which speaks vLLM's OpenAI API.")
-@click.option("--model", metavar="NAME", help="Name that the server has for the checkpoint.  [default: its only model]")
 @color_option
 @click.pass_obj
 def doctor(invocation: Invocation, /, **arguments: Any) -> int:

@@ -5,7 +5,6 @@ HarnessError            base of all: the value found, the legal values, and the 
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
-├── NetworkError        hosts of one job do not reach each other
 ├── HistoryError        the duration history cannot be used (a run continues without it)
 ├── ReportError         an attempt's report was written by another version (also a ValueError)
 ├── TraceError          a trace that cannot be written or read as asked (also a ValueError)
@@ -68,14 +67,6 @@ class BusyGpusError(InventoryError):
 
 class CollectionError(HarnessError):
     """The suite as a whole could not be collected: no file list came back."""
-
-    exit_code = ExitCode.TESTS_FAILED
-
-
-class NetworkError(HarnessError):
-    """Hosts that shall work together cannot find or cannot reach each other."""
-
-    has_lines = False
 
     exit_code = ExitCode.TESTS_FAILED
 

@@ -29,13 +29,14 @@ from harness.core.test_outcomes import TestOutcome
 from harness.doctor import layers
 from harness.doctor.host import module_command
 from harness.doctor.layers import RankStory, Verdict
+from harness.doctor.rank_variables import Job
 from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
 from harness.process.child_env import probe_env
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisor
 
 IMPORT_S = 90.0
 """Limit on importing torch or Ray, which a cold disk makes slow."""
-WALK_S = 120.0
+WALK_S = 240.0
 """Limit of one process after its imports: more than all layers' limits together."""
 GRACE_S = 0.5
 LAST_WORD_S = 3.0
@@ -47,6 +48,8 @@ NAME_S = 1.0
 MASTER_ADDR = "127.0.0.1"
 """Default address of the store."""
 MAX_LOG_BYTES = 1 << 18
+JOB_STORE = "the job's store"
+"""Name of the process that keeps it, beside rank 0."""
 RAY_LOGS = ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err")
 
 
@@ -76,6 +79,11 @@ async def find_layer(bootstrap: Bootstrap) -> tuple[Finding, ...]:
     return tuple(finding for findings in found for finding in findings)
 
 
+async def find_layer_of_job(bootstrap: Bootstrap, job: Job) -> tuple[Finding, ...]:
+    """The findings of rank 0 on all ranks of its launcher; of another rank, none if it has come to rank 0's store."""
+    return tuple(verdict.finding() for verdict in await _Prober(bootstrap).try_job(job))
+
+
 class _Prober:
     def __init__(self, bootstrap: Bootstrap) -> None:
         self._bootstrap = bootstrap
@@ -94,6 +102,23 @@ class _Prober:
             address = f"{host}:{environ.get('MASTER_PORT') or port}"
             stories = await self._stories(self._ranks(address), environ)
         return layers.verdicts_of_ranks(stories, with_nccl=self._bootstrap.backend == "nccl", address=address)
+
+    async def try_job(self, job: Job) -> list[Verdict]:
+        """One walk of this process's rank; rank 0 also collects the reports of the others."""
+        own, reports = f"rank {job.rank} on {socket.gethostname()}", self._bootstrap.directory / "reports"
+        reports.mkdir()
+        backend, world = self._bootstrap.backend, self._bootstrap.num_ranks
+        shared = ("--world", str(world), "--backend", backend, "--address", job.address)
+        commands: dict[str, tuple[str, ...]] = {own: ("--rank", str(job.rank), "--gpu", str(job.gpu), *shared)}
+        if job.rank == 0:
+            commands[JOB_STORE] = ("--collect", str(reports), *shared)
+        stories = await self._stories(commands, self._bootstrap.environ)
+        if job.rank and "store" in stories[0].passed:
+            return []
+        others = [path for rank in range(1, world) for path in reports.glob(f"rank {rank} on *")]
+        ranks = [story for story in stories if story.name == own or story.failed]
+        ranks += [replace(story_in(path, None), name=path.name) for path in others]
+        return layers.verdicts_of_ranks(ranks, with_nccl=backend == "nccl", address=job.address, in_job=True)
 
     async def findings(self, attempt: Try) -> list[Finding]:
         """What one try finds; a broken layer is named at once, then the remedies for it are tried."""
@@ -138,7 +163,7 @@ class _Prober:
         meeting = self._bootstrap.directory / f"m{next(self._walks)}"
         meeting.mkdir()
         shared = ("--world", world, "--backend", self._bootstrap.backend, "--address", address, "--meet", str(meeting))
-        return {f"rank {n}": ("--rank", str(n), *shared) for n in range(self._bootstrap.num_ranks)}
+        return {f"rank {n}": ("--rank", str(n), "--gpu", str(n), *shared) for n in range(self._bootstrap.num_ranks)}
 
     async def _stories(self, commands: Mapping[str, tuple[str, ...]], environ: Mapping[str, str]) -> list[RankStory]:
         """What processes that are to meet have told; `commands` are their arguments by their names."""
@@ -154,7 +179,7 @@ class _Prober:
                     end = await self._bootstrap.supervisor.run(spec)
             del running[name], limits[name]
             story = replace(story_in(Path(spec.directory), end), name=name, log=_log_of(spec))
-            if story.failed or not story.is_ready:
+            if story.failed or not story.is_ready or JOB_STORE in commands:
                 for other in limits.values():
                     if other.when() is None:
                         other.reschedule(loop.time() + LAST_WORD_S)

@@ -1,6 +1,6 @@
 """Options of `rlharness doctor`, and the findings for them.
 
-options ─▶ every check of this host at once │ the layers of a bootstrap │ hosts that meet │ a server ─▶ findings
+options ─▶ every check of this host at once │ the layers of a bootstrap ─▶ findings
 """
 
 import resource
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from harness.core.errors import UsageError
 from harness.core.findings import Finding
 from harness.core.invocation import Invocation
-from harness.doctor.bootstrap import Bootstrap, find_layer
+from harness.doctor.bootstrap import Bootstrap, find_layer, find_layer_of_job
 from harness.doctor.checks import CHECKS, NUMERICS
 from harness.doctor.children import MAX_ANSWER_BYTES, host_of, supervised_scratch
-from harness.doctor.examination import Check, examine, in_order
+from harness.doctor.examination import Check, examine
 from harness.doctor.gpus import check_gpus_for
-from harness.doctor.served_weights import ServedWeights, inspect_served_weights
-from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
+from harness.doctor.rank_variables import find_job
 from harness.process.supervisor_client import probe_backends
 
 MIN_FILES = 128
@@ -30,51 +29,17 @@ class DoctorOptions:
     numerics: bool = False
     """Whether torch's operations are probed too."""
     num_ranks: int | None = None
-    """Ranks of the bootstrap that is tried (--distributed); None for none."""
+    """Ranks of the bootstrap that is tried (--distributed); 0 for the launcher's, None for none."""
     backend: str | None = None
     """Backend of these ranks; None for gloo."""
-    listen: int | None = None
-    """Port at which other hosts are waited for."""
-    peer: str | None = None
-    """HOST:PORT of the host that listens."""
-    num_hosts: int | None = None
-    """Hosts that meet where this one listens; None for 2."""
-    wait_s: float | None = None
-    served: ServedWeights | None = None
-    """Checkpoint that a server shall hold."""
-
-    @property
-    def meets_others(self) -> bool:
-        """Whether other hosts take part, which have to be asked again for each answer."""
-        return self.listen is not None or self.peer is not None
 
     def __post_init__(self) -> None:
-        if self.listen is not None and self.peer is not None:
-            raise UsageError("--listen and --peer", legal="--listen on one host, --peer on the others")
-        if self.num_ranks is not None and self.meets_others:
+        if self.numerics and self.num_ranks is not None:
             raise UsageError(
-                "--distributed beside --listen or --peer",
-                legal="one of them",
-                remedy="check the connections between hosts first, then each host alone",
+                "--numerics beside --distributed", legal="one of them", remedy="rlharness doctor --numerics by itself"
             )
-        if self.numerics and (self.num_ranks is not None or self.meets_others):
-            raise UsageError(
-                "--numerics beside --distributed, --listen or --peer",
-                legal="one of them",
-                remedy="rlharness doctor --numerics checks this host alone",
-            )
-        if self.served and (self.numerics or self.num_ranks is not None or self.meets_others):
-            raise UsageError(
-                "--weights beside --numerics, --distributed, --listen or --peer",
-                legal="one of them",
-                remedy="rlharness doctor --weights CHECKPOINT --server URL asks the server alone",
-            )
-        for option, value, other, needed in (
-            ("backend", self.backend, "distributed", self.num_ranks),
-            ("hosts", self.num_hosts, "listen", self.listen),
-        ):
-            if value is not None and needed is None:
-                raise UsageError(f"--{option} without --{other}", legal=f"--{option} beside --{other}")
+        if self.backend is not None and self.num_ranks is None:
+            raise UsageError("--backend without --distributed", legal="--backend beside --distributed")
 
 
 def check_limits() -> None:
@@ -96,23 +61,10 @@ def check_limits() -> None:
 
 
 async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Finding, ...]:
-    """Return the findings of what was asked for: this host's, or those of several that meet.
+    """Return the findings of what was asked for: this host's, or those of a bootstrap.
 
     Raises HarnessError for what the user can mend.
     """
-    wait_s = options.wait_s if options.wait_s is not None else WAIT_S
-    if options.listen is not None:
-        num_hosts = options.num_hosts or 2
-        met = listen_for_hosts(
-            invocation.environ, options.listen, num_hosts=num_hosts, wait_s=wait_s, say=invocation.note
-        )
-        return in_order(await met)
-    if options.peer is not None:
-        return in_order(await join_hosts(invocation.environ, options.peer, wait_s=wait_s))
-    if options.served is not None:
-        invocation.note("computing log-probabilities of the checkpoint, and asking the server for its own")
-        with host_of(invocation) as host:
-            return (await inspect_served_weights(host, options.served),)
     if options.num_ranks is not None:
         return await _walk_layers(invocation, options.num_ranks, options.backend or "gloo")
     checks: Sequence[Check] = CHECKS
@@ -125,8 +77,10 @@ async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Find
 
 async def _walk_layers(invocation: Invocation, num_ranks: int, backend: str) -> tuple[Finding, ...]:
     """The layers of a bootstrap of `num_ranks` ranks, in their own order; InventoryError for NCCL on too few GPUs."""
-    if backend == "nccl":
+    job = None if num_ranks else find_job(invocation.environ)
+    if backend == "nccl" and job is None:
         await check_gpus_for(num_ranks, invocation.environ)
     with supervised_scratch(probe_backends(), invocation) as (supervisors, scratch):
-        bootstrap = Bootstrap(num_ranks, backend, invocation.environ, supervisors, scratch, invocation.note)
-        return await find_layer(bootstrap)
+        world = job.num_ranks if job else num_ranks
+        bootstrap = Bootstrap(world, backend, invocation.environ, supervisors, scratch, invocation.note)
+        return await (find_layer_of_job(bootstrap, job) if job else find_layer(bootstrap))

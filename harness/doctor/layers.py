@@ -1,7 +1,7 @@
 """The layer at which a bootstrap failed, from the reports and logs of its ranks. Pure.
 
     Ray's start                                     (beside the others: it has a network set-up of its own)
-    store ─▶ Gloo ─▶ NCCL bootstrap ─▶ NCCL transport ─▶ first collective
+    store ─▶ (ranks of a job) ─▶ Gloo ─▶ NCCL bootstrap ─▶ NCCL transport ─▶ first collective
 
 Each layer chooses its own path through the network, so a remedy for one does not help another. The first layer that not
 every rank has passed is the one to fix. NCCL starts in one call; its log shows how far it came.
@@ -94,6 +94,14 @@ PORT_TAKEN = Layer(
     ({"MASTER_PORT": None},),
     "set MASTER_PORT to a port that is free on rank 0's host: ss -ltnp there lists the ports in use",
 )
+RANKS = Layer(
+    "ranks",
+    "connecting every rank to every other one",
+    "init_process_group, which waits for every rank, at the address that its libraries pick",
+    (),
+    "see the launcher's log of a rank that did not come; for an address that is not reached, open the firewall, or set "
+    "GLOO_SOCKET_IFNAME (NCCL: NCCL_SOCKET_IFNAME) on that host to an interface that the others reach",
+)
 GLOO = Layer(
     "Gloo",
     "connecting every pair of ranks through Gloo",
@@ -130,6 +138,7 @@ COLLECTIVE = Layer(
 DOES = {
     "ray": RAY.does,
     "store": STORE.does,
+    "ranks": RANKS.does,
     "gloo": GLOO.does,
     "nccl": "coming up through NCCL",
     "collective": COLLECTIVE.does,
@@ -182,16 +191,18 @@ class Verdict:
         )
 
 
-def verdicts_of_ranks(ranks: Sequence[RankStory], *, with_nccl: bool, address: str = "") -> list[Verdict]:
+def verdicts_of_ranks(
+    ranks: Sequence[RankStory], *, with_nccl: bool, address: str = "", in_job: bool = False
+) -> list[Verdict]:
     """Return the layers in order up to the first that not every rank has passed; later ones are not reached.
 
-    `address` is the store's, HOST:PORT.
+    `address` is the store's, HOST:PORT. The ranks of a job also connect to each other by themselves.
     """
     if not_ready := [rank for rank in ranks if not rank.is_ready]:
         telling_one = max(not_ready, key=lambda rank: bool(rank.log.strip()))  # the others may only wait for it
         return [_broken(TORCH, "import", [telling_one], f"{_names(not_ready)}: {_last_line(telling_one.log)}")]
     verdicts: list[Verdict] = []
-    for key in ("store", "gloo", *(("nccl",) if with_nccl else ()), "collective"):
+    for key in ("store", *(("ranks",) if in_job else ()), "gloo", *(("nccl",) if with_nccl else ()), "collective"):
         behind = [rank for rank in ranks if key not in rank.passed]
         if behind:
             layer = _layer_of(key, behind, with_nccl=with_nccl)
@@ -225,7 +236,7 @@ def _layer_of(key: str, behind: Sequence[RankStory], *, with_nccl: bool) -> Laye
         return RESOLVER  # whose address does not answer says so itself, and may have waited for a name as well
     if key == "store" and any(TAKEN.search(rank.failed.get(key, "")) for rank in behind):
         return PORT_TAKEN
-    return {"store": STORE, "gloo": GLOO, "collective": COLLECTIVE}[key]
+    return {"store": STORE, "ranks": RANKS, "gloo": GLOO, "collective": COLLECTIVE}[key]
 
 
 def _how(layer: Layer, key: str, behind: Sequence[RankStory], num_ranks: int, address: str = "") -> str:

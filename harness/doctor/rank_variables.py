@@ -4,8 +4,11 @@ Variables and rules are those of torch.distributed's env:// (torch/distributed/r
 read them with int(). The remedy for invalid values is to unset them: no other value is a better guess.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from harness.core.errors import UsageError
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Host
 from harness.machine.network.interfaces import is_numeric, read_network
@@ -17,6 +20,46 @@ LEAST = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 1, "G
 BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE"))
 """Ranks are numbered from 0, so each is below the number of them."""
 MAX_PORT = 65535
+LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
+"""Rank, number of ranks, and rank on its host, as torchrun and Ray's trainers set them, and as srun does."""
+SLURM_NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+DEFAULT_PORT = "29500"
+"""Port of torch's own launchers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rank of this process in a job of a launcher."""
+
+    rank: int
+    num_ranks: int
+    gpu: int
+    """Number of its GPU on its host."""
+    address: str
+    """HOST:PORT of the store, on rank 0's host."""
+
+
+def find_job(environ: Mapping[str, str]) -> Job:
+    """Return the rank that a launcher has given this process; UsageError if none has, or if it cannot be."""
+    for finding in (*check_numbers(environ), *classify_port(environ)):
+        raise UsageError(f"--distributed: {finding.measured}", legal="what torchrun sets", remedy=finding.remedy)
+    nodes = next((environ[name] for name in SLURM_NODES if name in environ), "")
+    host = environ.get("MASTER_ADDR") or _first_node(nodes)
+    for names in LAUNCHERS:
+        rank, num_ranks, gpu = (_int(environ.get(name, "")) for name in names)
+        if rank is not None and num_ranks is not None and host:
+            return Job(rank, num_ranks, max(0, gpu or 0), f"{host}:{environ.get('MASTER_PORT') or DEFAULT_PORT}")
+    raise UsageError(
+        "--distributed without a number, and no launcher has given this process a rank and an address of rank 0",
+        legal="--distributed N; or, in each rank of torchrun, srun or Ray, RANK, WORLD_SIZE and MASTER_ADDR or Slurm's",
+        remedy="torchrun --nproc-per-node 2 -m harness doctor --distributed",
+    )
+
+
+def _first_node(nodes: str) -> str:
+    """Return the first of Slurm's nodes, on which rank 0 is: "gpu[03-07,9],cpu1" begins with gpu03."""
+    match = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else ""
 
 
 async def inspect_ranks(host: Host) -> Sequence[Finding]:
@@ -44,9 +87,8 @@ def check_ranks(environ: Mapping[str, str]) -> Finding:
         "ranks",
         Severity.WARNING,
         " ".join(found),
-        breaks="a test that calls init_process_group waits for ranks that are never started",
-        remedy=f"unset {' '.join(name for name in RANKS if name in environ)}",
-        unsets=tuple(name for name in RANKS if name in environ),
+        breaks="a test that calls init_process_group waits for all of these ranks",
+        remedy="rlharness doctor --distributed, in each rank of the job, names those that do not come",
     )
 
 

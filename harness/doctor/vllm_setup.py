@@ -4,10 +4,10 @@ Whether its requirements fit torch and transformers is a matter of `packages`.
 """
 
 import os
-import re
 import resource
+import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +15,9 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from harness.core.findings import Finding, Severity
-from harness.core.regular_file import read_regular, read_text
+from harness.core.regular_file import read_regular
 from harness.doctor.host import Host
 from harness.doctor.packages import Installed, read_installed
-from harness.doctor.vllm_variables import check_variables, is_own_address, shown_variables
 from harness.process.daemon_thread import in_daemon_thread
 
 READ_S = 20.0
@@ -33,6 +32,7 @@ WANTED_SHM_BYTES = 200_000_000
 INSTALL_CPU = "an environment of its own: pip install --no-deps -r constraints-vllm.txt"
 DEVICE_FILES = ("/dev/nvidiactl",)
 """Files of NVIDIA's driver."""
+HOST_IP = "VLLM_HOST_IP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,6 @@ class Setup:
     """Its distributions; none if it is not installed."""
     has_package: bool = True
     """Whether there is a package of that name to import."""
-    variables: frozenset[str] = frozenset()
-    """Variables that its envs.py reads; empty if it could not be read."""
-    integers: frozenset[str] = frozenset()
-    """Those of them that must be whole numbers."""
     has_gpu: bool = False
     processor_flags: frozenset[str] | None = None
     """Instruction sets of an x86 processor; None for others."""
@@ -59,23 +55,30 @@ class Setup:
 
 
 async def inspect_vllm(host: Host) -> Sequence[Finding]:
-    """Check vLLM and its variables; nothing is found where it is not installed."""
+    """Check vLLM and its address; nothing is found where it is not installed."""
     setup = await in_daemon_thread(read_setup, limit_s=READ_S)
     if not setup.installed:
         return []
-    is_own = await in_daemon_thread(lambda: is_own_address(host.environ), limit_s=READ_S)
-    found = [
-        *check_setup(setup),
-        *check_variables(
-            host.environ, setup.variables, setup.integers, is_for_cpu=is_for_cpu(setup.installed), own=is_own
-        ),
-    ]
-    if found:
+    own = await in_daemon_thread(lambda: check_address(host.environ), limit_s=READ_S)
+    if found := [*check_setup(setup), *own]:
         return found
     (each,) = setup.installed
     kind = "CPUs" if is_for_cpu(setup.installed) else "GPUs"
-    said = f"{each.name} {each.version}, built for {kind}; {shown_variables(host.environ)}"
-    return [Finding("vLLM", Severity.FINE, said)]
+    return [Finding("vLLM", Severity.FINE, f"{each.name} {each.version}, built for {kind}")]
+
+
+def check_address(environ: Mapping[str, str]) -> list[Finding]:
+    """Check that this host can listen at VLLM_HOST_IP, if it is set."""
+    if not (address := environ.get(HOST_IP, "")):
+        return []
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+            listener.bind((address, 0))
+    except OSError:
+        breaks = "it is no address of this host: workers wait there for the engine until a timeout"
+        measured = f"{HOST_IP}={address}"
+        return [Finding(HOST_IP, Severity.BROKEN, measured, breaks, f"unset {HOST_IP}", unsets=(HOST_IP,))]
+    return []
 
 
 def is_for_cpu(installed: Iterable[Installed]) -> bool:
@@ -161,15 +164,11 @@ def read_setup() -> Setup:
     installed = [each for each in read_installed() if each.name in (CPU, GPU)]
     if not installed:
         return Setup(installed=())
-    package = _directory("vllm")
-    variables, integers = read_variables(package / "envs.py") if package else (frozenset(), frozenset())
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return Setup(
         installed=installed,
-        has_package=package is not None,
-        variables=variables,
-        integers=integers,
+        has_package=_directory("vllm") is not None,
         has_gpu=any(map(os.path.exists, DEVICE_FILES)),
         processor_flags=processor_flags(Path("/proc/cpuinfo")),
         open_files=float("inf") if hard == resource.RLIM_INFINITY else hard,
@@ -182,24 +181,6 @@ def _directory(package: str) -> Path | None:
     """Return the directory of a package without importing it."""
     spec = find_spec(package)
     return Path(spec.origin).parent if spec and spec.origin else None
-
-
-_READ = re.compile(r'^    "(VLLM_[A-Z0-9_]+)":((?:.|\n(?!    "))*)', re.MULTILINE)
-_INTEGER = re.compile(r"(?<![\w.])int\(\s*os\.(?:getenv|environ\.get)\(")
-
-
-def read_variables(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the variables that vLLM's envs.py reads, and those among them that must be whole numbers.
-
-    Its table has a line for each variable, with the function that reads it.
-    """
-    try:
-        text = read_text(path, errors="replace", follows_links=True)
-    except OSError:  # another version may have it elsewhere
-        text = ""
-    table = text.partition("environment_variables:")[2]
-    found = {match[1]: match[2] for match in _READ.finditer(table)}
-    return frozenset(found), frozenset(name for name, code in found.items() if _INTEGER.search(code))
 
 
 def processor_flags(cpuinfo: Path) -> frozenset[str] | None:

@@ -52,8 +52,8 @@ class CompletionsServer:
         with self._malformed():
             found = {str(each["id"]): int(each.get("max_model_len") or 0) for each in answer["data"]}
         if (name and name not in found) or (not name and len(found) != 1):
-            what = f"model {name!r}" if name else f"{len(found)} models and no --model"
-            raise InvalidValueError(f"{what} at {self.url}", legal=", ".join(found), remedy="--model NAME")
+            what = f"model {name!r}" if name else f"{len(found)} models and no name"
+            raise InvalidValueError(f"{what} at {self.url}", legal=", ".join(found))
         chosen = name or next(iter(found))
         return chosen, found[chosen]
 
@@ -132,7 +132,7 @@ class CompletionsServer:
             raise InvalidValueError(
                 f"no server of completions at {url}: {reason}",
                 legal="the address of a running server",
-                remedy="vllm serve CHECKPOINT --port 8000, then --server http://localhost:8000",
+                remedy="vllm serve CHECKPOINT --port 8000",
             ) from error
 
 

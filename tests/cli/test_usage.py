@@ -26,7 +26,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     [
         (["replay", "--step", "abc"], "--step 'abc'", "a whole number, 0 or more"),
         (["replay", "--step", "-1"], "--step -1", "a whole number, 0 or more"),
-        (["doctor", "--listen", "99999"], "--listen 99999", "a whole number from 1 to 65535"),
+        (["doctor", "--distributed", "1"], "--distributed 1", "a whole number, 2 or more"),
         (["run", "--timeout", "soon"], "--timeout 'soon'", "a number above 0"),
         (["run", "--timeout", "nan"], "--timeout 'nan'", "a number above 0"),
         (["run", "--grace", "-1"], "--grace -1.0", "a number, 0 or more"),

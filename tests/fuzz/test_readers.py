@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 NAMES = (
     *("manifest.json", "curve.jsonl", "rank-0.log", "a trace", "operations", "tensors", "report.jsonl", "events.jsonl"),
-    *("a timeline", "a file in the history", "results in the history", "a message of a host", "golden.json"),
+    *("a timeline", "a file in the history", "results in the history", "golden.json"),
     *("metrics.jsonl", "a line of numbers", "completions.jsonl", "tokenizer.json", "checksums.json", "call.json"),
     *("refusal.json", "the head of a bundle", "a scenario"),
     *(
@@ -31,12 +31,11 @@ NAMES = (
         "locks",
         "facts of torch",
         "numerics",
-        "served weights",
         "lines of a collection",
     ),
-    *("a message of an agent", "a roster", "connections", "nccl.conf", "a report of a process", "a stop", "output"),
+    *("a message of an agent", "nccl.conf", "a report of a process", "a stop", "output"),
     *("a finding of the sentinel", "values patched", "a bundle", "pyproject.toml", "a test file", "a library"),
-    *("a place in a test file", "the environment of a script", "variables of vLLM"),
+    *("a place in a test file", "the environment of a script"),
     *("config.json of a model", "model.safetensors of a model", "model.safetensors.index.json of a model"),
     *("config.json of a classifier", "tokenizer.json of a model", "tokenizer_config.json", "checksums.json of a run"),
     *("values.json of a run", "tensors of a run", "a shard of a trainer", "prompts.jsonl", "prompts.parquet"),

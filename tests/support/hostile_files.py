@@ -16,7 +16,6 @@ from xxhash import xxh3_128_hexdigest
 
 from harness.core.errors import (
     BundleError,
-    NetworkError,
     ReportError,
     TraceError,
     UsageError,
@@ -29,8 +28,6 @@ from harness.lab.experiments.entry_call import REJECTION, EntryCall, read_reject
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.lab.gate.sides import read_metrics
-from harness.machine.network.host_matching import Offer, PeerHost
-from harness.machine.network.peer_messages import VERSION, parse_message, read_host
 from harness.recording.metrics import numbers_of_json
 from harness.render.report.shown_completions import read_shown
 from harness.render.report.vocabulary import read_vocabulary
@@ -138,9 +135,6 @@ def _readers_of_runs(run: Path) -> list[Reader]:
         ),
         Reader("a file in the history", (_collected(),), lambda data, _: parse_file(data, "tests/test_a.py")),
         Reader("results in the history", (results,), lambda data, _: parse_results(data)),
-        Reader(
-            "a message of a host", (_host(),), lambda data, _: read_host(parse_message(data, "hello")), (NetworkError,)
-        ),
     ]
 
 
@@ -239,8 +233,3 @@ def _head() -> bytes:
 def _collected() -> bytes:
     tests = tuple(ListedTest(f"tests/test_a.py::test_{name}", Need(gpus=1), ("t",)) for name in "ab")
     return file_text(CollectedFile(Need(gpus=1), {"test_a": Need()}, tests, ("torch",), 1), "tests/test_a.py").encode()
-
-
-def _host() -> bytes:
-    host = PeerHost("alpha", "t", (4000, 0), (Offer("eth0", "10.0.0.1", 4, 1000),))
-    return json.dumps({"k": "hello", "version": VERSION, **asdict(host)}).encode()

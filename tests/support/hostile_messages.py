@@ -7,20 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.config import load_config
-from harness.core.errors import BundleError, CollectionError, NetworkError, TraceError, UsageError
+from harness.core.errors import BundleError, CollectionError, TraceError, UsageError
 from harness.core.program_output import output_tail
 from harness.doctor.directories import read_trial
 from harness.doctor.gpus import read_torch
 from harness.doctor.host import Answer
 from harness.doctor.numerics import check_numerics
-from harness.doctor.served_weights import ServedWeights, compare_served_weights
-from harness.doctor.vllm_setup import read_variables
 from harness.lab.experiments.bundles.archive import checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import Head
 from harness.lab.experiments.recording_result import read_reports
-from harness.machine.network.host_matching import Offer, PeerHost
 from harness.machine.network.interfaces import read_nccl_settings
-from harness.machine.network.peer_messages import host_fields, parse_message, read_roster, read_tried
 from harness.recording.conditions import Stop, read_stop
 from harness.recording.recording_config import PROCESSES, Report
 from harness.recording.sentinel.sentinel_report import (
@@ -60,8 +56,6 @@ def _readers_of_children() -> list[Reader]:
         "duration_s": 0.5,
         "naive": [naive],
     }
-    served = {"model": "m", "num_tokens": 4, "prompt": 1e-6, "decoded": 1e-6, "rounding": 1e-3, "shuffled": {"a": 1.0}}
-    asked = ServedWeights("checkpoint", "http://localhost:8000")
 
     def of(read: Callable[[Answer], object]) -> Callable[[str], object]:
         return lambda text: read(Answer(text))
@@ -70,12 +64,6 @@ def _readers_of_children() -> list[Reader]:
         Reader("locks", (json_lines({"step": "create", "took_s": 0.1, "error": "x"}),), of_text(of(read_trial))),
         Reader("facts of torch", (json_lines(*torch),), of_text(of(read_torch))),
         Reader("numerics", (json_lines(survey),), of_text(of(check_numerics))),
-        Reader(
-            "served weights",
-            (json_lines(served),),
-            of_text(of(lambda answer: compare_served_weights(asked, answer))),
-            (UsageError,),
-        ),
         Reader(
             "lines of a collection",
             (json_lines({"k": "found", "rootdir": "/", "files": []}),),
@@ -86,22 +74,7 @@ def _readers_of_children() -> list[Reader]:
 
 
 def _readers_of_hosts() -> list[Reader]:
-    host = PeerHost("alpha", "t", (4000, 0), (Offer("eth0", "10.0.0.1", 4, 1000),))
-    tried = {"caller": 0, "host": 0, "address": "10.0.0.1", "problem": "refused"}
-    roster = {"k": "roster", "hosts": [host_fields(host)], "you": 0}
     return [
-        Reader(
-            "a roster",
-            (json_lines(roster),),
-            lambda data, _: read_roster(parse_message(data, "roster"), host),
-            (NetworkError,),
-        ),
-        Reader(
-            "connections",
-            (json_lines({"k": "tried", "tried": [tried]}),),
-            lambda data, _: read_tried(parse_message(data, "tried"), 1),
-            (NetworkError,),
-        ),
         Reader(
             "nccl.conf",
             (b"# a\nNCCL_DEBUG=INFO\n",),
@@ -165,10 +138,6 @@ def _unpacked(at: Path) -> object:
 def _readers_of_projects() -> list[Reader]:
     project = b'[tool.rlharness]\nisolate = "file"\n[tool.rlharness.needs]\n"tests/gpu/**" = 2\n[tool.rlharness.gate]\n'
     source = b"import os\nfrom . import a\nimport pytest\n\n@pytest.mark.gpus(2)\ndef test_a():\n    pass\n"
-    envs = (
-        b'environment_variables: dict = {\n    "VLLM_A": lambda: int(os.getenv("VLLM_A", 1)),\n'
-        b'    "VLLM_B":\n    lambda: 1,\n}\n'
-    )
     return [
         Reader("pyproject.toml", (project,), of_file("pyproject.toml", load_config), (UsageError,)),
         Reader("a test file", (source,), of_file("test_a.py", lambda at: SourceScan(at, []).of_file(at / "test_a.py"))),
@@ -177,7 +146,6 @@ def _readers_of_projects() -> list[Reader]:
             (source,),
             of_file("test_a.py", lambda at: SourceTree(at, at).locate("test_a.py::test_a")),
         ),
-        Reader("variables of vLLM", (envs,), of_file("envs.py", lambda at: read_variables(at / "envs.py"))),
         Reader(
             "a library",
             (_library(64, 120), _library(1 << 63, 120), _library(64, 1 << 63)),

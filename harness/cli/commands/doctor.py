@@ -11,7 +11,6 @@ from harness.core.exit_codes import ExitCode
 from harness.core.findings import Severity
 from harness.core.invocation import Invocation, terminal_columns, wants_colour
 from harness.doctor.diagnosis import DoctorOptions, check_limits, diagnose
-from harness.doctor.served_weights import ServedWeights
 from harness.process.interruption import Interruption
 from harness.render.console import say, show
 from harness.render.findings import findings_json, findings_text, fix_lines
@@ -25,24 +24,7 @@ def doctor_options(arguments: Mapping[str, Any]) -> DoctorOptions:
         numerics=bool(arguments["numerics"]),
         num_ranks=arguments["distributed"],
         backend=arguments["backend"],
-        listen=arguments["listen"],
-        peer=arguments["peer"],
-        num_hosts=arguments["hosts"],
-        wait_s=arguments["wait"],
-        served=served_weights(arguments),
     )
-
-
-def served_weights(arguments: Mapping[str, Any]) -> ServedWeights | None:
-    """Return which checkpoint a server shall hold; UsageError for options that need one another."""
-    checkpoint, server, model = (arguments[name] for name in ("weights", "server", "model"))
-    if (checkpoint is None) != (server is None) or (model and server is None):
-        given = next(name for name in ("weights", "server", "model") if arguments[name] is not None)
-        other = "server" if given == "weights" else "weights"
-        raise UsageError(
-            f"--{given} without --{other}", legal="rlharness doctor --weights CHECKPOINT --server URL [--model NAME]"
-        )
-    return ServedWeights(checkpoint, server, model or "") if server is not None else None
 
 
 def run_doctor(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
@@ -63,6 +45,8 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
     is_broken = any(finding.severity is Severity.BROKEN for finding in findings)
     code = ExitCode.TESTS_FAILED if is_broken else ExitCode.OK
     took_s = clock.monotonic_s() - began_s
+    if not findings:
+        return code  # a rank of a job, whose rank 0 prints the report
     if arguments["json"]:
         show(json.dumps(findings_json(findings, exit_code=code, took_s=took_s)))
     elif arguments["fix"]:
@@ -76,8 +60,8 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
 
 
 def fix_command(options: DoctorOptions) -> str:
-    """Return the command that prints the fixes; empty if it would need other hosts or a server again."""
-    if options.meets_others or options.served:
+    """Return the command that prints the fixes; empty if it would need the other ranks of a job again."""
+    if options.num_ranks == 0:
         return ""
     given = (("distributed", options.num_ranks), ("backend", options.backend))
     words = [f"--{name} {value} " for name, value in given if value is not None]

@@ -15,7 +15,7 @@ NAMES_S = 0.3
 REACH_S = 1.0
 """Limit on all connections together."""
 IN_ALL_S = 1.45
-MEET = "rlharness doctor --listen 29400 here, rlharness doctor --peer HOST:29400/KEY on the others"
+MEET = "rlharness doctor --distributed in each rank of the job, which names the addresses that are not reached"
 
 
 @dataclass(frozen=True, slots=True)

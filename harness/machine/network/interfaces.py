@@ -45,8 +45,6 @@ class Interface:
     is_up: bool
     """Up and running: something is plugged in."""
     is_loopback: bool
-    speed_mbps: int = 0
-    """Megabits per second; 0 where the driver does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,6 @@ def read_interfaces() -> tuple[Interface, ...]:
                 addresses=tuple(addresses),
                 is_up=name in stats and stats[name].isup,
                 is_loopback="loopback" in flags,
-                speed_mbps=stats[name].speed if name in stats else 0,
             )
         )
     return tuple(found)

@@ -6,7 +6,7 @@
         ─▶ findings: what was seen, what it breaks, what to type
 
 Loopback reaches every process of a host, and carries the bootstrap only: NCCL's data goes over NVLink and shared memory
-all the same. Between hosts it connects no processes: there `host_matching` finds the interface.
+all the same. Between hosts it connects no processes.
 """
 
 import asyncio

@@ -210,7 +210,6 @@ def test_an_error_that_quotes_a_command_line_shows_none(tmp_path: Path) -> None:
         ("diff", "a", "b", f"--api-key={PLAIN}"),
         ("train", "grpo_sorting", "--out", "o", "--set", f"judge.api_key=[{PLAIN}"),
         ("replay", f"https://bob:{PLAIN}@host/run"),
-        ("doctor", "--peer", f"127.0.0.1:1/{PLAIN}"),
         ("trace", "--out", "t", "--metric", f"hf_{ALNUM}", "--", "python"),
     ):
         done = type_command(tmp_path, *words)

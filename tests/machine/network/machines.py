@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from harness.machine.network.interfaces import Address, HostNetwork, Interface
 from harness.machine.network.reach import Reach
 
-SPEED = 1000
-
 
 def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:
     """An interface with `addresses`, each as "10.0.0.1/24" or "fe80::1/64"."""
@@ -16,7 +14,7 @@ def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:
         address, _, prefix = text.partition("/")
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         parsed.append(Address(address, family, int(prefix or (128 if ":" in address else 32))))
-    return Interface(name, tuple(parsed), is_up, name == "lo", SPEED)
+    return Interface(name, tuple(parsed), is_up, name == "lo")
 
 
 LO = interface("lo", "127.0.0.1/8", "::1/128")

@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 
 from harness.core.findings import Finding, Severity
-from harness.machine.network.among_hosts import KEY_VARIABLE
 from harness.render.findings import findings_text
 from tests.machine.network.pretended import ROOT, environment
-from tests.support.manual import goldens
 from tests.support.networks.host import Done, Host, host, why_not
 from tests.support.networks.situations import (
-    OPEN_PORT,
     black_holed_host,
-    closed_hosts,
     good_host,
     nameless_host,
-    two_hosts,
 )
 
 pytestmark = pytest.mark.full
@@ -73,9 +68,6 @@ def good() -> Iterator[Host]:
 def black_holed() -> Iterator[Host]:
     with black_holed_host() as one:
         yield one
-
-
-KEY = "0123456789abcdef"
 
 
 def harness(one: Host, *argv: str, settings: Mapping[str, str] = {}) -> Done:
@@ -183,52 +175,6 @@ def test_what_the_doctor_says_of_a_host_whose_name_server_is_silent() -> None:
         assert alpha.run(*asking, timeout_s=LONG_S, env=environment({})).output == "True\n"
         alpha.write("hosts", "::ffff:127.0.0.1 localhost\n")  # what 127.0.0.1 there does not answer
         assert alpha.run(*asking, timeout_s=LONG_S, env=environment({})).output == "False\n"
-
-
-# ------------------------------------------------------------------------------------------------------------ two hosts
-
-
-def meet(alpha: Host, beta: Host, peer: str, *, wait_s: float = 20.0) -> tuple[Done, Done]:
-    """What `doctor --listen` on alpha and `doctor --peer` on beta have come to."""
-    listened: list[Done] = []
-    waiting = ("--wait", f"{wait_s:g}", "--json")
-    listening = threading.Thread(
-        target=lambda: listened.append(
-            harness(alpha, "doctor", "--listen", f"{OPEN_PORT}", *waiting, settings={KEY_VARIABLE: KEY})
-        )
-    )
-    listening.start()
-    joined = harness(beta, "doctor", "--peer", f"{peer}/{KEY}", *waiting)
-    listening.join()
-    return listened[0], joined
-
-
-def test_two_hosts_find_the_interface_that_works() -> None:
-    with two_hosts() as (alpha, beta):
-        at_alpha, at_beta = meet(alpha, beta, f"10.78.0.1:{OPEN_PORT}")
-    assert told(at_alpha.output, "hosts") == golden("two_hosts_alpha")
-    assert told(at_beta.output, "hosts") == golden("two_hosts_beta")
-    assert (at_alpha.exit_code, at_beta.exit_code) == (1, 1)  # as they stand, NCCL and Gloo would pick the bad one
-
-
-def test_the_manual_shows_what_is_said() -> None:
-    shown = goldens("network_two_hosts_beta")["network_two_hosts_beta"]
-    assert shown == golden("two_hosts_beta").partition("\n\n")[0] + "\n"
-
-
-def test_a_pair_that_cannot_talk_is_named() -> None:
-    with closed_hosts() as (alpha, beta):
-        at_alpha, at_beta = meet(alpha, beta, f"alpha:{OPEN_PORT}")
-    assert told(at_alpha.output, "hosts") == told(at_beta.output, "hosts") == golden("closed_hosts")
-    assert (at_alpha.exit_code, at_beta.exit_code) == (1, 1)
-
-
-def test_a_closed_port_is_named() -> None:
-    with closed_hosts() as (_, beta):
-        closed = OPEN_PORT + 1
-        joined = harness(beta, "doctor", "--peer", f"alpha:{closed}", "--wait", "1", settings={KEY_VARIABLE: KEY})
-    assert joined.output == golden("closed_port")
-    assert joined.exit_code == 1
 
 
 # -------------------------------------------------------------------------------------------------- the pretended hosts

@@ -1,6 +1,6 @@
-"""A real OpenAI server of vLLM, compared with checkpoints, and with a trainer by receipts over HTTP.
+"""A real OpenAI server of vLLM, compared with a trainer by receipts over HTTP.
 
-One server serves both. Its weights are sent as TRL's trainers do: under the names of a transformers model.
+Its weights are sent as TRL's trainers do: under the names of a transformers model.
 """
 
 import json
@@ -19,9 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.findings import Finding, Severity
-from harness.doctor.host import Answer
-from harness.doctor.served_weights import ServedWeights, compare_served_weights
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.models.checkpoints import save
 from rlcore.models.config import DecoderConfig
@@ -29,7 +26,6 @@ from rlcore.models.decoder import Decoder
 from rlcore.weights.arrivals import Canary, VllmWorkers, receipt_for
 from rlcore.weights.completions_api import CompletionsServer
 from rlcore.weights.receipts import Check
-from rlcore.weights.served_checkpoint import served_checkpoint
 from tests.support.samplers import TOKENIZER
 from tests.support.vllm_engines import need_vllm
 
@@ -117,11 +113,6 @@ def post(url: str, body: dict[str, Any] | None = None) -> None:
         assert answer.status == 200
 
 
-def found(directory: Path, url: str) -> Finding:
-    line = json.dumps(served_checkpoint(directory, url))
-    return compare_served_weights(ServedWeights(directory.name, url), Answer(line))
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
@@ -136,22 +127,6 @@ def url(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 def reload(url: str, directory: Path) -> None:
     post(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
-
-
-def test_a_server_is_compared_with_checkpoints(checkpoints: tuple[Path, Path], url: str) -> None:
-    first, second = checkpoints
-    right = found(first, url)
-    assert (right.severity, "float32 explains" in right.measured) == (Severity.FINE, True), right
-    other = found(second, url)
-    assert (other.severity, "other weights" in other.breaks) == (Severity.BROKEN, True), other
-    reload(url, second)
-    stale = found(second, url)
-    assert (stale.severity, "prefix cache" in stale.breaks) == (Severity.BROKEN, True), stale
-    post(f"{url}/reset_prefix_cache")
-    assert found(second, url).severity is Severity.FINE
-    assert found(first, url).severity is Severity.BROKEN
-    with pytest.raises(InvalidValueError, match="model 'large'"):
-        served_checkpoint(first, url, "large")
 
 
 def test_a_trainer_of_a_transformers_model_gets_receipts(
