@@ -85,11 +85,6 @@ def test_a_test_that_runs_again_counts_once_with_its_last_end(tmp_path: Path) ->
     assert read_report(write(tmp_path, encode(again))).counts()[TestOutcome.PASSED] == 1
 
 
-def test_kinds_of_a_later_version_are_ignored(tmp_path: Path) -> None:
-    report = read_report(write(tmp_path, encode([record("weather", sky="blue"), *RECORDS])))
-    assert (report.nodeids, report.num_unreadable) == (IDS, 0)
-
-
 def test_a_newer_version_is_refused_with_a_remedy(tmp_path: Path) -> None:
     path = write(tmp_path, encode([record("hello", version=2, pid=1)]))
     with pytest.raises(ReportError, match="version 2") as caught:

@@ -170,12 +170,6 @@ def test_the_output_of_a_file_that_died_is_in_its_error(suite: Suite) -> None:
 
 
 @pytest.mark.full
-def test_a_file_with_no_tests_is_a_unit_like_any_other(suite: Suite) -> None:
-    suite.write({"test_a.py": "import pytest\npytest.importorskip('surely_not_there')\n" + COMPUTED})
-    assert suite.units() == {"test_a.py": Unit("test_a.py", Need(), NeedSource.IMPORT)}
-
-
-@pytest.mark.full
 def test_what_pytest_would_run_in_spite_of_errors_is_run(suite: Suite) -> None:
     suite.write(
         {

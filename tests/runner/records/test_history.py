@@ -74,11 +74,6 @@ def test_durations_of_units_that_ran_to_the_end_are_expected_and_limits_that_wer
     assert expected_s(path)["tests/test_a.py"] == ran.get(outcome, 10.0)
 
 
-def test_single_tests_of_a_file_say_nothing_about_the_file(path: Path) -> None:
-    record(path, result(duration_s=1.0, selection=("tests/test_a.py::test_x",)))
-    assert expected_s(path)["tests/test_a.py"] == UNKNOWN_S
-
-
 def test_files_that_never_ran_are_estimated_from_those_that_did(path: Path) -> None:
     record(path, result(duration_s=10.0), result("tests/test_b.py", 30.0))
     assert expected_s(path) == {"tests/test_a.py": 10.0, "tests/test_b.py": 30.0, "tests/test_new.py": 20.0}
