@@ -62,20 +62,6 @@ def test_shares_add_up(mode: Mode, batch: Batch) -> None:
     torch.testing.assert_close(shares.sum(), aggregate(batch["losses"], batch.loss_mask, mode, denominators))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@SEEDED
-@given(batch=batches(), num_more=st.integers(1, 5))
-def test_padding_changes_nothing(mode: Mode, batch: Batch, num_more: int) -> None:
-    denominators = count(batch.loss_mask, horizon=3)
-    found = aggregate(
-        torch.nn.functional.pad(batch["losses"], (0, num_more), value=torch.nan),
-        torch.nn.functional.pad(batch.loss_mask, (0, num_more)),
-        mode,
-        denominators,
-    )
-    torch.testing.assert_close(found, aggregate(batch["losses"], batch.loss_mask, mode, denominators))
-
-
 @SEEDED
 @given(batch=batches())
 def test_a_dropped_token_counts_in_the_denominator(batch: Batch) -> None:
