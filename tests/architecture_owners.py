@@ -12,7 +12,7 @@ CHILD_ROOMS = (  # entered by child processes only
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
-    "harness/core/redaction/switch.py",  # what --no-redact says reaches every process that writes
+    "harness/core/redaction.py",  # what --no-redact says reaches every process that writes
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
