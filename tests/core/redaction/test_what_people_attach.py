@@ -134,30 +134,6 @@ def test_a_timeout_and_processes_left_behind_show_none(tmp_path: Path) -> None:
     assert leaks(left) == []
 
 
-COMMANDS = f"""
-[tool.rlharness.commands.deploy]
-command = "HF_TOKEN={PLAIN} sh -c 'exit 0' x --token {PLAIN}"
-env = {{DB_PASSWORD = "{PLAIN}", LR = "1"}}
-"""
-
-
-@pytest.mark.full
-def test_a_command_of_the_configuration_leaves_none_in_the_record(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"pyproject.toml": COMMANDS})
-    typed = ("run", "--gpus", "none", "--html", "run.html", "--events", "all.jsonl", "--json")
-    done = run(tmp_path, *typed)
-    assert set(done.outcomes.values()) == {"passed"}
-    (unit,) = [result["unit"] for result in done.results.values()]
-    assert unit["command"]["env"] == [f"DB_PASSWORD={REDACTED}", "LR=1"] and REDACTED in unit["command"]["line"]
-    again = run(tmp_path, *typed, "--resume", "latest")
-    assert all(result["resumed_from"] for result in again.results.values()), "it is the same command"
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in ("pyproject.toml", OUTPUT)]
-    left = [(path.name, path.read_text("utf-8", "replace")) for path in files]
-    left += [("stdout", done.stdout + again.stdout), ("stderr", done.stderr + again.stderr)]
-    assert {name for name, _ in left} > {"events.jsonl", "run.html", "all.jsonl"}
-    assert [name for name, text in left if PLAIN in text] == []
-
-
 def test_a_command_line_that_is_cut_shows_no_half_of_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["prog", "--token", "x" * 700, f"hf_{ALNUM}"]
     monkeypatch.setattr(process_tree, "MAX_COMMAND_BYTES", len("\0".join(argv)) - 20)
