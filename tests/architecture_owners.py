@@ -53,7 +53,6 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
         "harness/runner/sessions/forked_tests.py",
     ),
     *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),
-    "harness/lab/experiments/call_signature.py",
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
     "harness/lab/reproduce/debugger/lines.py",
