@@ -8,8 +8,12 @@ from tests.architecture_rules import Owned
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
+<<<<<<< HEAD
     "harness/core/redaction/switch.py",  # what --no-redact says reaches every process that writes
     "harness/doctor/distributed_probe.py",  # stands in for a program that would run here
+=======
+    "harness/core/redaction.py",  # what --no-redact says reaches every process that writes
+>>>>>>> h/lab
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
@@ -36,7 +40,6 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
         "harness/runner/sessions/forked_tests.py",
     ),
     *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),
-    "harness/lab/experiments/call_signature.py",
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
     "harness/lab/reproduce/debugger/lines.py",

@@ -43,6 +43,7 @@ WHOLLY_FULL = {
     "tests/runner/test_runner_cost.py": "a benchmark: none",
     "tests/lab/test_hostile_repository.py": "tests/lab/bundles/test_making.py, tests/core/test_replaced_file.py",
     "tests/fuzz/test_readers.py": "tests/trace/test_reader.py, tests/lab/bundles/test_contents.py",
+    "tests/core/redaction/test_linear.py": "tests/core/redaction/test_redaction.py, with short words",
     "tests/core/redaction/test_every_command.py": "tests/core/redaction/test_redaction.py, word by word",
     "tests/runner/test_hostile_tests.py": "tests/runner/attempts/test_attempt_losses.py, one attempt at a time",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",

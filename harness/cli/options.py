@@ -211,7 +211,7 @@ trace_step_option = click.option(
 trust_option = click.option(
     "--trust",
     is_flag=True,
-    help="Accept a recording from elsewhere that names code or files which no local scenario declares.",
+    help="Accept a recording that names code or files which no local scenario declares.",
 )
 
 

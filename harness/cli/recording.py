@@ -145,8 +145,8 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 
 @click.command(
     epilog="RUN is the directory of a recorded scenario run. BUNDLE is a file written by --bundle.\n\nA recording names"
-    " the code and the files that it uses. For one recorded elsewhere, rlharness lists every such name that no local"
-    " scenario declares, and uses them only with --trust."
+    " the code that it uses. rlharness lists every such name that no local scenario declares, and uses it only with"
+    " --trust."
 )
 @click.argument("subject", metavar="RUN|BUNDLE", type=SomePath())
 @click.option(

@@ -1,4 +1,4 @@
-"""Recorded runs of somebody else: what they name is listed, and used only if this user says --trust."""
+"""Recorded runs: what they name and no scenario here does is listed, and used only if this user says --trust."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.support.cli_commands import Done, type_command
+from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
 TRAINING = """\
@@ -53,16 +53,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def here(project: Path, *words: str) -> Done:
-    return type_command(project, *words, XDG_CACHE_HOME=str(project / "cache"))
-
-
-def elsewhere(project: Path, *words: str) -> Done:
-    return type_command(project, *words, XDG_CACHE_HOME=str(project / "another-cache"))
-
-
 def recorded(project: Path, name: str, *words: str) -> None:
-    done = here(project, "train", "toy", "--out", name, *words)
+    done = type_command(project, "train", "toy", "--out", name, *words)
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     (project / "PWNED").unlink(missing_ok=True)
 
@@ -73,22 +65,23 @@ def rewrite_call(run: Path, **fields: object) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_ones_own_run_is_replayed_without_question_and_a_foreign_one_is_not(project: Path) -> None:
-    recorded(project, "run", "--set", "task.reward=evil:three")
-
-    own = here(project, "reproduce", "run")
+def test_a_run_of_a_scenario_here_is_replayed_without_question_and_any_other_is_not(project: Path) -> None:
+    recorded(project, "own")
+    (project / "own" / "call.hmac").write_text("of an earlier version")
+    own = type_command(project, "reproduce", "own")
     assert (own.code, "trust" in own.stderr) == (ExitCode.OK, False), own.stdout + own.stderr
-    assert (project / "PWNED").exists()
-    (project / "PWNED").unlink()
-    foreign = elsewhere(project, "reproduce", "run", "--out", "again")
-    assert foreign.code == ExitCode.USAGE_ERROR
-    assert f"run would use 1 value that no scenario here names:\n{LISTED}" in foreign.stderr
-    assert "legal:  what the scenarios here name (" in foreign.stderr
+
+    recorded(project, "run", "--set", "task.reward=evil:three")
+    refused = type_command(project, "reproduce", "run", "--out", "again")
+    assert refused.code == ExitCode.USAGE_ERROR
+    assert f"run would use 1 value that no scenario here names:\n{LISTED}" in refused.stderr
+    assert "legal:  what the scenarios here name (" in refused.stderr
     assert not (project / "PWNED").exists()
     assert not (project / "again").exists()
     (project / "scenarios" / "mine.yaml").write_text(SCENARIO.replace("training:two", "evil:three"))
-    known = elsewhere(project, "reproduce", "run")
+    known = type_command(project, "reproduce", "run")
     assert (known.code, "trust" in known.stderr) == (ExitCode.OK, False), known.stdout + known.stderr
+    assert (project / "PWNED").exists()
 
 
 @pytest.mark.full
@@ -97,13 +90,13 @@ def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_
     recorded(project, "evilrun")
     rewrite_call(project / "evilrun", entry="evil:run")
 
-    refused = here(project, "reproduce", "evilrun", "--out", "again")
+    refused = type_command(project, "reproduce", "evilrun", "--out", "again")
     assert (refused.code, (project / "PWNED").exists()) == (ExitCode.USAGE_ERROR, False)
-    assert '\n    entry = "evil:run"\n    task.reward = "training:two"\n' in refused.stderr
-    trusted = here(project, "reproduce", "evilrun", "--trust")
+    assert 'would use 1 value that no scenario here names:\n    entry = "evil:run"\n' in refused.stderr
+    trusted = type_command(project, "reproduce", "evilrun", "--trust")
     assert (project / "PWNED").exists(), trusted.stdout + trusted.stderr
     note = "rlharness: note: trusted, though no scenario here names it: "
-    assert trusted.stderr.startswith(f'{note}entry = "evil:run"\n{note}task.reward = "training:two"\n')
+    assert trusted.stderr.startswith(f'{note}entry = "evil:run"\n')
 
 
 @pytest.mark.full
@@ -124,7 +117,7 @@ def test_every_command_that_runs_a_recorded_run_again_asks(project: Path, words:
     shutil.copytree(project / "own", project / "foreign")
     rewrite_call(project / "foreign", config={"task": {"reward": "evil:three"}})
 
-    done = here(project, *words)
+    done = type_command(project, *words)
     assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert LISTED in done.stderr
     assert not (project / "PWNED").exists()
@@ -133,32 +126,10 @@ def test_every_command_that_runs_a_recorded_run_again_asks(project: Path, words:
 
 @pytest.mark.full
 @pytest.mark.timeout(240)
-def test_what_is_to_be_typed_after_ones_own_run_has_stopped_is_not_asked_about(project: Path) -> None:
-    stopped = here(project, "replay", "toy", "--set", "task.reward=evil:three", "--until", "reward<1", "--out", "out")
+def test_what_is_to_be_typed_after_a_run_has_stopped_is_not_asked_about(project: Path) -> None:
+    stopped = type_command(project, "replay", "toy", "--until", "reward<1", "--out", "out")
     assert stopped.code == ExitCode.OK, stopped.stdout + stopped.stderr
     (line,) = [line for line in stopped.stdout.splitlines() if "look closer: rlharness " in line]
 
-    closer = here(project, *shlex.split(line.partition("rlharness ")[2]))
+    closer = type_command(project, *shlex.split(line.partition("rlharness ")[2]))
     assert (closer.code, "trust" in closer.stderr) == (ExitCode.OK, False), closer.stdout + closer.stderr
-    assert LISTED in here(project, "reproduce", "out/step-0.rlb").stderr, "made for other machines"
-
-
-@pytest.mark.full
-@pytest.mark.timeout(120)
-def test_a_signature_of_another_call_of_this_user_proves_nothing(project: Path) -> None:
-    recorded(project, "run")
-    recorded(project, "other", "--set", "task.reward=evil:three")
-    shutil.copy(project / "other" / "call.json", project / "run" / "call.json")
-
-    assert LISTED in here(project, "reproduce", "run").stderr
-
-
-@pytest.mark.full
-@pytest.mark.timeout(120)
-def test_a_run_is_recorded_and_asked_about_where_the_cache_directory_cannot_be_used(project: Path) -> None:
-    (project / "cache").mkdir()
-    (project / "cache" / "rlharness").symlink_to("/tmp")
-    recorded(project, "run", "--set", "task.reward=evil:three")
-
-    assert not (project / "run" / "call.hmac").exists()
-    assert LISTED in here(project, "reproduce", "run").stderr

@@ -62,10 +62,6 @@ class EntryCall:
             raise ValueError("no call: an entry, its configuration, its runtime sections, and how to resume from it")
         return call
 
-    def without_secrets(self) -> dict[str, Any]:
-        """Return its fields, the configuration without secrets: what stays in its file once it was read."""
-        return {**asdict(self), "config": redact_values(self.config)}
-
     def write(self, directory: Path) -> None:
         """Into the directory of a trace, for its own process; OSError where that cannot be done."""
         path = directory / CALL
@@ -77,7 +73,8 @@ def take_call(directory: Path) -> EntryCall:
     """Read the call, and leave it there without secrets: traces travel. OSError, ValueError where it is not there."""
     path = directory / CALL
     call = EntryCall.parse(read_regular(path))
-    path.write_text(json.dumps(call.without_secrets(), indent=1) + "\n", "utf-8")
+    fields = {**asdict(call), "config": redact_values(call.config)}
+    path.write_text(json.dumps(fields, indent=1) + "\n", "utf-8")
     return call
 
 

@@ -14,7 +14,6 @@ from harness.core.errors import HarnessError
 from harness.core.redaction import redact_argv, redact_text
 from harness.core.replaced_file import write_replacing
 from harness.determinism.level_environment import OFF, level_variables
-from harness.lab.experiments.call_signature import SIGNATURE, sign_call
 from harness.lab.experiments.entry_call import CALL, REJECTION, EntryCall
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_env import recorded_env
@@ -107,7 +106,6 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
         write_replacing(path, orders.to_text())
         if run_spec.call is not None:
             run_spec.call.write(directory)
-            sign_call(directory, run_spec.call, environ)
     except OSError as error:
         with suppress(OSError):
             out.give_back()  # nothing has run: the next command may take it
@@ -132,7 +130,7 @@ def abandon(prepared: Prepared) -> None:
 
     What an entry has written itself stays, and so does a directory that was there before.
     """
-    for name in (ORDERS, CALL, SIGNATURE, REJECTION):
+    for name in (ORDERS, CALL, REJECTION):
         (prepared.directory / name).unlink(missing_ok=True)
     remove_tree(str(prepared.directory / PROCESSES))
     prepared.out.remove_if_empty()

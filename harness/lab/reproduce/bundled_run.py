@@ -35,7 +35,7 @@ def trusted_bundle(invocation: Invocation, name: str, *, is_trusted: bool) -> Bu
     """
     bundle = open_bundle(place_of(invocation.cwd, name))
     call = check_call(bundle.read(CALL))
-    found = [*_checkpoint_of(bundle), *unnamed_in(call, scenarios_here(invocation.cwd))]
+    found = [*unnamed_in(call, scenarios_here(invocation.cwd)), *_checkpoint_of(bundle)]
     check_trust(path_text(bundle.path), found, invocation, is_trusted=is_trusted)
     return bundle
 

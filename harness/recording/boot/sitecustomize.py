@@ -40,9 +40,9 @@ def level_problem(orders: dict[str, Any]) -> str:
     return ""
 
 
-def load(name: str) -> ModuleType:
-    """A module beside this directory, from its file, under a name that no program has."""
-    spec = importlib.util.spec_from_file_location(f"_rlharness_{name}", HERE.parent / f"{name}.py")
+def load(path: Path) -> ModuleType:
+    """A module of this harness from its file, under a name that no program has."""
+    spec = importlib.util.spec_from_file_location(f"_rlharness_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -51,21 +51,10 @@ def load(name: str) -> ModuleType:
 
 def redacted(argv: list[str]) -> list[str]:
     """A command line without secrets; of an interpreter that cannot load what takes them out, the program alone."""
-    name, directory = "_rlharness_redaction", PACKAGE / "core" / "redaction"
-    spec = importlib.util.spec_from_file_location(
-        name, directory / "__init__.py", submodule_search_locations=[str(directory)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-        return list(module.redact_argv(argv))
+        return list(load(PACKAGE / "core" / "redaction.py").redact_argv(argv))
     except Exception:  # an interpreter of any age: whatever it does not know, the program goes on
         return argv[:1]
-    finally:
-        for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            del sys.modules[each]
 
 
 def foreign_package() -> str:
@@ -122,7 +111,9 @@ def main() -> None:
             return False
         return True
 
-    load("post_import").after_import(load("boot_hooks").import_hooks(orders, bring_package))
+    load(HERE.parent / "post_import.py").after_import(
+        load(HERE.parent / "boot_hooks.py").import_hooks(orders, bring_package)
+    )
 
 
 try:

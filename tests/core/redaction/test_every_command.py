@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.core.redaction.secret_shapes import ALL, ALNUM, CONFIGURATIONS, OF_NO_TEXT, PLAIN
+from tests.core.redaction.secret_shapes import ALL, ALNUM, CONFIGURATIONS, PLAIN
 from tests.core.redaction.test_what_people_attach import leaks
 from tests.support.cli_commands import type_command
 from tests.support.projects import SCENARIO, Project
@@ -26,7 +26,7 @@ NOT_LOOKED_AT = (".git", "scenarios", "sums.py", "parts.py", "__pycache__")
 SECRETS = sorted({secret for _, secret in CONFIGURATIONS} | {PLAIN, ALNUM})
 IS_FULL = bool(os.environ.get("RLHARNESS_EVERY_COMMAND"))
 CONFIG = "{seed: 1, num_steps: 3}"
-LINES = [each for each in ALL if each.name not in OF_NO_TEXT] if IS_FULL else []
+LINES = ALL if IS_FULL else ()
 CONFIGURED = {
     **{f"part_{number}": config for number, (config, _) in enumerate(CONFIGURATIONS)},
     **{f"words_{number}": ["python", "x.py", *each.argv] for number, each in enumerate(ALL)},

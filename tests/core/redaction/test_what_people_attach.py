@@ -20,7 +20,7 @@ from harness.lab.experiments.run_spec import notes_on
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text
 from harness.trace import Fingerprint, Manifest
-from tests.core.redaction.secret_shapes import ALL, ALNUM, OF_NO_TEXT, PLAIN, Typed
+from tests.core.redaction.secret_shapes import ALL, ALNUM, PLAIN, Typed
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import run, write_suite
 from tests.support.traces import steps_of, write
@@ -134,30 +134,6 @@ def test_a_timeout_and_processes_left_behind_show_none(tmp_path: Path) -> None:
     assert leaks(left) == []
 
 
-COMMANDS = f"""
-[tool.rlharness.commands.deploy]
-command = "HF_TOKEN={PLAIN} sh -c 'exit 0' x --token {PLAIN}"
-env = {{DB_PASSWORD = "{PLAIN}", LR = "1"}}
-"""
-
-
-@pytest.mark.full
-def test_a_command_of_the_configuration_leaves_none_in_the_record(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"pyproject.toml": COMMANDS})
-    typed = ("run", "--gpus", "none", "--html", "run.html", "--events", "all.jsonl", "--json")
-    done = run(tmp_path, *typed)
-    assert set(done.outcomes.values()) == {"passed"}
-    (unit,) = [result["unit"] for result in done.results.values()]
-    assert unit["command"]["env"] == [f"DB_PASSWORD={REDACTED}", "LR=1"] and REDACTED in unit["command"]["line"]
-    again = run(tmp_path, *typed, "--resume", "latest")
-    assert all(result["resumed_from"] for result in again.results.values()), "it is the same command"
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in ("pyproject.toml", OUTPUT)]
-    left = [(path.name, path.read_text("utf-8", "replace")) for path in files]
-    left += [("stdout", done.stdout + again.stdout), ("stderr", done.stderr + again.stderr)]
-    assert {name for name, _ in left} > {"events.jsonl", "run.html", "all.jsonl"}
-    assert [name for name, text in left if PLAIN in text] == []
-
-
 def test_a_command_line_that_is_cut_shows_no_half_of_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["prog", "--token", "x" * 700, f"hf_{ALNUM}"]
     monkeypatch.setattr(process_tree, "MAX_COMMAND_BYTES", len("\0".join(argv)) - 20)
@@ -222,7 +198,7 @@ def test_an_error_that_quotes_a_command_line_shows_none(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
 def test_an_error_and_a_finding_that_quote_any_of_them_show_none(typed: Typed) -> None:
-    line = "nothing" if typed.name in OF_NO_TEXT else shlex.join(typed.argv)
+    line = shlex.join(typed.argv)
     error = UsageError(f"cannot start {list(typed.argv)!r}: not found", legal=line, remedy=line)
     finding = Finding("Ray", Severity.BROKEN, line, breaks=line, remedy=line, details=(line,))
     printed = findings_text([finding], took_s=1.0, colour=False).replace("\n", " ")

@@ -43,14 +43,13 @@ LIMITED = Run(
 )
 
 
-def _by_another(at: Path) -> None:
-    """Take away what shows that the run was recorded here, and the scenario that names its entry."""
-    at.joinpath("a", "call.hmac").unlink()
+def _unnamed(at: Path) -> None:
+    """Take away the scenario that names the entry of the run."""
     at.joinpath("scenarios", "loop.yaml").unlink()
 
 
 TRUST = Run(
-    name="reproduce-trust", command=("reproduce", "a", "--out=made", "--trust"), base=RECORDED, prepare=_by_another
+    name="reproduce-trust", command=("reproduce", "a", "--out=made", "--trust"), base=RECORDED, prepare=_unnamed
 )
 SECRET = Run(
     name="reproduce-secret",

@@ -45,19 +45,19 @@ def test_a_bundle_of_an_unchanged_scenario_runs_without_question(tmp_path: Path,
         (
             {"task.rewards": ["again.bundle.checkpoints.step-000099.evil:reward"]},
             {},
-            ['task.rewards = "again.bundle.checkpoints.step-000099.evil:reward"'],
+            ['task.rewards.[] = "again.bundle.checkpoints.step-000099.evil:reward"'],
         ),
         (
             {"task.name": "file", "task.path": "again/bundle/curve.jsonl", "task.rewards": ["subprocess:getoutput"]},
             {"curve.jsonl": CURVE},
-            ['task.name = "file"', 'task.path = "again/bundle/curve.jsonl"', 'task.rewards = "subprocess:getoutput"'],
+            ['task.rewards.[] = "subprocess:getoutput"'],
         ),
-        ({"task.rewards": ["http.server:test"]}, {}, ['task.rewards = "http.server:test"']),
-        ({"task.rewards": ["setup:x"]}, {}, ['task.rewards = "setup:x"']),
-        ({"model.path": "again/bundle/checkpoints/step-000001/policy"}, {}, ["model.path = "]),
-        ({"task.rewards": [{"\x1b]0;P\x07\n": 1}]}, {}, [r"task.rewards.[].\u001b]0;P\u0007\n = 1"]),
+        ({"task.rewards": ["http.server:test"]}, {}, ['task.rewards.[] = "http.server:test"']),
+        ({"task.rewards": ["setup:x"]}, {}, ['task.rewards.[] = "setup:x"']),
+        ({"deployment.backend": "ray", "deployment.address": "h.example:6379"}, {}, ["deployment.address = "]),
+        ({"task.rewards": [{"a:\x1b]0;P\x07\n": 1}]}, {}, [r"task.rewards.[].a:\u001b]0;P\u0007\n = 1"]),
     ],
-    ids=["own-module", "shell-command", "a-server", "a-file-of-the-checkout", "own-weights", "a-key"],
+    ids=["own-module", "shell-command", "a-server", "a-file-of-the-checkout", "a-cluster", "a-key"],
 )
 @pytest.mark.timeout(120)
 def test_what_no_scenario_here_names_is_listed_and_not_used(
@@ -70,7 +70,7 @@ def test_what_no_scenario_here_names_is_listed_and_not_used(
 
     assert not (tmp_path / "PWNED").exists()
     assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
-    assert f"evil.rlb would use {len(values)} value" in done.stderr
+    assert "evil.rlb would use 1 value that" in done.stderr
     for line in listed:
         assert f"\n    {line}" in done.stderr
     assert "remedy: add --trust only if you trust its author" in done.stderr
@@ -112,7 +112,7 @@ def test_a_bundle_that_is_trusted_runs_after_all_of_it_was_listed(tmp_path: Path
 
     assert (tmp_path / "PWNED").exists(), done.stdout + done.stderr
     assert done.stderr.startswith(
-        'rlharness: note: trusted, though no scenario here names it: task.rewards = "theirs:reward"\n'
+        'rlharness: note: trusted, though no scenario here names it: task.rewards.[] = "theirs:reward"\n'
     )
 
 
