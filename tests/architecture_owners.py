@@ -8,12 +8,8 @@ from tests.architecture_rules import Owned
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
-<<<<<<< HEAD
-    "harness/core/redaction/switch.py",  # what --no-redact says reaches every process that writes
-    "harness/doctor/distributed_probe.py",  # stands in for a program that would run here
-=======
     "harness/core/redaction.py",  # what --no-redact says reaches every process that writes
->>>>>>> h/lab
+    "harness/doctor/distributed_probe.py",  # stands in for a program that would run here
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
