@@ -55,7 +55,6 @@ WHOLLY_FULL = {
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
-    "tests/rlcore/weights/test_remote_target.py": "tests/rlcore/weights/test_transports.py, over each transport",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

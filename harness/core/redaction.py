@@ -198,9 +198,10 @@ def is_secret(name: str, value: str) -> bool:
     kind = _kind(words) or (outer[0] if outer else "")
     if kind in ("", "secret"):
         return bool(kind)
+    is_owned = kind == "owned" or (name.startswith("-") and words[-1] == "pass")
     if _NUMBERS.fullmatch(plain):
-        return kind == "owned" and len(plain) > 6
-    return kind == "owned" or not _LOWER_CASE.fullmatch(plain)
+        return is_owned and len(plain) > 6
+    return is_owned or not _LOWER_CASE.fullmatch(plain)
 
 
 def _kind(words: list[str]) -> str:
@@ -209,7 +210,7 @@ def _kind(words: list[str]) -> str:
     if not _SECRETS.isdisjoint(words) or last in _LAST or (last in ("code", "codes") and before in _CODES):
         return "secret"
     if last in _KEYS:
-        return "bare" if not before else "" if before in _HARMLESS else "owned"
+        return ("owned" if last == "token" else "bare") if not before else "" if before in _HARMLESS else "owned"
     return "owned" if _GLUED.search(last) else ""
 
 
@@ -261,6 +262,8 @@ def _secret_after(text: str, name: re.Match[str]) -> tuple[int, int] | None:
     elif after[2]:  # a colon: prose, a line of YAML, a header, a file's name
         is_header = not after[1] and ("-" in name[0] or name[0].lower() in ("authorization", "cookie"))
         if before == "/" or not (after[1] or is_header or before in ("{", ",") or after[0][-1] in " \t"):
+            return None
+        if not after[1] and name[0] in ("keys", "tokens"):  # a sentence that lists them
             return None
     if after is None:
         return None

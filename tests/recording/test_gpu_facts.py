@@ -1,7 +1,7 @@
 """The GPUs of a program are told once it has initialised CUDA, and asking for them initialises nothing."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,11 @@ from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
 from harness.recording.recording_config import PROCESSES, RecordingConfig, Report
 from harness.trace import read_trace
+from harness.trace.diff import diff
+from harness.trace.manifest import with_gpus
+from harness.trace.reasons import FieldsDiffer, VerdictCode
+from harness.trace.verdict import Kind
+from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
 
 @dataclass
@@ -112,6 +117,14 @@ def test_the_trace_names_gpus_from_the_step_on_in_which_they_are_seen(tmp_path: 
     assert read_trace(tmp_path).gaps == ()
 
 
+def test_a_gpu_that_does_not_answer_ends_no_recording(tmp_path: Path, machine: Machine) -> None:
+    machine.is_initialized = machine.fails = True
+    log = ProcessLog(RecordingConfig(str(tmp_path)))
+    end_step(Recorder(log), 0)
+    log.close()
+    assert (gpu_of(tmp_path), read_trace(tmp_path).gaps) == (None, ())
+
+
 def test_models_of_every_rank_are_those_of_the_trace(tmp_path: Path, machine: Machine) -> None:
     machine.is_initialized = True
     log = ProcessLog(RecordingConfig(str(tmp_path)))
@@ -121,3 +134,20 @@ def test_models_of_every_rank_are_those_of_the_trace(tmp_path: Path, machine: Ma
     (tmp_path / PROCESSES / "1.json").write_text(other.to_text())
     finish(tmp_path, RunSpec(argv=("python", "train.py")), 0, leader_pid=os.getpid())
     assert gpu_of(tmp_path) == f"{TEXTS['slice']}; {TEXTS['h100']}"
+
+
+def test_traces_of_other_models_are_not_comparable_unless_they_are_equal(tmp_path: Path) -> None:
+    a, b = (with_gpus(manifest_of(numerics={"machine": "x86_64"}), [TEXTS[name]]) for name in ("h100", "h200"))
+    flip = flip_bit(1, "backward", "layers.0.weight")
+    write(tmp_path / "a", steps_of(3), a)
+    write(tmp_path / "other", steps_of(3, flip), b)
+    write(tmp_path / "equal", steps_of(3), b)
+    write(tmp_path / "same", steps_of(3, flip), replace(a))
+    left, other, equal, same = (read_trace(tmp_path / name) for name in ("a", "other", "equal", "same"))
+    verdict = diff(left, other)
+    assert (verdict.kind, verdict.reasons) == (
+        Kind.NOT_COMPARABLE,
+        (FieldsDiffer(VerdictCode.NUMERICS_DIFFER, ("gpu",)),),
+    )
+    assert diff(left, equal).kind is Kind.EQUAL
+    assert diff(left, same).kind is Kind.DIVERGED
