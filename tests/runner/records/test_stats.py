@@ -26,8 +26,8 @@ from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
 GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")
 
 
-def unit(path: str, gpus: int = 0) -> Unit:
-    return Unit(path, Need(gpus=gpus), NeedSource.AST)
+def unit(path: str, num_gpus: int = 0) -> Unit:
+    return Unit(path, Need(num_gpus), NeedSource.AST)
 
 
 def begin(num_gpus: int = 4) -> RunStarted:
