@@ -248,3 +248,9 @@ def test_a_file_that_a_parser_would_read_for_minutes_is_refused(tmp_path: Path) 
     (tmp_path / "pyproject.toml").write_text("#" * (MAX_SETTINGS_BYTES + 1))
     with pytest.raises(UsageError, match="it has more than 1,048,576 bytes"):
         load_config(tmp_path)
+
+
+def test_toml_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("a = " + "[" * 50_000)
+    with pytest.raises(UsageError, match=r"pyproject\.toml is not valid TOML"):
+        load_config(tmp_path)
