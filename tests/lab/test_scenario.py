@@ -186,3 +186,8 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     path.write_text("about: [", encoding="utf-8")
     with pytest.raises(UsageError, match=r"tiny\.yaml, line 1, column 9: "):
         find_scenario("tiny", tmp_path).read()
+
+
+def test_what_is_no_mapping_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not a mapping"):
+        parse_scenario("- a", "x")

@@ -176,3 +176,12 @@ def test_without_torch() -> None:
     code = "import sys, rlcore.observability.metrics; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
+
+
+def test_completions_that_do_not_belong_together() -> None:
+    with pytest.raises(InvalidValueError, match="1 rewards\n  legal:  2, one a completion"):
+        of_completions([1, 1], [False, False], [1.0], {})
+    with pytest.raises(InvalidValueError, match="3 rewards of 'f'"):
+        of_completions([1, 1], [False, False], [1.0, 1.0], {"f": [0.0] * 3})
+    with pytest.raises(InvalidValueError, match="no value"):
+        of_completions([], [], [], {})

@@ -255,3 +255,13 @@ def test_rollouts_that_are_not_what_was_drawn_are_found(
     (found,) = rollouts(ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef")), request_of())
     with pytest.raises(StepError, match=said):
         check_trajectories([request_of()], change(found), None, TOKENIZER)
+
+
+@pytest.mark.parametrize(("num_answers", "said"), [(0, "0 answers to 1 sequences"), (1, "4 of them")])
+def test_answers_that_are_too_many_or_missing_are_errors(num_answers: int, said: str) -> None:
+    class Wrong(ScriptedSampler):
+        def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+            return [alphabetical("efgh")(request) for request in requests][:num_answers]
+
+    with pytest.raises(StepError, match=said):
+        sample_two_stage(Wrong({"ab": ["c;"]}), TOKENIZER, [request_of()])

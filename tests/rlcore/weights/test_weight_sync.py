@@ -183,3 +183,12 @@ def test_a_comparison_counts_elements_and_nans() -> None:
     other[5] = 2.0
     for sent, counted in ((other, (2, 1)), (torch.ones(3), (32, 1)), (target.decoder.norm, (0, 1))):
         assert target.compare({"norm": sent})["norm"] == counted
+
+
+def test_another_samplers_receipt_is_refused() -> None:
+    decoder = policy()
+    target, other = Target(decoder), Target(decoder)
+    receipt = sync(decoder, target, 1, None)
+    sync(decoder, other, 2, None)
+    with pytest.raises(WeightSyncError, match="held: the sampler reports version 2"):
+        sync(decoder, other, 3, receipt)
