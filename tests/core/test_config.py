@@ -6,15 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cli.main import main
-from harness.core.config import Config, GateKeys, load_config, load_config_for, load_needs_file, shadowing
+from harness.core.config import Config, GateKeys, load_config, load_config_for, load_needs_file
 from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
 from harness.core.need_rules import NeedRule, NeedsTable
 from harness.core.regular_file import MAX_SETTINGS_BYTES
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def configured(tmp_path: Path, text: str) -> Config:
@@ -263,15 +259,3 @@ def test_toml_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("a = " + "[" * 50_000)
     with pytest.raises(UsageError, match=r"pyproject\.toml is not valid TOML"):
         load_config(tmp_path)
-
-
-def test_another_harness_in_the_working_directory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "harness").mkdir()
-    assert shadowing(tmp_path) == shadowing(ROOT) == "", "a directory that is no package, and ours itself"
-    (tmp_path / "harness" / "__init__.py").touch()
-    assert main(["plan"]) == ExitCode.USAGE_ERROR
-    told = capsys.readouterr().err
-    assert "harness/__init__.py would be imported instead of" in told and "  remedy: add --safe-path" in told
