@@ -157,6 +157,13 @@ def test_exit_codes_by_precedence(events: list[Event], expected: ExitCode) -> No
     assert exit_code(state, allow_missing_gpus=False) is expected
 
 
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_run_ends_with_0_only_where_every_file_was_fine(outcome: Outcome) -> None:
+    state = folded(begin(), collected(unit(A), unit(B)), ended(A, Outcome.PASSED), ended(B, outcome))
+    is_fine = outcome in (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)
+    assert (exit_code(state, allow_missing_gpus=False) is ExitCode.OK) is is_fine
+
+
 def test_an_internal_error_stands_above_everything() -> None:
     failed = folded(begin(), collected(unit(A)), ended(A, Outcome.FAILED))
     assert exit_code(failed, allow_missing_gpus=False, internal_error=True) is ExitCode.INTERNAL_ERROR
