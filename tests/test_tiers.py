@@ -50,7 +50,7 @@ WHOLLY_FULL = {
     "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/samplers/vllm/test_vllm_server.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_restarts.py, without a run",
-    "tests/rlcore/deployments/test_deployments.py": "tests/rlcore/trainers/test_parallel_bits.py, without a run",
+    "tests/rlcore/deployments/test_deployments.py": "tests/rlcore/trainers/test_parallel_trainer.py, without a run",
     "tests/rlcore/distributed/placement/test_ray_placement.py": (
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),

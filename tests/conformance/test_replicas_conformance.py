@@ -15,7 +15,9 @@ from tests.support.samplers import TOKENIZER, decoder_of
 
 
 class TestReplicas(SamplerConformance):
-    @pytest.fixture(params=[(2, True), (3, False)], ids=["2 together", "3 in turn"])
+    @pytest.fixture(
+        params=[(2, True), pytest.param((3, False), marks=pytest.mark.full)], ids=["2 together", "3 in turn"]
+    )
     def make(self, request: pytest.FixtureRequest) -> Iterator[MakeSampler]:
         count, run_together = request.param
         decoder = decoder_of("qwen3", spread=6.0)

@@ -17,7 +17,9 @@ from tests.support.samplers import TOKENIZER, decoder_of
 
 
 class TestTorchSampler(SamplerConformance):
-    @pytest.fixture(params=FAMILIES)
+    @pytest.fixture(
+        params=["qwen3", *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES if each != "qwen3")]
+    )
     def make(self, request: pytest.FixtureRequest) -> Iterator[MakeSampler]:
         decoder = decoder_of(request.param, spread=6.0)
         with following(STRATEGIES[0]):

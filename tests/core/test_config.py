@@ -94,11 +94,16 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
         ("timeout = 'long'", "timeout = 'long'", "seconds, above 0"),
         ("timeout = 0", "timeout = 0", "seconds, above 0"),
         ("timeout = true", "timeout = True", "seconds, above 0"),
+        ("timeout = inf", "timeout = inf", "seconds, above 0"),
         ("grace = -1", "grace = -1", "seconds, 0 or more"),
         ("cpu-units = 0", "cpu-units = 0", "a whole number, 1 or more"),
         ("cpu-units = 1.5", "cpu-units = 1.5", "a whole number, 1 or more"),
         ("mix-models = 1", "mix-models = 1", "true or false"),
+        ("maxfail = true", "maxfail = True", "a whole number, 0 or more"),
         ("needs = 2", "needs is 2", "a table of patterns"),
+        ("needs.'a*' = -1", "'a*' gpus = -1", "a whole number, 0 or more"),
+        ("needs.'a*' = true", "'a*' gpus = True", "a whole number, 0 or more"),
+        ("needs.'# a' = 1", "'# a' matches nothing", "a pattern as in .gitignore"),
         ("needs.'a*' = 'two'", "'a*' gpus = 'two'", "a whole number, 0 or more"),
         ("needs.'a*' = {gpus = 1, memory-gb = 'x'}", "'a*' memory-gb = 'x'", "GB per GPU, 0 or more"),
         ("needs.'a*' = {gpus = 1, model = ''}", "'a*' model = ''", "a part of the GPU's name, such as 'H100'"),
@@ -247,4 +252,10 @@ def test_a_pattern_is_idle_where_no_file_below_the_root_matches(
 def test_a_file_that_a_parser_would_read_for_minutes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("#" * (MAX_SETTINGS_BYTES + 1))
     with pytest.raises(UsageError, match="it has more than 1,048,576 bytes"):
+        load_config(tmp_path)
+
+
+def test_toml_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("a = " + "[" * 50_000)
+    with pytest.raises(UsageError, match=r"pyproject\.toml is not valid TOML"):
         load_config(tmp_path)

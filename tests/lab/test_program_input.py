@@ -60,3 +60,9 @@ def test_a_silent_pipe_is_waited_for_and_that_is_said(monkeypatch: pytest.Monkey
     assert read_input(reader, say_and_end) == b"late"
     os.close(reader)
     assert len(said) == 1
+
+
+def test_what_is_kept_of_an_input_is_for_its_user_alone(tmp_path: Path) -> None:
+    kept = program_input.keep_input(b"data", tmp_path)
+    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (b"data", 0o600)
+    assert program_input.keep_input(b"", tmp_path) == Path(os.devnull)

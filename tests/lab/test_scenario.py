@@ -106,6 +106,9 @@ FACTOR = "chaos.factors.runtime.num_parts is"
         ("runtime_sections: runtime", "runtime_sections is 'runtime'", "a list of sections of config"),
         ("runtime_sections: [a.b]", "runtime_sections.0 is 'a.b'", "the name of a section of config"),
         ("free: [output]", "the key 'free' is now called 'runtime_sections'", KEYS_OF_FILE),
+        ("config: 3", "config is 3", "a mapping of keys to values"),
+        ("resume: 3", "resume is 3", "the keys run, step"),
+        ("sizes: {smoke: 3}", "sizes.smoke is 3", "values by dotted keys: {training.num_steps: 4}"),
         ("sizes: 3", "sizes is 3", "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"),
         ("entry: 7", "entry is 7", "module:function"),
     ],
@@ -186,3 +189,8 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     path.write_text("about: [", encoding="utf-8")
     with pytest.raises(UsageError, match=r"tiny\.yaml, line 1, column 9: "):
         find_scenario("tiny", tmp_path).read()
+
+
+def test_what_is_no_mapping_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not a mapping"):
+        parse_scenario("- a", "x")

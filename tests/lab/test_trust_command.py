@@ -65,12 +65,7 @@ def rewrite_call(run: Path, **fields: object) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_run_of_a_scenario_here_is_replayed_without_question_and_any_other_is_not(project: Path) -> None:
-    recorded(project, "own")
-    (project / "own" / "call.hmac").write_text("of an earlier version")
-    own = type_command(project, "reproduce", "own")
-    assert (own.code, "trust" in own.stderr) == (ExitCode.OK, False), own.stdout + own.stderr
-
+def test_a_run_that_names_what_no_scenario_here_does_is_refused_until_one_does(project: Path) -> None:
     recorded(project, "run", "--set", "task.reward=evil:three")
     refused = type_command(project, "reproduce", "run", "--out", "again")
     assert refused.code == ExitCode.USAGE_ERROR
@@ -82,6 +77,15 @@ def test_a_run_of_a_scenario_here_is_replayed_without_question_and_any_other_is_
     known = type_command(project, "reproduce", "run")
     assert (known.code, "trust" in known.stderr) == (ExitCode.OK, False), known.stdout + known.stderr
     assert (project / "PWNED").exists()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_a_run_of_a_scenario_here_is_replayed_without_question(project: Path) -> None:
+    recorded(project, "own")
+    (project / "own" / "call.hmac").write_text("of an earlier version")
+    own = type_command(project, "reproduce", "own")
+    assert (own.code, "trust" in own.stderr) == (ExitCode.OK, False), own.stdout + own.stderr
 
 
 @pytest.mark.full

@@ -138,3 +138,27 @@ def test_a_value_that_is_told_late_ends_the_run_with_its_next_step(tmp_path: Pat
     with pytest.raises(RunEnded):
         recorder.begin_step(1)
     assert read_stop(tmp_path / "stop.json") == Stop("loss<0.5", 0, name="loss", value="0.25")
+
+
+def test_it_is_looked_only_for_what_was_asked_for(tmp_path: Path) -> None:
+    assert stop_of(tmp_path / "a", "inf", weights={1: torch.tensor([NAN])}) is None
+    assert stop_of(tmp_path / "b", "nan", weights={1: torch.tensor([INF])}) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "why"),
+    [("abc", "c", "the other run has none"), ("a", "b", "only the other run has it")],
+)
+def test_a_leaf_that_only_one_has_is_a_divergence(tmp_path: Path, names: str, where: str, why: str) -> None:
+    def record(directory: Path, names: str, callbacks: list[Breakpoints]) -> None:
+        recorder = Recorder(ToTrace(directory), callbacks=callbacks)
+        recorder.begin_step(0)
+        for name in names:
+            recorder.record("forward", name, torch.ones(9))
+        recorder.end_step()
+
+    record(tmp_path / "a", "ab", [])
+    callback = Breakpoints(["divergence"], str(tmp_path / "stop.json"), str(tmp_path / "a"))
+    with pytest.raises(RunEnded):
+        record(tmp_path / "b", names, [callback])
+    assert read_stop(tmp_path / "stop.json") == Stop("divergence", 0, 0, "forward", where, 0, value=why)

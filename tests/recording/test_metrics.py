@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.recording import metric_hooks, metrics
-from harness.recording.metrics import PrintedMetrics, floats
+from harness.recording.metrics import PrintedMetrics, floats, parse_pattern
 from harness.recording.recording_config import RunEnded
 from harness.trace.values import Float
 
@@ -204,3 +204,9 @@ def test_trainers_and_tensorboard_log_as_before_and_are_read(monkeypatch: pytest
     logs = {"reward": 0.25, "train_runtime": 9.0}
     assert CallbackHandler().on_log(None, None, None, logs) is logs
     assert logged == {"gradient_norm": 2.5, "reward_mean": 0.25}
+
+
+@pytest.mark.parametrize("text", ["loss", "loss=(", "(a)(b)", "x=(a)(b)", "l=x", "step=(a)", "a (?P<chain>.)"])
+def test_a_pattern_that_names_no_value_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no name|regular expression|is taken"):
+        parse_pattern(text)

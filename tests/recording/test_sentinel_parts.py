@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from harness.recording.sentinel.comparison import Key, differences, is_equal, named_ranks, summarize
-from harness.recording.sentinel.repetition import classify
+from harness.recording.sentinel.repetition import classify, probe_memory
 from harness.recording.sentinel.replicas import Copy, digests_of
 from harness.recording.sentinel.sentinel_report import (
     BUNDLES,
@@ -33,6 +33,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 
 def copy_of(tensor: torch.Tensor, name: str = "w", replicas: tuple[int, ...] = (0,), num_ranks: int = 2) -> Copy:
     return Copy(Key("weight", name, replicas), tuple(range(num_ranks)), tensor, tensor)
+
+
+def test_memory_that_holds_what_is_written_keeps_its_bits() -> None:
+    tensor = torch.randn(3, 5)
+    before = tensor.clone()
+    assert probe_memory([copy_of(tensor)])
+    assert torch.equal(tensor, before)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

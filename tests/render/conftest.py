@@ -66,8 +66,8 @@ class SampleRun:
         return text.replace(str(self.directory), "RUN")
 
 
-def unit(name: str, gpus: int = 0, **fields: object) -> Unit:
-    return Unit(f"tests/test_{name}.py", Need(gpus=gpus), NeedSource.AST, **fields)  # type: ignore[arg-type]
+def unit(name: str, num_gpus: int = 0, **fields: object) -> Unit:
+    return Unit(f"tests/test_{name}.py", Need(num_gpus), NeedSource.AST, **fields)  # type: ignore[arg-type]
 
 
 UNITS = (
@@ -177,7 +177,7 @@ ENDS = {
         (FIRST,),
         tests(passed=1),
         left_behind=("812 R python server.py",),
-        collected_need=Need(gpus=2),
+        collected_need=Need(2),
     ),
     EMPTY: UnitResult(EMPTY, Outcome.NO_TESTS, "nothing was collected", 2.0),
     CRASH: UnitResult(CRASH, Outcome.CRASHED, "signal 11 (SIGSEGV)", 4.5, (), tests(passed=1)),
@@ -186,11 +186,11 @@ ENDS = {
 
 def beginning(root: Path) -> list[Event]:
     """The run's head and its collection, whose second line of progress comes late enough to be said."""
-    gpus = tuple(f"{index} NVIDIA H200 143 GB {gpu_id}" for index, gpu_id in enumerate(CARDS))
+    cards = tuple(f"{index} NVIDIA H200 143 GB {gpu_id}" for index, gpu_id in enumerate(CARDS))
     busy = ("2 NVIDIA H200: busy, 12.3 GB held by pid 4711 (python train.py)",)
     expected_s = (3.0, 2.0, 5.0, 0.0, 1.0, 9.0, 4.0, 1.0, 1.0)
     return [
-        RunStarted(0.0, "20260101-120000-k3f9", str(root), gpus, busy, ("TMPDIR moved to /tmp/rlh",), "cgroup", 2),
+        RunStarted(0.0, "20260101-120000-k3f9", str(root), cards, busy, ("TMPDIR moved to /tmp/rlh",), "cgroup", 2),
         CollectionProgress(0.2, 1, 3),
         CollectionProgress(11.0, 2, 3),
         CollectionFinished(12.0, UNITS, expected_s, 14.0, 12.5, 12.0),

@@ -16,19 +16,19 @@ from tests.support.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of
 
 ANSI = re.compile("\x1b\\[[0-9;]*m")
 UNITS = [
-    ("tests/rl/test_grpo_end_to_end.py", Need(gpus=8), 240.0),
-    ("tests/rl/test_ppo.py", Need(gpus=4), 300.0),
-    ("tests/rl/test_weight_sync.py", Need(gpus=2), 420.0),
-    ("tests/rl/test_rollout_server_with_a_long_name.py", Need(gpus=2), 100.0),
-    ("tests/sampler/test_paged_attention.py", Need(gpus=1), 900.0),
-    ("tests/sampler/test_sampling.py", Need(gpus=1), 60.0),
-    ("tests/sampler/test_stop.py", Need(gpus=1), 9.0),
-    ("tests/sampler/test_tiny.py", Need(gpus=1), 1.0),
+    ("tests/rl/test_grpo_end_to_end.py", Need(8), 240.0),
+    ("tests/rl/test_ppo.py", Need(4), 300.0),
+    ("tests/rl/test_weight_sync.py", Need(2), 420.0),
+    ("tests/rl/test_rollout_server_with_a_long_name.py", Need(2), 100.0),
+    ("tests/sampler/test_paged_attention.py", Need(1), 900.0),
+    ("tests/sampler/test_sampling.py", Need(1), 60.0),
+    ("tests/sampler/test_stop.py", Need(1), 9.0),
+    ("tests/sampler/test_tiny.py", Need(1), 1.0),
     ("tests/test_numa.py", Need(exclusive=True), 45.0),
     ("tests/core/test_config.py", Need(), 30.0),
     ("tests/test_metrics.py", Need(), 20.0),
     ("tests/test_docs.py", Need(), 15.0),
-    ("tests/test_cluster.py", Need(gpus=16), 600.0),
+    ("tests/test_cluster.py", Need(16), 600.0),
 ]
 PATHS = [path for path, _, _ in UNITS]
 
@@ -86,7 +86,7 @@ def test_the_json_is_the_plan() -> None:
 
 def test_a_plan_of_nothing_says_so() -> None:
     assert chart(plan([], LeaseTable(EIGHT, 2)), []) == "nothing to run\n"
-    never = plan([Job(0, Need(gpus=16), 1.0)], LeaseTable(EIGHT, 2))
+    never = plan([Job(0, Need(16), 1.0)], LeaseTable(EIGHT, 2))
     assert chart(never, ["tests/test_x.py"]).splitlines() == [
         "nothing to run",
         "cannot run   1 file",
@@ -95,7 +95,7 @@ def test_a_plan_of_nothing_says_so() -> None:
 
 
 def test_names_from_strangers_cannot_break_the_picture() -> None:
-    jobs = [Job(0, Need(gpus=8), 10.0)]
+    jobs = [Job(0, Need(8), 10.0)]
     drawn = chart(plan(jobs, LeaseTable(EIGHT, 1)), ["tests/te\x1b[31mst\n_\u202e漢.py"], width=60)
     assert "\x1b" not in drawn
     rows = [line for line in drawn.splitlines() if line.startswith("gpu")]

@@ -38,7 +38,7 @@ def results(*units: tuple[UnitResult, ...] | UnitResult) -> list[Event]:
 
 
 def unit(name: str, source: NeedSource = NeedSource.AST) -> Unit:
-    return Unit(name, Need(gpus=1), source)
+    return Unit(name, Need(1), source)
 
 
 @pytest.mark.parametrize(("name", "colour"), [("summary.txt", False), ("summary_colour.txt", True)])
@@ -120,7 +120,7 @@ def test_a_long_list_is_counted_beyond_its_first() -> None:
     ],
 )
 def test_a_need_that_was_planned_otherwise_says_what_to_change(source: NeedSource, remedy: str) -> None:
-    result = UnitResult(unit("a.py", source), Outcome.PASSED, collected_need=Need(gpus=2))
+    result = UnitResult(unit("a.py", source), Outcome.PASSED, collected_need=Need(2))
     text = told(*results(result), finished(ExitCode.OK))
     assert "planned with 1 GPU, but its markers ask for 2 GPUs" in text
     assert remedy in text

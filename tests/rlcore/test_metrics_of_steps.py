@@ -38,7 +38,31 @@ def test_the_order_of_values_changes_no_bit(values: list[float], draw: random.Ra
     assert bits(mean(values)) == bits(mean(shuffled))
 
 
+def test_means_at_the_edges() -> None:
+    assert [mean([1, 2]), mean([True, False]), mean([1e16, 1.0, -1e16, 1.0])] == [1.5, 0.5, 0.5]
+    assert mean([1e308, 1e308, -1e308]) == pytest.approx(1e308 / 3)
+    assert mean([1e308] * 3) == pytest.approx(1e308)
+    assert mean([math.inf, 1.0]) == math.inf
+    assert math.isnan(mean([math.inf, -math.inf])) and math.isnan(mean([math.nan, 1.0]))
+    with pytest.raises(InvalidValueError, match="a mean of no value"):
+        mean([])
+
+
 # --------------------------------------------------------------------------------------------------------------- merge
+
+
+def test_what_is_not_finite_travels() -> None:
+    how: dict[str, How] = {"mean": "mean", "sum": "sum", "min": "min", "max": "max"}
+    finite = dict.fromkeys(how, 1.0)
+    for value in (math.nan, math.inf):
+        for merged in merge([finite, finite | dict.fromkeys(how, value)], how | {"min": "max"}).values():
+            assert bits(merged) == bits(value)
+    assert math.isnan(merge([{"min": 1.0}, {"min": math.nan}], {"min": "min"})["min"])
+    assert math.isnan(merge([{"loss": math.nan, "n": 0}], {"loss": "mean", "n": "sum"}, {"loss": "n"})["loss"])
+    assert merge([{"sum": 1e308}] * 2, {"sum": "sum"}) == {"sum": math.inf}
+    large = [{"x": 1e308, "n": 3}, {"x": -1e308, "n": 3}]
+    assert merge(large, {"x": "mean", "n": "sum"}, {"x": "n"}) == {"x": 0.0, "n": 6}
+    assert bits(merge([{"n": 2**53 + 1}] * 2, {"n": "sum"})["n"]) == 2**54 + 2, "counts stay whole"
 
 
 @PROPERTY
@@ -152,3 +176,12 @@ def test_without_torch() -> None:
     code = "import sys, rlcore.observability.metrics; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
+
+
+def test_completions_that_do_not_belong_together() -> None:
+    with pytest.raises(InvalidValueError, match="1 rewards\n  legal:  2, one a completion"):
+        of_completions([1, 1], [False, False], [1.0], {})
+    with pytest.raises(InvalidValueError, match="3 rewards of 'f'"):
+        of_completions([1, 1], [False, False], [1.0, 1.0], {"f": [0.0] * 3})
+    with pytest.raises(InvalidValueError, match="no value"):
+        of_completions([], [], [], {})

@@ -172,3 +172,23 @@ def test_what_cannot_be_used() -> None:
         for options in ({"mask_low": -1.0}, {"mask_high": -1.0}, {"ratio_cap": 0.0}):
             with pytest.raises(InvalidValueError):
                 loss(*tensors, row(1, 1, 1), THREE, **options)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "keep"),
+    [
+        ((0.12, 1.0, 8.1), [False, True, False]),
+        ((1.0, 1.0, 101.0), [False] * 3),
+        ((9.9, 9.9, 10.3), [False] * 3),
+        ((0.1, 0.1, 0.09), [False] * 3),
+    ],
+)
+def test_bounds_that_nobody_has_set(ratios: tuple[float, ...], keep: list[bool]) -> None:
+    assert masked_is_keep(row(*ratios).log(), row(0, 0, 0), THREE)[0].tolist() == keep
+
+
+def test_a_sequence_weight_is_bounded_twice() -> None:
+    tensors = (row(-1, -1, -1), row(-13, -13, -1), row(1, 1, 1), THREE, THREE)
+    for high, weight in ((5.0, 5.0), (math.inf, math.exp(10))):
+        found = masked_is(*tensors, level="sequence", sequence_clip_high=high)
+        assert found.losses[0].tolist() == pytest.approx([weight / 3] * 3)

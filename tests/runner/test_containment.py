@@ -14,7 +14,7 @@ import pytest
 
 import harness
 from harness.process.supervisor import process_tree
-from harness.process.supervisor.containment import BACKENDS, cgroup_home
+from harness.process.supervisor.containment import BACKENDS, cgroup_home, make_containment
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessSpec, Supervisors
 
@@ -224,3 +224,9 @@ def test_without_rights_the_probe_says_so(give_up_root: str) -> None:
     assert answers["subreaper"] == ""
     assert "denied" in answers["cgroup"] or "No such file" in answers["cgroup"]
     assert "not permitted" in answers["pidns"]
+
+
+def test_a_group_without_a_kill_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"no cgroup\.kill here"):
+        make_containment("cgroup", str(tmp_path / "group"))
+    assert os.listdir(tmp_path) == []

@@ -11,7 +11,7 @@ from harness.runner.gpu_memory import GpuMemoryUse, MemoryTally, Sample, Unmeasu
 
 GB = 10**9
 OWN, OTHER, HIDDEN = 10, 11, 12
-SHARED = Need(gpus=1, memory_gb=12, shared=True)
+SHARED = Need(1, memory_gb=12, shared=True)
 Listed = Mapping[int, int | None]
 
 
@@ -84,6 +84,6 @@ def test_only_the_budget_of_a_shared_gpu_can_be_exceeded() -> None:
     use = GpuMemoryUse(12 * GB + 1)
     assert exceeds_budget(use, SHARED)
     assert not exceeds_budget(GpuMemoryUse(12 * GB), SHARED)
-    assert not exceeds_budget(use, Need(gpus=1, memory_gb=12)), "memory that its GPU must have"
+    assert not exceeds_budget(use, Need(1, memory_gb=12)), "memory that its GPU must have"
     assert not exceeds_budget(GpuMemoryUse(None, Unmeasured.NOT_SEEN), SHARED)
     assert not exceeds_budget(None, SHARED)

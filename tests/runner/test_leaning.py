@@ -5,9 +5,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.core.exit_codes import ExitCode
-from harness.runner.attempts.leaning_check import MAX_CHECKS
+from harness.core.need import Need
+from harness.core.report_file import TestEnd, TestReport
+from harness.core.test_outcomes import TestOutcome
+from harness.runner.attempts.leaning_check import MAX_CHECKS, files_before, passes_in
+from harness.runner.units import NeedSource, Unit
 from tests.support.suite_runs import run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -210,3 +216,23 @@ def test_a_part_that_crashes_in_the_whole_file_too_has_crashed(tmp_path: Path) -
     assert done.code == 1
     assert "crashed" in done.outcomes.values()
     assert len(list(done.record.glob("units/*/in_order"))) == 1
+
+
+def test_files_that_need_more_than_the_lease_are_left_out() -> None:
+    needed = {"a": 0, "b": 2, "c": 1, "z": 1, "zz": 0}
+    units = [Unit(path, Need(gpus=gpus), NeedSource.AST) for path, gpus in needed.items()]
+    units.insert(2, Unit("bad", Need(), NeedSource.AST, collect_error="x"))
+    assert files_before(units, units[4]) == ("a", "c")
+
+
+@given(
+    st.dictionaries(st.sampled_from([f"{file}::t{n}" for file in "az" for n in "12"]), st.sampled_from(TestOutcome)),
+    st.booleans(),
+)
+def test_only_the_tests_of_the_file_decide_and_all_of_them(outcomes: dict[str, TestOutcome], is_whole: bool) -> None:
+    ends = {nodeid: TestEnd(outcome, 0.0, "", "") for nodeid, outcome in outcomes.items()}
+    report = TestReport(nodeids=tuple(outcomes), ends=ends, finished_exit=1 if is_whole else None)
+    mine = [outcome for nodeid, outcome in outcomes.items() if nodeid[0] == "z"]
+    good = {TestOutcome.PASSED, TestOutcome.SKIPPED, TestOutcome.XFAILED, TestOutcome.XPASSED}
+    assert passes_in(report, "z", ()) == (is_whole and bool(mine) and set(mine) <= good)
+    assert not passes_in(report, "z", ["z::gone"])

@@ -66,11 +66,11 @@ def test_a_gpu_that_is_still_held_or_fuller_than_before_stays_away(tmp_path: Pat
 
 def test_a_table_leases_a_readmitted_gpu_once_it_is_given_back() -> None:
     table = LeaseTable(EIGHT, cpu_units=1)
-    lease = table.lease(Need(gpus=1))
+    lease = table.lease(Need(1))
     assert lease is not None
     (gpu_id,) = lease.gpu_ids
     table.quarantine(gpu_id)
     table.readmit(gpu_id)
     assert (table.quarantined_gpus, gpu_id in [gpu.gpu_id for gpu in table.free_gpus]) == ((), False)
     table.give_back(lease)
-    assert table.lease(Need(gpus=8)) is not None
+    assert table.lease(Need(8)) is not None

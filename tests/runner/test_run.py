@@ -264,6 +264,27 @@ def test_reports_that_were_asked_for_and_are_not_there_do_not_end_with_0(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("option", ["--junit", "--events", "--html", "--trace-events"])
+def test_a_report_that_cannot_be_made_is_refused_before_any_test_runs(tmp_path: Path, option: str) -> None:
+    write_suite(tmp_path, {"test_a.py": "def test_it(): open('ran', 'w').close()\n", "file": ""})
+    for place in (".", "file/report"):
+        done = run(tmp_path, "run", "--gpus", "none", option, place)
+        assert done.code == ExitCode.USAGE_ERROR, done.stderr
+        assert done.stderr.startswith("error: ") and " cannot be written to " in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.full
+def test_workers_that_are_not_started_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    write_suite(tmp_path, {"test_a.py": QUICK})
+    done = run(tmp_path, "run", "--gpus", "none", "--json", "--", "-p", "xdist", "-n", "2")
+    assert done.code == ExitCode.OK, done.stderr
+    (note,) = json.loads(done.stdout)["notes"]
+    assert note.startswith("-n 2 of pytest-xdist is set to 0: ")
+
+
+@pytest.mark.full
 def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_report(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES})
     done = run(tmp_path, "run", "--gpus", "none", "--json", "--junit", "junit.xml")
@@ -308,3 +329,18 @@ def test_plan_ends_as_a_run_does_where_there_are_no_tests(tmp_path: Path) -> Non
             "rlharness: exit code 5: no tests were collected\n",
         )
         assert shown in done.stdout
+
+
+@pytest.mark.full
+def test_plan_ends_as_a_run_does_where_files_cannot_be_collected(tmp_path: Path) -> None:
+    computed = "import pytest\nimport no_such_module\npytestmark = pytest.mark.gpus(no_such_module.NUMBER)\n" + QUICK
+    write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": NEEDS_FOUR, "test_c.py": computed})
+    done = run(tmp_path, "plan", "--gpus", "sim:2", "--json")
+    told = json.loads(done.stdout)
+    assert done.code == ExitCode.TESTS_FAILED, "one file cannot be collected"
+    assert [unit["path"] for unit in told["units"]] == ["test_a.py"]
+    assert [entry["path"] for entry in told["never"]] == ["test_b.py", "test_c.py"]
+    assert "No module named 'no_such_module'" in told["never"][1]["reason"]
+    done = run(write_suite(tmp_path / "none", {"test_a.py": QUICK, "conftest.py": REFUSES}), "plan", "--gpus", "none")
+    assert (done.code, done.stdout) == (ExitCode.TESTS_FAILED, "")
+    assert done.stderr.startswith("error: the test files cannot be listed: ")

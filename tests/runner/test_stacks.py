@@ -15,6 +15,7 @@ from harness.core.clock import SystemClock
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessSpec, Supervisors
+from tests.support.fake_clock import FakeClock
 
 PY_SPY = Path(sys.executable).with_name("py-spy")
 HANGS = """
@@ -126,3 +127,16 @@ def test_many_processes_and_gone_ones_are_counted(
     assert "== process 4194305" in text
     assert "no Python stack: No such file or directory\n  gone\n" in text
     assert text.endswith("... and 1 more processes\n")
+
+
+def test_the_tree_is_not_looked_at_for_ever(tree: list[Process], tmp_path: Path, script: Callable[[str], str]) -> None:
+    class Hurrying(FakeClock):
+        """A clock on which whole minutes pass between two looks."""
+
+        def monotonic_s(self) -> float:
+            self.advance(60)
+            return super().monotonic_s()
+
+    path = tmp_path / "stacks.txt"
+    stacks.dump_stacks(tree, str(path), script("exit 0"), Hurrying())
+    assert "no Python stack: no time was left" in path.read_text()

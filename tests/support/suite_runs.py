@@ -124,7 +124,7 @@ class StubGpus:
     def held(self) -> Iterator[None]:
         """Hold them, once no other process does."""
         until_s = time.monotonic() + PATIENCE_S
-        while not self._claims.try_claim("tests-of-stub-gpus"):
+        while not self._claims.try_claim("tests-of-the-stub-driver"):
             assert time.monotonic() < until_s, "another process of tests keeps the GPUs of the pretended driver"
             time.sleep(0.05)
         self._num_runs += 1

@@ -335,3 +335,17 @@ def test_no_bytes_after_a_header_make_it_fall_over(tmp_path_factory: pytest.Temp
     directory = tmp_path_factory.mktemp("any")
     (directory / "rank-0.log").write_bytes(HEADER + data)
     assert read_trace(directory).steps == ()
+
+
+def test_a_log_that_was_closed_over_missing_steps_is_not_closed(tmp_path: Path) -> None:
+    directory = write(tmp_path / "a", steps_of(2), complete=False)
+    with (directory / "rank-0.log").open("ab") as log:
+        log.write(frame(done_payload(3)))
+    assert not read_trace(directory).ranks[0].is_closed
+
+
+def test_only_logs_of_ranks_are_read(tmp_path: Path) -> None:
+    directory = write(tmp_path / "a", steps_of(1))
+    for name in ("rank-00.log", "rank-x.log", "rank-.log", "rank-0.log.old"):
+        (directory / name).write_bytes(b"something else")
+    assert list(read_trace(directory).ranks) == [0]

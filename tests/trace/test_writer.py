@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import TraceError
-from harness.trace.chain import RecordedValue
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor
 from harness.trace.values import Float
@@ -85,6 +85,7 @@ def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
         ([recorded_value("forwards", "x", 1)], "the phase 'forwards'"),
         ([RecordedValue("loss", "loss", 0, "f32", (), "raw", b"")], "the digest of loss has 0 bytes"),
         ([recorded_value("loss", "\ud800", 1)], "cannot be encoded as UTF-8"),
+        ([recorded_value("loss", "w", 1, scope=Scope.SHARD)], "a shard of w has a digest"),
     ],
 )
 def test_a_recorders_mistake_ends_the_recording_and_not_the_program(
@@ -205,3 +206,11 @@ def test_kept_tensors_are_there_before_their_step(tmp_path: Path) -> None:
         assert writer.append(8, step, tensors=[(step[0], bytes(100_000))]) is None
     assert (said[0].count("File too large"), list((tmp_path / "a" / "tensors").iterdir())) == (1, [])
     assert list(read_trace(tmp_path / "a").ranks[3].heads) == [7]
+
+
+def test_steps_only_grow(tmp_path: Path) -> None:
+    said: list[str] = []
+    writer = TraceWriter(tmp_path / "a", manifest_of(), say=said.append)
+    assert writer.append(5, []) is not None
+    assert writer.append(5, []) is None
+    assert "step 5 was recorded after step 5" in said[0]

@@ -2,8 +2,9 @@
 
 A file needs 0 GPUs, and nothing of it is imported, if no text that may mark its tests mentions `gpus`: its own, that of
 the plugins and conftest files that apply to it, and that of the suite's own modules that any of these import, directly
-or through others. A mention is the word `gpus` in a file that also says `pytest` or `marker`. A false alarm costs one
-import; a marker that this rule does not see shows after the run, which compares the plan with the markers.
+or through others. A mention is the word `gpus` in a file that also says `pytest` or `marker`; the option `--gpus` is
+none. A false alarm costs one import; a marker that this rule does not see shows after the run, which compares the plan
+with the markers.
 
 Also imported are files that fail at import for a reason that the text shows. Nothing is imported here.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from harness.core.regular_file import read_regular
 
-WORD = re.compile(rb"\bgpus\b")
+WORD = re.compile(rb"(?<!-)\bgpus\b")
 MARKING = re.compile(rb"pytest|marker")
 IMPORTS = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import\b[ \t]*(\([^)]*\)|(?:\\\n|[^\n])*)|import[ \t]+((?:\\\n|[^\n])*))",

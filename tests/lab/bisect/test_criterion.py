@@ -75,3 +75,23 @@ def test_by_a_value_of_the_curve(good: Trace) -> None:
 def test_a_tolerance_is_of_the_reward() -> None:
     with pytest.raises(UsageError, match="--tolerance with --by bits"):
         parse_criterion("bits", 0.5)
+
+
+@pytest.mark.parametrize("text", ["nan", "divergence", "loss", "loss>", "", "bits>1x"])
+def test_what_is_no_criterion_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_criterion(text, None)
+    assert refused.value.what == f"--by {text}"
+    assert (refused.value.legal or "").startswith("bits, reward, or METRIC>X")
+
+
+def test_what_the_curve_has_not_is_refused_with_what_it_has(good: Trace) -> None:
+    base = with_rewards(good, 0.5)
+    with pytest.raises(UsageError) as refused:
+        parse_criterion("foo>1", None).check(base)
+    assert refused.value.what == "--by foo>1: the curve of the good run has no value 'foo'"
+    assert refused.value.legal == "reward_mean"
+    with pytest.raises(UsageError, match="has no value 'reward_mean'"):
+        parse_criterion("reward", None).check(replace(good, curve=()))
+    for text in ("bits", "reward", "reward<0.2"):
+        parse_criterion(text, None).check(base)

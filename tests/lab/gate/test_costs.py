@@ -104,3 +104,12 @@ def test_small_phases_are_part_of_the_step_and_memory_has_a_limit_of_its_own() -
     assert found[MEMORY, "big"].is_too_much
     grown = [RunCosts(9.0, {STEP: 1.0, "big": 0.9, "small": 0.2}, {"big": 1.0})] * 2
     assert any(each.name == "small" and each.is_too_much for each in compare_costs(base, grown, LIMITS))
+
+
+def test_what_one_side_does_not_tell_is_not_compared() -> None:
+    base, head = ([RunCosts(1.0, {STEP: 1.0, own: 1.0})] * 2 for own in "ab")
+    assert [each.name for each in compare_costs(base, head, LIMITS)] == [RUN, STEP]
+
+
+def test_no_cost_at_all_has_a_ratio_too() -> None:
+    assert [CostChange(SECONDS, RUN, 0.0, head, 0.0, False, False).ratio for head in (0.0, 1.0)] == [1.0, inf]

@@ -12,6 +12,7 @@ from harness.lab.gate.against_golden import fitting_key, why_not_comparable
 from harness.lab.gate.change import Change
 from harness.lab.gate.golden import (
     GOLDEN,
+    NORM,
     Acceptance,
     Golden,
     GoldenError,
@@ -243,3 +244,9 @@ def test_half_a_golden_is_none_either(before: Golden, tmp_path: Path, num_lines:
         curve.write_text("".join(lines[:num_lines]), "utf-8")
     with pytest.raises(GoldenError, match=r"curve\.jsonl"):
         read_goldens(tmp_path)
+
+
+def test_what_cancels_is_judged_beside_one_and_the_gradient_norm_by_itself(before: Golden, moved: Golden) -> None:
+    for name in NAMES:
+        a, b = (with_curve(each, *3 * [{name: x}]) for each, x in ((before, 1e-9), (moved, -3e-9)))
+        assert compare_with_golden(a, b).change is (Change.BEHAVIOUR if name == NORM else Change.NUMERICS), name

@@ -128,3 +128,10 @@ def test_a_few_ulp_are_rounding_at_every_scale(values: list[float], ulp: int, sc
     assert found is not None
     assert found.is_rounding
     assert found.max_ulp == abs(ulp)
+
+
+def test_infinity_is_no_scale(tmp_path: Path) -> None:
+    inf = float("inf")
+    found = measured(tmp_path, [f32("backward", "w", inf, 1.0)], [f32("backward", "w", inf, 2.0)])
+    assert found is not None
+    assert (found.is_rounding, found.share) == (False, 1.0)

@@ -151,3 +151,19 @@ def test_metrics_are_the_numbers_alone(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
     assert list(read_metrics(tmp_path)) == [{"step": 0.0, "a": 1.5}, {"step": 1.0, "a": 2.0}]
     assert list(read_metrics(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize("side", [BASE, HEAD])
+def test_with_one_run_of_each_the_kept_pair_shows_that_a_side_differs_from_itself(tmp_path: Path, side: str) -> None:
+    gradients = {BASE: [steady], HEAD: [rounded], side: [rounded if side == HEAD else steady, doubled]}
+    found, session = compared(tmp_path, PlayedSession(gradients), num_runs=1)
+    assert found.finding.change is Change.NONDETERMINISTIC
+    assert len(session.asked) == 4
+
+
+@pytest.mark.parametrize(("again", "change"), [(steady, Change.BEHAVIOUR), (rounded, Change.NONDETERMINISTIC)])
+def test_another_shape_is_shown_to_be_no_whim_by_another_pair(tmp_path: Path, again: Gradient, change: Change) -> None:
+    session = PlayedSession({BASE: [steady, again], HEAD: [lambda step: (*steady(step), 1.0)]})
+    found, _ = compared(tmp_path, session, num_runs=1)
+    assert session.asked == [(BASE, None), (HEAD, None)] * 2
+    assert found.finding.change is change

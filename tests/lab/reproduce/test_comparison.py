@@ -139,3 +139,10 @@ def test_operations_count_where_the_step_came_out_the_same_with_them(tmp_path: P
     (first,) = [each.first for each in against.operations]
     assert first is not None
     assert first.what is OpDifference.OUTPUT
+
+
+def test_a_bit_of_a_step_before_the_checkpoint_does_not_count(tmp_path: Path) -> None:
+    def change(step: int, recorded_value: RecordedValue) -> RecordedValue | None:
+        return None if step < 2 and recorded_value.name == "loss" else recorded_value
+
+    assert judged(record(tmp_path / "a", change=change), record(tmp_path / "b", 2)).is_reproduced

@@ -1,6 +1,6 @@
 """Two-stage rollouts: each corner case as rlcore/TWO_STAGE.md specifies it, with a sampler whose words are given."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -230,3 +230,38 @@ def test_a_rollout_depends_on_its_request_alone(order: Sequence[int], alone: int
     assert rollouts(ScriptedSampler(words, next_of), wanted[alone]) == [together[alone]]
     flat = [each for found in together for each in found]
     assert by_request(flat) == together
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda found: [*found[:-1], found[1]], "3 items, 2 of them different"),
+        (lambda found: found[1:], "no reasoning before it"),
+        (
+            lambda found: [found[0], replace(found[1], request=replace(found[1].request, key=1)), *found[2:]],
+            "follows sample 0 of prompt ab",
+        ),
+        (
+            lambda found: [
+                replace(each, request=replace(each.request, beams=replace(BEAMS, num_beams=2))) for each in found
+            ],
+            "up to 2",
+        ),
+    ],
+)
+def test_rollouts_that_are_not_what_was_drawn_are_found(
+    change: Callable[[list[Trajectory]], list[Trajectory]], said: str
+) -> None:
+    (found,) = rollouts(ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef")), request_of())
+    with pytest.raises(StepError, match=said):
+        check_trajectories([request_of()], change(found), None, TOKENIZER)
+
+
+@pytest.mark.parametrize(("num_answers", "said"), [(0, "0 answers to 1 sequences"), (1, "4 of them")])
+def test_answers_that_are_too_many_or_missing_are_errors(num_answers: int, said: str) -> None:
+    class Wrong(ScriptedSampler):
+        def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+            return [alphabetical("efgh")(request) for request in requests][:num_answers]
+
+    with pytest.raises(StepError, match=said):
+        sample_two_stage(Wrong({"ab": ["c;"]}), TOKENIZER, [request_of()])

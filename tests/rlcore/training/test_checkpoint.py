@@ -238,3 +238,34 @@ def test_leftovers_are_removed_and_other_files_are_not(tmp_path: Path) -> None:
     assert load_newest(tmp_path) is None
     saved(tmp_path, 2)
     assert names(tmp_path) == ["notes.txt", "step-000002"]
+
+
+def test_what_was_just_written_is_kept_though_later_steps_are_there(tmp_path: Path) -> None:
+    saved(tmp_path, 9)
+    saved(tmp_path, 3, keep=1)
+    assert names(tmp_path) == ["step-000003", "step-000009"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"step": -1}, {"keep": 0}, {"tensors": {"../up": {}}}, {"tensors": {"policy": {}}}, {"tensors": {"A": {}}}],
+)
+def test_steps_and_names_that_cannot_be_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    whole: dict[str, Any] = {"step": 1, "tensors": {}, "keep": 1, **given}
+    with pytest.raises(InvalidValueError):
+        save(tmp_path, whole["step"], whole["tensors"], {}, keep=whole["keep"], writers={"policy": lambda path: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("a", torch.zeros(2, device="meta")),
+        ("a", torch.zeros(2).to_sparse()),
+        ("a", torch.zeros(2).to(torch.complex128)),
+        ("__metadata__", torch.zeros(2)),
+    ],
+)
+def test_tensors_that_cannot_be_written_are_refused(tmp_path: Path, name: str, tensor: Tensor) -> None:
+    with pytest.raises(InvalidValueError, match=f"{name} of policy is torch"):
+        save(tmp_path, 1, {"policy": {name: tensor}}, {}, keep=1)
+    assert names(tmp_path) == []

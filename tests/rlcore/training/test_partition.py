@@ -149,3 +149,11 @@ def test_no_hash_and_no_rerun_changes_a_part() -> None:
         for hash_seed in ("0", "1", "2")
     }
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf")])
+def test_costs_that_cannot_be_used(cost: float) -> None:
+    with pytest.raises(InvalidValueError, match="the cost of item 1"):
+        balanced([1, cost], 2, equal_sizes=False)
+    with pytest.raises(InvalidValueError, match="num_parts is 0"):
+        balanced([1], 0, equal_sizes=False)

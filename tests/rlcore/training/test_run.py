@@ -153,6 +153,25 @@ def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "lost", "said"),
+    [
+        ("ppo", "trainers.local.restore_optimizer", "optimizer of the critic, optimizer of the policy differ"),
+        ("grpo", "checkpoints.resume.prompts_of", "next prompts differ"),
+    ],
+)
+def test_a_state_that_is_not_the_one_that_was_written_is_not_gone_on_with(
+    name: str, lost: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = with_section(with_section(config(name), "training", {"num_steps": 3}), "output", {"checkpoint_every": 1})
+    with pytest.raises(Lost):
+        recorded(of, tmp_path / "lost", stop_after=1)
+    monkeypatch.setattr(f"rlcore.{lost}", lambda *given: [])
+    with pytest.raises(CheckpointError, match=said):
+        recorded(with_section(of, "output", {"resume": str(tmp_path / "lost")}), tmp_path / "again")
+
+
+@pytest.mark.full
 def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
     whole = recorded(with_section(SHORT, "training", {"num_steps": 5}), tmp_path / "whole")
     recorded(SHORT, tmp_path / "short")

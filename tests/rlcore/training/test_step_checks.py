@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlcore.algorithms.advantages import dr_grpo, gae, grpo, rloo
 from rlcore.batching.batch import Batch
-from rlcore.checks.advantage_checks import check_estimates, check_relative, check_scaled
+from rlcore.checks.advantage_checks import check_estimates, check_greedy, check_relative, check_scaled
 from rlcore.checks.observers import checks_of_level
 from rlcore.checks.rollout_checks import check_undrawn
 from rlcore.checks.witnesses import check_drawn, check_gradients
@@ -26,9 +26,12 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
+from rlcore.observability.events import GreedyScored
 from rlcore.observability.observers import Observers
+from rlcore.rewards.score import Scores
 from rlcore.samplers.gumbel import GumbelNoise, states
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
+from tests.rlcore.rewards.completions import completions
 from tests.support.traces import SEEDED
 
 near_to_each_other = st.integers(-3, 3).map(lambda steps: 1000.0 + steps * 1e-9)
@@ -145,3 +148,11 @@ def test_what_the_process_is_told_of_arithmetic_is_seen_in_the_next_step() -> No
         finally:
             torch.set_flush_denormal(False)
             torch.use_deterministic_algorithms(before)
+
+
+def test_the_baseline_of_a_sample_is_the_greedy_reward_of_its_own_prompt() -> None:
+    trajectories = completions(["x", "y"])
+    greedy = GreedyScored(trajectories, Scores([0.25, 0.5], {}))
+    check_greedy(Batch({"greedy_rewards": torch.tensor([0.25, 0.5])}), trajectories, greedy)
+    with pytest.raises(StepError, match=r"reward: the baseline of sample 0 of prompt \S+ \S+ is 0\.5"):
+        check_greedy(Batch({"greedy_rewards": torch.tensor([0.5, 0.25])}), trajectories, greedy)

@@ -202,3 +202,10 @@ def _with(facts: dict[str, Any]) -> Model:
     for name, value in facts.items():
         setattr(model.layers[0].qkv_proj, name, value)
     return model
+
+
+def test_packed_weights_are_refused() -> None:
+    model: Any = Model()
+    model.layers[0].down_proj.weight = nn.Parameter(torch.empty(0))
+    with pytest.raises(InvalidValueError, match=r"layers\.0\.down_proj: it has an empty weight"):
+        receipt_for(trainer().items(), workers(model), 1)

@@ -16,7 +16,7 @@ from xxhash import xxh3_128_digest
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights import digests, gpu_digests
-from rlcore.weights.digests import tensor_digest, tensor_digests
+from rlcore.weights.digests import flat_digest, tensor_digest, tensor_digests
 from rlcore.weights.gpu_digests import Contents
 from rlcore.weights.sync import sync
 from tests.rlcore.weights import slow_kernel
@@ -146,3 +146,16 @@ def test_a_kernel_that_is_wrong_on_a_gpu_is_not_used(monkeypatch: pytest.MonkeyP
 def test_the_kernel_is_the_library_to_the_bit() -> None:
     done = run_interpreted(Path(__file__).with_name("kernel_in_interpreter.py"))
     assert (done.returncode, done.stdout) == (0, "20 equal\n"), done.stderr
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_gradient_that_is_read_tensor_by_tensor_has_the_digest_of_one_flat_tensor(host: Host) -> None:
+    gradients = [torch.full((size, 7), float(size)) for size in (3, 0, 500, 1, 90)]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    found = flat_digest(iter(gradients))
+    assert len(host.sizes) == 1
+    assert found == tensor_digest(flat)
+    with pytest.MonkeyPatch.context() as on_host:
+        on_host.setattr(digests, "is_read_there", lambda tensor: False)
+        assert flat_digest(gradients) == tensor_digest(flat) == found
+        assert flat_digest([]) == tensor_digest(torch.zeros(0))

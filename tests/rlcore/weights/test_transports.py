@@ -15,14 +15,15 @@ from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
+from rlcore.weights.remote import Answerer, Question
 from rlcore.weights.sync import sync
 from rlcore.weights.target import WeightTarget
 from rlcore.weights.transports.base import NamedTensors
 from rlcore.weights.transports.checkpoint import CheckpointTransport, FileChunk
 from rlcore.weights.transports.in_process import chunks
-from rlcore.weights.transports.parcels import Parcel
+from rlcore.weights.transports.parcels import Attachments, Parcel
 from rlcore.weights.transports.process_group import BroadcastChunk, ProcessGroupTransport
-from rlcore.weights.transports.shared_memory import SharedMemoryTransport
+from rlcore.weights.transports.shared_memory import SharedChunk, SharedMemoryTransport
 from tests.rlcore.weights.targets import UNTIED, Target, learn, policy
 from tests.rlcore.weights.transports import CHUNK_BYTES, TRANSPORTS, opened
 from tests.support.listening_sockets import LOOPBACK, listening_addresses
@@ -199,3 +200,30 @@ def test_a_target_that_fails_in_a_broadcast_ends_the_group(host: RemoteHost) -> 
 def test_a_backend_that_cannot_send_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         ProcessGroupTransport(**options)  # type: ignore[arg-type]
+
+
+def test_memory_that_cannot_be_reached_is_reported() -> None:
+    parcels: list[SharedChunk] = []
+
+    class Noting(Target):
+        def receive(self, parcel: SharedChunk) -> list[str]:
+            parcels.append(parcel)
+            return []
+
+    with closing(SharedMemoryTransport(CHUNK_BYTES)) as transport:
+        transport([("norm", torch.ones(32))], Noting(policy()))
+        (parcel,) = parcels
+        with closing(Attachments()) as attachments:
+            assert torch.equal(parcel.open(attachments)["norm"], torch.ones(32))
+        for unreachable, message in (
+            (replace(parcel, process=2**22 + 1), "No such file"),
+            (replace(parcel, descriptor=0), "is not the block of the trainer"),
+        ):
+            with pytest.raises(InvalidValueError, match=message) as caught:
+                unreachable.open(Attachments())
+            assert "one PID namespace" in caught.value.legal
+
+
+def test_a_question_that_targets_do_not_have_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="question 'overwrite'"):
+        Answerer(Target(policy()))(Question("overwrite", ("norm",)))

@@ -149,3 +149,37 @@ def test_the_canary_is_bitwise_at_level_invariant_alone() -> None:
     with pytest.raises(WeightSyncError, match="canary"):
         canary_distance(expected, expected - 1e-3, torch.float32)
     canary_distance(expected, expected - 1e-3, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "given", [torch.tensor([float("nan"), -2.0]), torch.tensor([-1.0]), torch.tensor([-1.0, -2.0]).double()]
+)
+def test_a_canary_that_is_no_number_or_of_another_shape_fails(given: torch.Tensor) -> None:
+    with pytest.raises(WeightSyncError, match="canary"):
+        canary_distance(torch.tensor([-1.0, -2.0]), given, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "told"),
+    [
+        ("other", torch.ones(32), r"other was written as float32 \[32\], and the sampler has no such parameter"),
+        ("norm", torch.ones(1), r"norm was written as float32 \[1\], and the sampler has float32 \[32\]"),
+        ("norm", torch.ones(32).double(), r"norm was written as float64 \[32\]"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(name: str, tensor: torch.Tensor, told: str) -> None:
+    target = Target(policy())
+    target.begin(1)
+    with pytest.raises(WeightSyncError, match=told) as caught:
+        target.write({name: tensor})
+    assert caught.value.check == Check.COVERAGE
+    assert bool((target.decoder.norm == 1).all())
+
+
+def test_another_samplers_receipt_is_refused() -> None:
+    decoder = policy()
+    target, other = Target(decoder), Target(decoder)
+    receipt = sync(decoder, target, 1, None)
+    sync(decoder, other, 2, None)
+    with pytest.raises(WeightSyncError, match="held: the sampler reports version 2"):
+        sync(decoder, other, 3, receipt)

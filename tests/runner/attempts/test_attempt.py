@@ -162,3 +162,15 @@ def test_the_probe_takes_the_strongest(refusals: dict[str, str]) -> None:
         "the stronger ones, each with its reason"
     )
     assert all(backends.refused.values())
+
+
+@pytest.mark.full
+def test_no_attempt_leaves_a_file_open(supervisors: Supervisors, spec: MakeSpec) -> None:
+    async def scenario() -> list[ProcessEnd]:
+        await supervisors.run(spec(("/bin/true",)))
+        before = os.listdir("/proc/self/fd")
+        ends = [await supervisors.run(spec(("/bin/true",))) for _ in range(20)]
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+        return ends
+
+    assert {(end.exit_code, end.reason) for end in asyncio.run(scenario())} == {(0, "")}

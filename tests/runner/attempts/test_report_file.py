@@ -10,7 +10,7 @@ from harness.core.need import Need
 from harness.core.report_file import ReportTail, read_report
 from harness.core.test_outcomes import TestOutcome
 
-NEED = Need(gpus=2, memory_gb=40.0, model="H100", min_capability=(9, 0))
+NEED = Need(2, memory_gb=40.0, model="H100", min_capability=(9, 0))
 IDS = ("tests/a.py::test_x", "tests/a.py::test_y[ü]", "tests/a.py::test_z")
 
 

@@ -45,7 +45,7 @@ def test_a_file_that_has_not_changed_is_not_imported_again(suite: Suite) -> None
     suite.write({"test_a.py": marked("4")})
     changed = suite.collect(memory=memory)
     assert list(changed.why_imported) == ["test_a.py"]
-    assert changed.units[0].need == Need(gpus=4)
+    assert changed.units[0].need == Need(4)
     assert list(suite.collect(memory=memory, distrusted=lambda _: frozenset({"test_b.py"})).why_imported) == [
         "test_b.py"
     ]

@@ -168,3 +168,20 @@ def test_files_that_failed_last_time_are_not_the_only_ones(tmp_path: Path) -> No
     before = last.read_text()
     assert found(tmp_path, "--lf") == ["test_a.py", "test_b.py"]
     assert last.read_text() == before
+
+
+@pytest.mark.full
+def test_the_digest_of_a_file_is_the_same_in_every_process_until_something_changes(tmp_path: Path) -> None:
+    write(tmp_path, {"pytest.ini": "[pytest]", "a/conftest.py": "", "a/test_a.py": TELLING, "test_b.py": TELLING})
+
+    def digests() -> list[str]:
+        (tmp_path / "found.jsonl").unlink(missing_ok=True)
+        return [digest for *_, digest in discover(tmp_path)[1][-1]["files"]]
+
+    first = digests()
+    assert digests() == first
+    write(tmp_path, {"a/conftest.py": "# changed"})
+    changed = digests()
+    assert (changed[0] != first[0], changed[1]) == (True, first[1])
+    write(tmp_path, {"pytest.ini": "[pytest]\npython_functions = check_*"})
+    assert not {*digests()} & {*changed}

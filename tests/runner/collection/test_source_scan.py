@@ -45,7 +45,10 @@ def test_a_file_that_mentions_the_marker_is_imported(tmp_path: Path, source: str
     assert why(tmp_path, source) == "it mentions gpus"
 
 
-@pytest.mark.parametrize("source", ["import pytest\nnum_gpus = 8", "gpus = 8", "import pytest\n# gpus_per_node"])
+@pytest.mark.parametrize(
+    "source",
+    ["import pytest\nnum_gpus = 8", "gpus = 8", "import pytest\n# gpus_per_node", "# pytest: run('--gpus', '2')"],
+)
 def test_a_name_that_only_looks_like_the_marker_is_no_reason(tmp_path: Path, source: str) -> None:
     assert why(tmp_path, f"{source}\n{PLAIN}") == ""
 

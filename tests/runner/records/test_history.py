@@ -36,7 +36,7 @@ def result(
     collected: Need | None = None,
     selection: tuple[str, ...] = (),
 ) -> UnitResult:
-    unit = Unit(path, Need(gpus=1), source, selection=selection)
+    unit = Unit(path, Need(1), source, selection=selection)
     return UnitResult(unit, outcome, duration_s=duration_s, collected_need=collected)
 
 
@@ -100,7 +100,7 @@ def test_estimates_stay_near_what_is_known(size: int, known: list[tuple[int, flo
 
 
 def test_a_disagreeing_file_is_imported_until_it_changes(path: Path, tmp_path: Path) -> None:
-    agrees, other = Need(gpus=1), Need(gpus=4)
+    agrees, other = Need(1), Need(4)
     file = tmp_path / "tests" / "test_a.py"
     file.parent.mkdir()
     file.write_bytes(b"#" * SIZES["tests/test_a.py"])

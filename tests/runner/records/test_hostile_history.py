@@ -235,3 +235,11 @@ def test_a_question_that_takes_too_long_costs_a_note(path: Path, monkeypatch: py
         assert kept.expectations(SIZES)["test_a.py"].seconds == UNKNOWN_S
         (note,) = kept.notes
     assert "reading it failed (interrupted)" in note
+
+
+def test_a_history_that_would_keep_a_log_beside_it_is_set_aside(path: Path) -> None:
+    make_history(path, "PRAGMA journal_mode = WAL", schema=())
+    make_history(path)
+    with History.open(path) as kept:
+        (note,) = kept.notes
+    assert "it is not a duration history); set aside" in note

@@ -26,8 +26,8 @@ from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
 GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")
 
 
-def unit(path: str, gpus: int = 0) -> Unit:
-    return Unit(path, Need(gpus=gpus), NeedSource.AST)
+def unit(path: str, num_gpus: int = 0) -> Unit:
+    return Unit(path, Need(num_gpus), NeedSource.AST)
 
 
 def begin(num_gpus: int = 4) -> RunStarted:
@@ -155,6 +155,13 @@ A, B = "a.py", "b.py"
 def test_exit_codes_by_precedence(events: list[Event], expected: ExitCode) -> None:
     state = folded(begin(), collected(unit(A), unit(B)), *events)
     assert exit_code(state, allow_missing_gpus=False) is expected
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_run_ends_with_0_only_where_every_file_was_fine(outcome: Outcome) -> None:
+    state = folded(begin(), collected(unit(A), unit(B)), ended(A, Outcome.PASSED), ended(B, outcome))
+    is_fine = outcome in (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)
+    assert (exit_code(state, allow_missing_gpus=False) is ExitCode.OK) is is_fine
 
 
 def test_an_internal_error_stands_above_everything() -> None:

@@ -187,3 +187,18 @@ def test_a_run_of_one_test_keeps_the_failures_of_the_others(tmp_path: Path) -> N
     (directory / "units" / "0000" / "report.jsonl").write_text("".join(json.dumps(each) + "\n" for each in report))
     last = read_last_failed(tmp_path)
     assert last is not None and last.tests == {"a.py": ("a.py::y",)}
+
+
+def test_the_latest_run_with_units_counts(tmp_path: Path) -> None:
+    assert read_last_failed(tmp_path) is None
+    recorded(tmp_path, ended(Outcome.FAILED), [], "1")
+    recorded(tmp_path, ended(Outcome.PASSED), [], "2")
+    (tmp_path / ".rlharness" / "runs" / "3").mkdir()  # interrupted before it wrote anything
+    record = tmp_path / ".rlharness" / "runs" / "4" / "events.jsonl"
+    record.parent.mkdir()
+    started = events.RunStarted(0.0, "4", str(record.parent), (), (), (), "cgroup", 1)
+    record.write_text(events.to_json_line(started) + "\n")  # the run that asks
+    (tmp_path / ".rlharness" / "runs" / "latest").symlink_to("1")
+    last = read_last_failed(tmp_path)
+    assert last is not None
+    assert last.run_id == "2"

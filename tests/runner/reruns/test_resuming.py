@@ -1,10 +1,18 @@
 """--resume: which units keep their outcome, and that the resumed run reports all of them as one run."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.core.need import Need
+from harness.runner.collection.collect import Collected
+from harness.runner.events import CollectionFinished, RunStarted
+from harness.runner.records.recorded_run import RecordedRun
+from harness.runner.reruns.resuming import keep_passed, with_digests
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.suite_runs import run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -131,3 +139,36 @@ def test_a_run_of_some_tests_does_not_speak_for_all(tmp_path: Path) -> None:
     assert resumed(tmp_path, "--gpus", "none") == {"test_a.py": False}
     assert resumed(tmp_path, "--gpus", "none", "--", "-q") == {"test_a.py": True}, "-q selects nothing"
     assert resumed(tmp_path, "--gpus", "none", "test_a.py::test_slow") == {"test_a.py": False}
+
+
+def unit(path: str, digest: str = "d", **more: Any) -> Unit:
+    return Unit(path, Need(), NeedSource.AST, digest=digest, **more)
+
+
+def kept_of(earlier: Unit, outcome: Outcome, now: Unit) -> Mapping[str, UnitResult]:
+    """The units that are kept of a run of one unit."""
+    collection = CollectionFinished(0.0, (earlier,), (1.0,), 1.0, 1.0, 1.0)
+    started = RunStarted(0.0, "earlier", "/runs/earlier", (), (), (), "cgroup", 2)
+    run_then = RecordedRun("run", started, collection, {earlier.path: UnitResult(earlier, outcome)}, (), None)
+    found = keep_passed(Collected((now,), Path(), ()), run_then)
+    assert len(found.units) + len(found.kept) == 1
+    return found.kept
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_outcomes_that_are_kept_are_those_that_are_no_failure(outcome: Outcome) -> None:
+    kept = kept_of(unit("a.py"), outcome, unit("a.py"))
+    assert bool(kept) is (outcome in (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS))
+
+
+def test_a_unit_that_would_run_something_different_or_cannot_be_read_is_not_kept(tmp_path: Path) -> None:
+    differing = [
+        unit("a.py", "e"),
+        unit("b.py"),
+        unit("a.py", selection=("a.py::x",)),
+        unit("a.py", together=("b.py",)),
+    ]
+    for now in differing:
+        assert kept_of(unit("a.py"), Outcome.PASSED, now) == kept_of(now, Outcome.PASSED, unit("a.py")) == {}
+    (unread,) = with_digests(Collected((unit("gone.py", ""),), tmp_path, ())).units
+    assert kept_of(unread, Outcome.PASSED, unread) == {}

@@ -16,7 +16,7 @@ from tests.support.packing_cases import EIGHT, QUICK, jobs_of, widths
 
 def drawn_jobs(num_files: int, seed: int) -> list[Job]:
     rng = random.Random(seed)
-    return [Job(i, Need(gpus=rng.randint(1, 8)), rng.lognormvariate(4, 1)) for i in range(num_files)]
+    return [Job(i, Need(rng.randint(1, 8)), rng.lognormvariate(4, 1)) for i in range(num_files)]
 
 
 def ordered(jobs: list[Job]) -> tuple[Job, ...]:
@@ -62,7 +62,7 @@ def test_units_that_are_many_are_simulated_less(num_files: int, num_sets: int) -
             super().__init__(8)
             Counted.num_made += 1
 
-    jobs = [Job(i, Need(gpus=1), 1.0) for i in range(num_files)]
+    jobs = [Job(i, Need(1), 1.0) for i in range(num_files)]
     best_order(jobs, Counted)
     assert Counted.num_made == num_sets * len(KEYS)
     assert num_sets == 1 or num_files * Counted.num_made <= MAX_SIMULATED_UNITS

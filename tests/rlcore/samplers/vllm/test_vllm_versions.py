@@ -127,3 +127,22 @@ def test_what_an_engine_changes_in_the_process_is_undone(monkeypatch: pytest.Mon
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
     assert torch.get_num_threads() == before[2]
     assert os.environ["VLLM_BATCH_INVARIANT"] == "0" and os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2)], ids=str)
+def test_a_cache_in_any_dense_order_is_seen_as_rows_of_the_same_memory(order: tuple[int, int, int]) -> None:
+    class Layer:
+        kv_cache = torch.zeros(5, 4, 2 * 3 * 8).permute(order)
+
+    rows = versions.pages_of(Layer, num_kv_heads=3, head_width=8)
+    assert rows.shape == (20, 3, 16) and rows.data_ptr() == Layer.kv_cache.data_ptr()
+    rows += 1
+    assert bool((Layer.kv_cache == 1).all())
+
+
+def test_a_cache_with_gaps_is_refused() -> None:
+    class Layer:
+        kv_cache = torch.zeros(5, 4, 100)[..., :48]
+
+    with pytest.raises(InvalidValueError, match="strides"):
+        versions.pages_of(Layer, num_kv_heads=3, head_width=8)
