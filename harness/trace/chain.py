@@ -94,12 +94,8 @@ def _encoded(described: tuple[str, str, int, str, tuple[int, ...], str]) -> tupl
     return sorted_by, sorted_by + enc(dtype, ",".join(map(str, shape)), algorithm)
 
 
-def leaf_hash(value: RecordedValue) -> bytes:
-    """Return the hash of a value, which enters the step's root; 16 bytes."""
-    return _hash(encoded(value)[1], value.digest)
-
-
-def _hash(description: bytes, digest: bytes) -> bytes:
+def leaf_hash(description: bytes, digest: bytes) -> bytes:
+    """Return the hash of a value, by its encoded description, which enters the step's root; 16 bytes."""
     return xxh3_128_digest(description + _HEX_LENGTH + hexlify(digest))
 
 
@@ -115,7 +111,7 @@ def step_root(step: int, values: Iterable[RecordedValue]) -> bytes:
         key, description = encoded(value)
         if key in by_key:
             raise repeated(value, step)
-        by_key[key] = _hash(description, value.digest)
+        by_key[key] = leaf_hash(description, value.digest)
     return xxh3_128_digest(b"rlh1/step" + struct.pack("<Q", step) + b"".join([by_key[key] for key in sorted(by_key)]))
 
 

@@ -53,7 +53,7 @@ ByRank = dict[int | None, StepDifference]
 
 def diff(a: Trace, b: Trace) -> Verdict:
     """Compare two traces; TraceError if a log holds frames that are complete but malformed."""
-    gaps, match = _gaps(a, b), match_processes(a, b)
+    gaps, match = _faults(VerdictCode.TRACE_INCOMPLETE, a.gaps, b.gaps), match_processes(a, b)
     b = match.b
     if match.has_other_curve:
         a, b = replace(a, curve=()), replace(b, curve=())
@@ -74,7 +74,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
         *found.notes,
         *found.faults,
         *gaps,
-        *_damages(a, b),
+        *_faults(VerdictCode.TRACE_DAMAGED, a.damages, b.damages),  # of kept tensors those asked for until now
         *uncompared(a, b),
     ]
     if len(a.ranks.keys() | b.ranks.keys()) < num_ranks:
@@ -239,10 +239,9 @@ def _is_fetched_ahead(a: Trace, b: Trace, part: Divergence, first: Divergence) -
     """Whether `part` is a batch that its own step did not use, since nothing else of it differs: the next step did."""
     if not (part.a and part.b and first.a and first.b) or part.rank is None or part.step != first.step - 1:
         return False
-    if part.a.phase != "rollout" or not f"{part.a.name}.".startswith("batch."):
-        return False
+    is_batch = part.a.phase == "rollout" and f"{part.a.name}.".startswith("batch.")
     one, other = ([each for _, each in trace.columns(part.step, part.rank).of_phases(("rollout",))] for trace in (a, b))
-    return compare_values(one, other, (Scope.PHYSICAL,)).num_different == part.num_different
+    return is_batch and compare_values(one, other, (Scope.PHYSICAL,)).num_different == part.num_different
 
 
 def _has_parts(trace: Trace, step: int) -> bool:
@@ -294,21 +293,8 @@ def _classify(
     return Kind.EQUAL, []
 
 
-def _gaps(a: Trace, b: Trace) -> list[VerdictReason]:
-    return [
-        TraceFault(VerdictCode.TRACE_INCOMPLETE, name, gap)
-        for name, trace in (("A", a), ("B", b))
-        for gap in trace.gaps
-    ]
-
-
-def _damages(a: Trace, b: Trace) -> list[VerdictReason]:
-    """What of either is damaged and decides nothing; of kept tensors those that were asked for until now."""
-    return [
-        TraceFault(VerdictCode.TRACE_DAMAGED, name, damage)
-        for name, trace in (("A", a), ("B", b))
-        for damage in trace.damages
-    ]
+def _faults(code: VerdictCode, of_a: Iterable[str], of_b: Iterable[str]) -> list[VerdictReason]:
+    return [TraceFault(code, name, each) for name, found in (("A", of_a), ("B", of_b)) for each in found]
 
 
 def _names(differences: tuple[FieldDifference, ...]) -> tuple[str, ...]:

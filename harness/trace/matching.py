@@ -33,18 +33,13 @@ class Match:
     """Whether another match would be as good."""
 
     @property
-    def is_moved(self) -> bool:
-        """Whether any process has another number in the second trace."""
-        return any(number != other for number, other in self.numbers.items())
-
-    @property
     def has_other_curve(self) -> bool:
         """Whether the curve of the second trace is that of another process: it is the one with number 0."""
         return self.numbers.get(0, 0) != 0
 
     def notes(self) -> Iterator[VerdictReason]:
         """Yield notes on the matching, for readers of the comparison."""
-        if self.is_guess or self.is_moved:
+        if self.is_guess or any(number != other for number, other in self.numbers.items()):
             code = VerdictCode.PROCESSES_GUESSED if self.is_guess else VerdictCode.PROCESSES_MATCHED
             yield ProcessesMatched(code, tuple(self.numbers.items()))
         if self.has_other_curve:
