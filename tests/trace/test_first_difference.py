@@ -130,20 +130,18 @@ def test_over_ranks_any_rank_that_has_kept_a_value_will_do(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("step_of_batch", "is_used_there", "place"),
+    ("at", "is_used", "place"),
     [(1, False, (1, "rollout", "batch.ids")), (1, True, (2, "loss", "loss")), (0, False, (2, "loss", "loss"))],
     ids=["fetched one step ahead", "in another order", "long before"],
 )
 def test_a_batch_of_the_step_before_that_nothing_there_used_comes_first(
-    tmp_path: Path, step_of_batch: int, is_used_there: bool, place: tuple[int, str, str]
+    tmp_path: Path, at: int, is_used: bool, place: tuple[int, str, str]
 ) -> None:
     def steps(is_other: bool) -> Steps:
         return [
             [
-                recorded_value("rollout", "batch.ids", is_other and step == step_of_batch, scope=Scope.PHYSICAL),
-                recorded_value(
-                    "loss", "part", is_other and is_used_there and step == step_of_batch, scope=Scope.PHYSICAL
-                ),
+                recorded_value("rollout", "batch.ids", is_other and step == at, scope=Scope.PHYSICAL),
+                recorded_value("loss", "part", is_other and is_used and step == at, scope=Scope.PHYSICAL),
                 recorded_value("loss", "loss", is_other and step == 2),
             ]
             for step in range(3)

@@ -5,7 +5,7 @@ in no other set; q is a unit's width in slots, p its seconds:
 
     longest         the longest p
     area            sum of p q / m
-    one at a time   sum of p over the units with q > m/2, no two of which fit together, and of p/2 over those with m/2
+    one at a time   sum of p over the units with q > m/2, no two of which fit together
     beside          p_j + sum of p_i over the i with q_i > m/2 and q_i > m - q_j, for the worst j
 
 Units that share a GPU are bounded by their memory; those that fill more than half of one count as whole GPUs.
@@ -146,8 +146,7 @@ def _terms(pieces: list[_Piece], num_places: int) -> Iterator[tuple[Term, float,
         longest.setdefault(piece.width, piece)
     yield Term.LONGEST, pieces[0].seconds, pieces[0]
     yield Term.AREA, sum(width * p for width, p in work.items()) / num_places, None
-    halves_s = sum(p for width, p in work.items() if 2 * width == num_places)
-    yield Term.ONE_AT_A_TIME, halves_s / 2 + sum(p for width, p in work.items() if 2 * width > num_places), None
+    yield Term.ONE_AT_A_TIME, sum(p for width, p in work.items() if 2 * width > num_places), None
     for width, piece in longest.items():
         # All units of one width exclude the same ones, so the longest of them makes the most of this term.
         excluded_s = sum(p for other, p in work.items() if 2 * other > num_places and other + width > num_places)
