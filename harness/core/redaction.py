@@ -150,7 +150,7 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
 def redact_values(value: Any, name: str = "") -> Any:
     """Return plain values without those that are secrets: texts and numbers, in mappings and lists of any depth.
 
-    `name` is the dotted name of what holds them.
+    `name` is the dotted name of their mapping or list.
     """
     if keeps_secrets():
         return value
@@ -175,7 +175,7 @@ def redact_values(value: Any, name: str = "") -> Any:
 def redact_text(text: str, name: str = "") -> str:
     """Return a text without secrets, by their shapes and by the names before them; to redact it again changes nothing.
 
-    `name` is the dotted name of what holds it; it counts where the text is JSON.
+    `name` is the dotted name of the value; it counts where the text is JSON.
     """
     if keeps_secrets():
         return text

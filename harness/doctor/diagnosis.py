@@ -61,7 +61,7 @@ def check_limits() -> None:
 
 
 async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Finding, ...]:
-    """Return the findings of what was asked for: this host's, or those of a bootstrap.
+    """Return the findings of this host, or those of a bootstrap.
 
     Raises HarnessError for what the user can mend.
     """

@@ -319,8 +319,8 @@ def main() -> None:
     elif arguments.collect:
         collect_reports(report, arguments.world, arguments.address, arguments.collect)
     else:
-        told = {"backend": arguments.backend, "address": arguments.address, "meeting": arguments.meet}
-        walk_rank(report, arguments.rank, arguments.world, **told, gpu=arguments.gpu)
+        same = {"backend": arguments.backend, "address": arguments.address, "meeting": arguments.meet}
+        walk_rank(report, arguments.rank, arguments.world, **same, gpu=arguments.gpu)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_of_a_run_that_was_refused_nothing_is_left_but_earlier_ones(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "told"),
+    ("end", "code", "message"),
     [
         (ProcessEnd(7, None, "", (), (), 1.0), 7, ""),
         (ProcessEnd(None, 9, "", (), (), 1.0), 137, ""),
@@ -41,6 +41,6 @@ def test_of_a_run_that_was_refused_nothing_is_left_but_earlier_ones(tmp_path: Pa
         (ProcessEnd(0, None, "", (), ("12 D python",), 1.0), 0, "SIGKILL does not end 12 D python"),
     ],
 )
-def test_exit_codes_are_those_of_a_shell_and_what_others_did_is_told(end: ProcessEnd, code: int, told: str) -> None:
+def test_exit_codes_are_those_of_a_shell_and_what_others_did_is_told(end: ProcessEnd, code: int, message: str) -> None:
     assert exit_code(end) == code
-    assert [problem.what for problem in problems_of_end(end, inf, "SIGINT")] == [told] * bool(told)
+    assert [problem.what for problem in problems_of_end(end, inf, "SIGINT")] == [message] * bool(message)

@@ -127,11 +127,11 @@ def texts_of(value: Any) -> set[str]:
 )
 def test_whatever_text_with_a_colon_is_put_anywhere_is_listed(key: str, value: Any) -> None:
     call = replace(CALL, config=SCENARIO.payload("", {key: value}))
-    told = " ".join(f"{json.dumps(each.key)} {json.dumps(each.value)}" for each in unnamed_in(call, [SCENARIO]))
-    assert [text for text in texts_of(value) if ":" in text and json.dumps(text)[1:-1] not in told] == []
+    listed = " ".join(f"{json.dumps(each.key)} {json.dumps(each.value)}" for each in unnamed_in(call, [SCENARIO]))
+    assert [text for text in texts_of(value) if ":" in text and json.dumps(text)[1:-1] not in listed] == []
 
 
-# ------------------------------------------------------------------------------------------------ what a person is told
+# ------------------------------------------------------------------------------------------------ what a person sees
 
 
 def test_a_list_is_bounded_and_holds_no_control_characters(tmp_path: Path) -> None:
@@ -140,15 +140,15 @@ def test_a_list_is_bounded_and_holds_no_control_characters(tmp_path: Path) -> No
         Unnamed("note", "x" * 10_000),
         *(Unnamed(f"key\n{n}", "\x1b[2J\u202e") for n in range(99)),
     ]
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refused:
         check_trust("a\x1b.rlb", found, Invocation(tmp_path, {}), is_trusted=False)
-    lines = told.value.what.splitlines()
+    lines = refused.value.what.splitlines()
     assert lines[0] == "a\\x1b.rlb would use 101 values that no scenario here names:"
     assert lines[1] == '    f = "a:b"'
     assert lines[-1] == "    and 61 more: read its call.json"
     assert (len(lines), max(map(len, lines)) < 400) == (MAX_SHOWN + 2, True)
-    assert "\x1b" not in told.value.what
-    assert "\u202e" not in told.value.what
+    assert "\x1b" not in refused.value.what
+    assert "\u202e" not in refused.value.what
 
 
 def test_files_links_and_modules_that_a_foreign_run_brings_are_listed(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_files_links_and_modules_that_a_foreign_run_brings_are_listed(tmp_path: 
     (run.checkpoint(2) / "optimizer.pt").touch()
     (run.checkpoint(2) / "values.json").symlink_to("/etc/hostname")
     invocation = Invocation(run.directory, {})
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refused:
         check_run(run, invocation, is_trusted=False)
-    assert set(told.value.what.splitlines()[1:]) == {
+    assert set(refused.value.what.splitlines()[1:]) == {
         '    entry = "a:b"',
         f'    import path = "{run.directory}"',
         '    file = "checkpoints/step-000002/optimizer.pt"',

@@ -24,7 +24,7 @@ def stepped() -> tuple[nn.Module, torch.optim.AdamW, Tensors]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda t: t.update({"2.weight.exp_avg": torch.zeros(1)}), "optimizer state of 2.weight"),
         (lambda t: t.update({"0.weight.exp_avg": torch.zeros(2)}), r"0.weight.exp_avg is \[2\]"),
@@ -32,11 +32,13 @@ def stepped() -> tuple[nn.Module, torch.optim.AdamW, Tensors]:
         (lambda t: t.pop("0.weight.step"), "optimizer state of 0.weight without step"),
     ],
 )
-def test_state_of_another_model_is_refused_and_nothing_changed(change: Callable[[Tensors], object], told: str) -> None:
+def test_state_of_another_model_is_refused_and_nothing_changed(
+    change: Callable[[Tensors], object], message: str
+) -> None:
     model, optimizer, tensors = stepped()
     before = weights_digest(tensors)
     change(tensors)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         restore_optimizer(optimizer, model.named_parameters(), tensors)
     assert weights_digest(optimizer_tensors(optimizer, model.named_parameters())) == before
 

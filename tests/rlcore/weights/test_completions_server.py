@@ -1,4 +1,4 @@
-"""A server of completions that cannot be used is told with its own words and the remedy; a real HTTP server answers."""
+"""A server of completions that cannot be used is refused in its own words, with the remedy; a real HTTP server answers."""
 
 import json
 import threading
@@ -56,7 +56,7 @@ def serving(content: Any, status: int = 200, key: str = "") -> Iterator[str]:
         (500, "EngineCore encountered an issue", "the log of the server"),
     ],
 )
-def test_what_a_server_says_is_told_with_what_mends_it(status: int, said: str, remedy: str) -> None:
+def test_what_a_server_says_is_reported_with_a_remedy(status: int, said: str, remedy: str) -> None:
     with serving(said, status) as url, pytest.raises(InvalidValueError, match=f"answers {status}: .*{said}") as caught:
         CompletionsServer(url).model()
     assert remedy in caught.value.remedy
@@ -82,7 +82,7 @@ def test_a_key_is_taken_from_the_environment_and_no_proxy_is_asked_for_this_mach
 
 
 @pytest.mark.parametrize(("name", "message"), [("c", "model 'c'"), ("", "2 models and no name")])
-def test_a_wrong_name_is_told_with_those_that_are_served(name: str, message: str) -> None:
+def test_a_wrong_name_is_refused_with_those_that_are_served(name: str, message: str) -> None:
     with serving(MODELS) as url, pytest.raises(InvalidValueError, match=message) as caught:
         CompletionsServer(url).model(name)
     assert caught.value.legal == "a, b"

@@ -120,7 +120,7 @@ def test_versions_rise(held: int, given: int, is_first: bool, is_legal: bool) ->
         sync(decoder, target, given, None if is_first else receipt)
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize(("change", "message"), [
     (lambda d: d.to(torch.bfloat16), "embedding is bfloat16"),
     (lambda d: d.register_parameter("extra", torch.nn.Parameter(torch.zeros(2))), "extra of the sampler is no"),
     (lambda d: setattr(d, "norm", None), "norm is missing"),
@@ -128,11 +128,11 @@ def test_versions_rise(held: int, given: int, is_first: bool, is_legal: bool) ->
     (lambda d: setattr(d, "norm", torch.nn.Parameter(torch.zeros(32, dtype=torch.int8), requires_grad=False)),
      r"norm is int8 \[32\]"),
 ])  # fmt: skip
-def test_a_sampler_of_another_model_is_refused(change: object, told: str) -> None:
+def test_a_sampler_of_another_model_is_refused(change: object, message: str) -> None:
     decoder = policy()
     target = Target(decoder)
     change(target.decoder)  # type: ignore[operator]  # one of the functions above
-    with pytest.raises(WeightSyncError, match=told) as caught:
+    with pytest.raises(WeightSyncError, match=message) as caught:
         sync(decoder, target, 1, None)
     assert caught.value.check == Check.COVERAGE
 
@@ -160,17 +160,17 @@ def test_a_canary_that_is_no_number_or_of_another_shape_fails(given: torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "told"),
+    ("name", "tensor", "message"),
     [
         ("other", torch.ones(32), r"other was written as float32 \[32\], and the sampler has no such parameter"),
         ("norm", torch.ones(1), r"norm was written as float32 \[1\], and the sampler has float32 \[32\]"),
         ("norm", torch.ones(32).double(), r"norm was written as float64 \[32\]"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_refused(name: str, tensor: torch.Tensor, told: str) -> None:
+def test_a_tensor_that_does_not_fit_is_refused(name: str, tensor: torch.Tensor, message: str) -> None:
     target = Target(policy())
     target.begin(1)
-    with pytest.raises(WeightSyncError, match=told) as caught:
+    with pytest.raises(WeightSyncError, match=message) as caught:
         target.write({name: tensor})
     assert caught.value.check == Check.COVERAGE
     assert bool((target.decoder.norm == 1).all())
