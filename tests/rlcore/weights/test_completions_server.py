@@ -1,4 +1,4 @@
-"""A server of completions that cannot be used is refused in its own words, with the remedy; a real HTTP server answers."""
+"""A server of completions that cannot be used is refused in its own words, with the remedy."""
 
 import json
 import threading
