@@ -28,7 +28,7 @@ def _word_set(text: str) -> frozenset[str]:
 
 _SECRETS = _word_set(
     "password passwords passwd passphrase passphrases passcode pwd secret secrets credential credentials cred creds"
-    " apikey apikeys auth oauth authorization cookie cookies jwt bearer"
+    " apikey apikeys auth oauth authorization cookie cookies jwt bearer webhook"
 )
 _LAST = _word_set("pin pins otp totp pat pw session")
 """Secrets at the end of a name: --pin, not pin_memory."""
@@ -57,14 +57,14 @@ _ABOUT = _word_set(
 )
 """At the end of a name that says something about a secret: RAY_AUTH_MODE, auth.timeout."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_NO_SECRETS = frozenset({"", "true", "false", "null", "none", "value", REDACTED})
+_NO_SECRETS = frozenset({"", "true", "false", "null", "none", "value", "is", REDACTED})
 _PLACEHOLDER = re.compile(r"VALUE(?:,VALUE)*[`:,;.]{0,2}|<[^<>\s]{1,60}>|\$\{\w{1,60}\}|\$[A-Z][A-Z_]{2,60}")
 """What stands for a value: VALUE, a special token, a variable of a shell."""
 _NUMBERS = re.compile(r"[\[(\d.+-][\d\s.,_+eE%kKmMbBgGtT()\[\]-]*")
 _LOWER_CASE = re.compile(r"[a-z_./\[\], -]{1,32}")
 
 _NAME = re.compile(r"(?<![\w.-])-{0,2}[A-Za-z_][\w.-]*")
-_HINT = re.compile(r"pass|pw|secret|token|key|auth|cred|pat|cookie|jwt|bearer|session|sig|pin|otp|code", re.IGNORECASE)
+_HINT = re.compile(r"pass|pw|secret|token|key|auth|cred|pat|cookie|jwt|bearer|session|sig|pin|otp|code|hook", re.I)
 _ASSIGNS = re.compile(r"(?:\[\])?('\"'\"'|\\*[\"'])?[ \t]*(?::?=(?!=)>?|(:))[ \t]*")
 _NEXT_WORD = re.compile(r"\\*[\"'],[ \t]*(?=\\*[\"'])|[ \t]+(?:\\\n[ \t]*)?(?!-)")
 _QUOTE = re.compile(r"'\"'\"'|\\*[\"']")
@@ -87,7 +87,7 @@ SHAPES = (
     ("GitHub, GitLab", _AT_START + r"(?:gh[pousr]_|github_pat_|glpat-)[\w-]{16,}"),
     ("AWS", _AT_START + r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
     ("Google", _AT_START + r"(?:AIza[\w-]{30,}|ya29\.[\w-]{16,})"),
-    ("Slack", _AT_START + r"xox[a-z]-[A-Za-z0-9-]{10,}"),
+    ("Slack", _AT_START + r"xox[a-z]-[A-Za-z0-9-]{10,}|(?<=hooks\.slack\.com/services/)[\w/-]{16,}"),
     ("NVIDIA, Weights & Biases", _AT_START + r"(?:nvapi-|wandb_v\d{1,4}_)[\w-]{16,}"),
     ("JSON web tokens", r"(?<![\w-])eyJ[\w-]{8,400}\.[\w-]{8,}(?:\.[\w-]*)?"),
     ("Bearer", r"(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}"),

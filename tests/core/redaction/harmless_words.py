@@ -26,7 +26,7 @@ HARMLESS = (
     ("http://localhost:8000/v1", "http://[::1]:80/x@y", "https://host.example/x?page=2&sort_key=a#token"),
     ("task-based", "disk-0123456789abcdef0123", "ask-me", "scikit-learn==1.5", "torch==2.13.0+cpu", "npm_config_cache"),
     ("--data", "aGVsbG8gd29ybGQsIHRoaXMgaXMgZGF0YSBvZiBiYXNlNjQ=", "--shape", "4096,11008"),
-    ("--prompt", "Solve it step by step; basic arithmetic is enough, and don't use a secretary's keyboard."),
+    ("--prompt", "Solve it step by step; --token is not an option, and don't use a secretary's keyboard."),
     ("sh", "-c", "cd /x && python train.py --seed 7 | tee 'a b.log'; echo \"it's done\" > /dev/null"),
     ("--json", '{"max_tokens": 8, "pad_token": "<pad>", "sort_key": "a",  "keys": ["x"], "auth": {"enabled": true}}'),
     (

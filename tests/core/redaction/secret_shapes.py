@@ -123,7 +123,7 @@ BY_SHAPE = (
     shaped("organisations of Hugging Face", f"api_org_{ALNUM}"),
     shaped("a private key", PEM),
     typed("GitLab's sessions", "--note", f"_gitlab_session={HEX * 2}", secret=HEX * 2),
-    shaped("Slack's cookies", f"xoxd-{ALNUM}"),
+    typed("Slack's webhooks", f"https://hooks.slack.com/services/T0AB1CD2E/B0AB1CD2E/{ALNUM}", secret=ALNUM),
     typed("a section of a service", "--c", json.dumps({"keys": {"heroku": UUID}}), secret=UUID),
 )
 """Secrets under a name that says nothing."""
