@@ -180,9 +180,7 @@ def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | N
     raise UsageError(
         f"{where}: " + "; ".join(what for what, _ in faults),
         legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
-        remedy="correct the file"
-        if fields.keys() & {"about", "entry", "determinism"}
-        else "begin the file with extends: NAME, the scenario that it differs from",
+        remedy="correct the file" if "entry" in fields else "begin it with extends: NAME, what it differs from",
     )
 
 
