@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.samplers.base import Progress
 from rlcore.samplers.local_target import Fence, FencedTarget, OfTarget
