@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -100,7 +101,7 @@ class ReplicaSampler(OfTarget):
 
         with ThreadPoolExecutor(len(calls), "replica") as pool:
             # The level of determinism is in the caller's context, and a new thread has none.
-            running = [pool.submit(copy_context().run, in_thread, *call) for call in calls]
+            running = [pool.submit(copy_context().run, partial(in_thread, *call)) for call in calls]
         return [answer for each in running for answer in each.result()]
 
 

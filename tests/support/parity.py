@@ -64,6 +64,6 @@ def check_nan_leaves_nothing(sampler: NextTokenSampler, decoder: Decoder) -> Non
         with pytest.raises(NonFiniteError, match=r"(?i)nan"):
             fails()
         target.begin(2)
-        target.write({"embedding": decoder.embedding.detach()})
+        target.write([("embedding", decoder.embedding.detach())])
         target.commit("")
         assert bits(sampler.sample(requests)) == wanted and sampler.next_tokens(after) == best

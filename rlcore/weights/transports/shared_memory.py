@@ -67,6 +67,7 @@ class SharedMemory:
         """Send through a block of this size; it grows to the size of a tensor that is larger."""
         self._max_chunk_bytes, self._name, self._path = max_chunk_bytes, "", ""
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._close: Callable[[], object] = lambda: None
 
     def send(self, weights: NamedTensors, deliver: Callable[[Parcel], object]) -> None:
         """As `Transport.send`."""
@@ -78,8 +79,9 @@ class SharedMemory:
             deliver(SharedChunk(self._path, self._name, layout))
 
     def _allocate(self, num_bytes: int) -> None:
+        self._close()
         self._name = f"rlcore-weights-{uuid.uuid4().hex}"
         descriptor = os.memfd_create(self._name)
         os.ftruncate(descriptor, max(num_bytes, self._max_chunk_bytes))
         self._buffer, self._path = _mapped(descriptor), f"/proc/{os.getpid()}/fd/{descriptor}"
-        weakref.finalize(self._buffer, os.close, descriptor)
+        self._close = weakref.finalize(self, os.close, descriptor)

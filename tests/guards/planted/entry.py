@@ -14,10 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlcore.entrypoint import run as run_engine
 from rlcore.trace import PartRecorder, Recorder, SharedRecorder
+from rlcore.weights.receipts import Receipt
+from rlcore.weights.source import WeightSource, digest_of
+from rlcore.weights.target import WeightTarget
 from tests.guards.planted.catalogue import named
-from tests.guards.planted.fault import Probe, honest, replaced
+from tests.guards.planted.fault import Probe, replaced
 from tests.guards.planted.faults.weights import SYNC
 
 DEEDS = "fault.json"
@@ -81,14 +86,24 @@ def open_in_rank(opener: Callable[[], PartRecorder], name: str, path: Path) -> P
     return opener()
 
 
+@torch.no_grad()
+def unchecked(policy: WeightSource, target: WeightTarget, version: int, previous: object, **options: bool) -> Receipt:
+    """As `sync`, without a check."""
+    digest = digest_of(policy)
+    target.begin(version)
+    target.write((name, policy.tensors[name]) for name in target.describe().parameters)
+    target.commit(digest)
+    return Receipt(version, digest, {}, (), None, (), 0.0, 0, 0.0)
+
+
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:
     """Call the engine's entry with the fault that `fault.name` names; with none where there is no such key."""
     payload = dict(config)
     asked = {"name": "", "has_receipts": True, **payload.pop("fault", {})}
     name, probe = asked["name"], Probe()
-    unchecked = nullcontext() if asked["has_receipts"] else replaced(SYNC, partial(honest(SYNC), checks=frozenset()))
+    receipts = nullcontext() if asked["has_receipts"] else replaced(SYNC, unchecked)
     try:
-        with unchecked, named(name).install(probe) if name else nullcontext():
+        with receipts, named(name).install(probe) if name else nullcontext():
             run_engine(payload, level=level, directory=directory, recorder=StepWatch(recorder, probe, name, directory))
     finally:
         num_reached = probe.num_reached + len(list(directory.glob(f"*{REACHED}")))

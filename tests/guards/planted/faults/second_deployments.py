@@ -20,7 +20,7 @@ ABSORB = "rlcore.trainers.local:GradientSum.absorb"
 STEP = "rlcore.trainers.local:LocalTrainer.optimizer_step"
 SUM = "rlcore.trainers.data_parallel:canonical_sum"
 BY_SHARE = "rlcore.samplers.replicas:ReplicaSampler._by_share"
-TARGET = "rlcore.samplers.replica_target:ReplicaTarget"
+TARGET = "rlcore.samplers.replicas:ReplicaTarget"
 TORCH_SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 RATE = "rlcore.recipes.update:learning_rate"
 ROLLOUT = ("rollout",)
@@ -43,9 +43,12 @@ def _rank() -> int:
 def replica_left_behind(probe: Probe) -> Iterator[None]:
     write = honest(f"{TARGET}.write")
 
-    def first_only(target: Any, chunk: Any) -> Any:
+    def first_only(target: Any, weights: Any) -> None:
         probe.reached(has_effect=probe.step is not None)
-        return write(target, chunk) if probe.step is None else list(target._targets[0].write(chunk))
+        (write if probe.step is None else write_first)(target, weights)
+
+    def write_first(target: Any, weights: Any) -> None:
+        target._targets[0].write(weights)
 
     with replaced(f"{TARGET}.write", first_only):
         yield

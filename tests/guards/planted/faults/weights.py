@@ -1,6 +1,7 @@
 """Faults of a weight sync, and of the reference policy: which weights a sampler, or a penalty, really has."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,66 +10,43 @@ from torch import Tensor
 
 from rlcore.data.trajectory import Trajectory
 from rlcore.weights.digests import tensor_digests
-from rlcore.weights.sync import IN_PROCESS
 from tests.guards.planted.fault import Probe, fault, honest, replaced
 
 SYNC = "rlcore.controllers.synchronous:sync"
+WRITE = "rlcore.samplers.local_target:LocalTarget.write"
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 PHASES = ("sync",)
 REFERENCE = ("reference",)
 Source = Mapping[str, Tensor]
+Write = Callable[[Source], None]
+Live = Mapping[str, Tensor]
 
 
-def _carried(probe: Probe, transport: Any) -> Iterator[None]:
-    """Another transport in the place of ours: (number of the call, weights by name, target) -> names."""
-    sync = honest(SYNC)
-    number = [0]
+def _written(probe: Probe, change: Callable[[int, Source, Live, Write], None]) -> Iterator[None]:
+    """Another way of writing: (number of the sync, weights by name, parameters of the target, ours) -> None."""
+    write = honest(WRITE)
+    versions: set[int] = set()
 
-    def carry(weights: Iterable[tuple[str, Tensor]], target: Any) -> Iterable[str]:
-        number[0] += 1
+    @torch.no_grad()
+    def written(target: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
         source = dict(weights)
-        told: Iterable[str] = transport(number[0], source, target)
-        probe.reached(has_effect=target.digests(list(source)) != tensor_digests(source))
-        return told
+        versions.add(target._begun)
+        change(len(versions), source, target._parameters(), lambda given: write(target, given.items()))
+        is_first_load = all(value.isnan().all() for value in source.values())
+        probe.reached(has_effect=not is_first_load and target.digests(list(source)) != tensor_digests(source))
 
-    def synced(*given: Any, **others: Any) -> Any:
-        return sync(*given, transport=carry, **others)
-
-    with replaced(SYNC, synced):
+    with replaced(WRITE, written):
         yield
-
-
-def _live(target: Any) -> dict[str, Tensor]:
-    """The parameters that a target writes: faults of its own are put there."""
-    found: dict[str, Tensor] = target._parameters()
-    return found
-
-
-def _copied(source: Source, target: Any) -> list[str]:
-    """What an honest transport does."""
-    return IN_PROCESS(source.items(), target)
 
 
 @fault("torchtitan #2402", "parameters are on meta: the copy does nothing", phases=PHASES)
 def sync_noop(probe: Probe) -> Iterator[None]:
-    yield from _carried(probe, lambda number, source, target: list(source))
+    yield from _written(probe, lambda number, source, live, write: None)
 
 
 @fault("torchtitan #2402", "from the second sync on parameters are on meta: the copy does nothing", phases=PHASES)
 def later_sync_noop(probe: Probe) -> Iterator[None]:
-    sync = honest(SYNC)
-
-    def carry_nothing(weights: Iterable[tuple[str, Tensor]], target: Any) -> list[str]:
-        source = dict(weights)
-        probe.reached(has_effect=target.digests(list(source)) != tensor_digests(source))
-        return list(source)
-
-    def synced(policy: Any, target: Any, version: int, previous: Any, **others: Any) -> Any:
-        transport = IN_PROCESS if previous is None else carry_nothing
-        return sync(policy, target, version, previous, transport=transport, **others)
-
-    with replaced(SYNC, synced):
-        yield
+    yield from _written(probe, lambda number, source, live, write: write(source) if number == 1 else None)
 
 
 @fault(
@@ -79,100 +57,98 @@ def later_sync_noop(probe: Probe) -> Iterator[None]:
     leaves=("head",),
 )
 def head_missing(probe: Probe) -> Iterator[None]:
-    def but_the_head(number: int, source: Source, target: Any) -> list[str]:
-        _copied({name: value for name, value in source.items() if name != "head"}, target)
-        return list(source)
+    def but_the_head(number: int, source: Source, live: Live, write: Write) -> None:
+        write({name: value for name, value in source.items() if name != "head"})
 
-    yield from _carried(probe, but_the_head)
+    yield from _written(probe, but_the_head)
 
 
 @fault(
     "torchtitan: strict=False", "a parameter of another name is left out silently", phases=PHASES, leaves=("mlp_norm",)
 )
 def name_not_found(probe: Probe) -> Iterator[None]:
-    def by_name(number: int, source: Source, target: Any) -> list[str]:
-        return _copied({name: value for name, value in source.items() if "mlp_norm" not in name}, target)
+    def by_name(number: int, source: Source, live: Live, write: Write) -> None:
+        write({name: value for name, value in source.items() if "mlp_norm" not in name})
 
-    yield from _carried(probe, by_name)
+    yield from _written(probe, by_name)
 
 
 @fault("a converter of fused weights", "the rows of q, k and v are sent as k, q, v", phases=PHASES, leaves=("qkv",))
 def fused_in_another_order(probe: Probe) -> Iterator[None]:
-    def reordered(number: int, source: Source, target: Any) -> list[str]:
+    def reordered(number: int, source: Source, live: Live, write: Write) -> None:
         changed = dict(source)
         for name, value in source.items():
             if name.endswith(".qkv"):
                 q, k, v = torch.split(value, [value.shape[0] // 2, *[value.shape[0] // 4] * 2])
                 changed[name] = torch.cat((k, q, v))
-        return _copied(changed, target)
+        write(changed)
 
-    yield from _carried(probe, reordered)
+    yield from _written(probe, reordered)
 
 
 @fault("prime-rl #3175", "a load stops in the middle of a parameter", phases=PHASES, leaves=("embedding",))
 def partial_load(probe: Probe) -> Iterator[None]:
-    def half(number: int, source: Source, target: Any) -> list[str]:
+    def half(number: int, source: Source, live: Live, write: Write) -> None:
         for name, value in source.items():
             end = len(value) // 2 if name == "embedding" else len(value)
-            _live(target)[name][:end].copy_(value[:end])
-        return list(source)
+            live[name][:end].copy_(value[:end])
 
-    yield from _carried(probe, half)
+    yield from _written(probe, half)
 
 
 @fault("SkyRL #1680", "a second load transposes what the first has laid out", phases=PHASES, leaves=("out",))
 def second_load_corrupts(probe: Probe) -> Iterator[None]:
-    def in_turn(number: int, source: Source, target: Any) -> list[str]:
-        told = _copied(source, target)
-        if number % 2 == 0:
-            for name, value in _live(target).items():
-                if name.endswith(".out"):
-                    value.copy_(source[name].t())
-        return told
+    loads: Counter[str] = Counter()
 
-    yield from _carried(probe, in_turn)
+    def in_turn(number: int, source: Source, live: Live, write: Write) -> None:
+        write(source)
+        loads.update(source)
+        for name, value in source.items():
+            if name.endswith(".out") and loads[name] % 2 == 0:
+                live[name].copy_(value.t())
+
+    yield from _written(probe, in_turn)
 
 
 @fault("verl #7904", "from the second sync on the sampler gets garbage", phases=PHASES)
 def garbage_from_the_second(probe: Probe) -> Iterator[None]:
-    def rolled(number: int, source: Source, target: Any) -> list[str]:
-        told = _copied(source, target)
-        if number > 2:  # the first sync writes twice
-            for value in _live(target).values():
-                value.copy_(value.roll(1))
-        return told
+    def rolled(number: int, source: Source, live: Live, write: Write) -> None:
+        write(source)
+        if number > 1:
+            for name in source:
+                live[name].copy_(live[name].roll(1))
 
-    yield from _carried(probe, rolled)
+    yield from _written(probe, rolled)
 
 
 @fault("verl #7495", "a base that is frozen is sent, and what has learned is not", phases=PHASES)
 def frozen_base(probe: Probe) -> Iterator[None]:
     base: dict[str, Tensor] = {}
 
-    def as_it_was(number: int, source: Source, target: Any) -> list[str]:
+    def as_it_was(number: int, source: Source, live: Live, write: Write) -> None:
         for name, value in source.items():
-            base.setdefault(name, value.clone())
-        return _copied(base, target)
+            if not value.isnan().any():
+                base.setdefault(name, value.clone())
+        write({name: base.get(name, value) for name, value in source.items()})
 
-    yield from _carried(probe, as_it_was)
+    yield from _written(probe, as_it_was)
 
 
 @fault("a broadcast in fp16", "weights are rounded to half precision on the way", phases=PHASES)
 def half_precision(probe: Probe) -> Iterator[None]:
-    def rounded(number: int, source: Source, target: Any) -> list[str]:
-        return _copied({name: value.half().float() for name, value in source.items()}, target)
+    def rounded(number: int, source: Source, live: Live, write: Write) -> None:
+        write({name: value.half().float() for name, value in source.items()})
 
-    yield from _carried(probe, rounded)
+    yield from _written(probe, rounded)
 
 
 @fault("vllm #42821", "a second load adds to the first", phases=PHASES)
 def load_adds_up(probe: Probe) -> Iterator[None]:
-    def added(number: int, source: Source, target: Any) -> list[str]:
-        for name, value in _live(target).items():
-            value.copy_(torch.where(value.isnan(), 0.0, value) + source[name])
-        return list(source)
+    def added(number: int, source: Source, live: Live, write: Write) -> None:
+        for name, value in source.items():
+            live[name].copy_(torch.where(live[name].isnan(), 0.0, live[name]) + value)
 
-    yield from _carried(probe, added)
+    yield from _written(probe, added)
 
 
 @fault("TRL #5312", "after a sleep the sampler has the weights of before", phases=("sync", "rollout", "forward"))
@@ -186,7 +162,7 @@ def lost_in_a_sleep(probe: Probe) -> Iterator[None]:
         receipt = sync(policy, target, version, previous, **others)
         if version == 2:
             probe.reached()
-            for name, value in _live(target).items():
+            for name, value in target._parameters().items():
                 value.data.copy_(first[name])
         return receipt
 
