@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rlcore.entrypoint import run as run_engine
-from rlcore.trace import PartRecorder, Recorder, SharedRecorder
+from rlcore.log import PartRecorder, Recorder, SharedRecorder
 from rlcore.weights.receipts import Receipt
 from rlcore.weights.source import WeightSource, digest_of
 from rlcore.weights.target import WeightTarget
