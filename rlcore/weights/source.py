@@ -46,7 +46,7 @@ class WeightSource(Protocol):
         """Return the digest of each tensor."""
 
     def logprobs(self, tokens: Tensor) -> Tensor:
-        """Return the policy's log-probability of each token after the first: [length] -> fp32 [length - 1], on the CPU."""
+        """Return the log-probability of each token after the first: [length] -> fp32 [length - 1], on the CPU."""
 
     def decoder(self) -> Decoder:
         """Return a decoder with these weights, to look into."""

@@ -45,7 +45,9 @@ class TestVllmReplicas(SamplerConformance):
     def make(self, engines: Engines) -> Iterator[MakeSampler]:
         decoder = decoder_of("qwen3", spread=6.0)
         with following(STRATEGIES[0]), engines.lending(decoder) as lend:
-            yield lambda concurrency: ReplicaSampler([lend(TOKENIZER, concurrency) for _ in range(2)], run_together=False)
+            yield lambda concurrency: ReplicaSampler(
+                [lend(TOKENIZER, concurrency) for _ in range(2)], run_together=False
+            )
 
 
 class TestNextTokens(NextTokensConformance):

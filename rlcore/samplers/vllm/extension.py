@@ -55,7 +55,7 @@ class EngineExtension:
     model_runner: Any
 
     def rlcore_answer(self, message: bytes) -> bytes:
-        """Answer a pickled (method, *arguments); the reply is pickled too: whether it is an error, and it or the answer."""
+        """Answer a pickled (method, *arguments); the reply is pickled too: (is an error, the error or answer)."""
         answerer = self.__dict__.get("rlcore_answerer")
         if answerer is None:
             answerer = self.__dict__["rlcore_answerer"] = EngineAnswerer(self.model_runner.model)

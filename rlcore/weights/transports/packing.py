@@ -1,6 +1,6 @@
 """Named tensors in parcels: the layout is plain values, the bytes travel by a transport.
 
-    trainer: chunks ─▶ buffer ─▶ parcel ──question──▶ the target's process: open ─▶ views ─▶ target.write
+trainer: chunks ─▶ buffer ─▶ parcel ──question──▶ the target's process: open ─▶ views ─▶ target.write
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

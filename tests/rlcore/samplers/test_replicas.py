@@ -70,7 +70,7 @@ class Forgetful(LocalTarget):
     """Leaves a parameter out."""
 
     def write(self, weights: NamedTensors) -> None:
-        super().write((name, tensor) for name, tensor in weights if name != "norm")
+        super().write((name, tensor) for name, tensor in weights if name != "embedding")
 
 
 class Deaf(LocalTarget):
@@ -94,7 +94,7 @@ def local(kind: Callable[[Decoder], FencedTarget] = LocalTarget) -> FencedTarget
 @pytest.mark.parametrize(
     ("kind", "check", "what"),
     [
-        (Forgetful, Check.READ_BACK, "norm of replica 2 of 3: the digest is"),
+        (Forgetful, Check.READ_BACK, "embedding of replica 2 of 3: the digest is"),
         (Deaf, Check.CANARY, "of replica 2 of 3: the canary is"),
         (Behind, Check.FENCE, "of replica 2 of 3: the version is 7, and 0 of replica 0"),
     ],

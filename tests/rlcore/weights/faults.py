@@ -1,4 +1,4 @@
-"""Weight syncs that went wrong elsewhere, each injected by a way of writing or a target, and the check that finds it."""
+"""Weight syncs that went wrong elsewhere, each by a way of writing or a target, and the check that finds it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
