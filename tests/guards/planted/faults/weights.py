@@ -102,7 +102,7 @@ def second_load_corrupts(probe: Probe) -> Iterator[None]:
 
     def in_turn(number: int, source: Source, live: Live, write: Write) -> None:
         write(source)
-        loads.update(source)
+        loads.update(list(source))
         for name, value in source.items():
             if name.endswith(".out") and loads[name] % 2 == 0:
                 live[name].copy_(value.t())
