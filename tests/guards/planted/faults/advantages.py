@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 GRPO = "rlcore.algorithms.advantages:grpo"
 GAE = "rlcore.recipes.ppo:gae"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.guards.planted.fault import RESUME, Probe, fault, honest, replaced
+from tests.guards.planted.patches import RESUME, Probe, fault, honest, replaced
 
 EVALUATE = "rlcore.controllers.synchronous:evaluate"
 SAVE = "rlcore.checkpoints.resume:save_decoder"

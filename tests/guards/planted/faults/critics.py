@@ -10,7 +10,7 @@ from rlcore.algorithms.advantages import TokenAdvantages, whiten
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl
 from rlcore.observability.metrics import mean
 from rlcore.trainers.scoring import in_bulk, values
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 PPO = "rlcore.recipes.ppo"
 GAE = f"{PPO}:gae"

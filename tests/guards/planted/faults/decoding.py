@@ -15,7 +15,7 @@ from rlcore.samplers.drawing import Plan, at_temperature
 from rlcore.samplers.gumbel import GumbelNoise
 from rlcore.samplers.rows import Rows
 from rlcore.types import SampleRequest
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 DRAW = "rlcore.samplers.batching:draw"

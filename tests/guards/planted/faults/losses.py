@@ -11,7 +11,7 @@ from rlcore.algorithms.aggregation import count, sample_shares
 from rlcore.algorithms.policy_losses import PolicyLoss
 from rlcore.recipes.policy_pass import PolicyView
 from rlcore.trainers.scoring import Scored
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 SCORE = "rlcore.recipes.policy_pass:score"
 SURROGATE = "rlcore.recipes.grpo:ppo_clip"

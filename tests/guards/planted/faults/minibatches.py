@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 PERMUTATION = "rlcore.batching.minibatches:permutation"
 WORKERS = "rlcore.trainers.local:divide_among_workers"

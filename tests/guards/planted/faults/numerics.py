@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rlcore.numerics.level import _active
 from rlcore.numerics.probe import num_threads
-from tests.guards.planted.fault import LEVEL, Probe, fault, honest, replaced
+from tests.guards.planted.patches import LEVEL, Probe, fault, honest, replaced
 
 PARTS = 128
 READ = ("rollout", "forward")

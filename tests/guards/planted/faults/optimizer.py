@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlcore.numerics.tree_sum import TreeSum
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 TREE = "rlcore.trainers.local:TreeSum"
 TAKEN = "rlcore.trainers.local:take_gradient"

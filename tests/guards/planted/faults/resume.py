@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from tests.guards.planted.fault import RESUME, Probe, fault, honest, replaced
+from tests.guards.planted.patches import RESUME, Probe, fault, honest, replaced
 
 RESTORE = "rlcore.trainers.local:restore_optimizer"
 PROMPTS = "rlcore.recipes.rollout:prompts_of"

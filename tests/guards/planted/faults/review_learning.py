@@ -11,8 +11,8 @@ from rlcore.algorithms.advantages import TokenAdvantages
 from rlcore.batching.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.local import LocalTrainer
-from tests.guards.planted.fault import LEVEL, Probe, fault, honest, replaced
 from tests.guards.planted.faults.advantages import GAE, GRPO
+from tests.guards.planted.patches import LEVEL, Probe, fault, honest, replaced
 
 ADVANTAGE = ("advantage",)
 BACKWARD = ("backward",)

@@ -15,7 +15,7 @@ from rlcore.samplers.drawing import Plan
 from rlcore.samplers.filters import Filters
 from rlcore.samplers.gumbel import GumbelNoise
 from rlcore.samplers.rows import Rows, RunningSequence
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 ROLLOUT = ("rollout",)
 REWARD = ("reward",)

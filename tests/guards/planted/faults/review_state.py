@@ -13,8 +13,8 @@ from rlcore.models.checkpoints import Part
 from rlcore.trainers.frozen import FrozenModel
 from rlcore.trainers.local import LocalTrainer
 from rlcore.weights.source import LiveWeights
-from tests.guards.planted.fault import RESUME, Probe, fault, honest, replaced
 from tests.guards.planted.faults.review_learning import STEP
+from tests.guards.planted.patches import RESUME, Probe, fault, honest, replaced
 
 SYNC = "rlcore.controllers.synchronous:sync"
 SENT = ("sync", "optimizer")

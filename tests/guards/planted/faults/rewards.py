@@ -12,7 +12,7 @@ from rlcore.environments.trajectory import Trajectory
 from rlcore.rewards.calling import awaited
 from rlcore.rewards.score import Scores
 from rlcore.types import StopReason
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 SCORE = "rlcore.rewards.branches:score"
 DENSE = "rlcore.recipes.rollout:dense_batch"

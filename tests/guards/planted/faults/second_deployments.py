@@ -12,7 +12,7 @@ from rlcore.environments.trajectory import Trajectory
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.trainers.local import LocalTrainer
 from rlcore.types import SampleRequest
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 WORKERS = "rlcore.trainers.local:divide_among_workers"
 TOTAL = "rlcore.trainers.local:GradientSum.total"

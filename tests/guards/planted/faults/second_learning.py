@@ -9,7 +9,7 @@ from torch import Tensor
 from rlcore.algorithms.masks import only
 from rlcore.algorithms.policy_losses import PolicyLoss
 from rlcore.recipes.policy_pass import PolicyView
-from tests.guards.planted.fault import LEVEL, RESUME, Probe, fault, honest, replaced
+from tests.guards.planted.patches import LEVEL, RESUME, Probe, fault, honest, replaced
 
 ADVANTAGE = ("advantage",)
 LOSS = ("forward", "loss")

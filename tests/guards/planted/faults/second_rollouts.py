@@ -11,8 +11,8 @@ from rlcore.environments.trajectory import Role, Trajectory
 from rlcore.samplers.filters import Filters
 from rlcore.samplers.stopping import StopText
 from rlcore.types import Prompt
-from tests.guards.planted.fault import Probe, fault, honest, replaced
 from tests.guards.planted.faults.review_rollouts import _scored
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 ROLLOUT = ("rollout",)
 REWARD = ("reward",)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcore.controllers.evaluation import Evaluation
-from tests.guards.planted.fault import RESUME, Probe, fault, honest, replaced
+from tests.guards.planted.patches import RESUME, Probe, fault, honest, replaced
 
 SYNC = "rlcore.controllers.synchronous:sync"
 SAVE = "rlcore.checkpoints.resume:save_decoder"

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlcore.environments.trajectory import Trajectory
 from rlcore.weights.digests import tensor_digests
 from rlcore.weights.sync import IN_PROCESS
-from tests.guards.planted.fault import Probe, fault, honest, replaced
+from tests.guards.planted.patches import Probe, fault, honest, replaced
 
 SYNC = "rlcore.controllers.synchronous:sync"
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
