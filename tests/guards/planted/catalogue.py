@@ -4,38 +4,16 @@ from tests.guards.planted.fault import FAULTS as ROWS
 from tests.guards.planted.fault import Fault
 from tests.guards.planted.fault import named as row_named
 from tests.guards.planted.faults import (
-    advantages,
-    between_steps,
-    critics,
-    decoding,
-    losses,
-    minibatches,
-    numerics,
-    optimizer,
-    resume,
     review_learning,
     review_rollouts,
     review_state,
-    rewards,
     second_deployments,
     second_learning,
     second_rollouts,
     second_state,
-    weights,
 )
 
 MODULES = (
-    decoding,
-    rewards,
-    advantages,
-    critics,
-    losses,
-    minibatches,
-    numerics,
-    optimizer,
-    weights,
-    resume,
-    between_steps,
     second_deployments,
     second_rollouts,
     second_learning,

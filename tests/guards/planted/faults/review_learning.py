@@ -11,7 +11,9 @@ from rlcore.algorithms.advantages import TokenAdvantages
 from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.local import LocalTrainer
-from tests.guards.planted.faults.advantages import GAE, GRPO
+
+GRPO = "rlcore.algorithms.advantages:grpo"
+GAE = "rlcore.recipes.ppo:gae"
 from tests.guards.planted.patches import LEVEL, Probe, fault, honest, replaced
 
 ADVANTAGE = ("advantage",)
