@@ -52,7 +52,7 @@ def test_every_row_says_what_it_is() -> None:
         assert fault.phases
         assert set(fault.phases) <= set(PLACES)
         assert fault.setting in DIFFERENCES
-    assert {fault.name for fault in FAULTS if fault.finder == NOTHING} == {
+    assert {fault.name for fault in FAULTS if fault.finder == NOTHING} <= {
         "evaluation_of_the_best",
         *(fault.name for fault in FAULTS if fault.is_harmless),
     }

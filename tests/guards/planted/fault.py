@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
+import rlcore
 from harness.trace.chain import PHASES
-from tests.guards.guard import ROOT
 
 RESUME = "resume"
 """Where a fault lies that is no phase's: between the checkpoint and the first step after it."""
@@ -29,6 +29,8 @@ LEVEL = "level"
 """The same: what the whole process is told about arithmetic."""
 PLACES = (*PHASES, RESUME, LEVEL)
 ROWS = Path(__file__).with_name("faults.yaml")
+ROOT = Path(rlcore.__file__).resolve().parents[1]
+"""Of the engine that runs here."""
 OPTIMIZED = 0x1
 """Flag of the code of a function; that of a class or a module has not got it."""
 
@@ -81,8 +83,9 @@ def read_rows() -> dict[str, Fault]:
     """Read all faults, by name, in the order of the file."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     rows = yaml.load(ROWS.read_text("utf-8"), loader)
+    lists = ("phases", "edits", "leaves")
     return {
-        name: Fault(name, **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+        name: Fault(name, **{**row, **{key: tuple(row[key]) for key in lists if key in row}})
         for name, row in rows.items()
     }
 

@@ -11,11 +11,10 @@ from rlcore.algorithms.advantages import TokenAdvantages
 from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.local import LocalTrainer
+from tests.guards.planted.patches import LEVEL, Probe, fault, honest, replaced
 
 GRPO = "rlcore.algorithms.advantages:grpo"
 GAE = "rlcore.recipes.ppo:gae"
-from tests.guards.planted.patches import LEVEL, Probe, fault, honest, replaced
-
 ADVANTAGE = ("advantage",)
 BACKWARD = ("backward",)
 OPTIMIZER = ("optimizer",)
