@@ -14,8 +14,7 @@ from pathlib import Path
 
 from harness.core.exit_codes import ExitCode
 from tests.guards.guard import ROOT, Context, Row, rlharness
-from tests.guards.planted.catalogue import FAULTS, named
-from tests.guards.planted.fault import Fault
+from tests.guards.planted.fault import FAULTS, Fault, named
 from tests.guards.planted.honest_pairs import alarms, left_behind
 from tests.guards.planted.settings import payload
 from tests.guards.planted.trials import CHAOS, ENGINE, GATE, NOTHING, REPLAY, Finding, Trial

@@ -16,9 +16,7 @@ from typing import Any
 
 from rlcore.entrypoint import run as run_engine
 from rlcore.trace import PartRecorder, Recorder, SharedRecorder
-from tests.guards.planted.catalogue import named
-from tests.guards.planted.fault import Deeds, planted
-from tests.guards.planted.patches import Probe
+from tests.guards.planted.fault import Deeds, named, planted
 
 DEEDS = "fault.json"
 _for_life = ExitStack()
@@ -58,7 +56,7 @@ class StepWatch:
 def open_in_rank(opener: Callable[[], PartRecorder], names: Sequence[str]) -> PartRecorder:
     """Put faults into a process that trains with others, for as long as it lives, and open its recorder."""
     for name in names:
-        _for_life.enter_context(planted(named(name), Probe()))
+        _for_life.enter_context(planted(named(name), Deeds()))
     return opener()
 
 
@@ -67,7 +65,7 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     payload = dict(config)
     asked = {"name": "", "has_receipts": True, **payload.pop("fault", {})}
     names = [asked["name"]] * bool(asked["name"]) + ["no_receipts"] * (not asked["has_receipts"])
-    deeds = Probe()
+    deeds = Deeds()
     try:
         with ExitStack() as faults:
             for name in names:

@@ -76,7 +76,6 @@ class Fault:
     """Whether it lies in processes that train together: it is then tried in two of them too."""
     is_harmless: bool = False
     """Whether no bit of a run depends on it: right is then that nothing is found."""
-    install: Any = None
 
 
 def read_rows() -> dict[str, Fault]:
@@ -105,10 +104,6 @@ def named(name: str) -> Fault:
 @contextmanager
 def planted(fault: Fault, deeds: Deeds) -> Iterator[None]:
     """Put a fault into this process for as long as the context lasts; raises StaleError for a row that does not fit."""
-    if fault.install is not None:
-        with fault.install(deeds):
-            yield
-        return
     before: list[tuple[FunctionType, CodeType]] = []
     modules = []
     try:
