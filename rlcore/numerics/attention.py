@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore.errors import ShapeError
-from rlcore.numerics.level import active, check_length
+from rlcore.errors import LevelError, ShapeError
+from rlcore.numerics.level import Padding, active, longest, padded
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -14,7 +14,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
     q [batch, heads, queries, width], k and v [batch, kv_heads, keys, width] -> [batch, heads, queries, width]; heads
     is a multiple of kv_heads, and neighbouring heads share one. `seen` comes from `visible`; None is a full pass:
     query i sees keys 0 to i. Keys that no query sees must be finite. A query's bits depend on the keys it sees alone:
-    neither on how many keys follow nor on how many queries come with it. Raises ShapeError.
+    neither on how many keys follow nor on how many queries come with it. Raises ShapeError, and LevelError for more
+    keys than the padding was probed with.
     """
     is_full = seen is not None or q.shape[2] == k.shape[2]
     if q.shape[1] % k.shape[1] or k.shape != v.shape or q.shape[0] != k.shape[0] or not is_full:
@@ -23,11 +24,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
             legal="[batch, heads, queries, width] over [batch, kv_heads, keys, width], heads a multiple of kv_heads,"
             " and as many queries as keys unless given `seen`",
         )
-    strategy = active()
-    if strategy is None:
+    if (padding := active()) is None:
         return plain_attention(q, k, v, seen)
-    check_length(k.shape[2])
-    return strategy.attention(q, k, v, seen)
+    if (most := longest()) is not None and k.shape[2] > most:  # kernels cut longer sums elsewhere
+        raise LevelError(
+            f"attention over {k.shape[2]} keys", legal=f"up to {most}, as certified", remedy="certify(length=...)"
+        )
+    return _padded_attention(padding, q, k, v, seen)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
@@ -42,14 +45,19 @@ def visible(starts: Tensor, num_queries: int, num_keys: int) -> Tensor:
     return (torch.arange(num_keys, device=starts.device) <= positions[..., None]).unsqueeze(1)
 
 
-def heads_as_queries(q: Tensor, num_kv_heads: int) -> Tensor:
-    """One query a head, the heads of one kv head side by side: to [batch, kv_heads, -1, width].
-
-    They see the same keys, so that one product serves them, and less is padded.
-    """
-    return q.view(q.shape[0], num_kv_heads, -1, q.shape[-1])
-
-
-def full_pass(q: Tensor) -> Tensor:
-    """What each query sees where there are as many as keys."""
-    return visible(torch.zeros(q.shape[0], dtype=torch.int64, device=q.device), q.shape[2], q.shape[2])
+def _padded_attention(padding: Padding, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+    num_queries = q.shape[2]
+    k, v = padded(k, padding.keys, 2), padded(v, padding.keys, 2)
+    if seen is None and padding.keys > padding.rows:  # a mask, so that queries need not be padded as far as keys
+        seen = visible(torch.zeros(q.shape[0], dtype=torch.int64, device=q.device), num_queries, num_queries)
+    if seen is None:
+        y = plain_attention(padded(q, padding.queries, 2), k, v, None)
+        return y if y.shape[2] == num_queries else y[:, :, :num_queries]
+    seen = padded(seen, padding.keys, 3)
+    if num_queries > 1:
+        seen = F.pad(seen, (0, 0, 0, -num_queries % padding.queries), value=True)
+        return plain_attention(padded(q, padding.queries, 2), k, v, seen)[:, :, :num_queries]
+    # The heads of one kv head see the same keys: as queries side by side one product serves them, and less is padded.
+    rows = q.view(q.shape[0], k.shape[1], -1, q.shape[-1])
+    y = plain_attention(padded(rows, padding.queries, 2), k, v, seen)
+    return y[:, :, : rows.shape[2]].reshape(q.shape)

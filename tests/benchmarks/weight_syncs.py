@@ -21,9 +21,8 @@ import torch
 
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.invariance_report import machine
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Padding, following
+from rlcore.numerics.probe import machine
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.remote import RemoteTarget

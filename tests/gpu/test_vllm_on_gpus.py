@@ -152,8 +152,7 @@ def host() -> Iterator[Any]:
 )
 def test_receipts_hold_over_each_transport_and_find_a_skipped_parameter(name: str, host: Any) -> None:
     from rlcore.errors import WeightSyncError
-    from rlcore.numerics.level import following
-    from rlcore.numerics.padding import Padding
+    from rlcore.numerics.level import Padding, following
     from rlcore.weights.receipts import ALL_CHECKS, Check
     from rlcore.weights.sync import sync
     from tests.rlcore.weights.targets import Target, policy

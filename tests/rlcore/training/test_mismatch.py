@@ -15,9 +15,8 @@ from rlcore.entrypoint import train
 from rlcore.errors import LevelError, WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
+from rlcore.numerics.level import Padding, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.padding import Padding
 from rlcore.observability.phases import Phases
 from rlcore.samplers.batching import ContinuousBatch
 from rlcore.trace import NullRecorder

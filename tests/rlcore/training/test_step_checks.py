@@ -24,8 +24,7 @@ from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import LevelError, StepError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Padding, following
 from rlcore.observability.events import GreedyScored
 from rlcore.observability.observers import Observers
 from rlcore.rewards.score import Scores

@@ -10,8 +10,7 @@ import torch
 
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Padding, following
 from rlcore.weights.arrivals import receipt_for
 from rlcore.weights.digests import tensor_digests
 from rlcore.weights.receipts import ALL_CHECKS, Check

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Padding, following
 from rlcore.weights import digests, gpu_digests
 from rlcore.weights.digests import flat_digest, tensor_digest, tensor_digests
 from rlcore.weights.gpu_digests import Contents

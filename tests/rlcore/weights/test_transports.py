@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Padding, following
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.remote import Answerer, Question
 from rlcore.weights.sync import sync

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rlcore.errors import WeightSyncError
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Padding, following
 from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.sync import sync
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Padding, following
 from rlcore.weights.canary import TOLERANCES, canary_distance
 from rlcore.weights.coverage import tied_names
 from rlcore.weights.digests import weights_digest
