@@ -5,8 +5,8 @@
 
 Training is forward and backward of a lane of 8 sequences of 128 tokens; decoding is one token of each of 16 sequences
 that are 128 long, with a cache. Levels take turns in one process, round by round. Times are processor time, on which
-what the machine does beside weighs less, and the ratio is that of the medians. Exit status 1 where the certified strategy
-costs over 1.15 times in training or over 1.5 times in decoding.
+what the machine does beside weighs less, and the ratio is that of the medians. Exit status 1 where the certified
+strategy costs over 1.15 times in training or over 1.5 times in decoding.
 """
 
 import argparse
