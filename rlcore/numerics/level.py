@@ -1,9 +1,9 @@
-"""The switch of level invariant in this thread, and the padding by which products and attention hold it.
+"""The switch of level invariant in this thread, and the strategies by which products and attention hold it.
 
     with invariant(report):                  # rlcore.numerics.probe: compares bits on entry and exit
         logits = decoder(tokens)
 
-Two things that move bits are the machine's, and no setting's: which padding holds (the probe looks), and which library
+Two things that move bits are the machine's, and no setting's: which strategy holds (the probe looks), and which library
 multiplies (`rlcore.numerics.product.LIBRARY`, by the processor). Both follow from the processor, the libraries and the
 variables that a trace's fingerprint has among its numerics: `diff` calls traces that differ there not comparable.
 """
@@ -21,7 +21,7 @@ from rlcore.errors import LevelError
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
+class Strategy:
     """Zero rows up to a multiple of `rows`, queries of `queries`, keys of `keys`: there, kernels agree with each other.
 
     A product of one row takes another path through oneDNN than one of sixteen, one of up to twelve through MKL where it
@@ -29,24 +29,28 @@ class Padding:
     number. Sums over keys are cut into blocks: over up to some 190 keys the cuts do not depend on how many follow,
     beyond it they do unless whole blocks of torch's attention are filled, which costs short sequences as much as long
     ones. That is seen, not promised.
+
+    Where it is not seen, everything is computed in tiles of that size: every product has one shape, so that no kernel
+    can be chosen by the number of rows.
     """
 
+    name: str = "pad16"
     rows: int = 16
     queries: int = 4
     keys: int = 16
-    name: str = "pad16"
+    is_tiled: bool = False
 
 
-_level: ContextVar[tuple[Padding | None, int | None]] = ContextVar("rlcore_level", default=(None, None))
+_level: ContextVar[tuple[Strategy | None, int | None]] = ContextVar("rlcore_level", default=(None, None))
 
 
-def active() -> Padding | None:
-    """Return the padding at work in this context; None at level off."""
+def active() -> Strategy | None:
+    """Return the strategy at work in this context; None at level off."""
     return _level.get()[0]
 
 
 def is_invariant() -> bool:
-    """Return whether a padding is at work in this context."""
+    """Return whether a strategy is at work in this context."""
     return active() is not None
 
 
@@ -56,8 +60,8 @@ def longest() -> int | None:
 
 
 @contextmanager
-def following(padding: Padding | None, *, longest: int | None = None) -> Iterator[None]:
-    """Follow a padding, or none, without looking whether it holds here: for the probe, and for what is measured.
+def following(strategy: Strategy | None, *, longest: int | None = None) -> Iterator[None]:
+    """Follow a strategy, or none, without looking whether it holds here: for the probe, and for what is measured.
 
     Attention over more than `longest` keys, where one is given, is refused. fp32 products are products of fp32 numbers
     inside, as torch's own default has it. New memory is not filled with NaN first, which torch's deterministic
@@ -65,7 +69,7 @@ def following(padding: Padding | None, *, longest: int | None = None) -> Iterato
     """
     precision = torch.get_float32_matmul_precision()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()
-    before = _level.set((padding, longest))
+    before = _level.set((strategy, longest))
     try:
         torch.set_float32_matmul_precision("highest")
         torch._C._set_deterministic_fill_uninitialized_memory(False)
@@ -80,6 +84,11 @@ def padded(x: Tensor, multiple: int, dim: int) -> Tensor:
     """Return x with zeros up to the next multiple along one dimension; x itself where nothing is missing."""
     missing = -x.shape[dim] % multiple
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x
+
+
+def in_tiles(x: Tensor, multiple: int, dim: int) -> tuple[Tensor, ...]:
+    """Return x, padded with zeros, in pieces of `multiple` along one dimension, each contiguous."""
+    return tuple(tile.contiguous() for tile in torch.split(padded(x, multiple, dim), multiple, dim))
 
 
 def check_invariant_device(device: str) -> None:

@@ -1,8 +1,8 @@
-"""Looks at this machine's operations, and picks the cheapest padding that holds: seconds at start-up, seeded.
+"""Looks at this machine's operations, and picks the cheapest strategy that holds: seconds at start-up, seeded.
 
 No library promises batch-invariant kernels; they are measured. A probe is finite, so it certifies what runs: give the
 model's own product shapes. Each case is an operation on a part of a batch, which should have the bits that one thread
-gave for the whole batch. Paddings are tried from cheap to dear, each on all cases, until one holds.
+gave for the whole batch. Strategies are tried from cheap to dear, each on all cases, until one holds.
 
 `python -m rlcore.numerics.probe` prints a JSON line for each type, for `rlharness doctor`: {"dtype", "device"} and
 either {"problem"} or {"strategy", "length", "duration_s", "naive"}, the last what torch's own operations do. Widths and
@@ -24,12 +24,12 @@ from torch import Tensor
 from rlcore.errors import LevelError
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.level import ALL_THREADS, Padding, check_invariant_device, check_settings, following
+from rlcore.numerics.level import ALL_THREADS, Strategy, check_invariant_device, check_settings, following
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.norms import rms_norm
 from rlcore.numerics.product import be_strict, linear
 
-STRATEGIES = (Padding(), Padding(keys=512, name="pad16_keys512"))
+STRATEGIES = (Strategy(), Strategy("pad16_keys512", keys=512), Strategy("tile32", 32, 32, 64, is_tiled=True))
 """From cheap to dear. Torch's own operation is not among them, even where it seems to hold."""
 SHAPES = ((64, 64), (64, 192), (128, 344), (384, 384), (100, 37))
 """Products that are looked at where the model's own are not given."""
@@ -39,7 +39,7 @@ MIN_LENGTH = 64
 KEYS_AT_ONCE = 16
 """Lengths are certified, and caches are read, in such multiples."""
 THREADS = (1, 2)
-"""Numbers of threads with which every padding is looked at; others where a run is to compute with them."""
+"""Numbers of threads with which every strategy is looked at; others where a run is to compute with them."""
 PARTS = tuple(slice(first, first + rows) for first, rows in enumerate((1, 2, 3, 5, 7, 9, 15, 17, 33, 100)))
 """Rows that are computed alone: how many, and from where."""
 NUM_ROWS = 128
@@ -57,11 +57,11 @@ Operations = Mapping[str, Callable[[Draw], Iterable[Case]]]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One operation under one padding: how often its bits were not those of the row alone."""
+    """One operation under one strategy: how often its bits were not those of the row alone."""
 
     operation: str
     strategy: str
-    """"off" is torch's own operation, looked at so that it is seen what the padding is for."""
+    """"off" is torch's own operation, looked at so that it is seen what the strategy is for."""
     num_cases: int
     num_different: int
     first: str = ""
@@ -80,9 +80,9 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class InvarianceReport:
-    """The cheapest padding that holds for one type on the CPUs of this machine, and its measurements."""
+    """The cheapest strategy that holds for one type on the CPUs of this machine, and its measurements."""
 
-    strategy: Padding
+    strategy: Strategy
     dtype: torch.dtype
     shapes: Shapes
     heads: Heads
@@ -138,9 +138,9 @@ def certify(
     shapes: Shapes = SHAPES,
     heads: Heads = HEADS,
     length: int = LENGTH,
-    strategies: Sequence[Padding] = STRATEGIES,
+    strategies: Sequence[Strategy] = STRATEGIES,
 ) -> InvarianceReport:
-    """Return the first of the paddings that holds for these products and heads.
+    """Return the first of the strategies that holds for these products and heads.
 
     `length` is the most keys there will be. Raises LevelError where none holds, and for any device but a CPU. MKL is
     asked to be strict first (`product.be_strict`).
@@ -164,9 +164,9 @@ def certify(
 
 
 def check_threads(report: InvarianceReport, count: int) -> None:
-    """Check that a certified padding gives the same bits with this number of threads; raise LevelError if not.
+    """Check that a certified strategy gives the same bits with this number of threads; raise LevelError if not.
 
-    No other padding is tried: its bits would differ, and the number of threads should not affect results.
+    No other strategy is tried: its bits would differ, and the number of threads should not affect results.
     """
     operations = _operations(report.shapes, report.heads, report.length)
     found = _measured(report.strategy, (count,), report.dtype, operations)
@@ -182,7 +182,7 @@ def check_threads(report: InvarianceReport, count: int) -> None:
 def invariant(report: InvarianceReport) -> Iterator[None]:
     """Level invariant for what this context computes; undone however it ends.
 
-    Entering and leaving compare bits that differ where the padding is not at work. Raises LevelError where they do.
+    Entering and leaving compare bits that differ where the strategy is not at work. Raises LevelError where they do.
     """
     with following(report.strategy, longest=report.length):
         check_effect(report)
@@ -219,7 +219,7 @@ def _operations(shapes: Shapes, heads: Heads, length: int) -> Operations:
 
 
 def _measured(
-    strategy: Padding | None, threads: Sequence[int], dtype: torch.dtype, operations: Operations
+    strategy: Strategy | None, threads: Sequence[int], dtype: torch.dtype, operations: Operations
 ) -> list[Measurement]:
     measurements = []
     for operation, cases in operations.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from rlcore.numerics.level import active, padded
+from rlcore.numerics.level import active, in_tiles, padded
 from rlcore.numerics.row_sum import expand_rows
 
 HAS_MKL: bool = torch._C.has_mkl
@@ -84,7 +84,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     At level invariant a row of the result has the bits it has alone, and so has its gradient. The weight's gradient
     depends on all rows: those of a fixed microbatch.
     """
-    padding, rows = active(), x.reshape(-1, x.shape[-1])
-    y = product(rows if padding is None else padded(rows, padding.rows, 0), weight)
-    y = (y if y.shape[0] == rows.shape[0] else y[: rows.shape[0]]).view(*x.shape[:-1], weight.shape[0])
-    return y if bias is None else y + (bias if padding is None else expand_rows(bias, y))
+    strategy, rows = active(), x.reshape(-1, x.shape[-1])
+    if strategy is None:
+        y = product(rows, weight)
+    elif strategy.is_tiled:
+        y = _TiledProduct.apply(rows, weight, strategy.rows)  # type: ignore[no-untyped-call]
+    else:
+        y = product(padded(rows, strategy.rows, 0), weight)
+        y = y if y.shape[0] == rows.shape[0] else y[: rows.shape[0]]
+    y = y.view(*x.shape[:-1], weight.shape[0])
+    return y if bias is None else y + (bias if strategy is None else expand_rows(bias, y))
+
+
+class _TiledProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rows = rows
+        return torch.cat([tile @ weight.t() for tile in in_tiles(x, rows, 0)])[: x.shape[0]]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        inner = torch.cat([tile @ weight for tile in in_tiles(grad, ctx.rows, 0)])[: x.shape[0]]
+        return inner, padded(grad, ctx.rows, 0).t() @ padded(x, ctx.rows, 0), None

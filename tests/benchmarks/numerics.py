@@ -22,7 +22,7 @@ import torch
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import Padding, following
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, certify, machine
 
@@ -64,7 +64,7 @@ def decoding(decoder: Decoder) -> Callable[[], None]:
     return step
 
 
-def medians_s(step: Callable[[], None], levels: list[Padding | None], num_rounds: int) -> list[float]:
+def medians_s(step: Callable[[], None], levels: list[Strategy | None], num_rounds: int) -> list[float]:
     """Seconds of processor time of a step at each level."""
     seconds: list[list[float]] = [[] for _ in levels]
     for number in range(num_rounds + 2):

@@ -13,7 +13,7 @@ from rlcore.distributed.process_report import effective_values
 from rlcore.entrypoint import check_device
 from rlcore.errors import LevelError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.level import Padding
+from rlcore.numerics.level import Strategy
 from rlcore.numerics.probe import InvarianceReport, certify, machine, main
 from rlcore.observability.phases import Phases
 
@@ -93,7 +93,7 @@ def test_the_probe_looks_with_the_algorithms_that_the_run_has(monkeypatch: pytes
 
 def certified_on_a_cpu(dtype: torch.dtype, device: str = "cpu") -> InvarianceReport:
     assert device == "cpu", "whatever GPUs there are"
-    return InvarianceReport(Padding(), dtype, (), (), 64, ())
+    return InvarianceReport(Strategy(), dtype, (), (), 64, ())
 
 
 def test_a_process_on_a_cpu_asks_for_no_gpu(

@@ -24,7 +24,7 @@ import torch
 
 from rlcore.environments.trajectory import Trajectory
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import Padding, active, following
+from rlcore.numerics.level import Strategy, active, following
 from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, Tokenizer
@@ -44,7 +44,7 @@ class _Call:
     """Which object it is a method of; a new one if `method` is empty."""
     method: str
     given: tuple[Any, ...]
-    strategy: Padding | None
+    strategy: Strategy | None
     """What the caller follows: it belongs to a thread, and not to a process."""
 
 

@@ -9,7 +9,7 @@ from rlcore.errors import LevelError
 from rlcore.numerics import attention as attention_module
 from rlcore.numerics import product as product_module
 from rlcore.numerics.attention import attention
-from rlcore.numerics.level import Padding, active, is_invariant
+from rlcore.numerics.level import Strategy, active, is_invariant
 from rlcore.numerics.probe import (
     STRATEGIES,
     InvarianceReport,
@@ -21,11 +21,11 @@ from rlcore.numerics.probe import (
 )
 
 SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
-WIDE = Padding(rows=256, name="pad256")
+WIDE = Strategy("pad256", rows=256)
 """Whatever the probe's rows are, a product has as many."""
 
 
-def report_of(padding: Padding) -> InvarianceReport:
+def report_of(padding: Strategy) -> InvarianceReport:
     return InvarianceReport(padding, torch.float32, ((32, 48),), ((2, 1, 16),), 128, ())
 
 
@@ -59,7 +59,7 @@ def test_a_padding_holds_here(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("by_batch")
 def test_a_padding_that_does_not_hold_is_passed_over() -> None:
-    found = certify(strategies=[Padding(), WIDE], **SMALL)  # type: ignore[arg-type]
+    found = certify(strategies=[Strategy(), WIDE], **SMALL)  # type: ignore[arg-type]
     assert found.strategy == WIDE
     broken = {(m.strategy, m.operation): m for m in found.measurements if not m.held}
     assert ("pad16", "linear") in broken
@@ -70,13 +70,13 @@ def test_a_padding_that_does_not_hold_is_passed_over() -> None:
 @pytest.mark.usefixtures("by_queries")
 def test_nothing_that_holds_is_an_error_that_says_what_was_tried() -> None:
     with pytest.raises(LevelError, match=r"no kernel strategy is batch-invariant .*attention pad16: "):
-        certify(strategies=[Padding()], **SMALL)  # type: ignore[arg-type]
+        certify(strategies=[Strategy()], **SMALL)  # type: ignore[arg-type]
     assert active() is None
 
 
 def test_the_number_of_threads_is_put_back() -> None:
     before = torch.get_num_threads()
-    certify(strategies=[Padding()], **SMALL)  # type: ignore[arg-type]
+    certify(strategies=[Strategy()], **SMALL)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError), num_threads(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
@@ -100,7 +100,7 @@ def test_a_length_that_cuts_sums_otherwise_takes_another_padding() -> None:
 
 def test_longer_sequences_than_certified_are_refused() -> None:
     q = torch.zeros(1, 1, 129, 8)
-    with pytest.raises(LevelError, match="attention over 129 keys"), invariant(report_of(Padding())):
+    with pytest.raises(LevelError, match="attention over 129 keys"), invariant(report_of(Strategy())):
         attention(q, q, q)
 
 
@@ -110,12 +110,12 @@ def test_longer_sequences_than_certified_are_refused() -> None:
 def test_the_switch_is_off_again_however_it_ends() -> None:
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ZeroDivisionError), invariant(report_of(Padding())):
+        with pytest.raises(ZeroDivisionError), invariant(report_of(Strategy())):
             assert is_invariant()
             assert torch.get_float32_matmul_precision() == "highest"
             with invariant(report_of(WIDE)):
                 assert active() == WIDE
-            assert active() == Padding()
+            assert active() == Strategy()
             raise ZeroDivisionError
         assert not is_invariant()
         assert torch.get_float32_matmul_precision() == "high"
@@ -126,13 +126,13 @@ def test_the_switch_is_off_again_however_it_ends() -> None:
 @pytest.mark.parametrize("broken", ["by_batch", "by_queries"])
 def test_a_switch_without_effect_is_refused(broken: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(broken)
-    with pytest.raises(LevelError, match="certify again"), invariant(report_of(Padding())):
+    with pytest.raises(LevelError, match="certify again"), invariant(report_of(Strategy())):
         pytest.fail("entered")
     assert not is_invariant()
 
 
 def test_what_undoes_the_level_inside_is_seen_at_the_end() -> None:
-    with pytest.raises(LevelError, match="'medium' precision"), invariant(report_of(Padding())):
+    with pytest.raises(LevelError, match="'medium' precision"), invariant(report_of(Strategy())):
         torch.set_float32_matmul_precision("medium")
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -149,17 +149,17 @@ def test_numbers_flushed_to_zero_are_refused() -> None:
 
 def test_autocast_is_refused() -> None:
     with torch.autocast("cpu"), pytest.raises(LevelError, match="autocast"):
-        check_effect(report_of(Padding()))
+        check_effect(report_of(Strategy()))
 
 
 def test_numbers_of_threads_that_move_bits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products hold with one thread and with two, and are others with more."""
-    check_threads(report_of(Padding()), 3)
+    check_threads(report_of(Strategy()), 3)
     product = product_module.product
     monkeypatch.setattr(
         product_module, "product", lambda x, weight: product(x, weight) * max(2, torch.get_num_threads())
     )
-    found = certify(strategies=[Padding()], **SMALL)  # type: ignore[arg-type]
+    found = certify(strategies=[Strategy()], **SMALL)  # type: ignore[arg-type]
     check_threads(found, 2)
     with pytest.raises(LevelError, match=r"differ bitwise between 3 threads and one .*linear pad16.*threads 3"):
         check_threads(found, 3)

@@ -24,7 +24,7 @@ from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import LevelError, StepError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import Padding, following
+from rlcore.numerics.level import Strategy, following
 from rlcore.observability.events import GreedyScored
 from rlcore.observability.observers import Observers
 from rlcore.rewards.score import Scores
@@ -132,7 +132,7 @@ def test_draws_on_a_gpu_are_seen_and_a_gpu_that_is_first_used_is_none(monkeypatc
 
 
 def test_what_the_process_is_told_of_arithmetic_is_seen_in_the_next_step() -> None:
-    with following(Padding()):
+    with following(Strategy()):
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(True)
         try:
