@@ -62,6 +62,7 @@ def open_part(directory: Path, manifest: Manifest, rank: int) -> Recorder:
 
 def restore_torch() -> None:
     """Take back what a fault may have told the whole process about arithmetic."""
+    torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
