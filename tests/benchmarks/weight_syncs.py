@@ -19,9 +19,8 @@ import torch
 
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.invariance_report import machine
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
+from rlcore.numerics.probe import machine
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.weights.sync import sync
 from rlcore.weights.transports.packing import Transport
@@ -69,7 +68,7 @@ def main() -> int:
         f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, load {os.getloadavg()[0]:.1f}: "
         f"{num_parameters / 1e6:.1f}M parameters, float32, level invariant"
     )
-    with following(Padding()), closing(RemoteHost()) as host:
+    with following(Strategy()), closing(RemoteHost()) as host:
         show("this process", decoder, LocalTarget(Decoder(SIZES[options.size])), options.rounds)
         for name, host.transport in TRANSPORTS.items():
             show(name, decoder, host.target(LocalTarget, decoder), options.rounds)

@@ -141,8 +141,7 @@ def host() -> Iterator[Any]:
 )
 def test_receipts_hold_over_each_transport_and_find_a_skipped_parameter(name: str, host: Any) -> None:
     from rlcore.errors import WeightSyncError
-    from rlcore.numerics.level import following
-    from rlcore.numerics.padding import Padding
+    from rlcore.numerics.level import Strategy, following
     from rlcore.weights.receipts import Check
     from rlcore.weights.sync import sync
     from tests.rlcore.weights.faults import Written
@@ -152,7 +151,7 @@ def test_receipts_hold_over_each_transport_and_find_a_skipped_parameter(name: st
         pytest.skip("NCCL between processes needs two GPUs")
     decoder, receipt = policy().to(DEVICE), None
     host.transport = partial(transport_of, name)
-    with following(Padding()):
+    with following(Strategy()):
         target = host.target(Target, decoder)
         for version in (1, 2, 3):
             receipt = sync(decoder, target, version, receipt)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import Answerer
 from rlcore.weights.sync import sync
@@ -52,7 +51,7 @@ def host(other_process: RemoteHost) -> RemoteHost:
 
 @pytest.fixture(autouse=True)
 def at_level_invariant() -> Iterator[None]:
-    with following(Padding()):
+    with following(Strategy()):
         yield
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from rlcore.errors import WeightSyncError
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights.receipts import Check
 from rlcore.weights.sync import sync
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
@@ -19,7 +18,7 @@ from tests.support.remote_sampler import RemoteHost
 
 @pytest.fixture(autouse=True)
 def at_level_invariant() -> Iterator[None]:
-    with following(Padding()):
+    with following(Strategy()):
         yield
 
 
