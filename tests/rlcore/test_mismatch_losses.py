@@ -59,7 +59,7 @@ def test_gradients_of_masked_is(level: Level, batch: Batch) -> None:
     weight = d.exp() if level == "token" else d.sum(-1, keepdim=True).exp().clamp(max=1.2) / mask.sum(-1, keepdim=True)
 
     def losses(x: Tensor) -> Tensor:
-        options = {"kl_coef": 0.3, "sequence_clip_high": 1.2}
+        options = {"proximal_coef": 0.3, "sequence_clip_high": 1.2}
         return masked_is(x, rollout, advantages, mask, keep, level=level, **options).losses
 
     def frozen(x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def test_gradients_of_masked_is(level: Level, batch: Batch) -> None:
 @given(batch=batches())
 def test_gradients_of_dppo_and_ipo(loss: Callable[..., PolicyLoss], batch: Batch) -> None:
     tensors = (batch["rollout_logprobs"], batch["advantages"], batch.loss_mask)
-    assert is_gradient(lambda x: loss(x, *tensors, kl_coef=0.2).losses, batch["logprobs"])
+    assert is_gradient(lambda x: loss(x, *tensors, proximal_coef=0.2).losses, batch["logprobs"])
 
 
 @every_proximal
@@ -123,7 +123,7 @@ def test_an_infinite_ratio_that_is_dropped_is_harmless(loss: Callable[..., Polic
     logprobs, rollout = row(-0.01, -0.01, -0.01).float(), row(-90, -0.01, -0.01).float()
 
     def losses(x: Tensor) -> Tensor:
-        return loss(x, rollout, row(1, 1, 1).float(), THREE, kl_coef=0.0).losses
+        return loss(x, rollout, row(1, 1, 1).float(), THREE, proximal_coef=0.0).losses
 
     assert losses(logprobs)[0].tolist() == pytest.approx([0.0, -1.0, -1.0])
     assert gradient(losses, logprobs)[0].tolist() == pytest.approx([0.0, -1.0, -1.0])

@@ -107,7 +107,7 @@ def test_gradient_of_dppo_tv() -> None:
     logprobs = of_verl("inputs", "log_prob").requires_grad_()
     grpo = of_verl("advantages", "grpo", "advantages")
     found = dppo_tv(
-        logprobs, of_verl("inputs", "old_log_prob"), grpo, loss_mask(), mask_high=0.28, kl_coef=0.0, ratio_cap=3.0
+        logprobs, of_verl("inputs", "old_log_prob"), grpo, loss_mask(), mask_high=0.28, proximal_coef=0.0, ratio_cap=3.0
     )
     token_mean(found.losses).backward()  # type: ignore[no-untyped-call]
     pinned = verl()["policy_loss"]["dppo_tv/token-mean"]
@@ -217,7 +217,7 @@ def test_masked_importance_sampling(pinned: dict[str, Any]) -> None:
             mask,
             keep,
             level=config["ratio_type"],
-            kl_coef=config["kl_tau"],
+            proximal_coef=config["kl_tau"],
             sequence_clip_high=config["sequence_clip_high"],
         )
 
@@ -231,7 +231,10 @@ def test_dppo(pinned: dict[str, Any]) -> None:
     config = pinned["config"]
     _, loss, gradient = single_loss(
         lambda *tensors: dppo_tv(
-            *tensors, mask_low=config["dppo_mask_low"], mask_high=config["dppo_mask_high"], kl_coef=config["kl_tau"]
+            *tensors,
+            mask_low=config["dppo_mask_low"],
+            mask_high=config["dppo_mask_high"],
+            proximal_coef=config["kl_tau"],
         ),
         pinned["advantage"] * config["adv_tau"],
     )
@@ -244,7 +247,7 @@ def test_ipo(pinned: dict[str, Any]) -> None:
     config = pinned["config"]
     threshold = config["ipo_threshold"]
     _, loss, gradient = single_loss(
-        lambda *tensors: ipo(*tensors, mask_low=threshold, mask_high=threshold, kl_coef=config["kl_tau"]),
+        lambda *tensors: ipo(*tensors, mask_low=threshold, mask_high=threshold, proximal_coef=config["kl_tau"]),
         pinned["advantage"] * config["adv_tau"],
     )
     assert_pinned(loss, pinned["loss"])
@@ -259,7 +262,7 @@ def test_ipo_with_a_capped_ratio(pinned: dict[str, Any]) -> None:
             *tensors,
             mask_low=config["ipo_mask_low"],
             mask_high=config["ipo_mask_high"],
-            kl_coef=config["kl_tau"],
+            proximal_coef=config["kl_tau"],
             ratio_cap=config["ratio_clip"],
         ),
         pinned["advantage"] * config["adv_tau"],
@@ -271,7 +274,7 @@ def test_ipo_with_a_capped_ratio(pinned: dict[str, Any]) -> None:
 def test_pull_towards_the_reference() -> None:
     def loss_of(logprobs: Tensor, rollout_logprobs: Tensor, reward: Tensor, mask: Tensor) -> PolicyLoss:
         signal = teacher_advantages(reward, logprobs, single("teacher_logprobs"), mask, adv_coef=0.0)
-        return ipo(logprobs, rollout_logprobs, signal, mask, mask_low=0.2, mask_high=torch.inf, kl_coef=1e-3)
+        return ipo(logprobs, rollout_logprobs, signal, mask, mask_low=0.2, mask_high=torch.inf, proximal_coef=1e-3)
 
     _, loss, gradient = single_loss(loss_of, 0.0)
     assert_pinned(loss, single_samples()["ref_kl"]["loss"])

@@ -40,7 +40,7 @@ class Case(NamedTuple):
 def masked_is_of(level: str) -> Callable[..., Any]:
     def loss(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Any:
         keep = masked_is_keep(logprobs, rollout_logprobs, loss_mask, token=(0.8, 2.0))
-        return masked_is(logprobs, rollout_logprobs, advantages, loss_mask, keep, level=level, kl_coef=0.1)  # type: ignore[arg-type]
+        return masked_is(logprobs, rollout_logprobs, advantages, loss_mask, keep, level=level, proximal_coef=0.1)  # type: ignore[arg-type]
 
     return loss
 

@@ -251,7 +251,7 @@ def test_the_gradient_of_dppo_tv(verl: Peer, batch: Batch, clip: Clip) -> None:
             batch.loss_mask,
             mask_low=clip.low,
             mask_high=clip.high,
-            kl_coef=0.0,
+            proximal_coef=0.0,
             ratio_cap=clip.dual,
         )
 
