@@ -3,8 +3,7 @@
     d = logprobs - rollout_logprobs        r = exp(d)        dp = exp(logprobs) - exp(rollout_logprobs)
 
 Which tokens are dropped is decided without a gradient, and never because of a NaN, which has to reach the loss and be
-seen. A dropped token stays in the loss mask, and so in the
-denominators. What a teacher or the reference policy thinks comes in as advantages (`teacher_advantages`).
+seen. A dropped token stays in the loss mask, and so in the denominators.
 """
 
 import math
@@ -122,7 +121,6 @@ def ipo(
 ) -> PolicyLoss:
     """As `dppo_tv`, but dropped where dp > mask_high or dp < -mask_low, whatever the sign of the advantage.
 
-    An infinite `mask_high` with `teacher_advantages` of the reference policy is the loss that pulls towards it.
     Raises ShapeError, EmptyMaskError, InvalidValueError. The later losses of prime-rl and of surogate.
     """
     dp = _probability_change(logprobs, rollout_logprobs, advantages, loss_mask)
@@ -130,25 +128,6 @@ def ipo(
     check_number("mask_high", mask_high, 0.0)
     drop = _outside(dp, (-mask_low, mask_high))
     return _proximal((logprobs, rollout_logprobs, advantages, loss_mask), drop, proximal_coef, ratio_cap)
-
-
-def teacher_advantages(
-    advantages: Tensor,
-    logprobs: Tensor,
-    teacher_logprobs: Tensor,
-    loss_mask: Tensor,
-    *,
-    adv_coef: float = 1.0,
-    teacher_coef: float = 1.0,
-) -> Tensor:
-    """adv_coef A + teacher_coef (teacher_logprobs - logprobs), without gradient, [samples, positions].
-
-    All floats [samples, positions]; the teacher may be the reference policy. With `adv_coef` 0 it is distillation
-    alone. 0 outside the mask. Raises ShapeError and EmptyMaskError.
-    """
-    check_tokens(loss_mask, advantages=advantages, logprobs=logprobs, teacher_logprobs=teacher_logprobs)
-    distance = only(loss_mask, teacher_logprobs.detach()) - only(loss_mask, logprobs.detach())
-    return adv_coef * only(loss_mask, advantages.detach()) + teacher_coef * distance
 
 
 def _proximal(

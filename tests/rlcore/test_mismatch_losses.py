@@ -7,10 +7,9 @@ from typing import get_args
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcore.algorithms.mismatch_losses import Level, dppo_tv, ipo, masked_is, masked_is_keep, teacher_advantages
+from rlcore.algorithms.mismatch_losses import Level, dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss
 from rlcore.errors import InvalidValueError, ShapeError
 from tests.rlcore.batches import SEEDED, Batch, batches
@@ -134,21 +133,6 @@ def test_an_infinite_weight_that_is_dropped_is_harmless() -> None:
     keep = masked_is_keep(logprobs, rollout, THREE, geometric=WIDE, sequence=WIDE)
     assert keep[0].tolist() == [False, True, True]
     assert masked_is(logprobs, rollout, row(1, 1, 1).float(), THREE, keep).losses.isfinite().all()
-
-
-@SEEDED
-@given(batch=batches(), adv_coef=st.floats(0, 2), teacher_coef=st.floats(0, 2))
-def test_a_teacher_mixes_into_the_advantages(batch: Batch, adv_coef: float, teacher_coef: float) -> None:
-    found = teacher_advantages(
-        batch["advantages"],
-        batch["logprobs"],
-        batch["teacher_logprobs"],
-        batch.loss_mask,
-        adv_coef=adv_coef,
-        teacher_coef=teacher_coef,
-    )
-    expected = adv_coef * batch["advantages"] + teacher_coef * (batch["teacher_logprobs"] - batch["logprobs"])
-    torch.testing.assert_close(found, torch.where(batch.loss_mask, expected, 0.0))
 
 
 def test_what_cannot_be_used() -> None:
