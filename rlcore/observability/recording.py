@@ -1,19 +1,19 @@
 """The observer that hands values to a recorder, in canonical order."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcore.config import PpoSection
+from rlcore.log import Record
 from rlcore.observability.events import (
     AdvantagesEstimated,
     BatchExtended,
     Evaluated,
     Event,
-    GradientsReduced,
     PassesDone,
     RolloutBatched,
     StepBegins,
@@ -21,24 +21,17 @@ from rlcore.observability.events import (
     Updated,
     WarmStartBegins,
     WarmStartEnds,
-    WeightsMoved,
     WeightsSynced,
 )
 from rlcore.observability.observers import Observer
 from rlcore.trace import Recorder, record_all
 
-Named = Iterable[tuple[str, Tensor]]
-Selection = Callable[[Named], Named]
-"""Yields some of named tensors, whole; every rank goes through all that it yields."""
-
 
 class StepRecorder(Observer):
     """Records what a step reads of its batch, its losses, gradients, weights and optimizer state."""
 
-    def __init__(self, recorder: Recorder, *, own: Selection = iter) -> None:
-        """Record into `recorder`; of tensors that several ranks have, `own` yields those that this one records."""
-        self._recorder = recorder
-        self._own = own
+    def __init__(self, recorder: Recorder, record: Record) -> None:
+        self._recorder, self._record_of_run = recorder, record
         self._is_resting = False
         self._evaluated: Evaluated | None = None
 
@@ -52,7 +45,7 @@ class StepRecorder(Observer):
     def _record(self, event: Event) -> None:
         match event:
             case StepBegins(step, warm_start):
-                self._recorder.begin_step(step)
+                self._record_of_run.begin_step(step)
                 if warm_start is not None:
                     warm_start.record(self._recorder)
                 self._first_evaluation()
@@ -66,18 +59,13 @@ class StepRecorder(Observer):
                 self._advantages(batch, isinstance(section, PpoSection))
             case PassesDone():
                 self._passes(event)
-            case GradientsReduced(trainer, gradients):
-                self._all("backward", ((f"{trainer}.{name}", value) for name, value in self._own(gradients.items())))
-            case WeightsMoved():
-                moved = self._own(_moved(event))
-                self._all("optimizer", ((f"{event.trainer}.{name}", value) for name, value in moved))
             case Updated(trainer, _, learning_rate, norm):
                 self._recorder.record("backward", f"{trainer}.gradient_norm", norm)
                 self._recorder.record("optimizer", f"{trainer}.learning_rate", learning_rate)
             case WeightsSynced(receipt):
                 self._recorder.record("sync", "weights_digest", receipt.weights_digest)
             case StepEnds(curve):
-                self._recorder.end_step(**curve)
+                self._record_of_run.end_step(**curve)
 
     def _all(self, phase: str, values: Iterable[tuple[str, Any]]) -> None:
         """Record values of one phase, with one wait for a GPU."""
@@ -122,11 +110,3 @@ class StepRecorder(Observer):
         rewards = [math.nan if reward is None else reward for reward in self._evaluated.scores.rewards]
         self._recorder.record("reward", "evaluation.rewards", torch.tensor(rewards, dtype=torch.float64))
         self._evaluated = None
-
-
-def _moved(event: WeightsMoved) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights and what the optimizer keeps of each."""
-    for name, parameter in event.model.named_parameters():
-        yield name, parameter.detach()
-        for kind, value in sorted(event.optimizer.state[parameter].items()):
-            yield f"{name}.{kind}", value

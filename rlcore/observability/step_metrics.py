@@ -10,7 +10,7 @@ from rlcore.environments.branches import by_request
 from rlcore.environments.trajectory import Trajectory
 from rlcore.observability.metrics import mean, merge, of_completions
 from rlcore.rewards.score import Scores
-from rlcore.trainers.base import Update
+from rlcore.trainers.trainer import Update
 
 
 class StepMetrics:

@@ -6,7 +6,7 @@ from rlcore.config import OptimizerSection
 from rlcore.observability.events import PassesDone, Updated
 from rlcore.recipes.policy_pass import match_policy
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import Loss, Trainer, Update
+from rlcore.trainers.trainer import Loss, Trainer, Update
 
 
 def update(state: TrainState, trainer: Trainer, minibatch: Minibatch, loss: Loss, step: int) -> Update:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlcore.algorithms.advantages import TokenAdvantages
 from rlcore.batching.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.trainer import Trainer
 from tests.guards.planted.fault import LEVEL, Probe, fault, honest, replaced
 from tests.guards.planted.faults.advantages import GAE, GRPO
 
@@ -18,10 +18,10 @@ ADVANTAGE = ("advantage",)
 BACKWARD = ("backward",)
 OPTIMIZER = ("optimizer",)
 LOSS = ("forward", "loss")
-TAKEN = "rlcore.trainers.local:take_gradient"
-NORM = "rlcore.trainers.local:global_norm"
-STEP = "rlcore.trainers.local:LocalTrainer.optimizer_step"
-WORKERS = "rlcore.trainers.local:divide_among_workers"
+TAKEN = "rlcore.trainers.trainer:take_gradient"
+NORM = "rlcore.trainers.trainer:global_norm"
+STEP = "rlcore.trainers.trainer:Trainer.optimizer_step"
+WORKERS = "rlcore.trainers.trainer:divide_among_workers"
 
 
 @fault(
@@ -279,9 +279,9 @@ def norm_without_the_last(probe: Probe) -> Iterator[None]:
     setting="clipped",
 )
 def norm_after_the_clip(probe: Probe) -> Iterator[None]:
-    step = LocalTrainer.optimizer_step
+    step = Trainer.optimizer_step
 
-    def clipped(trainer: LocalTrainer, *, learning_rate: float, max_norm: float | None) -> float:
+    def clipped(trainer: Trainer, *, learning_rate: float, max_norm: float | None) -> float:
         norm = step(trainer, learning_rate=learning_rate, max_norm=max_norm)
         told = min(norm, math.inf if max_norm is None else max_norm)
         probe.reached(has_effect=told != norm)
@@ -298,14 +298,14 @@ def norm_after_the_clip(probe: Probe) -> Iterator[None]:
     setting="critic_epochs",
 )
 def critic_at_the_policys_rate(probe: Probe) -> Iterator[None]:
-    critic = honest("rlcore.trainers.models:LocalModels.critic")
+    rate = honest("rlcore.trainers.trainer:peak_rate")
 
-    def as_the_policy(models: Any, learning_rate: float) -> Any:
-        rate = models._config.optimizer.learning_rate
-        probe.reached(has_effect=rate != learning_rate)
-        return critic(models, rate)
+    def as_the_policy(config: Any, name: str) -> Any:
+        found = rate(config, "policy" if name == "critic" else name)
+        probe.reached(has_effect=found != rate(config, name))
+        return found
 
-    with replaced("rlcore.trainers.models:LocalModels.critic", as_the_policy):
+    with replaced("rlcore.trainers.trainer:peak_rate", as_the_policy):
         yield
 
 

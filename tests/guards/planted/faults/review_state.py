@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcore.models.checkpoints import Part
-from rlcore.trainers.frozen import FrozenModel
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.source import LiveWeights
 from tests.guards.planted.fault import RESUME, Probe, fault, honest, replaced
 from tests.guards.planted.faults.review_learning import STEP
@@ -19,10 +18,10 @@ from tests.guards.planted.faults.review_learning import STEP
 SYNC = "rlcore.controllers.synchronous:sync"
 SENT = ("sync", "optimizer")
 REFERENCE = ("reference",)
-RESTORE = "rlcore.trainers.local:restore_optimizer"
+READ = "rlcore.checkpoints.state_shards:read_state"
 LOAD = "rlcore.controllers.setup:resume"
 BULK = "rlcore.recipes.policy_pass:logprobs_in_bulk"
-MODELS = "rlcore.trainers.models:LocalModels"
+BUILD = "rlcore.trainers.trainer:Models.build"
 SAVE = "rlcore.checkpoints.resume:save_decoder"
 PERIOD = 5
 NUM_LANES = 4.0
@@ -99,21 +98,19 @@ def reference_in_the_policys_memory(probe: Probe) -> Iterator[None]:
     setting="updates",
 )
 def reference_before_the_warm_start(probe: Probe) -> Iterator[None]:
-    build, reference = honest(f"{MODELS}.policy"), honest(f"{MODELS}.reference")
+    build = honest(BUILD)
     first: list[Any] = []
 
-    def copied(models: Any) -> Any:
-        trainer = build(models)
-        first[:] = [copy.deepcopy(models._whole_policy())]
+    def of_the_first(models: Any, name: str) -> Any:
+        trainer = build(models, name)
+        if name == "policy":
+            first[:] = [copy.deepcopy(trainer.model)]
+        elif name == "reference":
+            probe.reached()
+            trainer.model.load_state_dict(first[0].state_dict())
         return trainer
 
-    def of_the_first(models: Any) -> FrozenModel:
-        probe.reached()
-        found: FrozenModel = reference(models)
-        found.model.load_state_dict(first[0].state_dict())
-        return found
-
-    with replaced(f"{MODELS}.policy", copied), replaced(f"{MODELS}.reference", of_the_first):
+    with replaced(BUILD, of_the_first):
         yield
 
 
@@ -162,49 +159,49 @@ def joined_by_pass(probe: Probe) -> Iterator[None]:
     "review: a count that is guessed", "a resumed optimizer counts microbatches as steps", phases=(RESUME, "optimizer")
 )
 def steps_of_microbatches(probe: Probe) -> Iterator[None]:
-    restore = honest(RESTORE)
+    read = honest(READ)
 
-    def counted(optimizer: Any, named: Any, state: Any) -> None:
+    def counted(*given: Any) -> Any:
         probe.reached()
-        wrong = {name: torch.full_like(v, NUM_LANES) if name.endswith(".step") else v for name, v in state.items()}
-        restore(optimizer, named, wrong)
+        state = read(*given)
+        return {name: torch.full_like(v, NUM_LANES) if name.endswith(".step") else v for name, v in state.items()}
 
-    with replaced(RESTORE, counted):
+    with replaced(READ, counted):
         yield
 
 
 @fault("review: a count that is guessed later", "the same, from the first update on", phases=(RESUME, "optimizer"))
 def steps_of_microbatches_later(probe: Probe) -> Iterator[None]:
-    restore, step = honest(RESTORE), LocalTrainer.optimizer_step
+    read, step = Trainer.read_state, Trainer.optimizer_step
     resumed: list[Any] = []
 
-    def remembered(optimizer: Any, named: Any, state: Any) -> None:
-        restore(optimizer, named, state)
-        resumed.append(optimizer)
+    def remembered(trainer: Trainer, path: Any) -> None:
+        read(trainer, path)
+        resumed.append(trainer)
 
-    def counted(trainer: LocalTrainer, **given: Any) -> float:
-        if trainer.optimizer in resumed:
+    def counted(trainer: Trainer, **given: Any) -> float:
+        if trainer in resumed:
             probe.reached()
-            resumed.remove(trainer.optimizer)
+            resumed.remove(trainer)
             for state in trainer.optimizer.state.values():
                 state["step"].fill_(NUM_LANES)
         return step(trainer, **given)
 
-    with replaced(RESTORE, remembered), replaced(STEP, counted):
+    with replaced("rlcore.trainers.trainer:Trainer.read_state", remembered), replaced(STEP, counted):
         yield
 
 
 @fault("review: a list of moments", "moments are saved in another order of parameters", phases=(RESUME, "optimizer"))
 def moments_saved_by_position(probe: Probe) -> Iterator[None]:
-    tensors = honest("rlcore.trainers.local:optimizer_tensors")
-    others = {"attention_norm": "mlp_norm", "mlp_norm": "attention_norm"}
+    write = honest("rlcore.checkpoints.state_shards:write_state")
+    others = {"attention_norm.exp_avg": "mlp_norm.exp_avg", "mlp_norm.exp_avg": "attention_norm.exp_avg"}
 
-    def exchanged(optimizer: Any, named: Any) -> dict[str, Tensor]:
+    def exchanged(path: Any, state: dict[str, Tensor], group: Any) -> None:
         probe.reached()
-        found: dict[str, Tensor] = tensors(optimizer, named)
-        return {".".join(others.get(part, part) for part in name.split(".")): value for name, value in found.items()}
+        named = {name: ".".join(name.split(".")[-2:]) for name in state}
+        write(path, {name.replace(end, others.get(end, end)): state[name] for name, end in named.items()}, group)
 
-    with replaced("rlcore.trainers.local:optimizer_tensors", exchanged):
+    with replaced("rlcore.checkpoints.state_shards:write_state", exchanged):
         yield
 
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from rlcore.environments.trajectory import Trajectory
 from rlcore.samplers.replicas import ReplicaSampler
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.trainer import Trainer
 from rlcore.types import SampleRequest
 from tests.guards.planted.fault import Probe, fault, honest, replaced
 
-WORKERS = "rlcore.trainers.local:divide_among_workers"
-TOTAL = "rlcore.trainers.local:GradientSum.total"
-ABSORB = "rlcore.trainers.local:GradientSum.absorb"
-STEP = "rlcore.trainers.local:LocalTrainer.optimizer_step"
-SUM = "rlcore.trainers.data_parallel:canonical_sum"
+WORKERS = "rlcore.trainers.trainer:divide_among_workers"
+TOTAL = "rlcore.trainers.trainer:GradientSum.total"
+ABSORB = "rlcore.trainers.trainer:GradientSum.absorb"
+STEP = "rlcore.trainers.trainer:Trainer.optimizer_step"
+SUM = "rlcore.trainers.reductions:canonical_sum"
 BY_SHARE = "rlcore.samplers.replicas:ReplicaSampler._by_share"
 TARGET = "rlcore.samplers.replica_target:ReplicaTarget"
 TORCH_SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
@@ -201,10 +201,10 @@ def last_worker_forgotten(probe: Probe) -> Iterator[None]:
     is_in_ranks=True,
 )
 def rank_leaves_out_an_update(probe: Probe) -> Iterator[None]:
-    step = LocalTrainer.optimizer_step
+    step = Trainer.optimizer_step
     count = [0]
 
-    def mostly(trainer: LocalTrainer, **given: Any) -> float:
+    def mostly(trainer: Trainer, **given: Any) -> float:
         count[0] += 1
         if _rank() != 1 or count[0] != 14:
             return step(trainer, **given)
@@ -235,9 +235,9 @@ def averaged_over_ranks(probe: Probe) -> Iterator[None]:
 
 @fault("a cluster of two configurations", "one rank learns at another rate", phases=MOVED, is_in_ranks=True)
 def rank_with_its_own_rate(probe: Probe) -> Iterator[None]:
-    step = LocalTrainer.optimizer_step
+    step = Trainer.optimizer_step
 
-    def own(trainer: LocalTrainer, *, learning_rate: float, max_norm: float | None) -> float:
+    def own(trainer: Trainer, *, learning_rate: float, max_norm: float | None) -> float:
         if _rank() == 1:
             probe.reached()
             learning_rate *= 1.01

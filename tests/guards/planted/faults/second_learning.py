@@ -16,8 +16,8 @@ LOSS = ("forward", "loss")
 BACKWARD = ("backward",)
 OPTIMIZER = ("optimizer",)
 RATE = "rlcore.recipes.update:learning_rate"
-TAKEN = "rlcore.trainers.local:take_gradient"
-BUILD = "rlcore.trainers.local:build_adamw"
+TAKEN = "rlcore.trainers.trainer:take_gradient"
+BUILD = "rlcore.trainers.trainer:build_adamw"
 GSPO = "rlcore.recipes.grpo:gspo"
 CLIP = "rlcore.recipes.grpo:ppo_clip"
 

@@ -139,22 +139,24 @@ def evaluation_of_the_best(probe: Probe) -> Iterator[None]:
     "torchtitan: asynchronous checkpoints", "moments are saved as they were a step before", phases=(RESUME, "optimizer")
 )
 def moments_of_the_step_before(probe: Probe) -> Iterator[None]:
-    save = honest("rlcore.trainers.local:LocalTrainer.save")
-    step = honest("rlcore.trainers.local:LocalTrainer.optimizer_step")
+    write = honest("rlcore.trainers.trainer:Trainer.write_state")
+    step = honest("rlcore.trainers.trainer:Trainer.optimizer_step")
     before: dict[int, dict[str, Tensor]] = {}
 
     def remembered(trainer: Any, **given: Any) -> float:
-        before[id(trainer)] = {name: value.clone() for name, value in save(trainer).optimizer.items()}
+        moments = {name: value.clone() for name, value in trainer.state().items() if name not in trainer.masters}
+        before[id(trainer)] = moments
         return float(step(trainer, **given))
 
-    def older(trainer: Any) -> Any:
-        found = save(trainer)
+    def older(trainer: Any, path: Any) -> None:
         probe.reached()
-        return found._replace(optimizer=before.get(id(trainer)) or found.optimizer)
+        state = {**trainer.state(), **before.get(id(trainer), {})}
+        with replaced("rlcore.trainers.trainer:Trainer.state", lambda trainer: state):
+            write(trainer, path)
 
     with (
-        replaced("rlcore.trainers.local:LocalTrainer.optimizer_step", remembered),
-        replaced("rlcore.trainers.local:LocalTrainer.save", older),
+        replaced("rlcore.trainers.trainer:Trainer.optimizer_step", remembered),
+        replaced("rlcore.trainers.trainer:Trainer.write_state", older),
     ):
         yield
 
