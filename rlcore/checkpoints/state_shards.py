@@ -70,6 +70,8 @@ def read_state(
         found = {name: _empty(name, spec, parameters) for name, spec in specs.items()}
         with _failures():
             load(found, storage_reader=reader, process_group=group, no_dist=group is None)
+    except CheckpointError:
+        raise
     except (OSError, *_MALFORMED) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r:.300}", remedy=_REMEDY) from error
     return found

@@ -9,8 +9,9 @@ from rlcore.checks.match_checks import MatchReports
 from rlcore.checks.observers import checks_of_level
 from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
+from rlcore.data.tasks import Task
 from rlcore.errors import CheckpointError
-from rlcore.log import Record
+from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import ModelsBuilt, RunBegins
 from rlcore.observability.logs import RunLog
@@ -24,8 +25,6 @@ from rlcore.recipes.warm_start import warm_start
 from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
-from rlcore.tasks.base import Task
-from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
 from rlcore.trainers.remote import RecordWithWorkers, build_remote
 from rlcore.trainers.trainer import Models
@@ -62,7 +61,7 @@ def prepare(
     phases, mismatches, checks = Phases(config.model.device), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
     record = Record(recorder) if workers is None else RecordWithWorkers(recorder, workers)
-    observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(recorder, record))
+    observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(record))
     observers.emit(RunBegins(config, task.train))
     longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # torch has no public name for it
 from torch.distributed.tensor import DTensor
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.tree_sum import TreeSum

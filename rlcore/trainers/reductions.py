@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.tree_sum import NodePosition, TreeSum, complete_subtrees
 from rlcore.trainers.ranks import Assignment, RankGrid, Ranks, agree, raise_first

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.config import OptimizerSection, PpoSection, RunConfig, RuntimeSection
+from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.errors import NonFiniteError
 from rlcore.log import NullRecorder, Record
 from rlcore.models.decoder import Decoder

@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.batching.microbatches import Microbatch, balanced_microbatches
 from rlcore.config import RunConfig
+from rlcore.data.microbatches import Microbatch, balanced_microbatches
 from rlcore.determinism import at_level, check_level
 from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Partition, Split, Table
 from rlcore.distributed.process_report import ProcessName, ProcessReport, report_of

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.trainers.ranks import build_grid
 from rlcore.trainers.trainer import Trainer
 from rlcore.weights.source import digest_of

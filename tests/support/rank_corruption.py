@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlcore.batching.microbatches import divide_among_workers
+from rlcore.data.microbatches import divide_among_workers
 from rlcore.errors import ReplicaError
 from rlcore.trainers.ranks import RankGrid, build_grid
 from rlcore.trainers.trainer import Trainer, local_part

@@ -8,8 +8,8 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.tree_sum import complete_subtrees

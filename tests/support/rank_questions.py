@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.reductions import owned
 from rlcore.trainers.scoring import score

@@ -13,6 +13,7 @@ from rlcore.checks.mismatch import in_context
 from rlcore.checks.mismatch_cause import causes
 from rlcore.entrypoint import train
 from rlcore.errors import LevelError, WeightSyncError
+from rlcore.log import NullRecorder
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
@@ -20,7 +21,6 @@ from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.padding import Padding
 from rlcore.observability.phases import Phases
 from rlcore.samplers.batching import ContinuousBatch
-from rlcore.trace import NullRecorder
 from tests.rlcore.training.recorded import config, trained
 from tests.rlcore.weights.targets import Target
 from tests.support.samplers import TOKENIZER

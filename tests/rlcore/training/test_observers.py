@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.batching.microbatches import Microbatch
 from rlcore.checks.match_checks import MatchChecks
 from rlcore.checks.observers import (
     CHECKS,
@@ -18,11 +17,12 @@ from rlcore.checks.observers import (
     RolloutChecks,
 )
 from rlcore.config import RunConfig
+from rlcore.data.microbatches import Microbatch
 from rlcore.entrypoint import train
 from rlcore.errors import RlcoreError
+from rlcore.log import NullRecorder
 from rlcore.models.decoder import Decoder
 from rlcore.observability.observers import Observer, Observers
-from rlcore.trace import NullRecorder
 from rlcore.trainers.scoring import Scored, score
 from rlcore.weights.digests import tensor_digests
 from tests.rlcore.training.recorded import Digests, config, recorded
@@ -109,7 +109,7 @@ def less_precise(state: Any, directory: Path, step: int) -> None:
     [
         (RolloutChecks, ("rlcore.recipes.rollout.collect", backwards), "completion order: expected sample"),
         (AdvantageChecks, ("rlcore.algorithms.advantages.grpo", upside_down), "advantages of group"),
-        (MinibatchChecks, ("rlcore.batching.minibatches.permutation", twice_the_first), "is in an epoch"),
+        (MinibatchChecks, ("rlcore.data.minibatches.permutation", twice_the_first), "is in an epoch"),
         (GeneratorChecks, ("rlcore.recipes.rollout.prompts_of", drawn), "has drawn from the generator"),
         (MatchChecks, ("rlcore.recipes.policy_pass.score", off_by_a_bit), "the trainer's log-probability"),
         (LevelChecks, ("rlcore.controllers.synchronous.save_checkpoint", less_precise), "'medium' precision"),

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rlcore.entrypoint import run as run_engine
-from rlcore.trace import Recorder
+from rlcore.log import Recorder
 
 HONEST_SIZE = 8
 

@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor
 
 from rlcore.errors import LevelError, RlcoreError, WeightSyncError
-from rlcore.trace import NullRecorder
+from rlcore.log import NullRecorder
 from rlcore.weights.receipts import Check
 from tests.guards.planted.entry import run
 from tests.guards.planted.settings import payload
