@@ -18,6 +18,7 @@ from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
 from rlcore.numerics.log_softmax import log_softmax
+from rlcore.observability.events import StepBegins
 from rlcore.observability.logs import RunLog
 from rlcore.recipes.grpo import grpo_step
 from rlcore.recipes.policy_pass import correction_weights
@@ -66,6 +67,7 @@ def state_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off")
     finally:
         log.close()
     state.receipt = sync(state.decoder, state.sampler.weight_target, 0, None)
+    state.observers.emit(StepBegins(0, None))
     return state
 
 
