@@ -26,7 +26,7 @@ from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_log
 from rlcore.recipes.rollout import rollout
 from rlcore.recipes.update import update
 from rlcore.train_state import TrainState
-from rlcore.trainers.trainer import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 
 MISMATCH_LOSSES: Mapping[str, Callable[..., PolicyLoss]] = {"dppo_tv": dppo_tv, "ipo": ipo, "masked_is": masked_is}
 

@@ -24,8 +24,9 @@ from rlcore.data.minibatches import Minibatch
 from rlcore.observability.events import BatchExtended, PolicyMatched
 from rlcore.recipes.idle_models import rest
 from rlcore.train_state import TrainState
+from rlcore.trainers.gradients import MicrobatchLoss, Reading
 from rlcore.trainers.scoring import in_bulk, score
-from rlcore.trainers.trainer import MicrobatchLoss, Reading, Trainer
+from rlcore.trainers.trainer import Trainer
 
 
 class PolicyView(NamedTuple):

@@ -25,8 +25,8 @@ from rlcore.recipes.policy_pass import add_old_logprobs, add_ref_logprobs, read_
 from rlcore.recipes.rollout import rollout
 from rlcore.recipes.update import update
 from rlcore.train_state import TrainState
+from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.scoring import values
-from rlcore.trainers.trainer import MicrobatchLoss
 
 
 def ppo_step(state: TrainState, section: PpoSection, step: int) -> StepMetrics:

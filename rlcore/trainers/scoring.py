@@ -13,7 +13,8 @@ from rlcore.data.batch import Batch
 from rlcore.data.microbatches import Microbatch, microbatches_by_budget
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
-from rlcore.trainers.trainer import Reading, Trainer
+from rlcore.trainers.gradients import Reading
+from rlcore.trainers.trainer import Trainer
 
 
 class Scored(NamedTuple):

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
+from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.reductions import owned
 from rlcore.trainers.scoring import score
-from rlcore.trainers.trainer import MicrobatchLoss, Trainer
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.canary import canary_tokens
 from tests.support.rank_training import (
     CONFIG,
