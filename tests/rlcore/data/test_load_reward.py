@@ -103,7 +103,7 @@ def test_verls_async_functions_run_in_the_loop() -> None:
         ("compute_score", {"answer": ["", ""]}, "without a column 'data_source'"),
         ("compute_score", {"data_source": ["here", "here"]}, "without a ground truth"),
         ("compute_score", {"data_source": ["here", "here"], "answer": ["", ""]}, r"returned {'acc': True} .*sample 1"),
-        ("compute_score_async", {"data_source": ["", ""], "answer": ["", ""]}, "KeyError: 'fails' .*sample 0"),
+        ("compute_score_async", {"data_source": ["", ""], "answer": ["", ""]}, "KeyError: 'fails', at .*sample 0"),
     ],
 )
 def test_faults_of_verls_functions_are_told(function: str, columns: dict[str, list[object]], told: str) -> None:
