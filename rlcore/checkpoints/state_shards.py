@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from harness.bits.files import check_regular
 from rlcore.checkpoints.optimizer_state import STEP
 from rlcore.errors import CheckpointError
-from rlcore.regular_file import check_regular
 from rlcore.trainers.base import TrainerState
 
 WEIGHTS, OPTIMIZER = "weights.", "optimizer."

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.checkpoints.optimizer_state import optimizer_tensors
 from rlcore.errors import InvalidValueError, PlacementError
 from rlcore.trainers.local_parts import local_part
-from rlcore.weights.digests import tensor_digests
 
 MIN_MAPPED_BYTES = 4096
 """Tensors below one page stay in host memory."""

@@ -22,7 +22,7 @@ from rlcore.numerics.level import (
     following,
 )
 from rlcore.numerics.padding import Padding
-from rlcore.numerics.product import be_strict
+from rlcore.numerics.product import hold_mkl_mode
 from rlcore.numerics.tiles import Tiles
 
 STRATEGIES: tuple[KernelStrategy, ...] = (Padding(), Padding(keys=512, name="pad16_keys512"), Tiles())
@@ -81,10 +81,10 @@ def certify(
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds, and for any device but a CPU. MKL is asked to be strict first (`product.be_strict`).
+    LevelError where none holds, and for any device but a CPU. MKL's mode is held first (`hold_mkl_mode`).
     """
     check_invariant_device(device)
-    be_strict(os.environ)
+    hold_mkl_mode(os.environ)
     check_arithmetic()
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
     plain = _Inspection(None, THREADS, clock)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from harness.bits.tensor_digests import combined_digest, flat_digest
 from rlcore.checkpoints.optimizer_state import STEP, optimizer_tensors, restore_optimizer
 from rlcore.data.microbatches import Microbatch
 from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError
@@ -37,7 +38,6 @@ from rlcore.trainers.round_sum import Rounds, RoundSum
 from rlcore.trainers.sharded_norm import sharded_norm
 from rlcore.trainers.sharded_weights import ShardedWeights
 from rlcore.trainers.shards import first_row, full_tensor, owned_digests, sharded_like
-from rlcore.weights.digests import combined_digest, flat_digest
 
 FORWARD_METHODS = ("hidden",)
 """Methods that read a model's weights beside `forward`, if it has them."""

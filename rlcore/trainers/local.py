@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import flat_digest, weights_digest
 from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.microbatches import Microbatch, divide_among_workers
@@ -35,7 +36,6 @@ from rlcore.observability.events import (
 )
 from rlcore.observability.observers import Observers
 from rlcore.trainers.base import Loss, MicrobatchLoss, Reading, TrainerState
-from rlcore.weights.digests import flat_digest, weights_digest
 from rlcore.weights.source import LiveWeights
 
 if TYPE_CHECKING:

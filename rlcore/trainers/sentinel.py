@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import combined_digest, tensor_digests
 from rlcore.checks.replicas import ReplicaDifference, differences, suspects_of
 from rlcore.errors import ReplicaError
 from rlcore.observability.events import Event, GradientsReduced, WeightsMove, WeightsMoved
 from rlcore.observability.observers import Observer
 from rlcore.trainers.local_parts import local_part
 from rlcore.trainers.rank_grid import RankGrid
-from rlcore.weights.digests import combined_digest, tensor_digests
 
 
 class _Seen(NamedTuple):

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from harness.bits.tensor_digests import digests_of
 from rlcore.trainers.rank_grid import RankGrid
 from rlcore.trainers.ranks import Ranks
-from rlcore.weights.digests import digests_of
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

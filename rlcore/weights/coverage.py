@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.errors import WeightSyncError
-from rlcore.weights.digests import tensor_digest
 from rlcore.weights.receipts import Check
 from rlcore.weights.target import Difference, ParameterSpec
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.errors import WeightSyncError
 from rlcore.weights.coverage import Groups
-from rlcore.weights.digests import tensor_digest
 from rlcore.weights.receipts import Check
 from rlcore.weights.target import ParameterSpec, Region, WeightTarget, address_space
 

@@ -18,10 +18,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import combined_digest
 from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import canary_distance, canary_tokens, different_layer
 from rlcore.weights.coverage import check_names, check_poisoned, check_reported
-from rlcore.weights.digests import combined_digest
 from rlcore.weights.overlap import at_once
 from rlcore.weights.ownership import check_ownership, is_elsewhere, probe_ownership
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt

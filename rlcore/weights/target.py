@@ -116,7 +116,7 @@ class WeightTarget(Protocol):
         """Write these tensors over the parameters of their names; return the names that were written."""
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the digest of each parameter as it is now (`rlcore.weights.digests.tensor_digest`)."""
+        """Return the digest of each parameter as it is now (`harness.bits.tensor_digests.tensor_digest`)."""
 
     def compare(self, chunk: Mapping[str, Tensor]) -> Mapping[str, Difference]:
         """Compare parameters with these tensors; asked only to explain digests that differ."""

@@ -8,8 +8,8 @@ Every worker then has this method for `collective_rpc`. The module imports nothi
 from collections.abc import Sequence
 from typing import Any
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.errors import InvalidValueError
-from rlcore.weights.digests import tensor_digests
 from rlcore.weights.hub_views import hub_views
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.microbatches import divide_among_workers
 from rlcore.errors import ReplicaError
@@ -16,7 +17,6 @@ from rlcore.trainers.local_parts import local_part
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import RankGrid, build_grid
 from rlcore.trainers.sentinel import ReplicaSentinel
-from rlcore.weights.digests import tensor_digest
 from tests.support.rank_training import NUM_MICROBATCHES, Odd, microbatches_of, negative_likelihood
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.checks.observers import OptimizerChecks
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.microbatches import Microbatch, divide_among_workers
@@ -21,7 +22,6 @@ from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import RankGrid, build_grid
 from rlcore.trainers.shards import full_tensor
-from rlcore.weights.digests import tensor_digest
 
 CONFIG = DecoderConfig(
     family="qwen2", vocab_size=37, width=18, num_layers=2, num_heads=3, num_kv_heads=1, head_width=6, ffn_width=23

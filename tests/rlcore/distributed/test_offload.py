@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digests
 from harness.fixtures import StartRanks
 from rlcore.distributed.offload import MIN_MAPPED_BYTES, offload, state_tensors
 from rlcore.errors import InvalidValueError, PlacementError
-from rlcore.weights.digests import tensor_digests
 from tests.support.mapped_memory import mapped_files
 
 WIDTH = 48

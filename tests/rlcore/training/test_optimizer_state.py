@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.weights.digests import weights_digest
 
 Tensors = dict[str, Tensor]
 

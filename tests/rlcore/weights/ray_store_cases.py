@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights.arrivals import receipt_for
-from rlcore.weights.digests import tensor_digests
 from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.remote import Answerer, Question, RemoteTarget
 from rlcore.weights.sync import sync

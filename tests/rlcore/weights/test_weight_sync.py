@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights.canary import TOLERANCES, canary_distance
 from rlcore.weights.coverage import tied_names
-from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.sync import IN_PROCESS, sync
 from rlcore.weights.target import WeightTarget
