@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.bits.levels import MOVE_BITS
-from rlcore.config import PpoSection, RunConfig
-from rlcore.config_deployment import DeploymentSection
+from rlcore.config import DeploymentSection, PpoSection, RunConfig
 from rlcore.determinism import worker_environment
 from rlcore.distributed.backends.base import Backend
 from rlcore.distributed.placement.inventory import Node

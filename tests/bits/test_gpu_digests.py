@@ -17,8 +17,7 @@ from harness.bits import gpu_digests
 from harness.bits import tensor_digests as digests
 from harness.bits.gpu_digests import Contents
 from harness.bits.tensor_digests import flat_digest, tensor_digest, tensor_digests
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights.sync import sync
 from tests.bits import slow_kernel
 from tests.rlcore.weights.targets import Target, policy
@@ -103,7 +102,7 @@ def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.Mo
 def copies_of_a_sync(host: Host) -> tuple[int, int]:
     """(copies, bytes) of the digests of the second of two syncs, which has all checks of a step."""
     decoder = policy()
-    with following(Padding()):
+    with following(Strategy()):
         target = Target(decoder)
         receipt = sync(decoder, target, 1, None)
         with torch.no_grad():
