@@ -109,6 +109,6 @@ OWNED = (
     Owned(
         "rlcore/",
         ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
-        ("rlcore/weights/transports/checkpoint.py",),  # its own process has just written it
+        (),
     ),
 )
