@@ -91,7 +91,7 @@ def _scorer(
         return TorchScorer(classifier, batch_size=runtime.concurrency, held=held)
     from rlcore.samplers.vllm.pooling import VllmScorer
 
-    return VllmScorer.start(
+    return VllmScorer(
         path,
         max_length=max_length,
         batch_size=runtime.concurrency,

@@ -5,59 +5,125 @@ ever sees half of a sync.
 """
 
 import pickle
+import signal
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
 
 import torch
 
 from rlcore.errors import RlcoreError
+from rlcore.models.config import DecoderConfig
+from rlcore.numerics.invariance_report import InvarianceReport, check_effect
+from rlcore.numerics.level import active, check_settings, following, longest
+from rlcore.numerics.probe import LENGTH, STRATEGIES, certify
 from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.vllm.levels import Level, LevelSwitch
+from rlcore.samplers.vllm.stock import decoder_of, kept_streams_of
 from rlcore.weights.remote import Answerer, Question
-
-if TYPE_CHECKING:
-    from rlcore.samplers.vllm.model import RlcoreForCausalLM
+from rlcore.weights.transports.parcels import Inline
 
 _set_num_threads = torch.set_num_threads  # vLLM's worker replaces it on a CPU, after this module is imported
 
 
-class EngineAnswerer(Answerer):
-    """Answers the questions of a weight target, and those of a sampler: enter, leave, follow, clear_pages."""
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How a thread computes: plain values, which pass between processes."""
 
-    def __init__(self, model: "RlcoreForCausalLM") -> None:
+    strategy: str | None
+    """Name of the kernel strategy; None: level invariant is off."""
+    longest: int | None
+    """Most keys of attention, as certified."""
+    is_deterministic: bool
+    """Whether torch refuses what it cannot do twice alike."""
+    num_threads: int
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return the level of the calling thread."""
+        strategy = active()
+        name = None if strategy is None else strategy.name
+        return cls(name, longest(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())
+
+
+@cache
+def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, strategy: str, length: int) -> InvarianceReport:
+    """Look at this process once: its libraries and threads are not the trainer's."""
+    return certify(
+        dtype,
+        device,
+        shapes=config.product_shapes,
+        heads=(config.head_shape,),
+        length=length,
+        strategies=[each for each in STRATEGIES if each.name == strategy],
+    )
+
+
+class EngineAnswerer(Answerer):
+    """Answers the questions of a weight target, and those of a sampler."""
+
+    def __init__(self, runner: Any, config: DecoderConfig) -> None:
         torch.set_num_threads = _set_num_threads
-        self._local, self._model = LocalTarget(model.decoder), model
-        self._levels = LevelSwitch(model.decoder.config, model.decoder.embedding)
-        self._sampling = ExitStack()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the trainer ends this process
+        self._runner = runner
+        self._decoder = decoder_of(runner.model, config)
+        self._local = LocalTarget(self._decoder)
+        self._level: Level | None = None
+        self._held, self._sampling, self._watching = ExitStack(), ExitStack(), ExitStack()
         super().__init__(self._local)
 
     def _answer(self, question: Question) -> Any:
         match question.method, question.given:
             case "follow", (Level() as level,):
-                self._levels.follow(level)
+                self._follow(level)
             case "enter", (Level() as level,):
-                self._levels.follow(level)
+                self._follow(level)
                 self._sampling.enter_context(self._local.sampling())
             case "leave", ():
                 self._sampling.close()
             case "clear_pages", ():
-                for pages in self._model.pages():
+                for pages in self._runner.kv_caches:
                     pages.zero_()
+            case "watch", (Level() as level,):
+                self._follow(level)
+                self._kept = self._watching.enter_context(kept_streams_of(self._runner.model, self._decoder))
+            case "streams", (num_tokens,):
+                self._watching.close()
+                return Inline.of(self._kept.streams(num_tokens))
             case _:
                 return super()._answer(question)
         return None
+
+    def _follow(self, level: Level) -> None:
+        """Compute at this level from now on. Raises LevelError where it does not hold in this process."""
+        if level == self._level:
+            if level.strategy is not None:
+                check_settings()
+            return
+        self._held.close()
+        self._level = None
+        torch.set_num_threads(level.num_threads)
+        torch.use_deterministic_algorithms(level.is_deterministic)
+        if level.strategy is not None:
+            embedding, length = self._decoder.embedding, level.longest or LENGTH
+            report = _certified(self._decoder.config, embedding.dtype, str(embedding.device), level.strategy, length)
+            self._held.enter_context(following(report.strategy, longest=level.longest))
+            check_effect(report)
+        self._level = level
 
 
 class EngineExtension:
     """What vLLM's worker answers beyond its own methods."""
 
     model_runner: Any
+    vllm_config: Any
 
     def rlcore_answer(self, message: bytes) -> bytes:
         """Answer a pickled Question; the reply is pickled too: whether it is an error, and the answer or the error."""
         answerer = self.__dict__.get("rlcore_answerer")
         if answerer is None:
-            answerer = self.__dict__["rlcore_answerer"] = EngineAnswerer(self.model_runner.model)
+            config = self.vllm_config.additional_config.config
+            answerer = self.__dict__["rlcore_answerer"] = EngineAnswerer(self.model_runner, config)
         try:
             reply = False, answerer(pickle.loads(message))
         except RlcoreError as error:

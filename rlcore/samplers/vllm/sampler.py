@@ -22,7 +22,8 @@ from rlcore.samplers.next_token_passes import check_next_token_requests, not_fin
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
 from rlcore.samplers.requests import check_options, check_requests, named
 from rlcore.samplers.stopping import StopText, reason
-from rlcore.samplers.vllm.exchange import Drawn, Exchange
+from rlcore.samplers.vllm.engine import Drawn, Engine
+from rlcore.samplers.vllm.target import VllmTarget
 from rlcore.types import SampleRequest, StopReason, Tokenizer
 
 
@@ -55,9 +56,9 @@ class VllmSampler(OfTarget):
     """
 
     def __init__(
-        self, engine: Exchange, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
+        self, engine: Engine, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
     ) -> None:
-        most = engine.concurrency
+        most = engine.settings.concurrency
         concurrency = most if concurrency is None else concurrency
         if not 1 <= concurrency <= most:
             raise InvalidValueError(f"concurrency {concurrency}", legal=f"1 to {most}, as the engine was started with")
@@ -65,8 +66,8 @@ class VllmSampler(OfTarget):
         check_options(config, tokenizer, preempt_every=preempt_every)
         self.engine, self._tokenizer = engine, tokenizer
         self._concurrency, self._preempt_every = concurrency, preempt_every
-        self._limits = replace(config, max_length=engine.max_length)
-        self._target = engine.build_target()
+        self._limits = replace(config, max_length=engine.settings.max_length)
+        self._target = VllmTarget(engine)
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         """As `Sampler.sample`.

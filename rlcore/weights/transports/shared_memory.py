@@ -113,5 +113,5 @@ def _unreachable(what: str) -> InvalidValueError:
     return InvalidValueError(
         f"weights in the memory of another process: {what}",
         legal="two processes of one machine, one user and one PID namespace",
-        remedy="use CheckpointTransport or ProcessGroupTransport; of a run: --set sampler.engine=in_process",
+        remedy="use CheckpointTransport or ProcessGroupTransport; of a run: --set sampler.name=torch",
     )

@@ -19,7 +19,6 @@ from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.samplers.drawing import Plan, draw
 from rlcore.samplers.gumbel import GumbelNoise, signed, states
 from rlcore.samplers.next_token_passes import logprobs_at, ranked
-from rlcore.samplers.vllm.plugin import end_with_trainer
 from rlcore.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -133,7 +132,3 @@ def _ranked(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
         left[number, tokens[0]] = values[0]
     return left.masked_fill_(logprobs.isnan().any(-1, keepdim=True), torch.nan)
 
-
-# The class above is among what an engine's process is started with. So this module is imported there before the process
-# waits for its trainer, which may have been killed by then.
-end_with_trainer()
