@@ -19,6 +19,7 @@ from rlcore.config import RunConfig, read_config
 from rlcore.controllers.deployment import deployed
 from rlcore.controllers.setup import longest_sequence, prepare
 from rlcore.controllers.synchronous import loop
+from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
 from rlcore.errors import InvalidValueError, WorkerDiedError
@@ -28,7 +29,6 @@ from rlcore.numerics.probe import num_threads
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog, check_output
 from rlcore.samplers.build import check_level_of_sampler, check_sampler
-from rlcore.tasks.make import make_task
 from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from rlcore.config import RunConfig
+from rlcore.data.tasks import Task
 from rlcore.models.decoder import Decoder
 from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
 from rlcore.observability.phases import Phases
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.samplers.base import Sampler
-from rlcore.tasks.base import Task
 from rlcore.trainers.base import Reader, Trainer
 from rlcore.types import Tokenizer
 from rlcore.weights.receipts import Receipt

@@ -2,7 +2,7 @@
 
     task ──Prompt──▶ trainer ──SampleRequest──▶ sampler ──Trajectory──▶ rewards ──▶ batch
 
-`rlcore.environments.trajectory` has what comes back.
+`rlcore.data.trajectory` has what comes back.
 """
 
 from collections.abc import Mapping, Sequence

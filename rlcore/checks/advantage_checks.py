@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages
-from rlcore.batching.batch import Batch
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.batch import Batch
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import StepError
 from rlcore.observability.events import GreedyScored
 

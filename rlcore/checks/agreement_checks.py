@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rlcore.config import PpoSection, RunConfig
-from rlcore.environments.branches import by_request
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.scoring import Scores
+from rlcore.data.trajectory import Trajectory, by_request
 from rlcore.errors import LevelError, StepError
 from rlcore.observability.events import (
     Evaluated,
@@ -26,7 +26,6 @@ from rlcore.observability.events import (
 )
 from rlcore.observability.metrics import mean
 from rlcore.observability.observers import Observer
-from rlcore.rewards.score import Scores
 from rlcore.trainers.base import MicrobatchLoss
 from rlcore.types import Prompt, SampleRequest, StopReason
 

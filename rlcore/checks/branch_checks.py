@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlcore.environments.branches import by_request, item_params
-from rlcore.environments.trajectory import Role, Trajectory, Turn
+from rlcore.data.trajectory import Role, Trajectory, Turn, by_request, item_params
 from rlcore.errors import StepError
 from rlcore.types import SampleRequest, SamplingParams
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from rlcore.checks.mismatch import Mismatch, in_context, mismatch_of
 from rlcore.checks.mismatch_cause import Cause, causes
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import LevelError, RlcoreError
 from rlcore.observability.events import (
     Event,

@@ -52,8 +52,8 @@ from rlcore.checks.update_checks import (
 )
 from rlcore.checks.witnesses import DrawChecks, GradientChecks, ReferenceChecks
 from rlcore.config import PpoSection, RunConfig
+from rlcore.data.trajectory import Trajectory
 from rlcore.determinism import check_level
-from rlcore.environments.trajectory import Trajectory
 from rlcore.numerics.probe import check_num_threads
 from rlcore.observability.events import (
     AdvantagesEstimated,

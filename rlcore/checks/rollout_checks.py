@@ -13,13 +13,12 @@ from contextlib import contextmanager
 
 import torch
 
-from rlcore.batching.batch import Batch
 from rlcore.checks.branch_checks import check_branches, params_of
-from rlcore.environments.branches import by_request
-from rlcore.environments.trajectory import Trajectory, Turn
+from rlcore.data.batch import Batch
+from rlcore.data.scoring import Scores
+from rlcore.data.trajectory import Trajectory, Turn, by_request
 from rlcore.errors import LevelError, StepError
 from rlcore.keys import completion_key
-from rlcore.rewards.score import Scores
 from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 from rlcore.weights.receipts import Receipt
 from rlcore.weights.source import WeightSource, digest_of

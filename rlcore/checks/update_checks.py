@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.batch import Batch
 from rlcore.config import OptimizerSection
+from rlcore.data.batch import Batch
 from rlcore.errors import StepError
 from rlcore.trainers.local_parts import local_part
 from rlcore.weights.digests import weights_digest

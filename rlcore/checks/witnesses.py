@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlcore.checks.mismatch import mismatch_of
 from rlcore.config import RunConfig
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import LevelError, StepError
 from rlcore.keys import key
 from rlcore.models.decoder import Decoder

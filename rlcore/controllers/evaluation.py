@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlcore.environments.branches import best_completions
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.scoring import Scores, score
+from rlcore.data.trajectory import Trajectory, best_completions
 from rlcore.errors import RewardError
 from rlcore.keys import key
 from rlcore.observability.metrics import mean
 from rlcore.recipes.rollout import beam_params, collect_all, sampling_params
-from rlcore.rewards.score import Scores, score
 from rlcore.train_state import TrainState
 from rlcore.types import Prompt, SampleRequest
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.batching.batch import Batch
+from rlcore.data.batch import Batch
 from rlcore.errors import ShapeError
 
 LEGAL = "a tensor with a batch axis, a list, a tuple, or a mapping, named tuple or dataclass of these"

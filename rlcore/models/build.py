@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from rlcore.config import RunConfig
+from rlcore.data.tasks import alphabet
 from rlcore.models.checkpoints import DTYPES, load
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
-from rlcore.tasks.make import alphabet
 from rlcore.types import Tokenizer
 
 

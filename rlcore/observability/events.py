@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.algorithms.aggregation import Denominators
-from rlcore.batching.batch import Batch
 from rlcore.config import GrpoSection, OptimizerSection, PpoSection, RunConfig
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.batch import Batch
+from rlcore.data.scoring import Scores
+from rlcore.data.trajectory import Trajectory
 from rlcore.observability.warm_start_record import WarmStart
-from rlcore.rewards.score import Scores
 from rlcore.types import Prompt, SampleRequest, Tokenizer
 from rlcore.weights.receipts import Receipt
 from rlcore.weights.target import WeightTarget

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
-from rlcore.batching.batch import Batch
-from rlcore.environments.branches import by_request
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.batch import Batch
+from rlcore.data.scoring import Scores
+from rlcore.data.trajectory import Trajectory, by_request
 from rlcore.observability.metrics import mean, merge, of_completions
-from rlcore.rewards.score import Scores
 from rlcore.trainers.base import Update
 
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from rlcore.batching.batch import Batch
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.batch import Batch
+from rlcore.data.scoring import score
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import RewardError
 from rlcore.keys import key
 from rlcore.observability.events import BatchExtended, GreedyScored, TrajectoriesSampled
 from rlcore.recipes.rollout import collect, sampling_params
-from rlcore.rewards.score import score
 from rlcore.train_state import TrainState
 from rlcore.types import SampleRequest
 

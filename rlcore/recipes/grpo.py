@@ -15,10 +15,10 @@ from rlcore.algorithms.aggregation import Denominators
 from rlcore.algorithms.kl import approx_kl
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
-from rlcore.batching.batch import Batch
-from rlcore.batching.microbatches import Microbatch
-from rlcore.batching.minibatches import minibatches
 from rlcore.config import GrpoSection, RunConfig
+from rlcore.data.batch import Batch
+from rlcore.data.microbatches import Microbatch
+from rlcore.data.minibatches import minibatches
 from rlcore.observability.events import AdvantagesEstimated, GroupAdvantagesEstimated
 from rlcore.observability.step_metrics import StepMetrics
 from rlcore.recipes.greedy_baseline import add_greedy_rewards

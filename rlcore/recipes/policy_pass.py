@@ -17,10 +17,10 @@ from rlcore.algorithms.correction import (
     token_weights,
     truncate,
 )
-from rlcore.batching.batch import Batch
-from rlcore.batching.microbatches import Microbatch
-from rlcore.batching.minibatches import Minibatch
 from rlcore.config import CorrectionSection, RunConfig
+from rlcore.data.batch import Batch
+from rlcore.data.microbatches import Microbatch
+from rlcore.data.minibatches import Minibatch
 from rlcore.observability.events import BatchExtended, PolicyMatched
 from rlcore.recipes.idle_models import rest
 from rlcore.train_state import TrainState

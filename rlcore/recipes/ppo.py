@@ -14,10 +14,10 @@ from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
 from rlcore.algorithms.masks import included_tokens
 from rlcore.algorithms.policy_losses import ppo_clip
 from rlcore.algorithms.value_loss import value_loss
-from rlcore.batching.batch import Batch
-from rlcore.batching.microbatches import Microbatch
-from rlcore.batching.minibatches import minibatches
 from rlcore.config import PpoSection, RunConfig
+from rlcore.data.batch import Batch
+from rlcore.data.microbatches import Microbatch
+from rlcore.data.minibatches import minibatches
 from rlcore.observability.events import AdvantagesEstimated, BatchExtended
 from rlcore.observability.metrics import mean
 from rlcore.observability.step_metrics import StepMetrics

@@ -6,16 +6,14 @@ reads them.
 
 from collections.abc import Callable, Sequence
 
-from rlcore.batching.batch import Batch
-from rlcore.batching.rollout_batch import dense_batch
 from rlcore.config import RunConfig, RuntimeSection
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.batch import Batch, dense_batch
+from rlcore.data.scoring import Scores, score_branches
+from rlcore.data.trajectory import Trajectory
 from rlcore.keys import completion_key, epoch_items, permutation
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import RequestsBuilt, RolloutBatched, SamplingBegins, TrajectoriesSampled
 from rlcore.recipes.idle_models import rest
-from rlcore.rewards.branches import score_branches
-from rlcore.rewards.score import Scores
 from rlcore.samplers.base import Sampler
 from rlcore.samplers.two_stage import sample_two_stage
 from rlcore.samplers.two_stage_checks import check_can_search

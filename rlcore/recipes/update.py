@@ -1,8 +1,8 @@
 """One optimizer step of a model over a minibatch, at the learning rate of the step."""
 
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
-from rlcore.batching.minibatches import Minibatch
 from rlcore.config import OptimizerSection
+from rlcore.data.minibatches import Minibatch
 from rlcore.observability.events import PassesDone, Updated
 from rlcore.recipes.policy_pass import match_policy
 from rlcore.train_state import TrainState

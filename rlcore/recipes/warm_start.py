@@ -12,10 +12,9 @@ from torch import nn
 
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.schedules import linear_lr
-from rlcore.batching.batch import Batch
-from rlcore.batching.collate import collate
-from rlcore.batching.microbatches import Microbatch
-from rlcore.batching.minibatches import Minibatch
+from rlcore.data.batch import Batch, collate
+from rlcore.data.microbatches import Microbatch
+from rlcore.data.minibatches import Minibatch
 from rlcore.errors import InvalidValueError
 from rlcore.keys import epoch_items
 from rlcore.observability.events import WarmStartBegins, WarmStartEnds

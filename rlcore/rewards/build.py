@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from rlcore.config import RunConfig
+from rlcore.data.rewards import Reward
+from rlcore.data.tasks import Task
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, RlcoreError
 from rlcore.keys import key
 from rlcore.models.classifier import Classifier, load_classifier, save_classifier
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import load_tokenizer
-from rlcore.rewards.reward import Reward
 from rlcore.rewards.reward_model import ModelReward, Scorer, TorchScorer
-from rlcore.tasks.base import Task
 from rlcore.types import Tokenizer
 
 NAME = "reward_model"

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+from rlcore.data.rewards import TrainerState
 from rlcore.errors import InvalidValueError
 from rlcore.keys import permutation
 from rlcore.models.classifier import Classifier
-from rlcore.rewards.reward import TrainerState
 from rlcore.types import StopReason, Tokenizer
 
 Tokens = Sequence[int]

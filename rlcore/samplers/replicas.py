@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import InvalidValueError
 from rlcore.samplers.base import Progress, Sampler
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest, NextTokenSampler

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlcore.environments.trajectory import Trajectory, build_single_turn
+from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import Progress

@@ -10,8 +10,7 @@ corner case.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlcore.environments.branches import Item, branch, item_params
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Item, Trajectory, branch, item_params
 from rlcore.samplers.base import Progress
 from rlcore.samplers.beam_search import Beam, beam_search
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest, NextTokenSampler

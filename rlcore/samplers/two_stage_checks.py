@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, StepError, WeightSyncError
 from rlcore.samplers.base import Sampler
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest, NextTokenSampler

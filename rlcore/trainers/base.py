@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.weights.source import WeightSource
 
 

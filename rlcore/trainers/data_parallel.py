@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import PassBegins

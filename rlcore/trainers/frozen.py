@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.observability.events import ReferenceUsed
 from rlcore.observability.observers import Observers
 from rlcore.trainers.base import Reader, Reading

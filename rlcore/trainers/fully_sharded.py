@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from rlcore.batching.microbatches import Microbatch
 from rlcore.checkpoints.optimizer_state import STEP, optimizer_tensors, restore_optimizer
+from rlcore.data.microbatches import Microbatch
 from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import PassBegins

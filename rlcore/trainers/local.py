@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.probe import num_threads
 from rlcore.numerics.tree_sum import TreeSum

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlcore.batching.microbatches import Microbatch
 from rlcore.config import RunConfig
+from rlcore.data.microbatches import Microbatch
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import Event, StepBegins, StepEnds, WarmStartBegins, WarmStartEnds

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.batch import Batch
-from rlcore.batching.microbatches import Microbatch, microbatches_by_budget
+from rlcore.data.batch import Batch
+from rlcore.data.microbatches import Microbatch, microbatches_by_budget
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.trainers.base import Reader, Reading

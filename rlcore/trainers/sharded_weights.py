@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.base import Reading
 from rlcore.trainers.rank_grid import RankGrid

@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.batching.microbatches import Microbatch, balanced_microbatches
 from rlcore.checkpoints.state_shards import read_state, write_state
 from rlcore.checks.observers import checks_of_level
 from rlcore.config import RunConfig
+from rlcore.data.microbatches import Microbatch, balanced_microbatches
 from rlcore.determinism import at_level
 from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Partition, Split, Table
 from rlcore.distributed.process_report import ProcessName, ProcessReport, report_of

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, RlcoreError, WeightSyncError
 from rlcore.keys import completion_key
 from rlcore.samplers.base import Sampler

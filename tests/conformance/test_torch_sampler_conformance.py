@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.models.config import FAMILIES
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES

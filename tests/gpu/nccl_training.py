@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.trainers.base import Trainer
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import build_grid

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.errors import UsageError
 from harness.lab.experiments.scenario import parse_scenario
-from harness.lab.experiments.scenario_files import A_COMMAND, all_scenarios, find_scenario, project_above
+from harness.lab.experiments.scenario_files import A_COMMAND, all_scenarios, find_scenario
 from tests.lab.scenario_texts import TINY, write_tiny
 
 PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "runtime_sections: [runtime, output]")
@@ -56,7 +56,7 @@ def test_what_is_wrong_in_an_envelope_is_named(old: str, new: str, said: str) ->
     assert refused.value.what.startswith("tiny.yaml: ")
 
 
-KEYS_OF_FILE = "the keys about, entry, determinism, gpus, sizes, runtime_sections, resume, chaos, config"
+KEYS_OF_FILE = "the keys extends, about, entry, determinism, gpus, sizes, runtime_sections, resume, chaos, config"
 IN_FACTORS = "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
 FACTOR = "chaos.factors.runtime.num_parts is"
 
@@ -148,21 +148,6 @@ def test_a_file_is_named_by_its_path(tmp_path: Path) -> None:
         assert find_scenario(name, tmp_path).read().about == "A sum in parts"
     with pytest.raises(UsageError, match=r"no file other\.yaml"):
         find_scenario("other.yaml", tmp_path)
-
-
-def test_a_directory_above_that_has_the_scenario_is_told(tmp_path: Path) -> None:
-    write_tiny(tmp_path)
-    below = tmp_path / "src" / "deep"
-    below.mkdir(parents=True)
-    with pytest.raises(UsageError, match="no scenario 'tiny'") as refused:
-        find_scenario("tiny", below)
-    assert refused.value.remedy == "cd ../..: it is in the scenarios there"
-    with pytest.raises(UsageError) as other:
-        find_scenario("tny", below)
-    assert "cd" not in other.value.remedy
-    assert project_above(below) == tmp_path
-    (below / "scenarios").mkdir()
-    assert project_above(below / "scenarios") == tmp_path, "an empty directory is no project's"
 
 
 def test_the_nearest_names_are_told(tmp_path: Path) -> None:

@@ -70,3 +70,46 @@ def test_a_file_that_a_parser_would_read_for_minutes_is_refused(tmp_path: Path) 
     (tmp_path / "long.yaml").write_text("a:\n" + "- a\n" * (MAX_SETTINGS_BYTES // 4))
     with pytest.raises(UsageError, match="it has more than 1,048,576 bytes"):
         find_scenario("./long.yaml", tmp_path).read()
+
+
+SMALL = """\
+extends: {base}
+sizes: {{tiny: {{training.num_steps: 1}}}}
+config: {{optimizer: {{learning_rate: 5e-4}}, sampling: {{max_tokens: 9}}}}
+"""
+
+
+@pytest.mark.parametrize("where", ["small.yaml", "scenarios/small.yaml"])
+def test_a_file_of_differences_is_a_scenario(where: str, tmp_path: Path) -> None:
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / where).write_text(SMALL.format(base="grpo_sorting"))
+    base, small = find_scenario("grpo_sorting", tmp_path).read(), find_scenario(where, tmp_path).read()
+    assert (small.about, small.entry, small.chaos, small.resume) == (base.about, base.entry, base.chaos, base.resume)
+    changed = {"optimizer.learning_rate": 5e-4, "sampling.max_tokens": 9}
+    assert small.payload(FULL, {}) == base.payload(FULL, changed)
+    assert small.payload(TINY, {}) == base.payload(TINY, {**changed, "training.num_steps": 1})
+
+
+def test_a_file_of_differences_is_itself_extended(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL.format(base="grpo_sorting"))
+    (tmp_path / "smaller.yaml").write_text("extends: small.yaml\nconfig: {seed: 7}\n")
+    small, smaller = (find_scenario(name, tmp_path).read() for name in ("small.yaml", "smaller.yaml"))
+    assert smaller.config == {**small.config, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("extends: grpo_sortin", "there is no scenario 'grpo_sortin'"),
+        ("extends: a.yaml", r"a\.yaml extends a\.yaml, which extends it"),
+        ("extends: b.yaml", r"b\.yaml extends a\.yaml, which extends it"),
+        ("extends: 7", "extends is 7"),
+        ("extends: grpo_sorting\nmodel: {}", "unknown key 'model'"),
+        ("config: {}", "about is missing; entry is missing; determinism is missing"),
+    ],
+)
+def test_differences_from_no_scenario_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{text}\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(UsageError, match=said):
+        find_scenario("a.yaml", tmp_path).read()

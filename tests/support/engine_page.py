@@ -18,21 +18,19 @@ from torch import Tensor
 from rlcore.algorithms import advantages
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.policy_losses import ppo_clip
-from rlcore.batching.batch import Batch
-from rlcore.batching.microbatches import fixed_microbatches
-from rlcore.batching.rollout_batch import dense_batch
 from rlcore.config import GrpoSection, RunConfig, read_config
+from rlcore.data.batch import Batch, dense_batch
+from rlcore.data.microbatches import fixed_microbatches
+from rlcore.data.scoring import score
+from rlcore.data.tasks import Task, make_task
+from rlcore.data.trajectory import build_single_turn
 from rlcore.determinism import at_level
-from rlcore.environments.trajectory import build_single_turn
 from rlcore.keys import completion_key, epoch_items
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.tree_sum import TreeSum
-from rlcore.rewards.score import score
 from rlcore.samplers.batching import ContinuousBatch
-from rlcore.tasks.base import Task
-from rlcore.tasks.make import make_task
 from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rlcore.batching.batch import Batch
-from rlcore.batching.minibatches import Minibatch
 from rlcore.config import RunConfig, RuntimeSection
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.batch import Batch
+from rlcore.data.minibatches import Minibatch
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import RlcoreError
 from rlcore.keys import permutation
 from rlcore.models.classifier import Classifier

@@ -17,6 +17,7 @@ import torch
 from rlcore.checkpoints import checkpoint as own_checkpoints
 from rlcore.checkpoints.checkpoint_files import CHECKSUMS, VALUES, Checksums
 from rlcore.checkpoints.state_shards import read_state, write_state
+from rlcore.data.files import read_rows
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models import checkpoints
 from rlcore.models.checkpoints import CONFIG, INDEX, WEIGHTS
@@ -25,7 +26,6 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.regular_file import parse_object
-from rlcore.tasks.files import read_rows
 from rlcore.trainers.base import TrainerState
 from rlcore.weights.completions_api import CompletionsServer
 from tests.support.hostile_readers import Read, Reader, json_lines, of_file, write_files

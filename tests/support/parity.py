@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import NonFiniteError
 from rlcore.keys import completion_key
 from rlcore.models.decoder import Decoder

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlcore.batching.microbatches import divide_among_workers
 from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.data.microbatches import divide_among_workers
 from rlcore.errors import ReplicaError
 from rlcore.observability.events import Event, GradientsReduced
 from rlcore.observability.observers import Observer, Observers

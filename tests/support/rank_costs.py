@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.checkpoints.state_shards import read_state, write_state
 from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.tree_sum import complete_subtrees

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.errors import RlcoreError
 from rlcore.trainers import fully_sharded
 from rlcore.trainers.assignment import Assignment

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch
 from rlcore.checkpoints.optimizer_state import optimizer_tensors
+from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.base import MicrobatchLoss
 from rlcore.trainers.local import LocalTrainer

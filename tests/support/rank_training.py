@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.checks.observers import OptimizerChecks
 from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.observability.observers import Observers

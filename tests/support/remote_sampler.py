@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import KernelStrategy, active, following
 from rlcore.samplers.base import Progress

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.keys import completion_key
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlcore.environments.trajectory import Trajectory, build_single_turn
+from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.keys import completion_key
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.samplers.base import Progress

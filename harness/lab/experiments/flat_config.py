@@ -11,6 +11,7 @@ from typing import Any
 from harness.core.errors import UsageError
 
 Payload = Mapping[str, Any]
+_ABSENT = object()
 CLOSE = 0.8
 """Of 1: how alike two names of one section are of which one is perhaps the other, misspelt."""
 
@@ -64,23 +65,21 @@ def meant(payload: Payload, dotted: str) -> str:
 
 def has_key(payload: Payload, dotted: str) -> bool:
     """Return whether a payload holds this dotted key."""
-    section: Any = payload
-    for name in dotted.split("."):
-        if not isinstance(section, Mapping) or name not in section:
-            return False
-        section = section[name]
-    return True
+    return _at(payload, dotted) is not _ABSENT
 
 
 def is_section(payload: Payload, dotted: str) -> bool:
     """Return whether a dotted key is that of a section; so is a name without dots that a payload leaves out."""
-    section: Any = payload
-    path = dotted.split(".")
-    for name in path:
-        if not isinstance(section, Mapping) or name not in section:
-            return len(path) == 1
-        section = section[name]
-    return isinstance(section, Mapping)
+    found = _at(payload, dotted)
+    return "." not in dotted if found is _ABSENT else isinstance(found, Mapping)
+
+
+def _at(payload: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        if not isinstance(payload, Mapping) or name not in payload:
+            return _ABSENT
+        payload = payload[name]
+    return payload
 
 
 def flattened(payload: Payload, prefix: str = "") -> dict[str, str]:

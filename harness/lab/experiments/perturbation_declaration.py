@@ -11,7 +11,7 @@ chaos:
   names: {runtime.concurrency: the sampler's concurrency}
   packages: {sampler.name: vllm}
   where: {sampler.block_size: {sampler.name: vllm}}
-  latency: [rlcore.rewards.calling:awaited]
+  latency: [rlcore.data.scoring:awaited]
   crash: {output.checkpoint_every: 1}
 """
 

@@ -15,7 +15,7 @@ config:
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -45,11 +45,20 @@ class Resumption(BaseModel):
     """Takes a step: the run resumes from the newest checkpoint that is no later."""
 
 
+def _needs_a_header(schema: dict[str, Any]) -> None:
+    """Let a file that extends another one leave out what every other file needs."""
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
+
+
 class Scenario(BaseModel):
     """What a scenario's file says."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, json_schema_extra=_needs_a_header
+    )
 
+    extends: str = ""
+    """Scenario that this one differs from: its name, or a file beside this one. What is left out here is as there."""
     about: Line
     """One line for a person."""
     entry: Annotated[str, Field(pattern=FUNCTION)]
@@ -120,6 +129,7 @@ _KEYS: Mapping[tuple[object, ...], tuple[str, ...]] = {
 }
 """The keys of each section that has its own."""
 LEGAL: Mapping[tuple[str, ...], str] = {
+    ("extends",): "the name of a scenario, or a YAML file beside this one",
     ("about",): "one line of text",
     ("entry",): "module:function",
     ("determinism",): ", ".join(get_args(Scenario.model_fields["determinism"].annotation)),
@@ -151,13 +161,18 @@ LEGAL: Mapping[tuple[str, ...], str] = {
 """Legal content by position in the file; * is any key of a mapping, and any index of a list."""
 
 
-def parse_scenario(text: str, where: str) -> Scenario:
-    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it."""
+def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | None = None) -> Scenario:
+    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it.
+
+    `base_of` finds the scenario that it extends.
+    """
     fields = read_yaml(text, where)
     if not isinstance(fields, dict):
         raise UsageError(
             f"{where} is not a mapping", legal=f"the keys {', '.join(_KEYS[()])}", remedy="see rlharness scenarios"
         )
+    if base_of and isinstance(name := fields.get("extends"), str):
+        fields = _merged(base_of(name).model_dump(exclude_unset=True), fields)
     try:
         return Scenario.model_validate(fields)
     except ValidationError as error:
@@ -165,8 +180,17 @@ def parse_scenario(text: str, where: str) -> Scenario:
     raise UsageError(
         f"{where}: " + "; ".join(what for what, _ in faults),
         legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
-        remedy="correct the file",
+        remedy="correct the file" if "entry" in fields else "begin it with extends: NAME, what it differs from",
     )
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections merged key by key; any other value is the own one."""
+    both = {
+        key: _merged(base[key], value) if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else value
+        for key, value in own.items()
+    }
+    return {**base, **both}
 
 
 def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """Where scenarios are: a file that is named, the directory `scenarios` of the user's project, those of the package."""
 
 import difflib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -25,35 +24,36 @@ class ScenarioFile:
     """What a person types."""
     file: Traversable
 
-    def read(self) -> Scenario:
-        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario."""
+    def read(self, *extending: Traversable) -> Scenario:
+        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario.
+
+        `extending` are the files that extend this one.
+        """
         try:
             text = (
                 read_text(self.file, max_bytes=MAX_SETTINGS_BYTES, follows_links=True)
                 if isinstance(self.file, Path)
                 else self.file.read_text("utf-8")
             )
-        except OSError as error:
-            raise UsageError(
-                f"{self.file}: {error.strerror}", legal="YAML in UTF-8", remedy="name a file that can be read"
-            ) from None
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{self.file} is not a text file: {error.reason}", legal="YAML in UTF-8", remedy="save it as UTF-8"
-            ) from None
-        return parse_scenario(text, str(self.file))
+        except (OSError, UnicodeDecodeError) as error:
+            what = f": {error.strerror}" if isinstance(error, OSError) else f" is not a text file: {error.reason}"
+            raise UsageError(f"{self.file}{what}", legal="YAML in UTF-8") from None
+
+        def base_of(name: str) -> Scenario:
+            directory = self.file.parent if isinstance(self.file, Path) else Path()
+            is_name = not name.endswith(ENDINGS) and directory.name == PACKAGE
+            base, files = find_scenario(name, directory.parent if is_name else directory), (*extending, self.file)
+            if base.file in files:
+                raise UsageError(f"{self.file} extends {name}, which extends it")
+            return base.read(*files)
+
+        return parse_scenario(text, str(self.file), base_of)
 
 
 def all_scenarios(cwd: Path) -> list[ScenarioFile]:
     """Every one that has a name, by name; of two with one name that of the user's project."""
     found = {each.name: each for place in (resources.files(PACKAGE), cwd / PACKAGE) for each in _in(place)}
     return [found[name] for name in sorted(found)]
-
-
-def project_above(cwd: Path) -> Path | None:
-    """The nearest directory above this one that has scenarios; None where none has."""
-    readable = (each for each in cwd.parents if os.access(each / PACKAGE, os.R_OK | os.X_OK))
-    return next((each for each in readable if any(_in(each / PACKAGE))), None)
 
 
 def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
@@ -73,9 +73,6 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios describes each"
-        above = project_above(cwd)
-        if above is not None and any(each.name == name for each in _in(above / PACKAGE)):
-            remedy = f"cd {os.path.relpath(above, cwd)}: it is in the {PACKAGE} there"
         raise UsageError(
             f"there is no scenario {name!r}",
             legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]),

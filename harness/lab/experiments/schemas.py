@@ -73,7 +73,7 @@ def _entry_schema(entry: str, cwd: Path) -> dict[str, Any]:
     definitions = own.pop("$defs", {})
     scenario = Scenario.model_json_schema()
     scenario["properties"] |= {"entry": {"const": entry}, "config": {"$ref": "#/$defs/config"}}
-    scenario["required"].append("config")
+    scenario["anyOf"][-1]["required"].append("config")
     scenario["$defs"]["config"] = _moved(own)
     scenario["$defs"] |= {f"config.{name}": _moved(definition) for name, definition in definitions.items()}
     return titled(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.core.config import GateKeys, load_config
+from harness.core.errors import UsageError
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
@@ -17,7 +18,7 @@ from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_orig
 from harness.lab.gate.against_base import AgainstBase
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.change import Change, Finding
-from harness.lab.gate.plan import GateContext, GateOptions, head_context, nothing_to_gate, scenario_names
+from harness.lab.gate.plan import GateContext, GateOptions, head_context, scenario_names
 from harness.lab.gate.reasons import Reason, ReasonCode, SharedCode
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
@@ -53,7 +54,11 @@ async def run_gate(
             golden.read(scenes)
         removed = removed_scenarios(options, scenes, side)
         if not scenes and not removed:
-            raise nothing_to_gate(place.cwd)
+            raise UsageError(
+                "there is no scenario to gate",
+                legal="scenarios of the project, as rlharness scenarios lists them",
+                remedy=f"cd into the project: {place.cwd} has no directory scenarios; or name scenarios of a package",
+            )
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
         scenarios = _Scenarios(checkout.root, base, golden, session, lines, directory)
         is_dirty = checkout.is_dirty  # before the runs, which may write anything

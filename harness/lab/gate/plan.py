@@ -1,16 +1,14 @@
 """What `rlharness gate` was asked for: options over the configuration over the defaults, scenarios on both sides."""
 
-import os
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
 from harness.core.config import GateKeys, load_config
-from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario, project_above
+from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
 from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
 from harness.lab.experiments.worktrees import CHILD, Side
@@ -87,19 +85,6 @@ def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
         known = {each.name for each in all_scenarios(side.cwd)}
         return tuple(dict.fromkeys((*config.gate.scenarios, *(known & set(options.base_scenarios)))))
     return tuple(each.name for each in all_scenarios(side.cwd) if side.holds(str(each.file)))
-
-
-def nothing_to_gate(cwd: Path) -> UsageError:
-    """That there is no scenario; with the way to the project's, where they are above this directory."""
-    remedy = "write one into the directory scenarios, or name those of a package"
-    if above := project_above(cwd):
-        names = ", ".join(each.name for each in all_scenarios(above) if Path(str(each.file)).is_relative_to(above))
-        remedy = f"cd {os.path.relpath(above, cwd)}: its scenarios are {names}"
-    return UsageError(
-        "there is no scenario to gate",
-        legal="scenarios of the project, as rlharness scenarios lists them",
-        remedy=remedy,
-    )
 
 
 def head_context(name: str, head: Side, options: GateOptions) -> GateContext:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from rlcore.environments.trajectory import Trajectory, build_single_turn
+from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.samplers.base import Progress
 from rlcore.samplers.local_target import OfTarget

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
-from rlcore.batching.microbatches import LENGTH_MULTIPLE
 from rlcore.checks.observers import checks_of_level
 from rlcore.config import read_config
 from rlcore.controllers.synchronous import make_step
+from rlcore.data.microbatches import LENGTH_MULTIPLE
+from rlcore.data.rewards import Reward
+from rlcore.data.tasks import Task
 from rlcore.determinism import at_level
 from rlcore.keys import prompt_ids
 from rlcore.memory import keep_freed_memory
@@ -22,9 +24,7 @@ from rlcore.models.checkpoints import load
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.observability.observers import Observers
 from rlcore.observability.phases import TIMED, Phases
-from rlcore.rewards.reward import Reward
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.tasks.base import Task
 from rlcore.train_state import TrainState
 from rlcore.trainers.local import LocalTrainer
 from rlcore.types import Prompt

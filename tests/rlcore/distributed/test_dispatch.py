@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.batching.microbatches import balanced_microbatches
+from rlcore.data.microbatches import balanced_microbatches
 from rlcore.distributed.dispatch import (
     Broadcast,
     Collect,

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcore.batching.batch import Batch
+from rlcore.data.batch import Batch
 from rlcore.distributed.dispatch import (
     Broadcast,
     Collect,

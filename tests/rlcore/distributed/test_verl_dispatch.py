@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.batching.batch import Batch
+from rlcore.data.batch import Batch
 from rlcore.distributed.dispatch import (
     Broadcast,
     Collect,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following, is_invariant

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlcore.data.trajectory import Trajectory
 from rlcore.determinism import at_level
-from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import FAMILIES
 from rlcore.models.decoder import Decoder

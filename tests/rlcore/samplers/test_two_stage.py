@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.checks.rollout_checks import check_trajectories
-from rlcore.environments.branches import by_request
-from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory
+from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, by_request
 from rlcore.errors import InvalidValueError, StepError, WeightSyncError
 from rlcore.samplers.base import Progress
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest

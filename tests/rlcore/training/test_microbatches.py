@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.batching.batch import Batch
-from rlcore.batching.collate import collate
-from rlcore.batching.microbatches import (
+from rlcore.data.batch import Batch, collate
+from rlcore.data.microbatches import (
     LENGTH_MULTIPLE,
     build_microbatch,
     fixed_microbatches,

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.batching.microbatches import Microbatch
 from rlcore.checks.match_checks import MatchChecks
 from rlcore.checks.observers import (
     CHECKS,
@@ -20,6 +19,7 @@ from rlcore.checks.observers import (
     RolloutChecks,
 )
 from rlcore.config import RunConfig
+from rlcore.data.microbatches import Microbatch
 from rlcore.entrypoint import train
 from rlcore.errors import RlcoreError
 from rlcore.models.decoder import Decoder
@@ -129,7 +129,7 @@ def less_precise(state: Any, directory: Path, step: int) -> None:
         ),
         (RolloutChecks, ("rlcore.recipes.rollout.collect", backwards), "completion order: expected sample"),
         (AdvantageChecks, ("rlcore.algorithms.advantages.grpo", upside_down), "advantages of group"),
-        (MinibatchChecks, ("rlcore.batching.minibatches.permutation", twice_the_first), "is in an epoch"),
+        (MinibatchChecks, ("rlcore.data.minibatches.permutation", twice_the_first), "is in an epoch"),
         (OptimizerChecks, ("rlcore.trainers.local.build_adamw", adam), "a Adam"),
         (GeneratorChecks, ("rlcore.recipes.rollout.prompts_of", drawn), "has drawn from the generator"),
         (MatchChecks, ("rlcore.recipes.policy_pass.score", off_by_a_bit), "the trainer's log-probability"),

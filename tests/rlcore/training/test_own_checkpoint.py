@@ -35,7 +35,7 @@ def payload(checkpoint: Path, **sections: Any) -> dict[str, Any]:
         "model": {"path": str(checkpoint)},
         "task": {
             "name": "file", "path": str(path), "num_prompts": 8, "num_heldout": 4,
-            "rewards": ["tests.rlcore.rewards.reward_examples:length"],
+            "rewards": ["tests.rlcore.data.reward_examples:length"],
         },
         "sampling": {"max_tokens": 4},
         "algorithm": {"name": "grpo"},

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.batching.partition import attention_cost, balanced, padded_tokens, partition_by_budget
+from rlcore.data.microbatches import attention_cost, balanced, padded_tokens, partition_by_budget
 from rlcore.errors import InvalidValueError
 
 PROPERTY = settings(max_examples=2 * settings().max_examples)
@@ -134,7 +134,7 @@ def test_a_sample_above_the_budget_is_named() -> None:
 
 def test_no_hash_and_no_rerun_changes_a_part() -> None:
     code = (
-        "import random; from rlcore.batching.partition import balanced, partition_by_budget; d = random.Random(3);"
+        "import random; from rlcore.data.microbatches import balanced, partition_by_budget; d = random.Random(3);"
         "lengths = [d.randint(1, 3) for _ in range(60)];"  # many ties
         "print(balanced(lengths, 7, equal_sizes=False), partition_by_budget(lengths, max_tokens=20))"
     )

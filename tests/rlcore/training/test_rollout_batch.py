@@ -12,19 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlcore.recipes.grpo as grpo_module
-from rlcore.batching.batch import Batch
-from rlcore.batching.microbatches import build_microbatch
-from rlcore.batching.rollout_batch import dense_batch
 from rlcore.checks.rollout_checks import check_batch
 from rlcore.config import GrpoSection
+from rlcore.data.batch import Batch, dense_batch
+from rlcore.data.microbatches import build_microbatch
+from rlcore.data.scoring import Scores
+from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory
 from rlcore.determinism import at_level
-from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory
 from rlcore.errors import LevelError
 from rlcore.observability.events import RolloutBatched, SamplingBegins
-from rlcore.rewards.score import Scores
 from rlcore.train_state import TrainState
 from rlcore.trainers.scoring import score
-from tests.rlcore.environments.trajectories import drawn_parts, trajectory_of
+from tests.rlcore.data.trajectories import drawn_parts, trajectory_of
 from tests.rlcore.training.recorded import config
 from tests.rlcore.training.test_steps import Kept, check_gradients, state_of
 from tests.support.traces import SEEDED

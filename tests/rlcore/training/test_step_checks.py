@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.advantages import dr_grpo, gae, grpo, rloo
-from rlcore.batching.batch import Batch
 from rlcore.checks.advantage_checks import check_estimates, check_greedy, check_relative, check_scaled
 from rlcore.checks.observers import checks_of_level
 from rlcore.checks.rollout_checks import check_undrawn
 from rlcore.checks.witnesses import check_drawn, check_gradients
+from rlcore.data.batch import Batch
+from rlcore.data.scoring import Scores
+from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.determinism import check_level
-from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import LevelError, StepError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -28,10 +29,9 @@ from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.observability.events import GreedyScored
 from rlcore.observability.observers import Observers
-from rlcore.rewards.score import Scores
 from rlcore.samplers.gumbel import GumbelNoise, states
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
-from tests.rlcore.rewards.completions import completions
+from tests.rlcore.data.completions import completions
 from tests.support.traces import SEEDED
 
 near_to_each_other = st.integers(-3, 3).map(lambda steps: 1000.0 + steps * 1e-9)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
 from rlcore.controllers.setup import prepare
+from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
@@ -21,7 +22,6 @@ from rlcore.observability.logs import RunLog
 from rlcore.recipes.grpo import grpo_step
 from rlcore.recipes.policy_pass import correction_weights
 from rlcore.recipes.ppo import ppo_step
-from rlcore.tasks.make import make_task
 from rlcore.train_state import TrainState
 from rlcore.trainers.frozen import FrozenModel
 from rlcore.trainers.local import LocalTrainer

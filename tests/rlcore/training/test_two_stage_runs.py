@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.config import RunConfig
+from rlcore.data.trajectory import Trajectory, by_request
 from rlcore.entrypoint import train
-from rlcore.environments.branches import by_request
-from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import AdvantagesEstimated, RolloutBatched

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder

@@ -53,27 +53,27 @@ def normalised_over_the_batch(probe: Probe) -> Iterator[None]:
 
 @fault("NeMo-RL #4013", "each completion is a group of its own", phases=ADVANTAGE)
 def groups_of_one(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.batching.rollout_batch:groups_of")
+    made = honest("rlcore.data.batch:groups_of")
 
     def apart(completions: Any) -> Tensor:
         found = torch.arange(len(completions))
         probe.reached(has_effect=not torch.equal(found, made(completions)))
         return found
 
-    with replaced("rlcore.batching.rollout_batch:groups_of", apart):
+    with replaced("rlcore.data.batch:groups_of", apart):
         yield
 
 
 @fault("NeMo-RL #3882", "prompts that begin alike are one group", phases=ADVANTAGE)
 def groups_merged(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.batching.rollout_batch:groups_of")
+    made = honest("rlcore.data.batch:groups_of")
 
     def merged(completions: Any) -> Tensor:
         found: Tensor = made(completions) // 2
         probe.reached(has_effect=not torch.equal(found, made(completions)))
         return found
 
-    with replaced("rlcore.batching.rollout_batch:groups_of", merged):
+    with replaced("rlcore.data.batch:groups_of", merged):
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.batching import ContinuousBatch

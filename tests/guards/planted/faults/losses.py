@@ -135,13 +135,13 @@ def local_denominators(probe: Probe) -> Iterator[None]:
 
 @fault("TRL #3021", "losses are divided by what accumulation has seen so far", phases=LOSS, setting="updates")
 def denominators_of_an_epoch(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.batching.minibatches:Denominators")
+    made = honest("rlcore.data.minibatches:Denominators")
 
     def of_all(num_tokens: int, num_samples: int, horizon: float | None) -> Any:
         probe.reached()
         return made(num_tokens * 2, num_samples * 2, horizon)
 
-    with replaced("rlcore.batching.minibatches:Denominators", of_all):
+    with replaced("rlcore.data.minibatches:Denominators", of_all):
         yield
 
 
@@ -205,7 +205,7 @@ def unseeded_permutation(probe: Probe) -> Iterator[None]:
         order: list[int] = torch.randperm(num_items, generator=generator).tolist()
         return order
 
-    with replaced("rlcore.batching.minibatches:permutation", drawn):
+    with replaced("rlcore.data.minibatches:permutation", drawn):
         yield
 
 
@@ -216,7 +216,7 @@ def unseeded_permutation(probe: Probe) -> Iterator[None]:
     setting="roomy",
 )
 def padded_to_the_longest(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.batching.microbatches:build_microbatch")
+    made = honest("rlcore.data.microbatches:build_microbatch")
 
     def longest(batch: Any, samples: Any, number: int) -> Any:
         microbatch = made(batch, samples, number)
@@ -225,7 +225,7 @@ def padded_to_the_longest(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=missing > 0)
         return replace(microbatch, tokens=torch.nn.functional.pad(microbatch.tokens, (0, max(0, missing))))
 
-    with replaced("rlcore.batching.microbatches:build_microbatch", longest):
+    with replaced("rlcore.data.microbatches:build_microbatch", longest):
         yield
 
 

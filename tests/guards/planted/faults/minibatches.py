@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.guards.planted.fault import Probe, fault, honest, replaced
 
-PERMUTATION = "rlcore.batching.minibatches:permutation"
+PERMUTATION = "rlcore.data.minibatches:permutation"
 WORKERS = "rlcore.trainers.local:divide_among_workers"
 TOTAL = "rlcore.trainers.local:GradientSum.total"
 TAKEN = "rlcore.trainers.local:take_gradient"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages
-from rlcore.batching.microbatches import Microbatch
+from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.local import LocalTrainer
 from tests.guards.planted.fault import LEVEL, Probe, fault, honest, replaced
@@ -122,7 +122,7 @@ def end_dropped_in_the_pass(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(wrong, found))
         return wrong
 
-    with replaced("rlcore.batching.microbatches:Microbatch.__getitem__", without):
+    with replaced("rlcore.data.microbatches:Microbatch.__getitem__", without):
         yield
 
 
@@ -195,7 +195,7 @@ def workers_by_set_order(probe: Probe) -> Iterator[None]:
     phases=(LEVEL,),
 )
 def threads_set_by_a_reward(probe: Probe) -> Iterator[None]:
-    score = honest("rlcore.rewards.branches:score")
+    score = honest("rlcore.data.scoring:score")
 
     def and_set(*given: Any, **others: Any) -> Any:
         probe.reached(has_effect=False)
@@ -203,7 +203,7 @@ def threads_set_by_a_reward(probe: Probe) -> Iterator[None]:
         return score(*given, **others)
 
     try:
-        with replaced("rlcore.rewards.branches:score", and_set):
+        with replaced("rlcore.data.scoring:score", and_set):
             yield
     finally:
         torch.set_num_threads(1)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
-from rlcore.rewards.score import Scores
+from rlcore.data.scoring import Scores
+from rlcore.data.trajectory import Trajectory
 from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.drawing import Plan
 from rlcore.samplers.filters import Filters
@@ -24,7 +24,7 @@ TOKENS = ("tokens", "loss_mask")
 KEY = "rlcore.recipes.rollout:completion_key"
 DENSE = "rlcore.recipes.rollout:dense_batch"
 DRAW = "rlcore.samplers.batching:draw"
-SCORE = "rlcore.rewards.branches:score"
+SCORE = "rlcore.data.scoring:score"
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 EVALUATE = "rlcore.controllers.synchronous:evaluate"
 
@@ -275,13 +275,13 @@ def rewards_swapped_in_few_steps(probe: Probe) -> Iterator[None]:
     setting="changing",
 )
 def arguments_shared(probe: Probe) -> Iterator[None]:
-    copied = honest("rlcore.rewards.calling:_copied")
+    copied = honest("rlcore.data.scoring:_copied")
 
     def as_it_is(value: Any) -> Any:
         probe.reached(has_effect=isinstance(value, list))
         return value if isinstance(value, list) else copied(value)
 
-    with replaced("rlcore.rewards.calling:_copied", as_it_is):
+    with replaced("rlcore.data.scoring:_copied", as_it_is):
         yield
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
-from rlcore.rewards.calling import awaited
-from rlcore.rewards.score import Scores
+from rlcore.data.scoring import Scores, awaited
+from rlcore.data.trajectory import Trajectory
 from rlcore.types import StopReason
 from tests.guards.planted.fault import Probe, fault, honest, replaced
 
-SCORE = "rlcore.rewards.branches:score"
+SCORE = "rlcore.data.scoring:score"
 DENSE = "rlcore.recipes.rollout:dense_batch"
 REWARD = ("reward",)
 
@@ -153,7 +152,7 @@ def rewards_as_completed(probe: Probe) -> Iterator[None]:
         probe.reached()
         return [await each for each in asyncio.as_completed([awaited(call) for call in calls])]
 
-    with replaced("rlcore.rewards.calling:_together", as_completed):
+    with replaced("rlcore.data.scoring:_together", as_completed):
         yield
 
 

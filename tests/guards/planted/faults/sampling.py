@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory, build_single_turn
+from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.samplers.drawing import Plan
 from rlcore.samplers.gumbel import GumbelNoise
 from rlcore.samplers.rows import Rows

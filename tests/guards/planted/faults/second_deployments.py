@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.trainers.local import LocalTrainer
 from rlcore.types import SampleRequest
@@ -255,7 +255,7 @@ def rank_with_its_own_rate(probe: Probe) -> Iterator[None]:
     is_in_ranks=True,
 )
 def rest_of_a_dispatch_left(probe: Probe) -> Iterator[None]:
-    divided = honest("rlcore.batching.microbatches:balanced")
+    divided = honest("rlcore.data.microbatches:balanced")
 
     def equal(costs: Any, num_parts: int, *, equal_sizes: bool) -> list[list[int]]:
         parts: list[list[int]] = divided(costs, num_parts, equal_sizes=equal_sizes)
@@ -263,7 +263,7 @@ def rest_of_a_dispatch_left(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=any(len(part) > least for part in parts) and num_parts == 2)
         return [part[:least] for part in parts] if probe.step is not None and num_parts == 2 else parts
 
-    with replaced("rlcore.batching.microbatches:balanced", equal):
+    with replaced("rlcore.data.microbatches:balanced", equal):
         yield
 
 

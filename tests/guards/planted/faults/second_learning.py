@@ -274,7 +274,7 @@ def loss_of_the_first(probe: Probe) -> Iterator[None]:
     phases=(LEVEL, "optimizer", *LOSS),
 )
 def default_type_changed(probe: Probe) -> Iterator[None]:
-    score = honest("rlcore.rewards.branches:score")
+    score = honest("rlcore.data.scoring:score")
 
     def and_change(*given: Any, **others: Any) -> Any:
         probe.reached()
@@ -282,7 +282,7 @@ def default_type_changed(probe: Probe) -> Iterator[None]:
         return score(*given, **others)
 
     try:
-        with replaced("rlcore.rewards.branches:score", and_change):
+        with replaced("rlcore.data.scoring:score", and_change):
             yield
     finally:
         torch.set_default_dtype(torch.float32)
@@ -290,7 +290,7 @@ def default_type_changed(probe: Probe) -> Iterator[None]:
 
 @fault("a library that wants speed", "the first reward allows nondeterministic operations", phases=(LEVEL,))
 def determinism_turned_off(probe: Probe) -> Iterator[None]:
-    score = honest("rlcore.rewards.branches:score")
+    score = honest("rlcore.data.scoring:score")
 
     def and_allow(*given: Any, **others: Any) -> Any:
         probe.reached()
@@ -298,7 +298,7 @@ def determinism_turned_off(probe: Probe) -> Iterator[None]:
         return score(*given, **others)
 
     try:
-        with replaced("rlcore.rewards.branches:score", and_allow):
+        with replaced("rlcore.data.scoring:score", and_allow):
             yield
     finally:
         torch.use_deterministic_algorithms(False)

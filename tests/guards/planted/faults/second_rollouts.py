@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Role, Trajectory
+from rlcore.data.trajectory import Role, Trajectory
 from rlcore.samplers.filters import Filters
 from rlcore.samplers.stopping import StopText
 from rlcore.types import Prompt
@@ -204,13 +204,13 @@ def forced_tokens_learned(probe: Probe) -> Iterator[None]:
 
 @fault("best of n", "a reasoning is worth its best item", phases=REWARD, setting="branched", leaves=("rewards",))
 def reasoning_worth_its_best(probe: Probe) -> Iterator[None]:
-    mean = honest("rlcore.rewards.branches:mean")
+    mean = honest("rlcore.data.scoring:mean")
 
     def largest(values: Sequence[float]) -> float:
         probe.reached(has_effect=max(values) != mean(values))
         return max(values)
 
-    with replaced("rlcore.rewards.branches:mean", largest):
+    with replaced("rlcore.data.scoring:mean", largest):
         yield
 
 
@@ -240,7 +240,7 @@ def unjudged_move_up(probe: Probe) -> Iterator[None]:
     leaves=("rewards",),
 )
 def weights_by_name(probe: Probe) -> Iterator[None]:
-    total = honest("rlcore.rewards.score:_total")
+    total = honest("rlcore.data.scoring:_total")
 
     def by_name(rewards: Any, values: Any, index: int) -> Any:
         weights = [each.weight for each in rewards]
@@ -251,7 +251,7 @@ def weights_by_name(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=found != total(rewards, values, index))
         return found
 
-    with replaced("rlcore.rewards.score:_total", by_name):
+    with replaced("rlcore.data.scoring:_total", by_name):
         yield
 
 
@@ -259,7 +259,7 @@ def weights_by_name(probe: Probe) -> Iterator[None]:
     "skip_special_tokens=False", "reward functions are given texts with their end", phases=REWARD, leaves=("rewards",)
 )
 def texts_with_their_end(probe: Probe) -> Iterator[None]:
-    arguments = honest("rlcore.rewards.score:_arguments")
+    arguments = honest("rlcore.data.scoring:_arguments")
 
     def with_end(trajectories: Any, step: int) -> Any:
         found = arguments(trajectories, step)
@@ -267,7 +267,7 @@ def texts_with_their_end(probe: Probe) -> Iterator[None]:
         probe.reached()
         return replace(found, columns={**found.columns, "completions": texts})
 
-    with replaced("rlcore.rewards.score:_arguments", with_end):
+    with replaced("rlcore.data.scoring:_arguments", with_end):
         yield
 
 

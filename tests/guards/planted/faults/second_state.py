@@ -166,7 +166,7 @@ def moments_of_the_step_before(probe: Probe) -> Iterator[None]:
     setting="updates",
 )
 def minibatches_counted_anew(probe: Probe) -> Iterator[None]:
-    permutation, resume = honest("rlcore.batching.minibatches:permutation"), honest(LOAD)
+    permutation, resume = honest("rlcore.data.minibatches:permutation"), honest(LOAD)
     first = [0]
 
     def remembered(state: Any, run: Any) -> Any:
@@ -178,7 +178,7 @@ def minibatches_counted_anew(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=first[0] > 0)
         return list(permutation(num_items, seed, name, step - first[0], epoch))
 
-    with replaced(LOAD, remembered), replaced("rlcore.batching.minibatches:permutation", anew):
+    with replaced(LOAD, remembered), replaced("rlcore.data.minibatches:permutation", anew):
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.environments.trajectory import Trajectory
+from rlcore.data.trajectory import Trajectory
 from rlcore.weights.digests import tensor_digests
 from rlcore.weights.sync import IN_PROCESS
 from tests.guards.planted.fault import Probe, fault, honest, replaced

@@ -1,1 +1,0 @@
-"""Batches: from trajectories to padded rows, fixed microbatches and minibatches."""

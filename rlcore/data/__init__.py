@@ -1,0 +1,1 @@
+"""Data of a run: tasks, prompts and rewards, trajectories, batches and microbatches."""

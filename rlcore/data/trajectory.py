@@ -1,0 +1,359 @@
+"""Trajectory: the one structure that samplers produce, and that rewards, batches and checks read.
+
+    tokens           p p p | a a a | t t | a a        p: prompt, a: assistant, t: tool or forced
+    loss_mask        0 0 0 | 1 1 1 | 0 0 | 1 1        one bit per token
+    logprobs         0 0 0 | x x x | 0 0 | x x        of the policy that sampled
+    policy_versions  - - - | 4 4 4 | - - | 5 5        of the weights that sampled; NOT_SAMPLED elsewhere
+
+Turns tile the tokens: each begins where the one before ends. A single completion is the trajectory of a prompt and one
+assistant turn. Values are plain Python, so that a trajectory can be sent to another process and written nowhere.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import compress
+
+from rlcore.errors import InvalidValueError, NonFiniteError, ShapeError
+from rlcore.types import BeamParams, SampleRequest, SamplingParams, StopReason
+
+NOT_SAMPLED = -1
+"""Policy version of a token that no policy sampled: of a prompt, of a tool's answer, or forced."""
+
+
+class Role(StrEnum):
+    """Author of a turn."""
+
+    PROMPT = "prompt"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    FORCED = "forced"
+    """The sampler: tokens within a completion that no policy chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Consecutive tokens of one author."""
+
+    role: Role
+    begin: int
+    """Position of its first token in the trajectory."""
+    end: int
+    """Position after its last token; a turn has at least one."""
+    text: str
+    """Text of its tokens, without special tokens."""
+    stop_reason: StopReason | None = None
+    """Reason for which an assistant turn ended; None for the others."""
+    reward: float | None = None
+    """Reward of this turn from its environment; None if the environment gives none."""
+
+    def __post_init__(self) -> None:
+        """Check the turn by itself. Raises InvalidValueError and NonFiniteError."""
+        if not isinstance(self.role, Role):
+            raise InvalidValueError(
+                f"role {self.role!r}", legal=", ".join(map(str, Role)), remedy="pass a Role: Role.TOOL, not 'tool'"
+            )
+        if not 0 <= self.begin < self.end:
+            raise InvalidValueError(
+                f"a turn of tokens {self.begin} to {self.end}",
+                legal="0 <= begin < end: at least one token",
+                remedy="leave out a turn without tokens",
+            )
+        if (self.stop_reason is not None) != (self.role is Role.ASSISTANT):
+            raise InvalidValueError(
+                f"stop reason {self.stop_reason!r} for a turn of role {self.role.value}",
+                legal="a StopReason for an assistant turn, None for the others",
+                remedy="report why the sampler ended the turn",
+            )
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise NonFiniteError(
+                f"reward {self.reward!r} for the turn of tokens {self.begin} to {self.end}",
+                legal="a finite number, or None",
+                remedy="return None if the environment has no reward for the turn",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A prompt and everything that followed it, token by token."""
+
+    request: SampleRequest
+    tokens: tuple[int, ...]
+    """Token ids of prompt, assistant and tools, as the model reads them."""
+    loss_mask: tuple[bool, ...]
+    """[tokens]: whether training learns the token."""
+    logprobs: tuple[float, ...]
+    """[tokens]: log-probability of the token when it was sampled, at the request's temperature: an fp32 number. A value
+    outside the loss mask is never read."""
+    policy_versions: tuple[int, ...]
+    """[tokens]: version of the weights that sampled the token, or NOT_SAMPLED."""
+    turns: tuple[Turn, ...]
+    """Turns in order, which tile the tokens; the first is the prompt."""
+    weights_digests: Mapping[int, str]
+    """Digest of the weights by policy version, for each version that sampled a token."""
+
+    def __post_init__(self) -> None:
+        """Check that all parts belong together. Raises ShapeError, InvalidValueError and NonFiniteError."""
+        for name in ("loss_mask", "logprobs", "policy_versions"):
+            if len(values := getattr(self, name)) != len(self.tokens):
+                raise ShapeError(
+                    f"{name} of {self.name} has {len(values)} values for {len(self.tokens)} tokens",
+                    legal="one value per token",
+                    remedy="give prompt and tool tokens values too: False, 0.0 and NOT_SAMPLED",
+                )
+        self._check_tiling()
+        self._check_tokens()
+        self._check_versions()
+
+    @property
+    def name(self) -> str:
+        """Name of its request, for messages."""
+        return f"sample {self.request.sample_index} of prompt {self.request.prompt.id}"
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of the prompt."""
+        return self.turns[0].end
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """Token ids of the prompt."""
+        return self.tokens[: self.num_prompt_tokens]
+
+    @property
+    def assistant_turns(self) -> tuple[Turn, ...]:
+        """Turns that a policy sampled, in order; at least one."""
+        return tuple(turn for turn in self.turns if turn.role is Role.ASSISTANT)
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Stop reason of the last assistant turn."""
+        reason = self.assistant_turns[-1].stop_reason
+        assert reason is not None
+        return reason
+
+    @property
+    def loss_tokens(self) -> tuple[int, ...]:
+        """Token ids under the loss mask, in order."""
+        return tuple(compress(self.tokens, self.loss_mask))
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether it shares its first assistant turn with another trajectory, which learns that turn."""
+        first = self.assistant_turns[0]
+        return not any(self.loss_mask[first.begin : first.end])
+
+    @property
+    def group(self) -> tuple[str, ...] | tuple[str, int]:
+        """Key of the trajectories whose rewards it is compared with: those of its prompt, or branches of its request.
+
+        All of a group had the same tokens before the first token that they learn.
+        """
+        prompt_id = self.request.prompt.id
+        return (prompt_id, self.request.sample_index) if self.is_branch else (prompt_id,)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether max_tokens cut it; the items of a beam search may all have that length, and are not counted."""
+        return self.stop_reason is StopReason.LENGTH and not self.is_branch
+
+    @property
+    def completion(self) -> Turn:
+        """Assistant turn of a trajectory that has only one. Raises InvalidValueError if it has several."""
+        turns = self.assistant_turns
+        if len(turns) > 1:
+            raise InvalidValueError(
+                f"{self.name} has {len(turns)} assistant turns",
+                legal="one, where a single completion is read",
+                remedy="read its turns one by one",
+            )
+        return turns[0]
+
+    @property
+    def completion_tokens(self) -> tuple[int, ...]:
+        """Token ids of the only completion, forced ones included. Raises InvalidValueError if there are several."""
+        return self.tokens[self._completion_span]
+
+    @property
+    def completion_logprobs(self) -> tuple[float, ...]:
+        """Log-probabilities of `completion_tokens`. Raises InvalidValueError as `completion_tokens`."""
+        return self.logprobs[self._completion_span]
+
+    @property
+    def completion_text(self) -> str:
+        """Text of the only completion, turn by turn. Raises InvalidValueError as `completion_tokens`."""
+        return "".join(turn.text for turn in self._completion_turns)
+
+    @property
+    def _completion_turns(self) -> tuple[Turn, ...]:
+        """A reasoning, what was forced and an item are one completion; turns between which others spoke are several."""
+        has_tools = any(turn.role is Role.TOOL for turn in self.turns)
+        return (self.completion,) if has_tools or not self.is_branch else self.turns[1:]
+
+    @property
+    def _completion_span(self) -> slice:
+        turns = self._completion_turns
+        return slice(turns[0].begin, turns[-1].end)
+
+    def tokens_of(self, turn: Turn) -> tuple[int, ...]:
+        """Return the token ids of a turn."""
+        return self.tokens[turn.begin : turn.end]
+
+    def _check_tiling(self) -> None:
+        roles = [turn.role for turn in self.turns]
+        if Role.ASSISTANT not in roles or roles[0] is not Role.PROMPT or Role.PROMPT in roles[1:]:
+            raise InvalidValueError(
+                f"{self.name} has turns {[role.value for role in roles]}",
+                legal="a prompt first, then assistant and tool turns, of them at least one of the assistant",
+                remedy="put all tokens before the first sampled one into the prompt",
+            )
+        begins = [0, *(turn.end for turn in self.turns)]
+        if [turn.begin for turn in self.turns] != begins[:-1] or begins[-1] != len(self.tokens):
+            raise InvalidValueError(
+                f"{self.name} has turns of tokens {[(turn.begin, turn.end) for turn in self.turns]}",
+                legal=f"spans that tile tokens 0 to {len(self.tokens)}: each begins where the one before ends",
+                remedy="give every token to exactly one turn",
+            )
+        if self.prompt_tokens != self.request.prompt.tokens:
+            raise InvalidValueError(
+                f"{self.name} begins with tokens {list(self.prompt_tokens)[:8]}",
+                legal=f"those of its prompt, {list(self.request.prompt.tokens)[:8]}",
+                remedy="keep the prompt's tokens; nothing is tokenised again",
+            )
+
+    def _check_tokens(self) -> None:
+        if not_bits := set(self.loss_mask) - {False, True}:
+            raise InvalidValueError(
+                f"the loss mask of {self.name} holds {not_bits.pop()!r}",
+                legal="True or False for each token",
+                remedy="weigh losses in the advantages, not in the mask",
+            )
+        for turn in self.turns:
+            if turn.role is not Role.ASSISTANT and True in self.loss_mask[turn.begin : turn.end]:
+                raise InvalidValueError(
+                    f"the loss mask of {self.name} is set in the {turn.role.value} turn of tokens {turn.begin} to"
+                    f" {turn.end}",
+                    legal="set within assistant turns only",
+                    remedy="clear the mask of tokens that no policy sampled",
+                )
+        if not all(map(math.isfinite, compress(self.logprobs, self.loss_mask))):
+            position = next(
+                at for at in compress(range(len(self.tokens)), self.loss_mask) if not math.isfinite(self.logprobs[at])
+            )
+            raise NonFiniteError(
+                f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}",
+                legal="a finite number for each token under the loss mask",
+                remedy="check the weights of the sampler for NaN",
+                phases=("rollout",),
+            )
+
+    def _check_versions(self) -> None:
+        versions = self.policy_versions
+        observed = [versions[turn.begin : turn.end] for turn in self.turns if turn.role is not Role.ASSISTANT]
+        if (
+            set(versions) != {NOT_SAMPLED, *self.weights_digests}
+            or any(set(each) != {NOT_SAMPLED} for each in observed)
+            or NOT_SAMPLED in compress(versions, self.loss_mask)
+        ):
+            raise InvalidValueError(
+                f"{self.name} has policy versions {sorted(set(versions))}, and digests of"
+                f" {sorted(self.weights_digests)}",
+                legal=f"a version with a digest for each token under the loss mask, {NOT_SAMPLED} in prompt and tool"
+                " turns, and no digest of another version",
+                remedy="report version and digest of the weights that sampled each token",
+            )
+
+
+def build_single_turn(
+    request: SampleRequest,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    *,
+    text: str,
+    stop_reason: StopReason,
+    policy_version: int,
+    weights_digest: str,
+) -> Trajectory:
+    """Build the trajectory of a prompt and one completion, all of whose tokens are learned.
+
+    `tokens`, `logprobs` and `text` are the completion's. Raises ShapeError, InvalidValueError and NonFiniteError.
+    """
+    prompt = request.prompt
+    begin, num_drawn = len(prompt.tokens), len(tokens)
+    return Trajectory(
+        request=request,
+        tokens=(*prompt.tokens, *tokens),
+        loss_mask=(False,) * begin + (True,) * num_drawn,
+        logprobs=(*(0.0,) * begin, *logprobs),
+        policy_versions=(NOT_SAMPLED,) * begin + (policy_version,) * num_drawn,
+        turns=(
+            Turn(Role.PROMPT, 0, begin, prompt.text),
+            Turn(Role.ASSISTANT, begin, begin + num_drawn, text, stop_reason),
+        ),
+        weights_digests={policy_version: weights_digest},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item that was found after a reasoning."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """[tokens], each of the whole vocabulary at the request's temperature."""
+    text: str
+    stop_reason: StopReason
+
+
+def branch(reasoning: Trajectory, item: Item, beams: BeamParams, *, forced_text: str) -> Trajectory:
+    """Build the trajectory of an item after its reasoning; it learns the item alone.
+
+    The reasoning is one of a single turn. Raises as `Trajectory` does.
+    """
+    begin = len(reasoning.tokens)
+    at_item = begin + len(beams.forced)
+    end = at_item + len(item.tokens)
+    (version,) = reasoning.weights_digests
+    forced_turns = (Turn(Role.FORCED, begin, at_item, forced_text),) if beams.forced else ()
+    num_forced, num_chosen = len(beams.forced), len(item.tokens)
+    return Trajectory(
+        request=reasoning.request,
+        tokens=(*reasoning.tokens, *beams.forced, *item.tokens),
+        loss_mask=(False,) * at_item + (True,) * num_chosen,
+        logprobs=(*reasoning.logprobs, *(0.0,) * num_forced, *item.logprobs),
+        policy_versions=(*reasoning.policy_versions, *(NOT_SAMPLED,) * num_forced, *(version,) * num_chosen),
+        turns=(*reasoning.turns, *forced_turns, Turn(Role.ASSISTANT, at_item, end, item.text, item.stop_reason)),
+        weights_digests=reasoning.weights_digests,
+    )
+
+
+def item_params(request: SampleRequest) -> SamplingParams:
+    """Return the limits of an item as sampling parameters: no filter and no stop string apply to it."""
+    assert request.beams is not None
+    return SamplingParams(
+        max_tokens=request.beams.max_tokens,
+        temperature=request.params.temperature,
+        stop_ids=request.beams.stop_ids,
+    )
+
+
+def by_request(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """Divide trajectories in canonical order by their requests: a reasoning first, then its items, the best first."""
+    found: list[list[Trajectory]] = []
+    for each in trajectories:
+        if found and each.is_branch:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
+
+
+def completions_of(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return whole completions: those that end with an item, and those after which there is no item."""
+    return [each for found in by_request(trajectories) for each in (found[1:] or found)]
+
+
+def best_completions(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return one completion per request: that with the item of the largest score, or one without items."""
+    return [(found[1:] or found)[0] for found in by_request(trajectories)]

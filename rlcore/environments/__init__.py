@@ -1,1 +1,0 @@
-"""Environments: the trajectories that samplers produce and training consumes."""
