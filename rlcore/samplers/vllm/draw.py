@@ -131,4 +131,3 @@ def _ranked(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
         tokens, values = ranked(logprobs[number : number + 1], row.num_tokens_known, row.num_ranked)
         left[number, tokens[0]] = values[0]
     return left.masked_fill_(logprobs.isnan().any(-1, keepdim=True), torch.nan)
-

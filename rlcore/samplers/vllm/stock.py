@@ -38,8 +38,8 @@ def decoder_of(model: Any, config: DecoderConfig) -> Decoder:
 
     vLLM pads the vocabulary; the views end before. Raises ValueError for a parameter of another shape.
     """
-    if hasattr(model, "decoder"):
-        return model.decoder
+    if isinstance(own := getattr(model, "decoder", None), Decoder):
+        return own
     with torch.device("meta"):
         decoder = Decoder(config)
     theirs = dict(model.named_parameters())

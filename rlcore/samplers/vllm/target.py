@@ -13,7 +13,7 @@ from rlcore.samplers.vllm.extension import Level
 from rlcore.types import SamplingParams
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import RemoteTarget
-from rlcore.weights.transports.parcels import Attachments
+from rlcore.weights.transports.parcels import Attachments, Inline
 from rlcore.weights.transports.shared_memory import SharedMemoryTransport
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class VllmTarget(RemoteTarget):
         self._engine.reset_cache()
         self._ask("watch", self._level())
         self._engine.first_tokens([self._add(tuple(tokens.tolist()))])
-        return self._ask("streams", len(tokens) - 1).open(Attachments())
+        answer: Inline = self._ask("streams", len(tokens) - 1)
+        return answer.open(Attachments())
 
     def commit(self, weights_digest: str) -> None:
         """As `WeightTarget.commit`."""

@@ -2,8 +2,6 @@
 
 import importlib.metadata
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 
 from rlcore.errors import InvalidValueError
 from rlcore.samplers.build import check_sampler
-from rlcore.samplers.vllm import plugin, versions
+from rlcore.samplers.vllm import versions
 from tests.rlcore.training.recorded import config, recorded
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -71,41 +69,6 @@ def test_tensor_parallelism_is_refused_with_the_reason(install: Install) -> None
     with pytest.raises(InvalidValueError, match=r"sampler\.tensor_parallel is 2") as caught:
         check_sampler(config(sampler={"name": "vllm", "tensor_parallel": 2}))
     assert "partial sums" in caught.value.legal and "replicas" in caught.value.remedy
-
-
-def test_without_the_entry_point_an_engine_in_a_process_of_its_own_is_refused(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install("0.32.0")
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
-    with pytest.raises(InvalidValueError, match="entry point rlcore") as caught:
-        check_sampler(config(sampler={"name": "vllm", "engine": "process"}))
-    assert "pip install" in caught.value.remedy
-
-
-def test_the_plugin_does_nothing_for_other_users_of_vllm() -> None:
-    code = "import sys; from rlcore.samplers.vllm.plugin import register; register(); print(*sys.modules)"
-    env = {name: value for name, value in os.environ.items() if name != plugin.VARIABLE}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    assert not {"torch", "vllm", "pydantic", "numpy"} & set(done.stdout.split())
-
-
-@pytest.mark.parametrize(("allowed", "then"), [(None, None), ("lora", "lora,rlcore")])
-def test_processes_find_the_plugin_only_while_an_engine_starts(
-    allowed: str | None, then: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    monkeypatch.setenv("PYTHONWARNINGS", "error")
-    if allowed is not None:
-        monkeypatch.setenv("VLLM_PLUGINS", allowed)
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    before = dict(os.environ)
-    with pytest.raises(KeyError), plugin.starting({"VLLM_BATCH_INVARIANT": None}):
-        assert "VLLM_BATCH_INVARIANT" not in os.environ
-        assert os.environ[plugin.VARIABLE] == str(os.getpid())
-        assert os.environ.get("VLLM_PLUGINS") == then
-        raise KeyError
-    assert dict(os.environ) == before
 
 
 def test_what_an_engine_changes_in_the_process_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
