@@ -1,11 +1,10 @@
 """Runs with vLLM as a user types them: spread over many processes, from an empty cache, and with engines that die."""
 
-import os
 import re
-import signal
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.core.exit_codes import ExitCode
@@ -52,14 +51,15 @@ def test_models_of_vllm_start_with_an_empty_cache(more: tuple[str, ...], tmp_pat
 
 
 def kill_an_engine(out: Path, num_kills: int) -> None:
-    """Kill one of the engines of a run, and once more after its restart; the other one has to end too."""
-    before: set[int] = set()
+    """Kill one of the two engines of a run, and again one of those after a restart; the other one has to end too."""
     for number in range(num_kills):
         await_true(lambda number=number: num_steps_of(out) > 2 + 3 * number, "steps")  # type: ignore[misc]
-        engines = {pid for pid, line in processes_of(out).items() if "spawn_main" in line}
-        assert len(engines) == 2 and not engines & before
-        os.kill(min(engines), signal.SIGKILL)
-        before |= engines
+        trainers = [psutil.Process(pid) for pid, line in processes_of(out).items() if "scenario_main" in line]
+        children = [child for each in trainers for child in each.children()]
+        engines = [each for each in children if "EngineCore" in each.name() or "spawn_main" in " ".join(each.cmdline())]
+        assert len(engines) == 2, children
+        engines[0].kill()
+        assert not psutil.wait_procs(engines, timeout=60)[1], "both have ended"
 
 
 def test_an_engine_that_is_killed_is_restarted_and_no_bit_moves(tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 need_vllm()
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[4]
-LITTLE = {"num_blocks": FEW_BLOCKS, "max_batched_tokens": 24}
+LITTLE: dict[str, Any] = {"num_blocks": FEW_BLOCKS, "max_batched_tokens": 24}
 """Requests are preempted for lack of memory, and prompts read in chunks."""
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "little memory, short passes": LITTLE,
     "one slot a block": {"block_size": 1, "num_blocks": 160, "max_batched_tokens": 17},
     "large blocks": {"block_size": 32},
@@ -119,8 +119,8 @@ def test_prefixes_are_found_in_the_cache_and_prompts_are_read_in_chunks(engine: 
     first, *_, last = requests_of(1)
     lend()
     for request, num_cached in ((first, 0), (last, 40)):
-        asked = {"max_tokens": 1, "stop_ids": (), "key": 0, "params": request.params}
-        name, num_passes = engine.add(request.prompt.tokens, **asked), 0
+        name = engine.add(request.prompt.tokens, max_tokens=1, stop_ids=(), key=0, params=request.params)
+        num_passes = 0
         while True:
             num_passes += 1
             if drawn := engine.step():
