@@ -32,16 +32,21 @@ from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import written_config
 from rlcore.samplers.vllm.plugin import Trainer, register_model
 from rlcore.samplers.vllm.stock import check_head_width
-from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
-from rlcore.types import SamplingParams
+from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.remote import Question, RemoteTarget
 
 EXTENSION = "rlcore.samplers.vllm.extension.EngineExtension"
 BLOCK_MULTIPLE = 32
 """Blocks of the cache of vLLM's own attention on a CPU have a multiple of so many tokens."""
-QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-torch._library.triton"}
-"""Variables against what vLLM's imports print: nothing that a user could change."""
+SPAWNED = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a trainer has threads
+    "OMP_NUM_THREADS": "1",  # until a level says otherwise: products of more threads may have other bits
+    "PYTHONWARNINGS": "ignore",  # this and what follows: lines that no user can act upon
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_LOGS": "-torch._library.triton",
+}
+"""Variables of the engine's process."""
 Report = Callable[[str], None]
 
 
@@ -49,40 +54,37 @@ class EngineProcess:
     """An LLMEngine whose scheduler and model are in a child process."""
 
     def __init__(
-        self,
-        role: str,
-        required: Mapping[str, Any],
-        preferred: Mapping[str, Any],
-        trainer: Trainer,
-        *,
-        device: str,
-        report: Report,
-        variables: Mapping[str, str] | None = None,
+        self, role: str, arguments: Mapping[str, Any], trainer: Trainer, *, device: str, report: Report
     ) -> None:
-        """Start it with vLLM's arguments, of which those are `preferred` that a version may not have.
+        """Start it with vLLM's arguments; `report` receives a line of what took seconds.
 
-        `report` receives a line before what takes seconds. Raises InvalidValueError where vLLM computes on another
-        device or refuses the arguments, WorkerError where the process does not start.
+        Raises InvalidValueError where vLLM computes on another device or refuses the arguments, WorkerError where the
+        process does not start.
         """
         self.role, began = role, perf_counter()
         with isolated():
             check_device(device)
+            from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
             register_model()
-            required = {**required, "skip_tokenizer_init": True, "seed": 0, "enforce_eager": True}
-            required |= {"disable_log_stats": True, "additional_config": trainer}
-            preferred = {**preferred, "async_scheduling": False, "use_tqdm_on_load": False}
-            spawned = {**QUIET, **(variables or {}), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # a trainer has threads
+            engine_args = EngineArgs(
+                **arguments,
+                skip_tokenizer_init=True,
+                seed=0,
+                enforce_eager=True,
+                async_scheduling=False,
+                use_tqdm_on_load=False,
+                disable_log_stats=True,
+                additional_config=trainer,
+            )
             try:
-                with patch.dict(os.environ, spawned):
-                    self.llm = LLMEngine.from_engine_args(
-                        engine_arguments(required, preferred), enable_multiprocessing=True
-                    )
+                with patch.dict(os.environ, SPAWNED):
+                    self.llm = LLMEngine.from_engine_args(engine_args, enable_multiprocessing=True)
             except ValueError as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise InvalidValueError(
-                    f"vLLM refuses these settings of the {role}: {reason}", legal="see vLLM's reason"
+                    f"vLLM refuses these settings of the {role}: {reason}", legal="see `sampler`"
                 ) from error
             except RuntimeError as error:
                 raise WorkerError(
@@ -114,12 +116,9 @@ class EngineProcess:
             yield
         except EngineDeadError as error:
             self._process.join(10.0)
-            for _ in range(100):  # another thread may be about to have it from the system
-                if (code := self._process.exitcode) is not None:
-                    break
-                time.sleep(0.01)
-            is_killed = code is not None and code < 0
-            how = f"was killed by {signal.Signals(-code).name}" if is_killed else f"ended with exit code {code}"
+            time.sleep(0.1)  # or another thread has asked the system how it ended, and not kept the answer yet
+            code = self._process.exitcode or 0
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             raise WorkerDiedError(
                 f"the {self.role}'s process, pid {self.pid}, {how}",
                 role=self.role,
@@ -184,10 +183,8 @@ class Drawn:
     tokens: list[int]
     logprobs: list[float]
     is_finished: bool
-    num_cached: int
-    """Tokens of the prompt that were found in the prefix cache."""
     ranked: list[tuple[int, float]]
-    """Of a request of `rank`: tokens and their log-probabilities, in no order, -inf for none; empty for others."""
+    """Of a request for several log-probabilities: tokens with them, in no order, -inf for none; empty for others."""
 
     @classmethod
     def of(cls, output: Any) -> "Drawn":
@@ -195,10 +192,8 @@ class Drawn:
         (one,) = output.outputs
         tokens, reported = list(one.token_ids), one.logprobs or ()
         logprobs = [entry[token].logprob for entry, token in zip(reported, tokens, strict=True)]
-        several = [entry for entry in reported if len(entry) > 1]
-        ranked = [(token, found.logprob) for entry in several for token, found in entry.items()]
-        cached = output.num_cached_tokens or 0
-        return cls(output.request_id, tokens, logprobs, bool(output.finished), cached, ranked)
+        ranked = [(token, of.logprob) for entry in reported if len(entry) > 1 for token, of in entry.items()]
+        return cls(output.request_id, tokens, logprobs, bool(output.finished), ranked)
 
 
 class Engine(EngineProcess):
@@ -226,7 +221,7 @@ class Engine(EngineProcess):
             else:
                 config_json["architectures"] = [ARCHITECTURE]
             Path(directory, "config.json").write_text(json.dumps(config_json), "utf-8")
-            required = {
+            arguments = {
                 "model": directory,
                 "load_format": "dummy",
                 "dtype": dtype,
@@ -242,10 +237,9 @@ class Engine(EngineProcess):
                 "logits_processors": [KeyedDraw],
                 "scheduling_policy": "priority",
                 "worker_extension_cls": EXTENSION,
+                "kv_cache_memory_bytes": cache_bytes,
             }
-            trainer = Trainer(decoder.config, is_packed=False)
-            preferred = {"kv_cache_memory_bytes": cache_bytes}
-            super().__init__("sampler", required, preferred, trainer, device=device, report=report)
+            super().__init__("sampler", arguments, Trainer(decoder.config, False), device=device, report=report)
         parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
         first = RemoteTarget(self.ask)
         first.begin(0)
@@ -256,42 +250,18 @@ class Engine(EngineProcess):
     def add(
         self,
         prompt: Sequence[int],
+        drawn_by: Mapping[str, Any],
         *,
-        max_tokens: int,
-        stop_ids: Sequence[int],
-        key: int,
-        params: SamplingParams,
-        forced: int | None = None,
-        is_streamed: bool = True,
-    ) -> str:
-        """Queue a completion; return its id.
-
-        Tokens are drawn by the noise of `key`; or each is `forced`, and its log-probability is what is wanted. They are
-        returned as they are drawn, or together at the end, which costs vLLM and its caller less.
-        """
-        from rlcore.samplers.vllm.draw import draw_argument
-
-        return self._add(prompt, max_tokens, stop_ids, draw_argument(key, params, forced), is_streamed=is_streamed)
-
-    def rank(self, prompt: Sequence[int], *, temperature: float, num_tokens: int, num_tokens_known: int) -> str:
-        """Queue the question for the most probable next tokens of those below `num_tokens_known`; return its id."""
-        from rlcore.samplers.vllm.draw import rank_argument
-
-        num_tokens = min(num_tokens, self.config.vocab_size)
-        num_logprobs = max(num_tokens, 2)  # more than the drawn token's tell this request from a completion
-        extra = rank_argument(temperature, num_tokens, num_tokens_known)
-        return self._add(prompt, 1, (), extra, num_logprobs=num_logprobs)
-
-    def _add(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int,
-        stop_ids: Sequence[int],
-        extra: dict[str, Any],
-        *,
+        max_tokens: int = 1,
+        stop_ids: Sequence[int] = (),
         num_logprobs: int = 0,
         is_streamed: bool = True,
     ) -> str:
+        """Queue a request whose tokens are drawn as `draw.draw_argument` has said; return its id.
+
+        They are returned as they are drawn, or together at the end, which costs vLLM and its caller less; with the
+        log-probability of each, or of `num_logprobs` tokens.
+        """
         from vllm import SamplingParams as EngineParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -303,7 +273,7 @@ class Engine(EngineProcess):
             ignore_eos=True,  # it is one of the stop ids
             stop_token_ids=list(stop_ids),
             detokenize=False,
-            extra_args=extra,
+            extra_args=dict(drawn_by),
             output_kind=RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY,
         )
         with self.alive():

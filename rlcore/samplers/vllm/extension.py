@@ -8,16 +8,14 @@ import pickle
 import signal
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Self
 
 import torch
 
-from rlcore.errors import RlcoreError
+from rlcore.determinism import at_level, check_level
+from rlcore.errors import LevelError, RlcoreError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.invariance_report import InvarianceReport, check_effect
-from rlcore.numerics.level import active, check_settings, following, longest
-from rlcore.numerics.probe import LENGTH, STRATEGIES, certify
+from rlcore.numerics.level import active, longest
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.vllm.stock import decoder_of, kept_streams_of
 from rlcore.weights.remote import Answerer, Question
@@ -30,33 +28,21 @@ _set_num_threads = torch.set_num_threads  # vLLM's worker replaces it on a CPU, 
 class Level:
     """How a thread computes: plain values, which pass between processes."""
 
+    name: str
     strategy: str | None
-    """Name of the kernel strategy; None: level invariant is off."""
+    """Name of the kernel strategy of level invariant."""
     longest: int | None
     """Most keys of attention, as certified."""
-    is_deterministic: bool
-    """Whether torch refuses what it cannot do twice alike."""
     num_threads: int
 
     @classmethod
     def here(cls) -> Self:
         """Return the level of the calling thread."""
         strategy = active()
-        name = None if strategy is None else strategy.name
-        return cls(name, longest(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())
-
-
-@cache
-def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, strategy: str, length: int) -> InvarianceReport:
-    """Look at this process once: its libraries and threads are not the trainer's."""
-    return certify(
-        dtype,
-        device,
-        shapes=config.product_shapes,
-        heads=(config.head_shape,),
-        length=length,
-        strategies=[each for each in STRATEGIES if each.name == strategy],
-    )
+        if strategy is not None:
+            return cls("invariant", strategy.name, longest(), torch.get_num_threads())
+        name = "deterministic" if torch.are_deterministic_algorithms_enabled() else "off"
+        return cls(name, None, None, torch.get_num_threads())
 
 
 class EngineAnswerer(Answerer):
@@ -97,18 +83,22 @@ class EngineAnswerer(Answerer):
     def _follow(self, level: Level) -> None:
         """Compute at this level from now on. Raises LevelError where it does not hold in this process."""
         if level == self._level:
-            if level.strategy is not None:
-                check_settings()
+            check_level(level.name)
             return
         self._held.close()
         self._level = None
         torch.set_num_threads(level.num_threads)
-        torch.use_deterministic_algorithms(level.is_deterministic)
-        if level.strategy is not None:
-            embedding, length = self._decoder.embedding, level.longest or LENGTH
-            report = _certified(self._decoder.config, embedding.dtype, str(embedding.device), level.strategy, length)
-            self._held.enter_context(following(report.strategy, longest=level.longest))
-            check_effect(report)
+        config, like = self._decoder.config, self._decoder.embedding
+        length = level.longest or config.max_length
+        report = self._held.enter_context(
+            at_level(level.name, config, dtype=like.dtype, device=str(like.device), length=length)
+        )
+        if report is not None and report.strategy.name != level.strategy:
+            raise LevelError(
+                f"the engine's process holds level invariant by {report.strategy.name}",
+                legal=f"{level.strategy}, as the trainer",
+                remedy="run both with the same libraries on one machine",
+            )
         self._level = level
 
 

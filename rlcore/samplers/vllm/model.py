@@ -4,7 +4,6 @@ At level invariant a row's bits do not depend on its company, so that these are 
 the trainer. No layer of vLLM computes anything, so none prepacks weights: they are written by name.
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +17,6 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from rlcore.models.checkpoints import fill
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.embedding import embedding
 from rlcore.samplers.vllm.attention import PagedBackend, PagedPass
@@ -128,10 +126,6 @@ class RlcoreForCausalLM(nn.Module):
     def compute_logits(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """Return the logits [rows, vocabulary] of rows of the stream."""
         return self.decoder.logits(hidden_states[None])[0]
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Write tensors of a checkpoint, as vLLM's own loaders and weight updates bring them; return the parameters."""
-        return {f"decoder.{name}" for name in fill(self.decoder, weights)}
 
     def pages(self) -> list[Tensor]:
         """Return the caches of all layers as rows; vLLM allocates them after the model."""

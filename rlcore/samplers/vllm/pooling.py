@@ -1,7 +1,6 @@
 """Reward models served by vLLM's pooling runner: its own Qwen3, Qwen2 or Llama with a score head, from a checkpoint.
 
-Its kernels are not batch-invariant on a CPU, so that at level invariant one sequence is scored at a time. That this
-suffices is observed when the engine starts.
+Its kernels are not batch-invariant on a CPU, so that at level invariant one sequence is scored at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +8,6 @@ from itertools import count
 from math import ceil
 from pathlib import Path
 
-from rlcore.errors import LevelError
 from rlcore.models.checkpoints import CONFIG, own_dtype, read_json
 from rlcore.models.classifier import read_classifier_config
 from rlcore.samplers.vllm.engine import EngineProcess
@@ -19,8 +17,6 @@ from rlcore.samplers.vllm.versions import installed_version, isolated
 
 BLOCK_SIZE = 32
 """Tokens of a block of its cache."""
-PROBE = tuple(tuple(3 + (5 * at + length) % 13 for at in range(length)) for length in (2, 17, 5, 9, 3, 12))
-"""Sequences of tokens that any vocabulary of 16 has."""
 
 
 class VllmScorer:
@@ -40,7 +36,7 @@ class VllmScorer:
         """Start an engine for a checkpoint; `is_serial` scores one sequence at a time, whatever `batch_size` is.
 
         `is_packed` lets vLLM pack weights for oneDNN on a CPU. Raises InvalidValueError where vLLM cannot be used here
-        or not for this model, LevelError if scores depend on the order of sequences although they are serial.
+        or not for this model.
         """
         report(f"reward model: loading vLLM {installed_version()}")
         found = read_json(directory / CONFIG)
@@ -50,7 +46,7 @@ class VllmScorer:
         num_seqs = 1 if is_serial else batch_size
         num_blocks = num_seqs * ceil(max_length / BLOCK_SIZE) + 1
         page_bytes = 2 * config.num_kv_heads * config.head_width * 4 * BLOCK_SIZE
-        required = {
+        arguments = {
             "model": str(directory),
             "runner": "pooling",
             "dtype": str(own_dtype(found)).removeprefix("torch."),
@@ -60,19 +56,11 @@ class VllmScorer:
             "enable_prefix_caching": False,
             "block_size": BLOCK_SIZE,
             "num_gpu_blocks_override": num_blocks,
+            "kv_cache_memory_bytes": num_blocks * page_bytes * config.num_layers,
         }
-        self._engine = EngineProcess(
-            "reward model",
-            required,
-            {"kv_cache_memory_bytes": num_blocks * page_bytes * config.num_layers},
-            Trainer(is_packed=is_packed),
-            device=device,
-            report=report,
-            variables={"OMP_NUM_THREADS": "1"},  # products of more threads may have other bits
-        )
+        trainer = Trainer(is_packed=is_packed)
+        self._engine = EngineProcess("reward model", arguments, trainer, device=device, report=report)
         self._numbers = count()
-        if is_serial:
-            self.check_serial()
 
     def __call__(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """As `Scorer`."""
@@ -92,13 +80,3 @@ class VllmScorer:
             if left := [name for name in names if name not in found]:
                 llm.abort_request(left)
         return [found[name] for name in names]
-
-    def check_serial(self) -> None:
-        """Check that scores do not depend on company. Raises LevelError."""
-        alone, together = [self([each])[0] for each in PROBE], self(PROBE)
-        if num_different := sum(one != other for one, other in zip(alone, together, strict=True)):
-            raise LevelError(
-                f"vLLM's scores of {num_different} of {len(PROBE)} sequences depend on their company",
-                legal="at level invariant: scores that depend on the sequence alone",
-                remedy="task.reward_model.backend: torch",
-            )

@@ -3,21 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlcore.errors import WeightSyncError
+from rlcore.samplers.vllm.draw import draw_argument
+from rlcore.samplers.vllm.engine import Engine
 from rlcore.samplers.vllm.extension import Level
 from rlcore.types import SamplingParams
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import RemoteTarget
 from rlcore.weights.transports.parcels import Attachments, Inline
 from rlcore.weights.transports.shared_memory import SharedMemoryTransport
-
-if TYPE_CHECKING:
-    from rlcore.samplers.vllm.engine import Engine
 
 GREEDY = SamplingParams(1, temperature=0.0)
 """Log-probabilities at temperature 1."""
@@ -29,24 +27,13 @@ class VllmTarget(RemoteTarget):
     The engine computes at the level of the thread that samples, or asks for the canary.
     """
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: Engine) -> None:
         super().__init__(engine.ask)
         self._engine = engine
         state = self.describe()
-        self._policy_version, self._weights_digest = state.policy_version, state.weights_digest
-        self._begun, self._is_sampling = 0, False
-        self._num_threads = torch.get_num_threads()
+        self.policy_version, self.weights_digest = state.policy_version, state.weights_digest
+        self._begun, self._num_threads = 0, torch.get_num_threads()
         self._shared = SharedMemoryTransport()
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the last commit; 0 before the first."""
-        return self._policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        """Digest of the last commit; before the first, that of the weights that the engine was started with."""
-        return self._weights_digest
 
     def begin(self, policy_version: int) -> None:
         """As `WeightTarget.begin`: the engine forgets the prefixes that older weights have read."""
@@ -69,15 +56,8 @@ class VllmTarget(RemoteTarget):
         One pass computes them all, if the engine takes so many. Longer prompts read their first block through the
         prefix cache: keys that an earlier canary left there show.
         """
-        if self._is_sampling:
-            raise WeightSyncError(
-                "the canary was asked for while the sampler runs",
-                check=Check.FENCE,
-                remedy="wait until sample() has returned",
-            )
         self._ask("follow", self._level())
-        sequence = tuple(tokens.tolist())
-        names = [self._add(sequence[: end + 1]) for end in range(1, len(sequence))]
+        names = [self._add(tokens[: end + 1].tolist()) for end in range(1, len(tokens))]
         found = [drawn.logprobs[0] for drawn in self._engine.first_tokens(names)]
         with torch.inference_mode(False):  # or what callers compute with it could not be differentiated
             return torch.tensor(found, dtype=torch.float32)
@@ -86,14 +66,14 @@ class VllmTarget(RemoteTarget):
         """As `LocalTarget.streams`, by one request that reads all tokens but the last, none from the prefix cache."""
         self._engine.reset_cache()
         self._ask("watch", self._level())
-        self._engine.first_tokens([self._add(tuple(tokens.tolist()))])
+        self._engine.first_tokens([self._add(tokens.tolist())])
         answer: Inline = self._ask("streams", len(tokens) - 1)
         return answer.open(Attachments())
 
     def commit(self, weights_digest: str) -> None:
         """As `WeightTarget.commit`."""
         super().commit(weights_digest)
-        self._policy_version, self._weights_digest = self._begun, weights_digest
+        self.policy_version, self.weights_digest = self._begun, weights_digest
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -101,17 +81,12 @@ class VllmTarget(RemoteTarget):
         level = Level.here()
         self._ask("enter", level)
         self._num_threads = level.num_threads
-        self._is_sampling = True
         try:
             yield
         except BaseException:
             with suppress(Exception):  # what went wrong first is what counts: the engine may have ended
-                self._leave()
+                self._ask("leave")
             raise
-        self._leave()
-
-    def _leave(self) -> None:
-        self._is_sampling = False
         self._ask("leave")
 
     def _level(self) -> Level:
@@ -120,4 +95,4 @@ class VllmTarget(RemoteTarget):
 
     def _add(self, sequence: Sequence[int]) -> str:
         """Ask for the log-probability of the last token."""
-        return self._engine.add(sequence[:-1], max_tokens=1, stop_ids=(), key=0, params=GREEDY, forced=sequence[-1])
+        return self._engine.add(sequence[:-1], draw_argument(0, GREEDY, forced=sequence[-1]))
