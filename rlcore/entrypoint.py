@@ -23,13 +23,13 @@ from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
 from rlcore.errors import InvalidValueError, WorkerDiedError
+from rlcore.log import Recorder
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog, check_output
 from rlcore.samplers.build import check_level_of_sampler, check_sampler
-from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
 
 

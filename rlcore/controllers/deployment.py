@@ -19,7 +19,7 @@ from rlcore.distributed.placement.table import render
 from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.worker_group import start_group
 from rlcore.errors import InvalidValueError
-from rlcore.trace import Recorder, SharedRecorder
+from rlcore.log import Recorder, SharedRecorder
 
 if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker

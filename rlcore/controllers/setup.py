@@ -10,6 +10,7 @@ from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.data.tasks import Task
 from rlcore.errors import CheckpointError
+from rlcore.log import Recorder
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import RunBegins
 from rlcore.observability.logs import RunLog
@@ -23,7 +24,6 @@ from rlcore.recipes.warm_start import warm_start
 from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
-from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
 from rlcore.trainers.models import LocalModels
 from rlcore.trainers.remote import RemoteModels, StepsOfWorkers

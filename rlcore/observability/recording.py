@@ -1,13 +1,13 @@
 """The observer that hands values to a recorder, in canonical order."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from rlcore.config import PpoSection
+from rlcore.log import Named, Record, Recorder
 from rlcore.observability.events import (
     AdvantagesEstimated,
     BatchExtended,
@@ -19,69 +19,50 @@ from rlcore.observability.events import (
     StepBegins,
     StepEnds,
     Updated,
-    WarmStartBegins,
-    WarmStartEnds,
     WeightsMoved,
     WeightsSynced,
 )
 from rlcore.observability.observers import Observer
-from rlcore.trace import Recorder, record_all
-
-Named = Iterable[tuple[str, Tensor]]
-Selection = Callable[[Named], Named]
-"""Yields some of named tensors, whole; every rank goes through all that it yields."""
 
 
 class StepRecorder(Observer):
     """Records what a step reads of its batch, its losses, gradients, weights and optimizer state."""
 
-    def __init__(self, recorder: Recorder, *, own: Selection = iter) -> None:
+    def __init__(self, recorder: Recorder, *, own: Callable[[Named], Named] = iter) -> None:
         """Record into `recorder`; of tensors that several ranks have, `own` yields those that this one records."""
-        self._recorder = recorder
-        self._own = own
-        self._is_resting = False
+        self._record = Record(recorder, own=own)
         self._evaluated: Evaluated | None = None
 
     def observe(self, event: Event) -> None:
         """Record the values of an event, if it has any; those of a warm start come with the first step."""
-        if isinstance(event, WarmStartBegins | WarmStartEnds):
-            self._is_resting = isinstance(event, WarmStartBegins)
-        elif not self._is_resting:
-            self._record(event)
-
-    def _record(self, event: Event) -> None:
         match event:
             case StepBegins(step, warm_start):
-                self._recorder.begin_step(step)
+                self._record.begin_step(step)
                 if warm_start is not None:
-                    warm_start.record(self._recorder)
+                    warm_start.record(self._record)
                 self._first_evaluation()
             case Evaluated(step=0):
                 self._evaluated = event
             case RolloutBatched():
                 self._rollout(event)
             case BatchExtended(batch, phase, names):
-                self._all(phase, [(name, batch[name]) for name in names])
+                self._record.all(phase, [(name, batch[name]) for name in names])
             case AdvantagesEstimated(batch, section):
                 self._advantages(batch, isinstance(section, PpoSection))
             case PassesDone():
                 self._passes(event)
             case GradientsReduced(trainer, gradients):
-                self._all("backward", ((f"{trainer}.{name}", value) for name, value in self._own(gradients.items())))
+                self._record.all("backward", ((f"{trainer}.{name}", value) for name, value in gradients.items()))
             case WeightsMoved():
-                moved = self._own(_moved(event))
-                self._all("optimizer", ((f"{event.trainer}.{name}", value) for name, value in moved))
+                moved = _moved(event)
+                self._record.all("optimizer", ((f"{event.trainer}.{name}", value) for name, value in moved))
             case Updated(trainer, _, learning_rate, norm):
-                self._recorder.record("backward", f"{trainer}.gradient_norm", norm)
-                self._recorder.record("optimizer", f"{trainer}.learning_rate", learning_rate)
+                self._record("backward", f"{trainer}.gradient_norm", norm)
+                self._record("optimizer", f"{trainer}.learning_rate", learning_rate)
             case WeightsSynced(receipt):
-                self._recorder.record("sync", "weights_digest", receipt.weights_digest)
+                self._record("sync", "weights_digest", receipt.weights_digest)
             case StepEnds(curve):
-                self._recorder.end_step(**curve)
-
-    def _all(self, phase: str, values: Iterable[tuple[str, Any]]) -> None:
-        """Record values of one phase, with one wait for a GPU."""
-        record_all(self._recorder, phase, values)
+                self._record.end_step(**curve)
 
     def _rollout(self, event: RolloutBatched) -> None:
         batch, trajectories = event.batch, event.trajectories
@@ -94,13 +75,15 @@ class StepRecorder(Observer):
             "logprobs": batch["rollout_logprobs"],
         }
         values |= {name: batch[name] for name in ("prompt_lengths", "lengths", "groups")}
-        self._all("rollout", values.items())
-        self._all("reward", [(name, batch[name]) for name in ("included", "rewards")])
+        self._record.all("rollout", values.items())
+        self._record.all("reward", [(name, batch[name]) for name in ("included", "rewards")])
 
     def _advantages(self, batch: Mapping[str, Tensor], is_ppo: bool) -> None:
         if is_ppo:
-            self._recorder.record("reward", "token_rewards", batch["token_rewards"])
-        self._all("advantage", [(name, batch[name]) for name in ("advantages", *(["returns"] if is_ppo else []))])
+            self._record("reward", "token_rewards", batch["token_rewards"])
+        self._record.all(
+            "advantage", [(name, batch[name]) for name in ("advantages", *(["returns"] if is_ppo else []))]
+        )
 
     def _passes(self, event: PassesDone) -> None:
         for each in event.losses:
@@ -108,8 +91,8 @@ class StepRecorder(Observer):
                 (f"{event.trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
                 for name, value in each.observed.items()
             ]
-            self._all("forward", observed)
-            self._recorder.record("loss", event.trainer, each.loss)
+            self._record.all("forward", observed)
+            self._record("loss", event.trainer, each.loss)
 
     def _first_evaluation(self) -> None:
         """Record the evaluation before step 0 in that step; later ones are as often as a setting that is free says."""
@@ -118,9 +101,9 @@ class StepRecorder(Observer):
         trajectories = self._evaluated.trajectories
         prompts = [each.request.prompt.id for each in trajectories]
         tokens = [token for each in trajectories for token in each.tokens]
-        self._all("rollout", [("evaluation.prompt_ids", prompts), ("evaluation.tokens", tokens)])
+        self._record.all("rollout", [("evaluation.prompt_ids", prompts), ("evaluation.tokens", tokens)])
         rewards = [math.nan if reward is None else reward for reward in self._evaluated.scores.rewards]
-        self._recorder.record("reward", "evaluation.rewards", torch.tensor(rewards, dtype=torch.float64))
+        self._record("reward", "evaluation.rewards", torch.tensor(rewards, dtype=torch.float64))
         self._evaluated = None
 
 

@@ -8,7 +8,7 @@ Scalars and digests: a warm start has hundreds of steps, and where it first diff
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlcore.trace import Recorder
+from rlcore.log import Record
 
 NAME = "warm_start"
 
@@ -32,10 +32,10 @@ class WarmStart:
     """Of the policy before it."""
     steps: tuple[WarmStep, ...]
 
-    def record(self, recorder: Recorder) -> None:
+    def record(self, record: Record) -> None:
         """Record them as the first values of the first step; occurrence k of each is that of supervised step k."""
-        recorder.record("optimizer", f"{NAME}.weights_digest", self.weights_digest)
+        record("optimizer", f"{NAME}.weights_digest", self.weights_digest)
         for step in self.steps:
-            recorder.record("loss", NAME, step.loss)
-            recorder.record("backward", f"{NAME}.gradient_digest", step.gradient_digest)
-            recorder.record("optimizer", f"{NAME}.gradient_norm", step.gradient_norm)
+            record("loss", NAME, step.loss)
+            record("backward", f"{NAME}.gradient_digest", step.gradient_digest)
+            record("optimizer", f"{NAME}.gradient_norm", step.gradient_norm)

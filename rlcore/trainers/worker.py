@@ -23,13 +23,13 @@ from rlcore.determinism import at_level
 from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Partition, Split, Table
 from rlcore.distributed.process_report import ProcessName, ProcessReport, report_of
 from rlcore.distributed.worker import Worker
+from rlcore.log import PartRecorder
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import Event
 from rlcore.observability.observers import Observers
 from rlcore.observability.recording import StepRecorder
-from rlcore.trace import PartRecorder
 from rlcore.trainers.base import Loss, MicrobatchLoss, Reader, Reading, Trainer, TrainerState
 from rlcore.trainers.joining import join_grid, leave_grid
 from rlcore.trainers.models import LocalModels, alone

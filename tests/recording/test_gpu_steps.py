@@ -12,8 +12,7 @@ from harness.recording.automatic import AutomaticRecorder
 from harness.recording.gpu_batch import NUM_SAMPLES, SAMPLE_WORDS
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder, Sink
-from rlcore.observability.events import GradientsReduced, WeightsMoved
-from rlcore.observability.recording import StepRecorder
+from rlcore.log import Record
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
 NUM_LAYERS = 20
@@ -91,10 +90,11 @@ def engine_step(gpu: CountedGpu, recorder: Any) -> Hook:
     model(torch.ones(4, WIDTH)).sum().backward()
     optimizer.step()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    steps = StepRecorder(recorder)
-    recorder.begin_step(0)
-    for event in (GradientsReduced("policy", gradients), WeightsMoved("policy", model, optimizer)):
-        steps.observe(event)
+    states = {name: (parameter, *optimizer.state[parameter].values()) for name, parameter in model.named_parameters()}
+    record = Record(recorder)
+    record.begin_step(0)
+    record.all("backward", gradients.items())
+    record.all("optimizer", ((name, value) for name, values in states.items() for value in values))
     words, gpu.num_words = gpu.num_words, 0
     return "update", gpu.taken(), words
 

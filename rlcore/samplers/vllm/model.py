@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
@@ -18,7 +19,6 @@ from vllm.v1.attention.backend import (
 )
 
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.embedding import embedding
 from rlcore.samplers.vllm.attention import PagedBackend, PagedPass
 from rlcore.samplers.vllm.versions import pages_of
 

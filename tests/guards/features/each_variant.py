@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore.entrypoint import run
-from rlcore.trace import NullRecorder, PartRecorder
+from rlcore.log import NullRecorder, PartRecorder
 
 
 class _Values:

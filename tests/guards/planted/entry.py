@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.entrypoint import run as run_engine
-from rlcore.trace import PartRecorder, Recorder, SharedRecorder
+from rlcore.log import PartRecorder, Recorder, SharedRecorder
 from tests.guards.planted.catalogue import named
 from tests.guards.planted.fault import Probe, honest, replaced
 from tests.guards.planted.faults.weights import SYNC

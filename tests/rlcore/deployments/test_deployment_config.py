@@ -12,9 +12,9 @@ from rlcore.controllers.deployment import deployed, plan_of, roles_of
 from rlcore.distributed.placement.inventory import Node
 from rlcore.entrypoint import resumed_config, train
 from rlcore.errors import InvalidValueError, LevelError, PlacementError
+from rlcore.log import NullRecorder
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog
-from rlcore.trace import NullRecorder
 
 
 def payload(**section: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from rlcore.distributed.worker import WorkerSpec
 from rlcore.distributed.worker_group import WorkerGroup, start_colocated, start_group
 from rlcore.entrypoint import train
 from rlcore.errors import InvalidValueError, LevelError, ReplicaError, StepError, WorkerDiedError, WorkerError
-from rlcore.trace import NullRecorder
+from rlcore.log import NullRecorder
 from rlcore.trainers import worker
 from tests.rlcore.distributed.conformance import *  # noqa: F403  # the tests of every backend
 from tests.rlcore.distributed.conformance import AdderView, in_other_processes_an_error_that_cannot_travel_is_described

@@ -13,14 +13,13 @@ from rlcore.checks.mismatch import in_context
 from rlcore.checks.mismatch_cause import causes
 from rlcore.entrypoint import train
 from rlcore.errors import LevelError, WeightSyncError
+from rlcore.log import NullRecorder
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.padding import Padding
 from rlcore.observability.phases import Phases
 from rlcore.samplers.batching import ContinuousBatch
-from rlcore.trace import NullRecorder
 from tests.rlcore.training.recorded import config, trained
 from tests.rlcore.weights.targets import Target
 from tests.support.samplers import TOKENIZER
@@ -68,7 +67,7 @@ class OtherWeight(Target):
 
 
 def causes_of(target: type[Target], *, off_by: float = 0.0) -> list[str]:
-    with following(Padding()), torch.no_grad():
+    with following(Strategy()), torch.no_grad():
         decoder = Decoder(CONFIG).initialise(3)
         sequence = torch.tensor(TOKENS)
         found = token_logprobs(decoder.logits(decoder.hidden(sequence[None, :-1]))[0], sequence[1:])

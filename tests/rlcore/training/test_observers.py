@@ -22,9 +22,9 @@ from rlcore.config import RunConfig
 from rlcore.data.microbatches import Microbatch
 from rlcore.entrypoint import train
 from rlcore.errors import RlcoreError
+from rlcore.log import NullRecorder
 from rlcore.models.decoder import Decoder
 from rlcore.observability.observers import Observer, Observers
-from rlcore.trace import NullRecorder
 from rlcore.trainers.scoring import Scored, score
 from rlcore.weights.digests import tensor_digests
 from tests.rlcore.training.recorded import Digests, config, recorded

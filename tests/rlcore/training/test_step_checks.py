@@ -25,8 +25,7 @@ from rlcore.determinism import check_level
 from rlcore.errors import LevelError, StepError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.observability.events import GreedyScored
 from rlcore.observability.observers import Observers
 from rlcore.samplers.gumbel import GumbelNoise, states
@@ -133,7 +132,7 @@ def test_draws_on_a_gpu_are_seen_and_a_gpu_that_is_first_used_is_none(monkeypatc
 
 
 def test_what_the_process_is_told_of_arithmetic_is_seen_in_the_next_step() -> None:
-    with following(Padding()):
+    with following(Strategy()):
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(True)
         try:

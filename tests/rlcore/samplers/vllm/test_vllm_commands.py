@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.rlcore.deployments.recorded_runs import SMALL as RECORDED
 from tests.rlcore.deployments.recorded_runs import await_true, num_steps_of, options, processes_of, train_and_kill
 from tests.support.cli_commands import type_command
