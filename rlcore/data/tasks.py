@@ -43,7 +43,7 @@ def alphabet(name: str, path: str = "") -> str:
 def make_task(section: TaskSection, tokenizer: Tokenizer, seed: int) -> Task:
     """The task of a configuration; the same for the same arguments, on any machine.
 
-    The reward of a model is added by `rlcore.rewards.build`.
+    The reward of a model is added by `rlcore.rewards.reward_model`.
 
     Raises InvalidValueError where there are too few prompts, or the tokenizer cannot read one; RewardError where a
     reward function wants a column that prompts do not have.

@@ -139,7 +139,7 @@ def _rewards_in_batches() -> Iterator[None]:
         # Weights that are packed happen to hold on some processors.
         start(scorer, directory, **options | {"is_serial": False, "is_packed": False})
 
-    with patch("rlcore.rewards.build.TorchScorer", plain), patch.object(VllmScorer, "__init__", batched):
+    with patch("rlcore.rewards.reward_model.TorchScorer", plain), patch.object(VllmScorer, "__init__", batched):
         yield
 
 

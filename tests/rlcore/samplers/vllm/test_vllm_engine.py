@@ -115,26 +115,22 @@ def test_at_level_off_some_bits_differ(engine: "Engine") -> None:
         assert num_different(decoder, drawn) > 0
 
 
-def test_prefixes_are_found_in_the_cache_and_prompts_are_read_in_chunks(engine: "Engine", lend: Lend) -> None:
+def test_prefixes_are_found_in_the_cache(engine: "Engine", lend: Lend) -> None:
+    from rlcore.samplers.vllm.draw import draw_argument
+
     first, *_, last = requests_of(1)
     lend()
     for request, num_cached in ((first, 0), (last, 40)):
-        name = engine.add(request.prompt.tokens, max_tokens=1, stop_ids=(), key=0, params=request.params)
-        num_passes = 0
-        while True:
-            num_passes += 1
-            if drawn := engine.step():
-                break
-        assert (drawn[0].request_id, drawn[0].num_cached) == (name, num_cached)
-        if request is first:
-            assert num_passes > 1
+        engine.add(request.prompt.tokens, draw_argument(0, request.params))
+        (output,) = engine.llm.step()
+        assert output.num_cached_tokens == num_cached
 
 
 def test_a_level_that_the_process_cannot_hold_is_refused(engine: "Engine") -> None:
     from rlcore.samplers.vllm.extension import Level
 
-    with pytest.raises(LevelError, match="no kernel strategy is batch-invariant"):
-        engine.ask(Question("follow", (Level("a strategy of another version", 64, False, 1),)))
+    with pytest.raises(LevelError, match="the engine's process holds level invariant by"):
+        engine.ask(Question("follow", (Level("invariant", "a strategy of another version", 64, 1),)))
 
 
 sampling = st.builds(
@@ -238,8 +234,10 @@ def test_weights_that_another_writes_are_found(lend: Lend, engine: "Engine") -> 
 
 
 def test_requests_of_another_are_found_and_the_engine_computes_on(lend: Lend, engine: "Engine") -> None:
+    from rlcore.samplers.vllm.draw import draw_argument
+
     decoder, sampler = decoder_of("qwen3", spread=6.0), lend()
-    left = engine.add((1, 2, 3), max_tokens=90, stop_ids=(), key=1, params=all_wanted()[0].params)
+    left = engine.add((1, 2, 3), draw_argument(1, all_wanted()[0].params), max_tokens=90)
     engine.step()
     with pytest.raises(WeightSyncError, match="prefix cache") as caught:
         sync(decoder, sampler.weight_target, 1, None)
@@ -249,18 +247,9 @@ def test_requests_of_another_are_found_and_the_engine_computes_on(lend: Lend, en
     sync(decoder, sampler.weight_target, 1, None)
 
 
-def test_neither_samples_nor_canaries_are_drawn_in_the_middle_of_the_other(lend: Lend) -> None:
-    sampler, refused = lend(), list[str]()
-    target = sampler.weight_target
-
-    def ask(num_done: int, num_wanted: int) -> None:
-        with pytest.raises(WeightSyncError) as caught:
-            target.canary(torch.tensor([1, 2, 3]))
-        refused.append(caught.value.check)
-
-    sampler.sample(all_wanted(), progress=ask)
-    assert set(refused) == {Check.FENCE}
-    target.begin(1)
+def test_nothing_is_drawn_in_the_middle_of_a_sync(lend: Lend) -> None:
+    sampler = lend()
+    sampler.weight_target.begin(1)
     with pytest.raises(WeightSyncError, match="has begun"):
         sampler.sample(all_wanted())
 
