@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rlcore.config_deployment import DeploymentSection
+from rlcore.config import DeploymentSection
 from rlcore.trainers.rank_grid import RankGrid, build_grid
 
 

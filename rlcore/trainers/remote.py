@@ -17,7 +17,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.observability.events import Event, StepBegins, StepEnds, WarmStartBegins, WarmStartEnds
 from rlcore.observability.observers import Observer
 from rlcore.trainers.base import Loss, MicrobatchLoss, Reading, TrainerState
-from rlcore.weights.coverage import Groups
+from rlcore.weights.source import Groups
 from rlcore.weights.target import ParameterSpec
 
 if TYPE_CHECKING:

@@ -109,6 +109,6 @@ def give_weights(engine: "Engine", decoder: Decoder) -> None:
     parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
     target = RemoteTarget(engine.ask)
     target.begin(0)
-    target.write(parameters)
+    target.write(parameters.items())
     target.commit(weights_digest(parameters))
     assert engine.reset_cache()

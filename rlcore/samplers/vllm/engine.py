@@ -34,7 +34,7 @@ from rlcore.samplers.vllm.plugin import Trainer, register_model
 from rlcore.samplers.vllm.stock import check_head_width
 from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
 from rlcore.weights.digests import weights_digest
-from rlcore.weights.remote import Question, RemoteTarget
+from rlcore.weights.remote import RemoteTarget
 
 EXTENSION = "rlcore.samplers.vllm.extension.EngineExtension"
 BLOCK_MULTIPLE = 32
@@ -243,7 +243,7 @@ class Engine(EngineProcess):
         parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
         first = RemoteTarget(self.ask)
         first.begin(0)
-        first.write(parameters)
+        first.write(parameters.items())
         first.commit(weights_digest(parameters))
         report(f"sampler: {settings.blocks * settings.block_size:,} tokens in {settings.blocks:,} blocks")
 
@@ -315,11 +315,11 @@ class Engine(EngineProcess):
     def clear_pages(self) -> None:
         """Overwrite all keys and values with zeros: those of failed logits are NaN."""
         self.reset_cache()
-        self.ask(Question("clear_pages"))
+        self.ask("clear_pages")
 
-    def ask(self, question: Question) -> Any:
-        """Return the answer of the `EngineExtension`; raises RlcoreError."""
-        message = pickle.dumps(question, pickle.HIGHEST_PROTOCOL)
+    def ask(self, method: str, *given: Any) -> Any:
+        """Return the answer of the `EngineExtension` to a method of `EngineAnswerer`; raises RlcoreError."""
+        message = pickle.dumps((method, *given), pickle.HIGHEST_PROTOCOL)
         with self.alive():
             (reply,) = self.llm.collective_rpc("rlcore_answer", args=(message,))
         is_error, answer = pickle.loads(reply)

@@ -18,8 +18,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.numerics.level import active, longest
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.vllm.stock import decoder_of, kept_streams_of
-from rlcore.weights.remote import Answerer, Question
-from rlcore.weights.transports.parcels import Inline
+from rlcore.weights.remote import Answerer
 
 _set_num_threads = torch.set_num_threads  # vLLM's worker replaces it on a CPU, after this module is imported
 
@@ -58,8 +57,9 @@ class EngineAnswerer(Answerer):
         self._held, self._sampling, self._watching = ExitStack(), ExitStack(), ExitStack()
         super().__init__(self._local)
 
-    def _answer(self, question: Question) -> Any:
-        match question.method, question.given:
+    def __call__(self, method: str, *given: Any) -> Any:
+        """As `Answerer`; raises LevelError where a level does not hold here."""
+        match method, given:
             case "follow", (Level() as level,):
                 self._follow(level)
             case "enter", (Level() as level,):
@@ -75,9 +75,9 @@ class EngineAnswerer(Answerer):
                 self._kept = self._watching.enter_context(kept_streams_of(self._runner.model, self._decoder))
             case "streams", (num_tokens,):
                 self._watching.close()
-                return Inline.of(self._kept.streams(num_tokens))
+                return dict(self._kept.streams(num_tokens))
             case _:
-                return super()._answer(question)
+                return super().__call__(method, *given)
         return None
 
     def _follow(self, level: Level) -> None:
@@ -109,13 +109,13 @@ class EngineExtension:
     vllm_config: Any
 
     def rlcore_answer(self, message: bytes) -> bytes:
-        """Answer a pickled Question; the reply is pickled too: whether it is an error, and the answer or the error."""
+        """Answer a pickled (method, *arguments); the reply is pickled too: (is an error, the error or answer)."""
         answerer = self.__dict__.get("rlcore_answerer")
         if answerer is None:
             config = self.vllm_config.additional_config.config
             answerer = self.__dict__["rlcore_answerer"] = EngineAnswerer(self.model_runner, config)
         try:
-            reply = False, answerer(pickle.loads(message))
+            reply = False, answerer(*pickle.loads(message))
         except RlcoreError as error:
             reply = True, error
         return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)

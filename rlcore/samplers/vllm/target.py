@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import WeightSyncError
+from rlcore.samplers.local_target import Fence
 from rlcore.samplers.vllm.draw import draw_argument
 from rlcore.samplers.vllm.engine import Engine
 from rlcore.samplers.vllm.extension import Level
 from rlcore.types import SamplingParams
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import RemoteTarget
-from rlcore.weights.transports.parcels import Attachments, Inline
-from rlcore.weights.transports.shared_memory import SharedMemoryTransport
 
 GREEDY = SamplingParams(1, temperature=0.0)
 """Log-probabilities at temperature 1."""
@@ -29,11 +28,10 @@ class VllmTarget(RemoteTarget):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.ask)
-        self._engine = engine
+        self._engine, self._fence, self._begun = engine, Fence(), 0
         state = self.describe()
         self.policy_version, self.weights_digest = state.policy_version, state.weights_digest
-        self._begun, self._num_threads = 0, torch.get_num_threads()
-        self._shared = SharedMemoryTransport()
+        self._num_threads = torch.get_num_threads()
 
     def begin(self, policy_version: int) -> None:
         """As `WeightTarget.begin`: the engine forgets the prefixes that older weights have read."""
@@ -46,19 +44,16 @@ class VllmTarget(RemoteTarget):
             )
         self._begun = policy_version
 
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        """As `WeightTarget.write`, through memory that both processes have mapped."""
-        return self._shared(chunk.items(), self)
-
     def canary(self, tokens: Tensor) -> Tensor:
         """As `WeightTarget.canary`, by requests to the engine: one for each token, whose prompt is what precedes it.
 
         One pass computes them all, if the engine takes so many. Longer prompts read their first block through the
         prefix cache: keys that an earlier canary left there show.
         """
-        self._ask("follow", self._level())
-        names = [self._add(tokens[: end + 1].tolist()) for end in range(1, len(tokens))]
-        found = [drawn.logprobs[0] for drawn in self._engine.first_tokens(names)]
+        with self._fence.idle("the canary was asked for"):
+            self._ask("follow", self._level())
+            names = [self._add(tokens[: end + 1].tolist()) for end in range(1, len(tokens))]
+            found = [drawn.logprobs[0] for drawn in self._engine.first_tokens(names)]
         with torch.inference_mode(False):  # or what callers compute with it could not be differentiated
             return torch.tensor(found, dtype=torch.float32)
 
@@ -67,27 +62,27 @@ class VllmTarget(RemoteTarget):
         self._engine.reset_cache()
         self._ask("watch", self._level())
         self._engine.first_tokens([self._add(tokens.tolist())])
-        answer: Inline = self._ask("streams", len(tokens) - 1)
-        return answer.open(Attachments())
+        found: Mapping[str, Tensor] = self._ask("streams", len(tokens) - 1)
+        return found
 
     def commit(self, weights_digest: str) -> None:
-        """As `WeightTarget.commit`."""
         super().commit(weights_digest)
         self.policy_version, self.weights_digest = self._begun, weights_digest
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """As `LocalTarget.sampling`, by the engine's own target."""
+        """As `FencedTarget.sampling`, by the engine's own target."""
         level = Level.here()
-        self._ask("enter", level)
-        self._num_threads = level.num_threads
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):  # what went wrong first is what counts: the engine may have ended
-                self._ask("leave")
-            raise
-        self._ask("leave")
+        with self._fence.sampling():
+            self._ask("enter", level)
+            self._num_threads = level.num_threads
+            try:
+                yield
+            except BaseException:
+                with suppress(Exception):  # what went wrong first is what counts: the engine may have ended
+                    self._ask("leave")
+                raise
+            self._ask("leave")
 
     def _level(self) -> Level:
         """The caller's, with the threads that sample: a sync has other ones, and each change costs milliseconds."""

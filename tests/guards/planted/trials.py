@@ -9,8 +9,9 @@ What two traces are to each other is `harness.trace.diff`'s to say. A fault of m
 way whatever is perturbed, is for the gate alone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,6 @@ from tests.guards.planted.settings import CHECKPOINT_EVERY, CRASH_AFTER, payload
 from tests.guards.planted.workers import Run, Workers
 
 ENGINE, REPLAY, CHAOS, GATE, NOTHING = "engine", "replay", "chaos", "gate", "nothing"
-MOST_STEPS_AFTER = 1
-"""A check that finds a fault later than that does not end it: the one behind it may be sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,8 @@ class Finding:
     leaf: str = ""
     step: int | None = None
     """The step that is named; None where there is none."""
-    steps_after: int | None = None
-    """Steps from its first effect to the one in which it was found."""
-    num_reached: int = 0
-    num_runs: int = 0
+    is_reached: bool = False
+    """Whether the fault has said that its code ran."""
     what: str = ""
     """What the check said, in full."""
 
@@ -76,95 +73,72 @@ class _Seen:
     what: str
 
 
-def soonest(findings: Iterable[Finding]) -> Finding | None:
-    """The first that is in time. One that is late, such as in a run that goes on, is told with the one that was sooner.
+def findings(workers: Workers, faults: Sequence[Fault], goldens: Mapping[str, Run]) -> Iterator[Finding]:
+    """Try faults, as many side by side as there are workers; findings come in the order of the faults."""
 
-    None where there is none.
-    """
-    found: Finding | None = None
-    for each in findings:
-        if found is None:
-            found = each
-        elif (each.steps_after or 0) < (found.steps_after or 0):
-            found = replace(each, how=f"{each.how}; {found.how}, {found.steps_after} steps after")
-        if (found.steps_after or 0) <= MOST_STEPS_AFTER:
-            break
-    return found
+    def found(number: int, fault: Fault) -> Finding:
+        return Trial(workers, fault, goldens[fault.setting], number).finding()
+
+    with ThreadPoolExecutor(workers.num_workers) as pool:
+        yield from pool.map(found, range(len(faults)), faults)
 
 
 class Trial:
     """The runs of one fault."""
 
-    def __init__(self, workers: Workers, fault: Fault, golden: Run) -> None:
-        self._workers, self._fault, self._golden = workers, fault, golden
+    def __init__(self, workers: Workers, fault: Fault, golden: Run, first: int) -> None:
+        """`first` is the number of the worker of its first run; they count round."""
+        self._workers, self._fault, self._golden, self._first = workers, fault, golden, first
         self._runs: list[Run] = []
 
     def finding(self) -> Finding:
         """Carry it out."""
-        first, second = (self._workers.start(self._payload(), worker=worker) for worker in (0, 1))
-        a, b = self._kept(first.result()), self._kept(second.result())
-        found = soonest(self._found(check, seen) for check, seen in self._looked(a, b))
-        return found or self._found(NOTHING, _Seen(None, (), "", "", ""))
-
-    def _looked(self, a: Run, b: Run) -> Iterator[tuple[str, _Seen]]:
-        """What the checks see, one after the other, as far as somebody asks."""
-        if (seen := _refusal(a)) is not None:
-            yield ENGINE, seen
-        elif (seen := _refusal(b) or _difference(a.trace, b.trace, "the same again")) is not None:
-            yield REPLAY, seen
-        elif (seen := next(self._chaos(a), None)) is not None:
-            yield CHAOS, seen
-        if (seen := _difference(self._golden.trace, a.trace, "the honest engine")) is not None:
-            yield GATE, seen
-
-    def _payload(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return payload(self._fault.setting, {"fault.name": self._fault.name, **(values or {})})
-
-    def _kept(self, run: Run) -> Run:
-        self._runs.append(run)
-        return run
-
-    def _chaos(self, a: Run) -> Iterator[_Seen]:
-        """What moves under perturbations: the single one that does it where there is one."""
-        together = self._workers.start(self._payload(TOGETHER.values), worker=0)
-        lost = self._kept(self._workers.run(self._lost(), lost_after=CRASH_AFTER, worker=1))
-        seen = _of_a_perturbed(a, self._kept(together.result()), TOGETHER)
-        if seen is not None:
-            for each in SINGLE:
-                run = self._kept(self._workers.run(self._payload(each.values), worker=1))
-                if (alone := _of_a_perturbed(a, run, each)) is not None:
-                    yield alone
-            yield seen
-        if self._fault.is_in_ranks:
-            run = self._kept(self._workers.run(self._payload(RANKS.values), worker=1))
-            if (seen := _of_a_perturbed(a, run, RANKS)) is not None:
-                yield seen
-        if lost.end != "lost":
-            yield _of_a_perturbed(a, lost, CRASH) or _Seen(None, (), "", CRASH.name, f"{lost.end}: {lost.what}")
-        resumed = self._kept(self._workers.run(self._payload({"output.resume": str(lost.directory)}), worker=1))
-        if (seen := _of_a_resumed(a, lost, resumed, self._workers.new_directory())) is not None:
-            yield seen
-
-    def _lost(self) -> dict[str, Any]:
-        return self._payload({"output.checkpoint_every": CHECKPOINT_EVERY})
-
-    def _found(self, check: str, seen: _Seen) -> Finding:
-        effects = [run.first_effect for run in self._runs if run.first_effect is not None]
-        steps_after = None
-        if check != NOTHING:
-            steps_after = max(0, seen.step - min(effects)) if effects and seen.step is not None else 0
+        check, seen = self._found(self._run())
         return Finding(
             fault=self._fault,
             check=check,
             how=seen.how,
             phases=seen.phases,
             leaf=seen.leaf,
-            step=seen.step if check != NOTHING else None,
-            steps_after=steps_after,
-            num_reached=sum(run.num_reached for run in self._runs),
-            num_runs=len(self._runs),
+            step=seen.step,
+            is_reached=any(run.is_reached for run in self._runs),
             what=seen.what,
         )
+
+    def _found(self, a: Run) -> tuple[str, _Seen]:
+        """The first check that sees something, and what it sees."""
+        if (seen := _refusal(a)) is not None:
+            return ENGINE, seen
+        b = self._run(worker=1)
+        if (seen := _refusal(b) or _difference(a.trace, b.trace, "the same again")) is not None:
+            return REPLAY, seen
+        if (seen := next(self._chaos(a), None)) is not None:
+            return CHAOS, seen
+        if (seen := _difference(self._golden.trace, a.trace, "the honest engine")) is not None:
+            return GATE, seen
+        return NOTHING, _Seen(None, (), "", "", "")
+
+    def _run(self, values: Mapping[str, Any] | None = None, *, lost_after: int | None = None, worker: int = 0) -> Run:
+        asked = payload(self._fault.setting, {"fault.name": self._fault.name, **(values or {})})
+        run = self._workers.run(asked, lost_after=lost_after, worker=self._first + worker)
+        self._runs.append(run)
+        return run
+
+    def _chaos(self, a: Run) -> Iterator[_Seen]:
+        """What moves under perturbations: the single one that does it where there is one."""
+        if (seen := _of_a_perturbed(a, self._run(TOGETHER.values), TOGETHER)) is not None:
+            for each in SINGLE:
+                if (alone := _of_a_perturbed(a, self._run(each.values, worker=1), each)) is not None:
+                    yield alone
+            yield seen
+        if self._fault.is_in_ranks and (seen := _of_a_perturbed(a, self._run(RANKS.values), RANKS)) is not None:
+            yield seen
+        lost = self._run({"output.checkpoint_every": CHECKPOINT_EVERY}, lost_after=CRASH_AFTER)
+        if lost.end != "lost":
+            yield _of_a_perturbed(a, lost, CRASH) or _Seen(None, (), "", CRASH.name, f"{lost.end}: {lost.what}")
+        resumed = self._run({"output.resume": str(lost.directory)}, worker=1)
+        if (seen := _of_a_resumed(a, lost, resumed, self._workers.new_directory())) is not None:
+            yield seen
 
 
 def _of_a_perturbed(a: Run, run: Run, perturbation: Perturbation) -> _Seen | None:

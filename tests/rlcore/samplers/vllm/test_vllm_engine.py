@@ -24,11 +24,11 @@ from rlcore.errors import LevelError, WeightSyncError, WorkerDiedError, WorkerEr
 from rlcore.keys import completion_key
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers.replicas import replicate
+from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 from rlcore.weights.receipts import Check
-from rlcore.weights.remote import Question, RemoteTarget
+from rlcore.weights.remote import RemoteTarget
 from rlcore.weights.sync import sync
 from tests.conformance.sampler_suite import all_wanted, bits
 from tests.rlcore.training.recorded import Digests, config, first_difference, recorded
@@ -130,7 +130,7 @@ def test_a_level_that_the_process_cannot_hold_is_refused(engine: "Engine") -> No
     from rlcore.samplers.vllm.extension import Level
 
     with pytest.raises(LevelError, match="the engine's process holds level invariant by"):
-        engine.ask(Question("follow", (Level("invariant", "a strategy of another version", 64, 1),)))
+        engine.ask("follow", Level("invariant", "a strategy of another version", 64, 1))
 
 
 sampling = st.builds(
@@ -185,7 +185,7 @@ def test_nan_is_named_and_no_page_keeps_it(lend: Lend) -> None:
 
 def test_it_draws_as_a_replica_beside_another_sampler(lend: Lend) -> None:
     local = TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER, concurrency=4)
-    pair = replicate([lend(5), TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER)], run_together=True)
+    pair = ReplicaSampler([lend(5), TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER)], run_together=True)
     receipt = sync(decoder_of("qwen3", spread=5.0), pair.weight_target, 3, None)
     sync(decoder_of("qwen3", spread=5.0), local.weight_target, 3, None)
     assert receipt.canary_distance == 0.0
@@ -225,7 +225,7 @@ def test_weights_that_another_writes_are_found(lend: Lend, engine: "Engine") -> 
     receipt = sync(decoder, sampler.weight_target, 1, None)
     other = RemoteTarget(engine.ask)
     other.begin(1)
-    other.write({"norm": torch.zeros_like(decoder.norm)})
+    other.write([("norm", torch.zeros_like(decoder.norm))])
     other.commit(receipt.weights_digest)
     learn(decoder)
     with pytest.raises(WeightSyncError) as caught:
