@@ -26,7 +26,7 @@ from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_log
 from rlcore.recipes.rollout import rollout
 from rlcore.recipes.update import update
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 
 LOSSES: Mapping[str, tuple[Callable[..., PolicyLoss], bool]] = {
     "ppo_clip": (ppo_clip, False),

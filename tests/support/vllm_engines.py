@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.types import Tokenizer
-from rlcore.weights.digests import weights_digest
 from rlcore.weights.remote import RemoteTarget
 
 if TYPE_CHECKING:
