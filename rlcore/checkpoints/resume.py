@@ -48,7 +48,7 @@ def check_written(state: TrainState, path: Path) -> None:
     """
     written = read_config(read_json(path / "policy" / CONFIG))
     found = {**read_values(path), "model": written}
-    exported = load_decoder(path / "policy", dtype=state.policy.weights().dtype)
+    exported = load_decoder(path / "policy", dtype=state.policy.weights().describe().dtype)
     found["weights of the policy"] = digest_of(LiveWeights(exported))
     own = {
         "identity": state.config.identity(),

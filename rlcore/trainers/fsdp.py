@@ -252,7 +252,7 @@ class ShardedWeights(LiveWeights):
         """The whole tensors, by name."""
         return FullTensors(super().tensors)
 
-    def specs(self) -> dict[str, ParameterSpec]:
+    def _specs(self) -> dict[str, ParameterSpec]:
         """Return type and shape of each tensor; a sharded one has no memory that another process could share."""
         return {name: ParameterSpec(each.dtype, tuple(each.shape), None) for name, each in super().tensors.items()}
 
@@ -268,7 +268,8 @@ class ShardedWeights(LiveWeights):
 
     def decoder(self) -> Decoder:
         """Return a copy of the whole model, on every rank."""
-        copy = Decoder(self.config).to(self.dtype)
+        about = self.describe()
+        copy = Decoder(about.config).to(about.dtype)
         copy.load_state_dict(dict(self.tensors))
         return copy
 

@@ -10,7 +10,7 @@ from rlcore.config import RunConfig
 from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.trainer import Trainer, peak_rate
-from rlcore.weights.target import ParameterSpec
+from rlcore.weights.source import SourceDescription
 
 if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker
@@ -40,18 +40,16 @@ class RemoteWeights(Mapping[str, Tensor]):
     """The weights of a model of the workers by name; a tensor is fetched when it is asked for, and not kept."""
 
     def __init__(self, model: str, workers: "ModelWorker") -> None:
-        self._model, self._workers, found = model, workers, workers.describe_weights(model)
-        self.config, self.dtype, self.names, self.tied = found.config, found.dtype, found.names, found.tied
-        self._specs = found.specs
+        self._model, self._workers, self._about = model, workers, workers.describe_weights(model)
+
+    def describe(self) -> SourceDescription:
+        """Return what is known without fetching one."""
+        return self._about
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Tensors by name."""
         return self
-
-    def specs(self) -> dict[str, ParameterSpec]:
-        """Return type, shape and memory of each tensor."""
-        return self._specs
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each tensor, computed where it is."""
@@ -63,20 +61,20 @@ class RemoteWeights(Mapping[str, Tensor]):
 
     def decoder(self) -> Decoder:
         """Build a decoder with a copy of the weights."""
-        decoder = Decoder(self.config).to(dtype=self.dtype)
-        decoder.load_state_dict({name: self[name] for name in self.names}, strict=False)
+        decoder = Decoder(self._about.config).to(dtype=self._about.dtype)
+        decoder.load_state_dict({name: self[name] for name in self._about.names}, strict=False)
         return decoder
 
     def __getitem__(self, parameter: str) -> Tensor:
-        if parameter not in self._specs:
+        if parameter not in self._about.specs:
             raise KeyError(parameter)
         return self._workers.weight(self._model, parameter)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
+        return iter(self._about.specs)
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self._about.specs)
 
 
 class RecordWithWorkers(Record):
