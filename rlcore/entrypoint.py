@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from rlcore.checkpoints.checkpoint import load_newest
-from rlcore.checkpoints.resume import DIRECTORY
+from rlcore.checkpoint import load_newest
 from rlcore.config import RunConfig, read_config
 from rlcore.controllers.setup import longest_sequence, prepare
 from rlcore.controllers.synchronous import loop
@@ -28,6 +27,7 @@ from rlcore.models.build import build_model
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog, check_output
+from rlcore.resume import DIRECTORY
 from rlcore.samplers.build import check_level_of_sampler, check_sampler
 from rlcore.train_state import TrainState
 from rlcore.trainers.deployment import deployed

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcore.checkpoints.resume import check_state, resume
 from rlcore.checks.match_checks import MatchReports
 from rlcore.checks.observers import checks_of_level
 from rlcore.config import PpoSection, RunConfig
@@ -22,6 +21,7 @@ from rlcore.observability.recording import StepRecorder
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.recipes.rollout import beam_params
 from rlcore.recipes.warm_start import warm_start
+from rlcore.resume import check_state, resume
 from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from rlcore.checkpoints.resume import DIRECTORY, save_checkpoint
 from rlcore.config import GrpoSection
 from rlcore.controllers.evaluation import evaluate
 from rlcore.errors import LevelError
@@ -11,6 +10,7 @@ from rlcore.observability.logs import RunLog
 from rlcore.observability.step_metrics import StepMetrics
 from rlcore.recipes.grpo import grpo_step
 from rlcore.recipes.ppo import ppo_step
+from rlcore.resume import DIRECTORY, save_checkpoint
 from rlcore.train_state import TrainState
 from rlcore.weights.sync import sync
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlcore.checkpoints.state_shards import read_state, write_state
+from rlcore.checkpoint import read_state, write_state
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import CheckpointError
 from rlcore.trainers.trainer import Trainer
