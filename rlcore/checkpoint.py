@@ -28,8 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from harness.bits.files import check_regular, open_regular, parse_object, read_regular
 from rlcore.errors import CheckpointError
-from rlcore.regular_file import check_regular, open_regular, parse_object, read_regular
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

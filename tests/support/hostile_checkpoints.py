@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from xxhash import xxh3_128_hexdigest
 
+from harness.bits.files import parse_object
 from rlcore import checkpoint as own_checkpoints
 from rlcore.checkpoint import CHECKSUMS, VALUES, read_state, write_state
 from rlcore.data.files import read_rows
@@ -25,7 +26,6 @@ from rlcore.models.classifier import Classifier, load_classifier, save_classifie
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
-from rlcore.regular_file import parse_object
 from rlcore.weights.completions_api import CompletionsServer
 from tests.support.hostile_readers import Read, Reader, json_lines, of_file, write_files
 

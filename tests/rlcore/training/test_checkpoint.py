@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from xxhash import xxh3_128_hexdigest
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.checkpoint import CHECKSUMS, load, load_newest, read_state, sealed, write_state
 from rlcore.errors import CheckpointError
-from rlcore.weights.digests import weights_digest
 from tests.rlcore.training.small_checkpoints import names, saved, step_read
 
 some = settings(max_examples=40)
