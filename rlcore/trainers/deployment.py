@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from harness.bits.levels import MOVE_BITS
 from rlcore.config import DeploymentSection, PpoSection, RunConfig
@@ -56,20 +56,13 @@ def deployed(
         with start_group(
             ModelWorker, *arguments, role=GROUP, size=section.num_ranks, backend=backend, environment=environment
         ) as group:
-            reports: list[ProcessReport] = group.view(Reporting).report()
+            reports = cast(list[ProcessReport], group.handle.report())
             check_reports([_own_report(environment), *reports], level, environment)
             try:
                 yield group.handle
             except SystemExit:  # the recorder has the steps that it wanted: the run ends in order
                 group.close()
                 raise
-
-
-class Reporting:
-    """The handle of model workers, with what it returns for all of them."""
-
-    def report(self) -> list[ProcessReport]:  # type: ignore[empty-body]
-        """Return the report of each rank."""
 
 
 @contextmanager
