@@ -93,7 +93,7 @@ def accepted(
     its sum, mean or maximum over the completion, which is then accepted or rejected whole. k2 and k3 are at most
     `high`. k1 says which way: exp(k1), that is sampler / trainer, is within [low, high], `low` 1 / high by default.
 
-    Rejecting a whole completion is no empty mask: hand the loss mask to `aggregate` as it was, and losses that
+    Rejecting a whole completion is no empty mask: hand the loss mask to `sample_shares` as it was, and losses that
     `reweighted` by this mask. Raises ShapeError, EmptyMaskError, InvalidValueError.
     """
     check_tokens(loss_mask, log_ratio=log_ratio)
