@@ -106,11 +106,13 @@ def policy_loss(
     """Compute the surrogate, with the penalties that are asked for, as a microbatch's share of the loss."""
     view = view_policy(config, policy, microbatch)
     surrogate = surrogate_of(section, view)
-    losses, observed = surrogate.losses, {"clipped": surrogate.clipped.float()}
+    losses, observed = view.weighted(surrogate.losses), {"clipped": surrogate.clipped.float()}
     if "ref_logprobs" in microbatch:
-        reference = microbatch["ref_logprobs"]
-        observed["ref_kl"] = approx_kl(view.logprobs, reference, view.loss_mask, section.kl_estimator)
-        losses = losses + section.kl_coef * observed["ref_kl"]
+        given = (view.logprobs, microbatch["ref_logprobs"], view.loss_mask, section.kl_estimator)
+        penalty = observed["ref_kl"] = approx_kl(*given)
+        if "old_logprobs" in microbatch if section.weighs_kl is None else section.weighs_kl:
+            penalty = approx_kl(*given, old_logprobs=view.old_logprobs)
+        losses = losses + section.kl_coef * penalty
     if section.entropy_coef:
         losses = losses - section.entropy_coef * view.entropy
     return view.share(denominators, losses, config.aggregation, **observed)

@@ -41,12 +41,15 @@ class PolicyView(NamedTuple):
     weights: Tensor | None
     """Weights of the losses, if the sampler's log-probabilities are corrected for."""
 
+    def weighted(self, losses: Tensor) -> Tensor:
+        """Weight the losses of the surrogate, and no penalty beside it, for the mismatch of trainer and sampler."""
+        return losses if self.weights is None else reweighted(losses, self.weights, self.loss_mask)
+
     def share(
         self, denominators: Denominators, losses: Tensor, aggregation: Mode, **observed: Tensor
     ) -> MicrobatchLoss:
         """Aggregate losses of tokens to the microbatch's share of the minibatch's loss."""
         if self.weights is not None:
-            losses = reweighted(losses, self.weights, self.loss_mask)
             observed = {**observed, "weights": self.weights}
         shares = sample_shares(losses, self.loss_mask, aggregation, denominators)
         values = {
@@ -91,7 +94,7 @@ def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor,
         is_icepop = section.outside == "icepop"
         weights = icepop(weights, section.low, section.high) if is_icepop else truncate(weights, section.high)
     if section.max_mean_k3 is not None:
-        kept = accepted(log_ratio, mask, scope="mean", estimator="k3", high=section.max_mean_k3)
+        kept = accepted(log_ratio, mask, max_mean_k3=section.max_mean_k3)
         return torch.where(kept, weights, 0.0)
     return None if section.weights == "none" else weights
 

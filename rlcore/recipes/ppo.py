@@ -99,7 +99,9 @@ def policy_loss(
         clip_eps_high=section.clip_eps_high,
         dual_clip=section.dual_clip,
     )
-    losses = surrogate.losses - section.entropy_coef * view.entropy if section.entropy_coef else surrogate.losses
+    losses = view.weighted(surrogate.losses)
+    if section.entropy_coef:
+        losses = losses - section.entropy_coef * view.entropy
     return view.share(denominators, losses, section.aggregation, clipped=surrogate.clipped.float())
 
 
