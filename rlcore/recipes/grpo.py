@@ -109,10 +109,9 @@ def policy_loss(
     losses, observed = view.weighted(surrogate.losses), {"clipped": surrogate.clipped.float()}
     if "ref_logprobs" in microbatch:
         given = (view.logprobs, microbatch["ref_logprobs"], view.loss_mask, section.kl_estimator)
-        penalty = observed["ref_kl"] = approx_kl(*given)
-        if "old_logprobs" in microbatch if section.weighs_kl is None else section.weighs_kl:
-            penalty = approx_kl(*given, old_logprobs=view.old_logprobs)
-        losses = losses + section.kl_coef * penalty
+        observed["ref_kl"] = approx_kl(*given)
+        is_weighed = "old_logprobs" in microbatch if section.weighs_kl is None else section.weighs_kl
+        losses = losses + section.kl_coef * approx_kl(*given, old_logprobs=view.old_logprobs if is_weighed else None)
     if section.entropy_coef:
         losses = losses - section.entropy_coef * view.entropy
     return view.share(denominators, losses, config.aggregation, **observed)

@@ -49,14 +49,13 @@ class PolicyView(NamedTuple):
         self, denominators: Denominators, losses: Tensor, aggregation: Mode, **observed: Tensor
     ) -> MicrobatchLoss:
         """Aggregate losses of tokens to the microbatch's share of the minibatch's loss."""
-        if self.weights is not None:
-            observed = {**observed, "weights": self.weights}
         shares = sample_shares(losses, self.loss_mask, aggregation, denominators)
         values = {
             "logprobs": self.logprobs,
             "entropy": self.entropy,
             "approx_kl": self.old_logprobs - self.logprobs,
             **observed,
+            **({} if self.weights is None else {"weights": self.weights}),
         }
         return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in values.items()}, self.loss_mask)
 
