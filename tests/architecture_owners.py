@@ -8,7 +8,7 @@ from tests.architecture_rules import Owned
 SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
-    "harness/core/redaction.py",  # what --no-redact says reaches every process that writes
+    "harness/bits/redaction.py",  # what --no-redact says reaches every process that writes
     "harness/doctor/distributed_probe.py",  # stands in for a program that would run here
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
@@ -50,7 +50,7 @@ OWNED = (
         ("harness/recording/gpu_facts.py",),  # asks where the program has initialised CUDA itself
     ),
     Owned("harness/recording/", ("torch.cuda.is_current_stream_capturing",), ("harness/recording/cuda_state.py",)),
-    Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/core/clock.py",)),
+    Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/bits/clock.py",)),
     Owned("harness/", ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"), ENVIRONMENT),
     # A crash that was asked for is a process's own death, at a moment that only it knows.
     Owned(
@@ -73,12 +73,12 @@ OWNED = (
         "harness/",
         ("os.replace", "os.rename", "os.renames", "tempfile.mktemp"),
         (
-            *("harness/core/replaced_file.py", "harness/runner/records/history_file.py"),
+            *("harness/bits/files.py", "harness/runner/records/history_file.py"),
             *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
             "harness/process/new_directory.py",
         ),
     ),
-    # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/core/regular_file.py.
+    # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/bits/files.py.
     Owned(
         "harness/",
         ("builtins.open", ".read_text()", ".read_bytes()"),

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.bits.exit_codes import ExitCode
 from harness.cli.main import cli, main
-from harness.core.exit_codes import ExitCode
 from tests.support.manual import tracked
 from tests.support.projects import IDENTITY, Project
 from tests.support.suite_runs import HARNESS, environment

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness import __version__
+from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.core.exit_codes import ExitCode
 from tests.support.suite_runs import HARNESS, QUICK, environment, run, write_suite
 
 ROOT = Path(__file__).parents[1]

@@ -11,16 +11,16 @@ import click
 import pytest
 
 from harness import __version__, fixtures
+from harness.bits.exit_codes import ExitCode
 from harness.cli.main import cli
-from harness.core.config import Keys, load_config
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.machine.inventory import Gpu
 from harness.plugin import need_of_mark
 from harness.process import child_env
 from harness.process.supervisor.containment import BACKENDS
+from harness.runner.config import Keys, load_config
+from harness.runner.need import Need
 from harness.runner.units import Outcome
 from tests.support.cli_commands import type_command
 from tests.support.manual import README, pages, section, section_of, text, tracked

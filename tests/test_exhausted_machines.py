@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import __main__
-from harness.core.errors import ExhaustedError, HarnessError
+from harness.bits.errors import ExhaustedError, HarnessError
 from harness.process import supervisor_client
 from tests.support.exhausted_commands import COMMANDS, exhaustions, faults, prepare
 from tests.support.exhausted_machine import Trial, run_exhausted, why_unable

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.core.need import Need
-from harness.core.report_file import read_report
 from harness.plugin import MAX_TEXT_CHARS
+from harness.runner.need import Need
+from harness.runner.report_file import read_report
 
 pytest_plugins = ["pytester"]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.plugin import NOTHING, MarkError, merge_needs, need_of_mark
+from harness.runner.need import Need
 
 pytest_plugins = ["pytester"]
 

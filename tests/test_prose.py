@@ -34,7 +34,7 @@ MODULE = '''
 
 import click
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 
 LIMIT = 3
 """What is told of it."""

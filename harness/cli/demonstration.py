@@ -6,7 +6,7 @@ import click
 
 from harness.cli import recording, testing
 from harness.cli.options import SomePath, color_option
-from harness.core.invocation import Invocation
+from harness.process.invocation import Invocation
 
 
 @click.command()

@@ -13,7 +13,7 @@ from harness.cli.options import (
     all_of,
     color_option,
 )
-from harness.core.invocation import Invocation
+from harness.process.invocation import Invocation
 
 
 @click.command(

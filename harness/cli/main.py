@@ -14,14 +14,14 @@ from pathlib import Path
 import click
 
 from harness import __version__
+from harness.bits.errors import HarnessError, UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.redaction import redact_text
 from harness.cli import demonstration, finding, recording, testing
 from harness.cli.options import no_redact_option
 from harness.cli.usage import rejection_of
-from harness.core.errors import HarnessError, UsageError
-from harness.core.exhaustion import exhaustion_of
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
-from harness.core.redaction import redact_text
+from harness.process.exhaustion import exhaustion_of
+from harness.process.invocation import Invocation
 from harness.render.console import enter_job, say
 from harness.render.workflow_commands import inert, is_outermost_on_github
 

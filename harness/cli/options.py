@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from harness.core.invocation import Invocation
-from harness.core.redaction import NO_REDACT, secrets_kept
+from harness.bits.redaction import NO_REDACT, secrets_kept
+from harness.process.invocation import Invocation
 
 Command = Callable[..., Any]
 Options = tuple[Callable[[Command], Command], ...]

@@ -19,7 +19,7 @@ from harness.cli.options import (
     trust_option,
 )
 from harness.cli.reproduce_line import SUBJECT, reproduce_line
-from harness.core.invocation import Invocation
+from harness.process.invocation import Invocation
 
 
 @click.command()

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from harness.core.errors import UsageError
-from harness.core.redaction import redact_argv
+from harness.bits.errors import UsageError
+from harness.bits.redaction import redact_argv
 
 SUBJECT = "subject"
 BUNDLE_OPTIONS = ("--bundle", "--reference-checkpoint")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from harness.cli.options import LAUNCHED, SHARED_OPTIONS, NumRanks, Seconds, SomePath, all_of, color_option
-from harness.core.invocation import Invocation
+from harness.process.invocation import Invocation
 
 
 @click.command(

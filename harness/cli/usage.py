@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import click
 
+from harness.bits.errors import UsageError
 from harness.cli.renamed import OPTIONS, VALUES
 from harness.cli.reproduce_line import moved_option
-from harness.core.errors import UsageError
 
 MAX_NEAR = 3
 _OWN = ("--help", "--version")

@@ -21,18 +21,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness.core.fan_out import fan_out
-from harness.core.findings import Finding, Severity
-from harness.core.regular_file import open_regular
-from harness.core.report_file import ReportTail, read_report
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.files import open_regular
+from harness.bits.findings import Finding, Severity
 from harness.doctor import layers
 from harness.doctor.host import module_command
 from harness.doctor.layers import RankStory, Verdict
 from harness.doctor.rank_variables import Job
+from harness.machine.fan_out import fan_out
 from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
 from harness.process.child_env import probe_env
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisor
+from harness.runner.report_file import ReportTail, read_report
+from harness.runner.test_outcomes import TestOutcome
 
 IMPORT_S = 90.0
 """Limit on importing torch or Ray, which a cold disk makes slow."""

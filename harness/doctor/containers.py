@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor.cgroup_limits import GroupLimits, read_group_limits
 from harness.doctor.host import Host
 from harness.process.daemon_thread import in_daemon_thread

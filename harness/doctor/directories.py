@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.findings import Finding, Severity
-from harness.core.json_lines import as_float
+from harness.bits.files import as_float
+from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
 from harness.doctor.lock_trial import STEPS
 from harness.process.daemon_thread import in_daemon_thread

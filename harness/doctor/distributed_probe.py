@@ -29,8 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness.core.clock import SystemClock
-from harness.core.replaced_file import write_replacing
+from harness.bits.clock import SystemClock
+from harness.bits.files import write_replacing
 from harness.machine.network.interface_rules import gloo_pick, nccl_pick
 from harness.machine.network.interfaces import read_nccl_settings, read_network
 

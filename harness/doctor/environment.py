@@ -5,12 +5,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from harness.core.fan_out import fan_out
-from harness.core.findings import Finding, Severity
-from harness.core.redaction import redact_fields, redact_text
-from harness.core.regular_file import open_regular
-from harness.determinism.known_variables import check_bit_variables, check_hash_seed
+from harness.bits.files import open_regular
+from harness.bits.findings import Finding, Severity
+from harness.bits.redaction import redact_fields, redact_text
+from harness.doctor.bit_variables import check_bit_variables, check_hash_seed
 from harness.doctor.host import Host
+from harness.machine.fan_out import fan_out
 from harness.process.daemon_thread import in_daemon_thread
 
 CONNECT_S = 1.0

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.errors import InventoryError
-from harness.core.findings import Finding, Severity
+from harness.bits.errors import InventoryError
+from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
 from harness.machine.gpus import read_inventory, read_machine

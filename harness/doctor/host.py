@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import harness
-from harness.core.clock import Clock, SystemClock
-from harness.core.json_lines import json_objects
+from harness.bits.clock import Clock, SystemClock
+from harness.bits.files import json_objects
 
 
 @dataclass(frozen=True, slots=True)

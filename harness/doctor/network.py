@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness.core.findings import Finding
+from harness.bits.findings import Finding
 from harness.doctor.host import Host
 from harness.machine.network.preflight import preflight
 

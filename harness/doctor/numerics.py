@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.findings import Finding, Severity
-from harness.core.json_lines import as_float
+from harness.bits.files import as_float
+from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
 
 SURVEY = "rlcore.numerics.survey"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.errors import UsageError
-from harness.core.findings import Finding, Severity
+from harness.bits.errors import UsageError
+from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Host
 from harness.machine.network.interfaces import is_numeric, read_network
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from harness.core.findings import Finding, Severity
-from harness.core.regular_file import read_regular
+from harness.bits.files import read_regular
+from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Host
 from harness.doctor.packages import Installed, read_installed
 from harness.process.daemon_thread import in_daemon_thread

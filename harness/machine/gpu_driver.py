@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from harness.core.redaction import redact_argv
+from harness.bits.redaction import redact_argv
 from harness.machine.gpu_health import GpuFault, MachineHealth
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
 from harness.machine.meter import GpuProcess

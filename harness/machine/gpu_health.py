@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.text import count
+from harness.bits.text import count
 
 
 class FaultKind(StrEnum):

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.core.errors import InventoryError, UsageError
+from harness.bits.errors import InventoryError, UsageError
 from harness.machine.inventory import Gpu
 from harness.machine.visible import Device, matching
 

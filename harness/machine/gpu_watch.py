@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.core.clock import Clock
+from harness.bits.clock import Clock
 from harness.machine.gpu_health import FATAL_XIDS, GpuFault, describe_xid
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
 from harness.machine.meter import GpuProcess, MemoryMeter, return_to_baseline

@@ -7,7 +7,7 @@ with the driver's message and never ends the run.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from harness.core.errors import BusyGpusError, InventoryError
+from harness.bits.errors import BusyGpusError, InventoryError
 from harness.machine.gpu_driver import GpuDriver, GpuReadError, GpuReading, ListedGpu, NoDriverError
 from harness.machine.gpu_health import GpuFault, MachineHealth
 from harness.machine.gpu_selection import Auto, Count, Named, Pretended, find_named, parse_selection

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO
 
-from harness.core.regular_file import open_for_writing
-from harness.core.user_cache import user_cache
+from harness.bits.files import open_for_writing
+from harness.process.user_cache import user_cache
 
 _PREFIX = "\0rlharness-"
 _MAX_ADDRESS_BYTES = 107

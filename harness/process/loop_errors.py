@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from harness.core.exhaustion import exhaustion_of, reason_of
+from harness.process.exhaustion import exhaustion_of, reason_of
 
 
 class LoopErrors:

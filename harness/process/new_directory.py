@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from harness.core.regular_file import kind_of
+from harness.bits.files import kind_of
 
 
 def make_new_directory(path: Path, *, mode: int = 0o777) -> list[str]:

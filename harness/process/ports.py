@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.process.claims import Claims
 
 BLOCK_SIZE = 64

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from harness.core.errors import HarnessError, UsageError
+from harness.bits.errors import HarnessError, UsageError
 from harness.process.scratch import remove_tree
 
 HOME = ".rlharness"

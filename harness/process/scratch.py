@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from harness.core.errors import UsageError
-from harness.core.exhaustion import shortage_at
+from harness.bits.errors import UsageError
+from harness.process.exhaustion import shortage_at
 
 MAX_SOCKET_PATH_BYTES = 107
 """sun_path's 108 bytes less the NUL (unix(7))."""

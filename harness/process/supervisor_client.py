@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.core.errors import ExhaustedError, HarnessError
-from harness.core.exhaustion import exhaustion_of
-from harness.core.regular_file import open_for_writing
+from harness.bits.errors import ExhaustedError, HarnessError
+from harness.bits.files import open_for_writing
+from harness.process.exhaustion import exhaustion_of
 from harness.process.leaders_ahead import LeadersAhead, Parent, Waiting
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.core.errors import TraceError, UsageError
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import read_text
+from harness.bits.errors import TraceError, UsageError
+from harness.bits.files import MALFORMED, read_text
 from harness.recording.metrics import NAMES
 from harness.trace.values import Float
 

@@ -1,13 +1,13 @@
 """What a level switches on in a process that has just imported torch, and whether it took effect.
 
-Variables, which must be there before the interpreter starts, are in determinism/level_environment.py. Importing this
+Variables, which must be there before the interpreter starts, are in harness/bits/levels.py. Importing this
 imports nothing heavy: a program may have numpy and never torch.
 """
 
 import random
 from types import ModuleType
 
-from harness.determinism.level_environment import DETERMINISTIC
+from harness.bits.levels import DETERMINISTIC
 
 SEED = 0
 """For generators that the program does not seed itself."""

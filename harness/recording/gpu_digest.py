@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.recording.gpu_table import Runs, runs_of, words_per_element
 from harness.trace.digests import BLOCK_WORDS, GAMMA, U_SEEDS, V_SEEDS, WORD_BYTES
 

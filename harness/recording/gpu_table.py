@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.digests import BLOCK_WORDS, WORD_BYTES
 
 ROWS = 32

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.malformed import MALFORMED
+from harness.bits.files import MALFORMED
 from harness.recording.notices import say
 from harness.trace.curve import TAKEN
 from harness.trace.values import Float

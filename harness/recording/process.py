@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.core.errors import TraceError
-from harness.core.redaction import redact_argv, redact_fields
-from harness.core.replaced_file import write_replacing
+from harness.bits.errors import TraceError
+from harness.bits.files import write_replacing
+from harness.bits.redaction import redact_argv, redact_fields
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.gpu_facts import gpus_in_use
 from harness.recording.notices import say

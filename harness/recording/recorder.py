@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.notices import say_once
 from harness.recording.program_modes import outside_modes

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 
 ORDERS_VARIABLE = "RLHARNESS_TRACE"
 """Holds the path of the orders; a process records where it is set."""

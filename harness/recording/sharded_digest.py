@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.recording.gpu_batch import Sample, Value, lanes_of
 from harness.recording.gpu_digest import Shard, lanes_digest, shard_of
 from harness.recording.gpu_memory import obstacle

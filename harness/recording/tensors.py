@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import DIGEST_BYTES
 from harness.trace.digests import RAW, digest
 

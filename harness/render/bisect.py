@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from harness.core.text import count, one_line, path_text
+from harness.bits.text import count, one_line, path_text
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome
 from harness.render.divergence import attribution_lines, headline, verdict_json

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.core.program_output import output_tail
-from harness.core.redaction import redact_argv
-from harness.core.text import count, one_line, path_text
+from harness.bits.redaction import redact_argv
+from harness.bits.text import count, one_line, path_text
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.executor import BASELINE
 from harness.lab.chaos.finding import Chaos, Tally
@@ -19,6 +18,7 @@ from harness.lab.experiments.perturbation_factors import (
     written,
 )
 from harness.lab.experiments.run import OUTPUT
+from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.replay import ending_lines
 from harness.render.verdict_reasons import verdict_reason_text

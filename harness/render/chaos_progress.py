@@ -2,8 +2,8 @@
 
 from math import isfinite
 
-from harness.core.clock import Clock
-from harness.core.text import count, one_line
+from harness.bits.clock import Clock
+from harness.bits.text import count, one_line
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.experiments.perturbation_factors import Perturbation, format_perturbation

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.render.outcomes import estimated
 from harness.render.splits import split_line
 from harness.runner.events import plain

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from harness.core.errors import UsageError
-from harness.core.text import printable
+from harness.bits.errors import UsageError
+from harness.bits.text import printable
 from harness.render.workflow_commands import inert, is_command_in, is_outermost_on_github
 
 _JOB = {"is_on_github": False}

@@ -6,8 +6,8 @@ Dots of Braille, two by four in a character; where the terminal cannot, letters:
 from collections.abc import Iterator, Sequence
 from math import ceil, isfinite
 
-from harness.core.invocation import Invocation
-from harness.core.text import one_line
+from harness.bits.text import one_line
+from harness.process.invocation import Invocation
 from harness.render.console import stdout_encodes
 from harness.trace.verdict import Curves
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.core.text import one_line, path_text
+from harness.bits.text import one_line, path_text
 from harness.lab.demo.findings import (
     PLANTED_NAME,
     PLANTED_PHASE,

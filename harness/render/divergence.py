@@ -5,7 +5,7 @@ from dataclasses import asdict
 from math import isfinite, prod
 from typing import Any
 
-from harness.core.text import count, one_line, ranges
+from harness.bits.text import count, one_line, ranges
 from harness.render.curve_picture import curve_picture
 from harness.render.field_differences import MAX_CHARS, MAX_FIELDS, field_lines
 from harness.render.operations import operations_json, operations_text

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from harness.core.errors import ReportError
-from harness.core.program_output import OutputFilter
-from harness.core.report_file import TestEnd, TestReport, read_report
-from harness.core.test_outcomes import TestOutcome
-from harness.core.text import one_line
+from harness.bits.errors import ReportError
+from harness.bits.text import one_line
+from harness.process.program_output import OutputFilter
+from harness.runner.report_file import TestEnd, TestReport, read_report
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
 MAX_SHOWN = 20

@@ -5,17 +5,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.errors import ReportError
-from harness.core.exit_codes import ExitCode
-from harness.core.program_output import output_tail
-from harness.core.report_file import TestReport, read_report
-from harness.core.test_outcomes import TestOutcome
-from harness.core.text import count, one_line
+from harness.bits.errors import ReportError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import count, one_line
+from harness.process.program_output import output_tail
 from harness.render.outcomes import gpus
 from harness.render.summary import exit_reason
 from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState
+from harness.runner.report_file import TestReport, read_report
 from harness.runner.reruns.retries import read_attempts
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Attempt, Outcome, UnitResult, file_of
 
 FAILED = (TestOutcome.FAILED, TestOutcome.ERROR)

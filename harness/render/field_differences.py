@@ -7,7 +7,7 @@ package numpy     A 2.4.1  B 2.2.6
 
 from collections.abc import Iterator, Sequence
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.trace.verdict import FieldDifference
 
 MAX_FIELDS = 8

@@ -6,9 +6,8 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from harness.core.program_output import output_tail
-from harness.core.redaction import redact_argv
-from harness.core.text import count, one_line, path_text
+from harness.bits.redaction import redact_argv
+from harness.bits.text import count, one_line, path_text
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
 from harness.lab.gate.gate import directory_name
@@ -16,6 +15,7 @@ from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
+from harness.process.program_output import output_tail
 from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json
 from harness.render.gate_reasons import KINDS, reason_text
 from harness.render.rare_events import rare_events_line

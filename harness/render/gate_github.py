@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from harness.core.text import one_line
+from harness.bits.text import one_line
 from harness.lab.gate.change import Change
 from harness.lab.gate.result import Gate, GateScenario
 from harness.render.gate import (

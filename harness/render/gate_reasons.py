@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness.core.text import count, path_text
+from harness.bits.text import count, path_text
 from harness.lab.gate.reasons import (
     CODE_OF_KIND,
     CurveApart,

@@ -11,8 +11,8 @@ from contextlib import suppress
 from html import escape
 from typing import TextIO
 
-from harness.core.regular_file import open_for_writing
-from harness.core.text import one_line, put
+from harness.bits.files import open_for_writing
+from harness.bits.text import one_line, put
 from harness.render.console import say
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from harness.core.need import Need
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured, exceeds_budget
+from harness.runner.need import Need
 from harness.runner.units import UnitResult
 
 REASONS = {

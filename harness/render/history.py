@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.render.gpu_memory import gb_text
 from harness.runner.records.trends import PastResult, Trend
 

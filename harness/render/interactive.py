@@ -5,7 +5,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
 from harness.lab.reproduce.debugger.step_progress import Mark, StepProgress, Visit
 from harness.trace.chain import RecordedValue

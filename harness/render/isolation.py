@@ -1,6 +1,6 @@
 """Sentences of the notes on isolation, one for each code."""
 
-from harness.core.text import count
+from harness.bits.text import count
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 
 CHANGES = {

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from harness.core.errors import ReportError
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.errors import ReportError
 from harness.render.isolation import isolation_text
 from harness.runner.events import RunFinished, plain
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import flaky_tests, read_attempts
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
 VERSION = 1

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.regular_file import open_as_named
+from harness.bits.errors import UsageError
+from harness.bits.files import open_as_named
 from harness.runner.events import Event, to_json_line
 from harness.runner.records.stats import RunState
 

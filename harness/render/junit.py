@@ -37,15 +37,15 @@ from xml.sax.xmlreader import AttributesImpl
 from junitparser import Error, Failure, Skipped, TestCase, TestSuite
 from junitparser.junitparser import FinalResult
 
-from harness.core.clock import Clock
-from harness.core.errors import ReportError
-from harness.core.report_file import TestEnd, TestReport, read_report
-from harness.core.test_outcomes import TestOutcome
-from harness.core.text import escape, one_line
+from harness.bits.clock import Clock
+from harness.bits.errors import ReportError
+from harness.bits.text import escape, one_line
 from harness.render.late_file import LateFile
 from harness.runner.events import AttemptStarted, Event, RunFinished
 from harness.runner.records.stats import RunState
+from harness.runner.report_file import TestEnd, TestReport, read_report
 from harness.runner.reruns.retries import NAMED, read_attempts
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Attempt, Outcome, Unit, UnitResult, WorkerFailure
 
 MAX_TEXT = 200_000

@@ -7,9 +7,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
-from harness.core.errors import UsageError
-from harness.core.regular_file import open_as_named
-from harness.core.replaced_file import replacing
+from harness.bits.errors import UsageError
+from harness.bits.files import open_as_named, replacing
 
 
 class LateFile:

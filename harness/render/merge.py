@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.render.json_summary import summary_json
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.recorded_run import RecordedRun

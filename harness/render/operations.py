@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.trace.digests import RAW
 from harness.trace.element_diff import compare
 from harness.trace.non_finite import NonFinite

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from harness.core.test_outcomes import TestCounts, TestOutcome
-from harness.core.text import ranges
+from harness.bits.text import ranges
 from harness.runner.records.stats import RunState
+from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
 _SHORT = {

@@ -2,7 +2,7 @@
 
 from typing import TextIO
 
-from harness.core.text import count, put
+from harness.bits.text import count, put
 from harness.render.sentences import alive, head_lines, running_line, sentences
 from harness.runner.events import (
     CollectionProgress,

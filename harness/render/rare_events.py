@@ -1,6 +1,6 @@
 """How probable it is that runs show a fault that is not in every step."""
 
-from harness.core.text import count
+from harness.bits.text import count
 
 ONE_IN = 50
 """Steps of which one has the fault."""

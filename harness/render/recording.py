@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator
 
-from harness.core.text import count, one_line, path_text, ranges
+from harness.bits.text import count, one_line, path_text, ranges
 from harness.lab.experiments.recording_result import Recording
 
 

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Mapping
 
-from harness.core.clock import Clock
-from harness.core.text import count
+from harness.bits.clock import Clock
+from harness.bits.text import count
 from harness.lab.experiments.run import Display, run_name, run_of_all
 from harness.render.console import say
 

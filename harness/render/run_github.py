@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
-from harness.core.program_output import OutputFilter
-from harness.core.test_outcomes import TestCounts
-from harness.core.text import count, harmless, one_line
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import count, harmless, one_line
+from harness.process.invocation import Invocation
+from harness.process.program_output import OutputFilter
 from harness.render.failure_list import Failure, list_failures, list_unmet, most_telling_first
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.outcomes import gpus, tally
@@ -20,6 +19,7 @@ from harness.runner.records.run_comparison import Comparison, compare_runs, read
 from harness.runner.records.run_record import PAGE, RunRecord, read_run_record
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import flaky_tests
+from harness.runner.test_outcomes import TestCounts
 from harness.runner.units import Outcome, UnitResult
 
 WORKSPACE_VARIABLE = "GITHUB_WORKSPACE"

@@ -1,6 +1,6 @@
 """Progress of a command's runs, each with its own title: lines on standard error."""
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.lab.experiments.run import Run
 from harness.render.console import say
 

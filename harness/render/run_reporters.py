@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from harness.core.clock import Clock
-from harness.core.invocation import Invocation
+from harness.bits.clock import Clock
+from harness.process.invocation import Invocation
 from harness.render.jsonl import JsonlReporter
 from harness.render.plain import PlainReporter
 from harness.render.run_page.reporter import PageText, RunPageReporter

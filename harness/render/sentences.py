@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.render.outcomes import estimated, facts, gpus, label
 from harness.render.splits import split_line
 from harness.runner.events import (

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.core.text import one_line, path_text
+from harness.bits.text import one_line, path_text
 from harness.recording.sentinel.sentinel_report import Finding, finding_line
 
 

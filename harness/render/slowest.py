@@ -2,7 +2,7 @@
 
 from typing import TextIO
 
-from harness.core.text import one_line, put
+from harness.bits.text import one_line, put
 from harness.runner.events import Event, RunFinished, TestFinished
 from harness.runner.records.stats import RunState
 

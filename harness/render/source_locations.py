@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from harness.core.regular_file import open_regular
+from harness.bits.files import open_regular
 from harness.runner.units import file_of
 
 MAX_SOURCE_BYTES = 1 << 24

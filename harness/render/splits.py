@@ -1,6 +1,6 @@
 """Sentences about test files that run in parts, and about those that cannot."""
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 from harness.runner.schedule.splitting import Obstacle, Split, SplitReason
 
 OBSTACLES = {

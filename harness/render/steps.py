@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from harness.core.program_output import output_tail
-from harness.core.text import count, one_line, path_text
+from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
 from harness.lab.reproduce.plan import StepPlan
 from harness.lab.reproduce.result import Reproduction
+from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
 from harness.render.replay import ending_lines

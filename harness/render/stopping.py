@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.core.text import count, one_line, path_text
+from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.experiments.stopped_run import Stopped
 from harness.lab.experiments.terminal_run import TerminalRun

@@ -5,12 +5,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from harness.core.exit_codes import ExitCode
-from harness.core.program_output import MAX_SHOWN_BYTES, OutputFilter, show_file
-from harness.core.regular_file import open_regular
-from harness.core.report_file import TestEnd
-from harness.core.test_outcomes import TestCounts
-from harness.core.text import count, one_line, put
+from harness.bits.exit_codes import ExitCode
+from harness.bits.files import open_regular
+from harness.bits.text import count, one_line, put
+from harness.process.program_output import MAX_SHOWN_BYTES, OutputFilter, show_file
 from harness.render.failed_tests import failure_lines, unprinted_failures
 from harness.render.gpu_memory import over_budget_lines, unmeasured_lines
 from harness.render.isolation import isolation_text
@@ -19,7 +17,9 @@ from harness.render.sentences import unselected
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_record import PAGE
 from harness.runner.records.stats import RunState
+from harness.runner.report_file import TestEnd
 from harness.runner.reruns.retries import flaky_tests
+from harness.runner.test_outcomes import TestCounts
 from harness.runner.units import NeedSource, Outcome, UnitResult, WorkerFailure
 
 WIDTH = 80

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.core.text import one_line
+from harness.bits.text import one_line
 from harness.render.late_file import LateFile
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, read_run_record

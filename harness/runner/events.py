@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from harness.core.need import Need
 from harness.runner.isolation_notes import IsolationNote
+from harness.runner.need import Need
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.schedule.splitting import Split
 from harness.runner.units import Unit, UnitResult, WorkerFailure

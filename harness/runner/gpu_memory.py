@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.core.need import Need
+from harness.runner.need import Need
 
 MAX_TESTS = 10_000
 """Tests of one unit whose peaks are kept."""

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.core.clock import Clock
-from harness.core.invocation import Invocation
-from harness.core.regular_file import read_regular
+from harness.bits.clock import Clock
+from harness.bits.files import read_regular
 from harness.machine.network.preflight import Preflight, preflight
 from harness.process.child_env import PREFLIGHT
+from harness.process.invocation import Invocation
 from harness.runner.units import Unit
 
 IMPORTS_RAY = re.compile(rb"^\s*(import|from)\s+ray\b", re.MULTILINE)

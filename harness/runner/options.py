@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.invocation import Invocation
+from harness.process.invocation import Invocation
 from harness.runner.schedule.sharding import Shard
 
 if TYPE_CHECKING:
-    from harness.core.need_rules import NeedRule
+    from harness.runner.need import NeedRule
     from harness.runner.records.recorded_run import RecordedRun
 
 DEFAULT_TIMEOUT_S = 1800.0

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import HarnessError
-from harness.core.need import Need
-from harness.core.text import count
+from harness.bits.errors import HarnessError
+from harness.bits.text import count
 from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Gpu, Inventory
 from harness.plugin import MarkError, need_of_mark, visible_gpu_ids
@@ -27,6 +26,7 @@ from harness.process.child_env import (
     lease_variable,
 )
 from harness.process.claims import Claims
+from harness.runner.need import Need
 from harness.runner.schedule.gpu_choice import GpuChoice
 
 CLAIMS = pytest.StashKey[Claims]()

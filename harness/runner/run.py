@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from harness.core.clock import Clock, SystemClock
-from harness.core.errors import HarnessError
-from harness.core.exhaustion import exhaustion_of
-from harness.core.exit_codes import ExitCode
+from harness.bits.clock import Clock, SystemClock
+from harness.bits.errors import HarnessError
+from harness.bits.exit_codes import ExitCode
 from harness.machine.network.preflight import Preflight
 from harness.process.claims import Claims
+from harness.process.exhaustion import exhaustion_of
 from harness.process.interruption import Interruption
 from harness.process.loop_errors import LoopErrors
 from harness.process.run_directory import make_run_directory

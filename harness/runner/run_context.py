@@ -8,8 +8,8 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.clock import Clock, SystemClock
-from harness.core.errors import BusyGpusError, InventoryError, UsageError
+from harness.bits.clock import Clock, SystemClock
+from harness.bits.errors import BusyGpusError, InventoryError, UsageError
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory

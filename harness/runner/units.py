@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.need import Need
-from harness.core.test_outcomes import TestCounts
 from harness.runner.gpu_memory import GpuMemoryUse, exceeds_budget
+from harness.runner.need import Need
+from harness.runner.test_outcomes import TestCounts
 
 NO_TESTS = TestCounts()
 _PART = re.compile(r" \[(\d+)/(\d+)\]\Z")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 
 PHASES = ("rollout", "reward", "reference", "advantage", "forward", "loss", "backward", "optimizer", "sync")
 """In the order of a step; the order of a trace is the one in which its values were recorded."""

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from harness.core.errors import TraceError
-from harness.core.malformed import MALFORMED
+from harness.bits.errors import TraceError
+from harness.bits.files import MALFORMED
 from harness.trace.values import Float, plain
 
 NAMES = ("reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length")

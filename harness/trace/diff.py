@@ -12,7 +12,7 @@ into other shards, values are merged over ranks; a global value on which the ran
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from harness.core.redaction import redact_fields
+from harness.bits.redaction import redact_fields
 from harness.trace.attribution import attribute
 from harness.trace.chain import CHAINED, Scope, chain_start
 from harness.trace.context import compare_contexts

@@ -27,7 +27,7 @@ from math import prod
 
 from xxhash import xxh3_128_digest
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import DIGEST_BYTES, RecordedValue
 from harness.trace.values import ELEMENT_BYTES as BYTES_OF_DTYPES
 

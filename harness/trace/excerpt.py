@@ -8,7 +8,7 @@ Nothing is copied: values and tensors are read from their original files.
 
 from dataclasses import replace
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.reader import RankLog, Trace
 
 

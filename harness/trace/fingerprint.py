@@ -12,8 +12,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
-from harness.core.redaction import redact_fields
-from harness.determinism.known_variables import MOVE_BITS
+from harness.bits.levels import MOVE_BITS
+from harness.bits.redaction import redact_fields
 from harness.trace.floating_point import control_state
 from harness.trace.manifest import Fingerprint, Part
 from harness.trace.mapped_libraries import MAPS, identify, mapped_libraries

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from xxhash import xxh3_64, xxh3_64_digest
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import CHAINED, DIGEST_BYTES, PHASES, RecordedValue, Scope, encoded, repeated
 
 FORMAT = 1

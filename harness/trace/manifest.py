@@ -9,8 +9,8 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from harness import __version__
-from harness.core.errors import TraceError
-from harness.core.malformed import MALFORMED
+from harness.bits.errors import TraceError
+from harness.bits.files import MALFORMED
 from harness.trace.format import FORMAT
 from harness.trace.renames import current_level
 

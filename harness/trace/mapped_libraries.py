@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from xxhash import xxh3_128
 
-from harness.core.regular_file import open_regular
+from harness.bits.files import open_regular
 
 MAPS = Path("/proc/self/maps")
 EDGE_BYTES = 1_000_000

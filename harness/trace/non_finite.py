@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.ops import FLAGGED_SINCE, INF, NAN, Operation, OpRecord
 
 

@@ -16,9 +16,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import TraceError
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import read_text
+from harness.bits.errors import TraceError
+from harness.bits.files import MALFORMED, read_text
 from harness.trace.digests import RAW
 from harness.trace.reasons import OtherSteps, VerdictCode, VerdictReason
 from harness.trace.values import FLOATS, Float

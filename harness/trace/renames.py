@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from harness.determinism.level_environment import DETERMINISTIC
+from harness.bits.levels import DETERMINISTIC
 
 ENTRY = "(entry)"
 """Field of the identity that names the function which was called."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import CHAINED, RecordedValue, Scope, encoded, next_chain, step_root
 from harness.trace.context import RANDOM, contexts
 from harness.trace.excerpt import excerpt

@@ -17,10 +17,8 @@ from typing import BinaryIO
 
 from xxhash import xxh3_128_digest
 
-from harness.core.errors import TraceError
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import open_regular
-from harness.core.replaced_file import replacing
+from harness.bits.errors import TraceError
+from harness.bits.files import MALFORMED, open_regular, replacing
 from harness.trace.chain import RecordedValue
 from harness.trace.digests import XXH3_128
 

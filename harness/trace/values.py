@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 
 
 @dataclass(frozen=True, slots=True)

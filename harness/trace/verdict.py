@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference
 from harness.trace.ops import OpVerdict

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.core.errors import TraceError
-from harness.core.regular_file import open_for_writing
-from harness.core.replaced_file import write_replacing
+from harness.bits.errors import TraceError
+from harness.bits.files import open_for_writing, write_replacing
 from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
 from harness.trace.curve import TAKEN, CurvePoint, curve_line
 from harness.trace.digests import SHARDSUM_128

@@ -27,8 +27,8 @@ from math import log
 from pathlib import Path
 from statistics import mean
 
-from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
+from harness.runner.need import Need
 from harness.runner.records.history import ESTIMATE_SPREAD, MIN_SPREAD
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.makespan_bounds import lower_bound

@@ -17,7 +17,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.verl_shaped.check import Record, held_locks, problems, read_jsonl
 from tests.support.verl_shaped.suite import ShapedFile, draw_suite, write_suite
 

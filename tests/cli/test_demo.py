@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
 from harness.lab.demo.findings import (
     PLANTED_OUTCOMES,
     DemoResult,

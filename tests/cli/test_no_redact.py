@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import cli, main
-from harness.cli.options import no_redact_option
-from harness.core.redaction import (
+from harness.bits.redaction import (
     NO_REDACT,
     REDACTED,
 )
+from harness.cli.main import cli, main
+from harness.cli.options import no_redact_option
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import run, write_suite
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import CALL
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpus(2), pytest.mark.timeout(300)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import ROOT
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.guards.guard import ROOT, Context, Row, rlharness
 from tests.guards.planted.catalogue import FAULTS, named
 from tests.guards.planted.entry import DEEDS

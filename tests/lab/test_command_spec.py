@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
+from harness.bits.errors import UsageError
 from harness.lab.experiments.command_spec import checked_metric, command_identity, make_command_spec, parse_steps
 from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_options import RecordingOptions
+from harness.process.invocation import Invocation
 
 SEEDED = settings(derandomize=True)
 values = st.text("abc123.", min_size=1, max_size=4)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from harness.bits.errors import HarnessError
+from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.core.errors import HarnessError
-from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.bundles.making import write_bundle_of
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import read_recorded_run

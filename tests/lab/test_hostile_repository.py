@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import type_command
 from tests.support.hostile_repository import ESCAPES, make_hostile_repository, snapshot
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.entry_call import Rejection
 from harness.lab.experiments.launcher import exit_code, problems_of_end, refuse
 from harness.lab.experiments.out_directory import OutDirectory

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.out_directory import OutDirectory, out_directory
 from harness.lab.experiments.run_spec import RunSpec, prepare
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.plain_yaml import read_yaml
 
 SEEDED = settings(derandomize=True, max_examples=2 * settings().max_examples)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments import program_input
 from harness.lab.experiments.program_input import read_input
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import TraceError, UsageError
+from harness.bits.errors import TraceError, UsageError
 from harness.lab.experiments.recorded_run import CHECKPOINTS, read_recorded_run
 from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.support.recorded_runs import CALL, recorded

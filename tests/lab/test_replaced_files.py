@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.process.supervisor import process_tree
 from tests.support.cli_commands import PRETENDER, type_command
 from tests.support.suite_runs import PATIENCE_S, started, until

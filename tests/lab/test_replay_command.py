@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.process.run_directory import make_kept_directory
 from tests.support.cli_commands import PRETENDER, Done, type_command, type_here
 from tests.support.suite_runs import HARNESS, PATIENCE_S, environment, started, until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.replay.comparison import Replay, compare_runs
 from harness.recording.op_log import OpLog

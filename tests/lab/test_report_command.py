@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.exit_codes import ExitCode
 from harness.cli.commands import report
 from harness.cli.main import main
-from harness.core.exit_codes import ExitCode
 from harness.render.report.page import GENERATOR
 from tests.support.traces import flip_bit, steps_of, write
 

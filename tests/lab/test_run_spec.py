@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import HarnessError
+from harness.bits.errors import HarnessError
 from harness.lab.experiments.run_spec import RunSpec, prepare
 from tests.support.file_limits import largest_file
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
-from harness.core.regular_file import MAX_SETTINGS_BYTES
+from harness.bits.errors import UsageError
+from harness.bits.files import MAX_SETTINGS_BYTES
 from harness.lab.experiments.perturbation_values import Choice
 from harness.lab.experiments.scenario import FULL, SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import TraceError, UsageError
+from harness.bits.errors import TraceError, UsageError
 from harness.lab.experiments import scenario_main
 from harness.lab.experiments.entry_call import INTERRUPTED, EntryCall, Rejection, read_rejection
 from harness.lab.experiments.scenario_main import as_rejection, call_entry, load_entry

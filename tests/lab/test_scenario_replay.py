@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import ReplayPlan, make_plan
+from harness.process.invocation import Invocation
 from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command
 

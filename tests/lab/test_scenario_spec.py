@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
+from harness.bits.errors import UsageError
 from harness.lab.experiments.run_spec import RunSpec, abandon, prepare
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
+from harness.process.invocation import Invocation
 from tests.lab.scenario_texts import TINY, write_tiny
 
 SEEDED = settings(derandomize=True, max_examples=50)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.render.stopping import ONE_RUN
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile

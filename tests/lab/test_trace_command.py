@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.trace import read_trace, verify
 from tests.support.cli_commands import PRETENDER, type_command, type_here
 from tests.support.suite_runs import PATIENCE_S, until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.worktrees import PACKAGE, Checkout, import_origin, open_worktrees
 from tests.support.projects import IDENTITY, Project
 

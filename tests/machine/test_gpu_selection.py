@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import InventoryError, UsageError
+from harness.bits.errors import InventoryError, UsageError
 from harness.machine.gpu_selection import (
     SIM_CAPABILITY,
     Auto,

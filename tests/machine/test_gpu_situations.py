@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import InventoryError
+from harness.bits.errors import InventoryError
 from harness.machine.visible import UNOPENED_NOTE
 from harness.process.claims import Claims
 from tests.machine.test_gpus import ids, reasons, run_child

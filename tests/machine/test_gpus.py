@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import InventoryError, UsageError
+from harness.bits.errors import InventoryError, UsageError
 from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.visible import ORDER_NOTE
@@ -220,7 +220,7 @@ def test_a_gpu_whose_name_another_user_holds_can_be_insisted_on_by_one_run(drive
 
 # Runs in a child, which holds what it claimed while it asks what is still free.
 CLAIMING = """
-from harness.core.errors import InventoryError
+from harness.bits.errors import InventoryError
 from harness.process.claims import Claims
 from harness.machine.gpus import read_inventory
 def free():
@@ -313,7 +313,7 @@ def run_child(code: str, library_directory: Path, file: Path) -> str:
 
 
 NO_DRIVER = """
-from harness.core.errors import InventoryError
+from harness.bits.errors import InventoryError
 from harness.machine.gpus import DriverMeter, read_inventory
 print(read_inventory("auto", {}))
 meter = lambda: DriverMeter()

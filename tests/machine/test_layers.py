@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.findings import Severity
+from harness.bits.findings import Severity
 from harness.doctor.bootstrap import WALK_S
 from harness.doctor.distributed_probe import LIMITS_S
 from harness.doctor.layers import (

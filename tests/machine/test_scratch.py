@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.process import scratch
 from harness.process.scratch import (
     MAX_ATTEMPT_NAME_BYTES,

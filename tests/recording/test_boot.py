@@ -164,9 +164,9 @@ def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp
     """An old one: the harness is a copy whose redaction is a syntax error to it."""
     package = tmp_path / "copy" / "harness"
     shutil.copytree(ROOT / "harness" / "recording", package / "recording")
-    (package / "core").mkdir(parents=True)
+    (package / "bits").mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "core" / "redaction.py").write_text("this is of another age\n")
+    (package / "bits" / "redaction.py").write_text("this is of another age\n")
     (tmp_path / "program" / "harness").mkdir(parents=True)
     (tmp_path / "program" / "harness" / "__init__.py").write_text("")
     program = tmp_path / "program" / "program.py"

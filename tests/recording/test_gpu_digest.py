@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.fixtures import StartRanks
 from harness.recording.gpu_batch import lanes_by_kernel
 from harness.recording.gpu_digest import (

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.recording.latency import Latency, delay_s, delayed
 
 TOOLS = "tools_of_a_test"

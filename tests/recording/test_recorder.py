@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.recording.tensors import DTYPES, digest_tensor, dtype_name, strided_parts, tensor_bytes
 from harness.trace.digests import digest
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.need import Need
-from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.runner.events import (
     AttemptSlow,
     AttemptStarted,
@@ -27,8 +25,10 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.need import Need
 from harness.runner.records.stats import RunState, closing_figures, exit_code
 from harness.runner.reporter import Reporter
+from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.golden import check_golden
 

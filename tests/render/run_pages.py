@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
-from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.bits.exit_codes import ExitCode
 from harness.process.run_directory import make_run_directory
 from harness.render.jsonl import JsonlReporter
 from harness.render.run_page.reporter import PageText, RunPageReporter
@@ -20,9 +18,11 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.need import Need
 from harness.runner.records.run_record import PAGE, RECORD
 from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.reporter import Reporter
+from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 Tests = Mapping[str, tuple[str, float]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome

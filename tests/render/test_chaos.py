@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
 from harness.lab.chaos.plan import ChaosPlan

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.render.chart import chart, plan_json
+from harness.runner.need import Need
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.packing import Job, Plan, plan
 from tests.support.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of

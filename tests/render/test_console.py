@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.text import printable
+from harness.bits.text import printable
 from harness.render.console import enter_job, say, show
 from tests.support.github_commands import obeyed
 

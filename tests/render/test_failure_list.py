@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
+from harness.bits.exit_codes import ExitCode
 from harness.render.failure_list import MAX_CHARS, MAX_MESSAGE_LINES, Failure, list_failures, most_telling_first
 from harness.runner.events import CollectionFinished, UnitFinished
+from harness.runner.need import Need
 from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult
 

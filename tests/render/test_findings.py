@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.findings import Finding, Severity
-from harness.determinism.known_variables import check_bit_variables, check_hash_seed
+from harness.bits.findings import Finding, Severity
 from harness.doctor import containers, directories, environment, gpus, packages, rank_variables
+from harness.doctor.bit_variables import check_bit_variables, check_hash_seed
 from harness.doctor.cgroup_limits import GroupLimits
 from harness.doctor.directories import Directory, Limit, Trial
 from harness.doctor.examination import in_order

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Finding, classify_change
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy

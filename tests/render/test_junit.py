@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 
-from harness.core.errors import UsageError
-from harness.core.need import Need
+from harness.bits.errors import UsageError
 from harness.render.jsonl import JsonlReporter
 from harness.render.junit import JUnitReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
+from harness.runner.need import Need
 from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.fake_clock import FakeClock

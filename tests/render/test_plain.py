@@ -2,9 +2,9 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from harness.core.need import Need
 from harness.render.plain import PlainReporter
 from harness.runner.events import CancelRequested, CollectionFinished, UnitFinished
+from harness.runner.need import Need
 from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.golden import GOLDEN

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.program_output import TAIL_LINES, output_tail
 from harness.lab.replay.comparison import Replay, compare_runs
+from harness.process.program_output import TAIL_LINES, output_tail
 from harness.render.divergence import verdict_text
 from harness.render.operations import operations_text
 from harness.render.replay import replay_json, replay_text, run_line

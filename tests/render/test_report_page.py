@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.report.subjects import Report, Subject
 from harness.render.report.page import page, require_jinja
 from harness.trace.chain import RecordedValue, Scope

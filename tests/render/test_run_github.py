@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
-from harness.core.need import Need
+from harness.bits.exit_codes import ExitCode
+from harness.process.invocation import Invocation
 from harness.render.failure_list import Failure
 from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
 from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, annotations, summarize_merge
 from harness.render.source_locations import SourceTree
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
+from harness.runner.need import Need
 from harness.runner.records.run_record import RECORD
 from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.render.jsonl import JsonlReporter
 from harness.render.junit import JUnitReporter
 from harness.render.run_page.reporter import PageText, RunPageReporter

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.render.slowest import SlowestReporter
 from harness.runner.events import RunFinished, TestFinished
 from harness.runner.records.stats import RunState

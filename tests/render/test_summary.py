@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
-from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.bits.exit_codes import ExitCode
 from harness.render.failed_tests import MAX_CHARS, MAX_SHOWN
 from harness.render.summary import SummaryReporter
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
+from harness.runner.need import Need
 from harness.runner.records.stats import RunState
+from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.render.conftest import attempt, end
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.core.program_output import OutputFilter, show_file
+from harness.process.program_output import OutputFilter, show_file
 
 PIECES = ["text", "ü", "\n", "\r\n", "\r", "\x07", "\x00", "\x9b2J"]
 PIECES += ["\x1b", "\x1b[", "\x1b]", "\x1bc", "\x1b(B", "\x1b[31m", "\x1b[0m", "\x1b[2J", "\x1b[1;1H"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import ROOT
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import HarnessError
+from harness.bits.errors import HarnessError
 from harness.process.supervisor import process_tree
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
 from harness.process.supervisor.process_tree import Process

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.core.invocation import Invocation
-from harness.core.need import Need
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import Gpu, Inventory
 from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
+from harness.process.invocation import Invocation
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.runner import events
 from harness.runner.attempts.unit_run import UnitRunner
 from harness.runner.collection.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
+from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import Retries

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
+from harness.bits.exit_codes import ExitCode
 from harness.machine.meter import GpuProcess
 from harness.runner import events
 from harness.runner.dispatcher import Dispatcher
+from harness.runner.need import Need
 from harness.runner.records.stats import exit_code
 from harness.runner.units import NeedSource, Outcome, Unit
 from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, after, begun, told

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.doctor import fix_command
 from harness.cli.main import main
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
 from harness.doctor.children import host_of
 from harness.doctor.diagnosis import DoctorOptions
+from harness.process.invocation import Invocation
 from tests.support.suite_runs import HARNESS, environment
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.suite_runs import interrupted, run, write_suite
 
 RUN = ("run", "--gpus", "none")

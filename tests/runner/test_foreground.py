@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.process.supervisor.foreground import run_in_foreground
 from harness.process.supervisor.process_tree import Process, read_process
 from tests.support.suite_runs import PATIENCE_S, environment, until

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.out_directory import out_directory
 from harness.process import scratch
 from harness.process.run_directory import MARK, NUM_KEPT, make_kept_directory, make_run_directory

@@ -9,7 +9,7 @@ from subprocess import PIPE
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.process.claims import Claims
 from tests.support.nvml_stub.build import StubGpu, build, compiler, machine_of, stub_env
 from tests.support.suite_runs import HARNESS, ROOT, environment, run, write_suite

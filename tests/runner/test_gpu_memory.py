@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.runner.gpu_memory import GpuMemoryUse, MemoryTally, Sample, Unmeasured, exceeds_budget, merge_uses
+from harness.runner.need import Need
 
 GB = 10**9
 OWN, OTHER, HIDDEN = 10, 11, 12

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.nvml_stub.build import StubGpu, build, compiler, machine_of, stub_env
 from tests.support.nvml_stub.holding import HOLDING
 from tests.support.suite_runs import Done, run, write_suite

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.process.child_env import ATTEMPT_MARKER
 from tests.benchmarks.interrupts import (
     FULL_DISKS,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
-from harness.core.report_file import TestEnd, TestReport
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.exit_codes import ExitCode
 from harness.runner.attempts.leaning_check import MAX_CHECKS, files_before, passes_in
+from harness.runner.need import Need
+from harness.runner.report_file import TestEnd, TestReport
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import NeedSource, Unit
 from tests.support.suite_runs import run, write_suite
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from harness.bits.errors import UsageError
 from harness.cli.commands.run_options import make_options
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation, num_cores, wants_colour
-from harness.core.need import Need
+from harness.process.invocation import Invocation, num_cores, wants_colour
+from harness.runner.need import Need
 from harness.runner.options import RunOptions, runs_parts_of_files
 
 GIVEN: dict[str, Any] = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.need import Need
 from harness.machine.meter import GpuProcess
 from harness.runner import dispatcher, events
+from harness.runner.need import Need
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.units import Outcome
 from tests.runner.scripted_run import GPU_0, ScriptedRun

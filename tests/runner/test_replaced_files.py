@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.process.supervisor import process_tree
 from tests.support.suite_runs import QUICK, Done, bearing, ended, run, started, until, write_suite
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.process.run_directory import MARK
 from tests.support.suite_runs import HARNESS, QUICK, Done, ended, environment, run, started, write_suite
 

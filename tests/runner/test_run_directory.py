@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import HarnessError
+from harness.bits.errors import HarnessError
 from harness.process.run_directory import NUM_KEPT, make_run_directory, new_run_id
 from tests.support.file_limits import largest_file
 

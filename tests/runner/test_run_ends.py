@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.nvml_stub.build import compiler, stub_env
 from tests.support.suite_runs import QUICK, Done, ended, environment, interrupted, run, started, until, write_suite
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.render.github import SUMMARY_VARIABLE
 from tests.support.github_commands import obeyed, read_back
 from tests.support.suite_runs import run, write_suite

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.suite_runs import PATIENCE_S, QUICK, Done, until, write_suite
 from tests.support.terminal import on_terminal, plain, start_on_terminal
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.runner.selections import Selection, selected, split_selections
 from tests.support.suite_runs import QUICK, run, write_suite
 

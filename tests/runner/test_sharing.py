@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.suite_runs import QUICK, run, write_suite
 
 LEDGER = '''

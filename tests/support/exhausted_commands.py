@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import PRETENDER
 from tests.support.exhausted_machine import AREAS, UNENDED, UNPREPARED, Exhaustion, Trial
 from tests.support.projects import IDENTITY, Project

@@ -14,14 +14,12 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from harness.core.errors import (
+from harness.bits.errors import (
     BundleError,
     ReportError,
     TraceError,
     UsageError,
 )
-from harness.core.need import Need
-from harness.core.report_file import ListedTest, read_report
 from harness.lab.experiments.bundles.contents import Head, Member, parse_head
 from harness.lab.experiments.checkpoint_check import CHECKSUMS, damage_of
 from harness.lab.experiments.entry_call import REJECTION, EntryCall, read_rejection
@@ -31,11 +29,13 @@ from harness.lab.gate.sides import read_metrics
 from harness.recording.metrics import numbers_of_json
 from harness.render.report.shown_completions import read_shown
 from harness.render.report.vocabulary import read_vocabulary
+from harness.runner.need import Need
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
 from harness.runner.records.history import History
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.records.run_record import read_run_record
 from harness.runner.records.trends import PastResult, parse_results, results_text
+from harness.runner.report_file import ListedTest, read_report
 from harness.trace.curve import CurvePoint, curve_line, parse_curve
 from harness.trace.format import HEADER, frame
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest

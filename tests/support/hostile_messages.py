@@ -6,9 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.core.config import load_config
-from harness.core.errors import BundleError, CollectionError, TraceError, UsageError
-from harness.core.program_output import output_tail
+from harness.bits.errors import BundleError, CollectionError, TraceError, UsageError
 from harness.doctor.directories import read_trial
 from harness.doctor.gpus import read_torch
 from harness.doctor.host import Answer
@@ -17,6 +15,7 @@ from harness.lab.experiments.bundles.archive import checksums, open_bundle, writ
 from harness.lab.experiments.bundles.contents import Head
 from harness.lab.experiments.recording_result import read_reports
 from harness.machine.network.interfaces import read_nccl_settings
+from harness.process.program_output import output_tail
 from harness.recording.conditions import Stop, read_stop
 from harness.recording.recording_config import PROCESSES, Report
 from harness.recording.sentinel.sentinel_report import (
@@ -33,6 +32,7 @@ from harness.recording.sentinel.sentinel_report import (
 from harness.render.source_locations import SourceTree
 from harness.runner.collection.child_files import lines_of
 from harness.runner.collection.source_scan import SourceScan
+from harness.runner.config import load_config
 from harness.trace.mapped_libraries import identify
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
 

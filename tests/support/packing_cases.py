@@ -6,8 +6,8 @@ from itertools import permutations, product
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
+from harness.runner.need import Need
 from harness.runner.schedule.first_fit import Job
 from harness.runner.schedule.leases import LeaseTable
 

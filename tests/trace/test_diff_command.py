@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.core.exit_codes import ExitCode
 from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import DIGEST_BYTES
 from harness.trace.digests import ELEMENT_BYTES, RAW, XXH3_128, add_shards, digest, mix, shardsum, word_key
 from tests.support.traces import SEEDED

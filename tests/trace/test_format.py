@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, enc
 from harness.trace.format import (
     Columns,

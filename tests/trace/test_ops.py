@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.ops import (
     MAX_BYTES,
     OPS,

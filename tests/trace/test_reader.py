@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import harness.trace
 from harness import __version__
-from harness.core.errors import TraceError
-from harness.core.regular_file import MAX_JSON_BYTES
+from harness.bits.errors import TraceError
+from harness.bits.files import MAX_JSON_BYTES
 from harness.trace import curve
 from harness.trace.chain import RecordedValue, next_chain
 from harness.trace.curve import parse_curve

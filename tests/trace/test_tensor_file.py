@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.tensor_file import DTYPES, DamagedTensor, Kept, read_digested, read_tensor, tensor_key, write_tensors
 from tests.support.traces import SEEDED, names

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.values import FLOATS, Float, plain
 from tests.support.traces import SEEDED
 

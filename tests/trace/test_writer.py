@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import TraceError
+from harness.bits.errors import TraceError
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor

@@ -10,11 +10,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.core.clock import SystemClock
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
-from harness.core.user_cache import cache_path
+from harness.bits.clock import SystemClock
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.launcher import LaunchContext, open_launcher
 from harness.lab.reproduce.debugger.answers import Answer, Message
 from harness.lab.reproduce.debugger.console import Console, StepDebugger
@@ -23,7 +21,9 @@ from harness.lab.reproduce.debugger.opening import open_debugger
 from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.lab.reproduce.plan import check_machine
+from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id
+from harness.process.user_cache import cache_path
 from harness.render.console import say, show
 from harness.render.interactive import answer_json, answer_text, prompt_text
 from harness.render.run_lines import SilentRuns

@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.replay import record_and_compare, replay_options, show_replay
 from harness.cli.commands.run import raise_failure, run_with_reports
 from harness.cli.commands.run_options import make_options
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
 from harness.lab.demo.findings import (
     DemoResult,
     DivergenceFinding,
@@ -28,6 +27,7 @@ from harness.lab.demo.findings import (
 )
 from harness.lab.demo.project import TRAIN, write_project
 from harness.lab.experiments.out_directory import place_of
+from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import say, show
 from harness.render.demo import demo_json, demo_text, introduction, replay_heading, run_heading
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, terminal_columns, wants_colour
-from harness.core.text import harmless, path_text
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import harmless, path_text
 from harness.lab.report.subjects import Pair, Subject
+from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.render.console import show
 from harness.render.curve_picture import is_ascii
 from harness.render.divergence import verdict_json, verdict_text

@@ -5,13 +5,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harness.core.clock import SystemClock
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.findings import Severity
-from harness.core.invocation import Invocation, terminal_columns, wants_colour
+from harness.bits.clock import SystemClock
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.findings import Severity
 from harness.doctor.diagnosis import DoctorOptions, check_limits, diagnose
 from harness.process.interruption import Interruption
+from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.render.console import say, show
 from harness.render.findings import findings_json, findings_text, fix_lines
 

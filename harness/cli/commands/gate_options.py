@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from harness.core.config import GateKeys, load_config
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
-from harness.core.redaction import redact_text
+from harness.bits.errors import UsageError
+from harness.bits.redaction import redact_text
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.gate.against_golden import LEAST_AGREEING
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateOptions
 from harness.lab.gate.policy import Policy, checked_reasons
+from harness.process.invocation import Invocation
+from harness.runner.config import GateKeys, load_config
 
 DEFAULT_RUNS = 2
 

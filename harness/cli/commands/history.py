@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.core.config import load_config_for
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
-from harness.core.text import one_line
-from harness.core.user_cache import cache_path
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import one_line
+from harness.process.invocation import Invocation
+from harness.process.user_cache import cache_path
 from harness.render.console import say, show
 from harness.render.history import history_json, history_lines, trends_text
+from harness.runner.config import load_config_for
 from harness.runner.records.history import History
 from harness.runner.records.trends import Trend, select_trends, similar_names
 

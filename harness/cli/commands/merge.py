@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.core.clock import SystemClock
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
-from harness.core.text import put
+from harness.bits.clock import SystemClock
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import put
+from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import show
 from harness.render.junit import JUnitReporter
 from harness.render.merge import merge_json, merge_lines

@@ -10,11 +10,10 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from harness.bits.clock import SystemClock
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.scenario_arguments import scenario_options
-from harness.core.clock import SystemClock
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, terminal_columns, wants_colour
 from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.out_directory import out_directory
@@ -25,6 +24,7 @@ from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
 from harness.lab.replay.replay import record_all
+from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.process.run_directory import new_run_id
 from harness.render.console import say, show
 from harness.render.curve_picture import is_ascii

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
-from harness.core.regular_file import open_regular
-from harness.core.replaced_file import write_replacing
-from harness.core.text import count, one_line, path_text
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.files import open_regular, write_replacing
+from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.report.subjects import Pair, Report, Subject, letter
+from harness.process.invocation import Invocation
 from harness.render.console import say, show
 from harness.render.divergence import LABELS, headline, verdict_json
 from harness.render.report.page import GENERATOR, page, require_jinja

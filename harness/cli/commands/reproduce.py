@@ -12,11 +12,10 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from harness.bits.clock import SystemClock
+from harness.bits.errors import HarnessError
+from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
-from harness.core.clock import SystemClock
-from harness.core.errors import HarnessError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
 from harness.lab.experiments.bundles.making import bundle_place
 from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.out_directory import out_directory, place_of
@@ -27,6 +26,7 @@ from harness.lab.reproduce.execution import reproduce
 from harness.lab.reproduce.options import ReproduceOptions, check_options
 from harness.lab.reproduce.plan import REPRODUCTIONS, check_machine, named_run, plan_step, plan_stop
 from harness.lab.reproduce.result import Reproduction, with_bundle
+from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.render.run_lines import RunLines
 from harness.render.steps import step_json, step_text

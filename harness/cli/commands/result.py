@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
+from harness.bits.exit_codes import ExitCode
+from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import show
 
 

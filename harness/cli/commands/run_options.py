@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.core.config import Config, load_config_for, load_needs_file, shadowing
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation, num_cores, wants_colour
+from harness.bits.errors import UsageError
+from harness.process.invocation import Invocation, num_cores, shadowing, wants_colour
+from harness.runner.config import Config, load_config_for, load_needs_file
 from harness.runner.options import (
     DEFAULT_COLLECT_TIMEOUT_S,
     DEFAULT_GRACE_S,

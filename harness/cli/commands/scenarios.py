@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
-from harness.core.text import count, one_line
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import count, one_line
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import all_scenarios
+from harness.process.invocation import Invocation
 from harness.render.console import show
 
 VERSION = 1

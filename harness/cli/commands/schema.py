@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
-from harness.core.replaced_file import write_replacing
-from harness.core.text import path_text
-from harness.lab.experiments.schemas import file_name, make_schema, schema_names
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.files import write_replacing
+from harness.bits.text import path_text
+from harness.cli.schemas import file_name, make_schema, schema_names
+from harness.process.invocation import Invocation
 from harness.render.console import show
 
 

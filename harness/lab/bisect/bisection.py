@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
+from harness.bits.errors import UsageError
 from harness.lab.bisect.candidates import CommitCandidates, UnavailableError, checked_ends, refuse_interrupted
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.packages import PackageCandidates, index_versions, parse_packages, versions_between
@@ -27,6 +26,7 @@ from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
 from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, recorder_path
+from harness.process.invocation import Invocation
 
 BISECTIONS = "bisections"
 

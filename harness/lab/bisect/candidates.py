@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Protocol
 
-from harness.core.errors import HarnessError, UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import HarnessError, UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.worktrees import Checkout, Commit, GitError, Side, Worktrees
 
 

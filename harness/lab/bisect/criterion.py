@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.bisect.search import Outcome
 from harness.recording.conditions import OPERATORS, Condition, parse_condition
 from harness.trace.diff import diff

@@ -19,8 +19,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.core.errors import UsageError
-from harness.core.regular_file import read_text
+from harness.bits.errors import UsageError
+from harness.bits.files import read_text
 from harness.lab.bisect.candidates import UnavailableError, refuse_interrupted
 from harness.lab.bisect.search import in_a_line
 from harness.lab.experiments.launcher import Launcher

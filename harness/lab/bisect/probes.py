@@ -4,11 +4,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.core.errors import HarnessError
-from harness.core.exit_codes import ExitCode
-from harness.core.program_output import output_tail
-from harness.core.redaction import redact_argv
-from harness.core.text import path_text
+from harness.bits.errors import HarnessError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.redaction import redact_argv
+from harness.bits.text import path_text
 from harness.lab.bisect.candidates import Candidates, UnavailableError, refuse_interrupted
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
@@ -18,6 +17,7 @@ from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.run import OUTPUT, TitledDisplay
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side, check_origin
+from harness.process.program_output import output_tail
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.search import Outcome
 from harness.lab.experiments.worktrees import Commit

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from harness.core.clock import Clock
-from harness.core.errors import UsageError
+from harness.bits.clock import Clock
+from harness.bits.errors import UsageError
 from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
 from harness.lab.chaos.conditions import busy_argv, crashing, environ_of, going_on, launched, marking
 from harness.lab.chaos.plan import ChaosPlan

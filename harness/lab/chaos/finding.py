@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.plan import ChaosPlan
 

@@ -8,13 +8,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError, UsageError
-from harness.core.invocation import Invocation
+from harness.bits.errors import HarnessError, UsageError
 from harness.lab.chaos.options import DEFAULT_COUNT, DEFAULT_REPEATS, ChaosOptions
 from harness.lab.chaos.subject import Subject, make_subject
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.perturbation_factors import Factor, chosen, parse_only
 from harness.lab.experiments.program_input import keep_input
+from harness.process.invocation import Invocation
 
 CHAOS = "chaos"
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from harness.core.errors import UsageError
-from harness.core.shrink import ddmin, simplify
+from harness.bits.errors import UsageError
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.drawing import drawn
 from harness.lab.chaos.executor import OutOfTimeError
 from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
 from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.shrink import ddmin, simplify
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
     END,

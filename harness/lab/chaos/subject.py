@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation, num_cores
+from harness.bits.errors import UsageError
 from harness.lab.chaos.conditions import callbacks_of, payload_values
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
@@ -23,6 +22,7 @@ from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
+from harness.process.invocation import Invocation, num_cores
 
 
 @dataclass(frozen=True, slots=True)

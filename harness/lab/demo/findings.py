@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.demo.project import suite_files
 from harness.runner.units import Outcome, UnitResult
 from harness.trace.verdict import Divergence, Kind, Verdict

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.regular_file import read_text
-from harness.core.replaced_file import write_replacing
-from harness.core.text import path_text
+from harness.bits.errors import UsageError
+from harness.bits.files import read_text, write_replacing
+from harness.bits.text import path_text
 
 FILES = Path(__file__).parent / "project"
 """Directory of the files that are copied, comments and all."""

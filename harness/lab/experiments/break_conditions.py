@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import (
     DIVERGENCE,

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import MAX_JSON_BYTES, open_regular, read_regular
-from harness.core.text import count, one_line
+from harness.bits.files import MALFORMED, MAX_JSON_BYTES, open_regular, read_regular
+from harness.bits.text import count, one_line
 
 CHECKSUMS = "checksums.json"
 _CHUNK_BYTES = 2**22

@@ -4,12 +4,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
-from harness.core.redaction import REDACTED, redact_argv
-from harness.determinism.level_environment import OFF
+from harness.bits.errors import UsageError
+from harness.bits.levels import OFF
+from harness.bits.redaction import REDACTED, redact_argv
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
+from harness.process.invocation import Invocation
 from harness.recording.metrics import parse_pattern
 
 MAX_STEPS = 10_000

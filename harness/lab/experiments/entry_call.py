@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.malformed import MALFORMED
-from harness.core.redaction import redact_text, redact_values
-from harness.core.regular_file import read_regular
+from harness.bits.errors import UsageError
+from harness.bits.files import MALFORMED, read_regular
+from harness.bits.redaction import redact_text, redact_values
 from harness.trace.renames import current_call
 
 CALL = "call.json"

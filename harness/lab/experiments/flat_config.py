@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 
 Payload = Mapping[str, Any]
 _ABSENT = object()

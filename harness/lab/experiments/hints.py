@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 
-from harness.core.redaction import redact_argv
-from harness.core.text import path_text
-from harness.determinism.level_environment import DETERMINISTIC, OFF
+from harness.bits.levels import DETERMINISTIC, OFF
+from harness.bits.redaction import redact_argv
+from harness.bits.text import path_text
 from harness.lab.experiments.entry_call import INTERRUPTED
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Recording

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from harness.core.text import count, ranges
+from harness.bits.text import count, ranges
 from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.metrics import parse_pattern
 from harness.recording.recording_config import Report

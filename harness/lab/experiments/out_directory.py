@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from harness.core.errors import UsageError
-from harness.core.text import path_text
+from harness.bits.errors import UsageError
+from harness.bits.text import path_text
 from harness.process.run_directory import HOME, make_kept_directory
 from harness.process.scratch import remove_tree
 from harness.recording.recording_config import ORDERS

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.perturbation_values import Choice, Span, Values, is_same
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.trace.chain import PHASES

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 
 MAX_CHARS = 1 << 18
 """Some seconds of parsing; a scenario has a few thousand."""

@@ -8,8 +8,8 @@ import select
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.replaced_file import write_replacing
+from harness.bits.errors import UsageError
+from harness.bits.files import write_replacing
 
 INPUT = "stdin"
 """In the directory of a replay, where there was any."""

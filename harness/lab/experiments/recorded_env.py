@@ -5,7 +5,7 @@
 | `RLHARNESS_TRACE` | the file that says how it is to be recorded |
 | `PYTHONPATH` | the directory that starts a recording, then what it was |
 | `RLHARNESS_ATTEMPT` | of a replay, the run's unique marker, by which its processes can be found |
-| those of the level | see `determinism/level_environment.py` |
+| those of the level | see `harness/bits/levels.py` |
 """
 
 import os

@@ -6,7 +6,7 @@ import zipfile
 from enum import Enum
 from pathlib import Path
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.bundles.contents import ENDING
 from harness.lab.experiments.entry_call import CALL
 from harness.lab.experiments.recorded_run import is_recorded_run

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.redaction import REDACTED
-from harness.core.regular_file import MAX_JSON_BYTES, read_regular
-from harness.core.text import path_text
+from harness.bits.errors import UsageError
+from harness.bits.files import MAX_JSON_BYTES, read_regular
+from harness.bits.redaction import REDACTED
+from harness.bits.text import path_text
 from harness.lab.experiments.checkpoint_check import damage_of
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.flat_config import flattened, overridden

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError
-from harness.core.redaction import redact_argv, redact_text
-from harness.core.replaced_file import write_replacing
-from harness.determinism.level_environment import OFF, level_variables
+from harness.bits.errors import HarnessError
+from harness.bits.files import write_replacing
+from harness.bits.levels import OFF, level_variables
+from harness.bits.redaction import redact_argv, redact_text
 from harness.lab.experiments.entry_call import CALL, REJECTION, EntryCall
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_env import recorded_env

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.entry_call import FUNCTION
 from harness.lab.experiments.flat_config import keys_with_dots, meant, overridden
 from harness.lab.experiments.perturbation_declaration import ChaosSection

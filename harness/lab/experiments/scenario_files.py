@@ -7,8 +7,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.regular_file import MAX_SETTINGS_BYTES, read_text
+from harness.bits.errors import UsageError
+from harness.bits.files import MAX_SETTINGS_BYTES, read_text
 from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 

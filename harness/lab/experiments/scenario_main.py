@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import TraceError, UsageError
-from harness.core.exhaustion import exhaustion_of
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import TraceError, UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import INTERRUPTED, Rejection, take_call
+from harness.process.exhaustion import exhaustion_of
 from harness.recording import open_recorder
 from harness.recording.recording_config import RunEnded
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from harness.core.config import shadowing
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
-from harness.core.redaction import REDACTED, redact_fields
-from harness.core.text import count, one_line
+from harness.bits.errors import UsageError
+from harness.bits.redaction import REDACTED, redact_fields
+from harness.bits.text import count, one_line
 from harness.lab.experiments.command_spec import checked_metric, parse_steps
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.flat_config import flattened, has_key, is_section, meant, parts
@@ -22,6 +20,7 @@ from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
+from harness.process.invocation import Invocation, shadowing
 from harness.trace.renames import ENTRY, LEVEL
 
 CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")

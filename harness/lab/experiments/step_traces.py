@@ -6,8 +6,8 @@ unfinished             4        what was recorded of it until then
 
 from pathlib import Path
 
-from harness.core.errors import TraceError, UsageError
-from harness.core.text import path_text
+from harness.bits.errors import TraceError, UsageError
+from harness.bits.text import path_text
 from harness.trace.excerpt import excerpt
 from harness.trace.layout import MANIFEST, UNFINISHED
 from harness.trace.reader import Trace, read_trace

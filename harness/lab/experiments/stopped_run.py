@@ -9,9 +9,9 @@ bundle holds, with the checkpoint before it.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.errors import BundleError, UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.text import one_line
+from harness.bits.errors import BundleError, UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import one_line
 from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, with_conditions
 from harness.lab.experiments.bundles.making import write_bundle_of
 from harness.lab.experiments.hints import NextCommand, next_command

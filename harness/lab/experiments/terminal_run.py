@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.clock import SystemClock
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.clock import SystemClock
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, with_conditions
 from harness.lab.experiments.entry_call import INTERRUPTED, read_rejection
 from harness.lab.experiments.hints import NextCommand, next_command

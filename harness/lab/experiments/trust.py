@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
-from harness.core.redaction import redact_values
-from harness.core.text import count, one_line, path_text
+from harness.bits.errors import UsageError
+from harness.bits.redaction import redact_values
+from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.bundles.contents import CHECKPOINT_SUFFIXES
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import all_scenarios
+from harness.process.invocation import Invocation
 from harness.trace.renames import current_entry
 
 MAX_SHOWN = 40

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.errors import HarnessError, UsageError
+from harness.bits.errors import HarnessError, UsageError
 from harness.lab.experiments.entry_call import EntryCall
 from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
 

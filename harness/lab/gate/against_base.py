@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.worktrees import Checkout, Commit, Side, Worktrees, check_origin
 from harness.lab.gate.change import Change, Finding, change_of_identity
 from harness.lab.gate.plan import GateContext, GateOptions, base_context

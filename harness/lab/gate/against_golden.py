@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness.core.clock import Clock
-from harness.core.errors import UsageError
-from harness.core.text import path_text
+from harness.bits.clock import Clock
+from harness.bits.errors import UsageError
+from harness.bits.text import path_text
 from harness.lab.experiments.worktrees import Checkout
 from harness.lab.gate.change import Change, Finding
 from harness.lab.gate.golden import (

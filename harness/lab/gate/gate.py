@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.config import GateKeys, load_config
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
@@ -22,6 +21,7 @@ from harness.lab.gate.plan import GateContext, GateOptions, head_context, scenar
 from harness.lab.gate.reasons import Reason, ReasonCode, SharedCode
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
+from harness.runner.config import GateKeys, load_config
 
 GATES = "gates"
 POLICY_KEYS = ("scenarios", "fail_on", "slowdown", "memory")

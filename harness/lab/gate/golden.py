@@ -17,10 +17,8 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import MAX_JSON_BYTES, read_text
-from harness.core.replaced_file import replacing
+from harness.bits.errors import HarnessError
+from harness.bits.files import MALFORMED, MAX_JSON_BYTES, read_text, replacing
 from harness.lab.gate.change import DECIDING, SYNC, Change, Finding, change_of_identity
 from harness.lab.gate.reasons import (
     CODE_OF_KIND,

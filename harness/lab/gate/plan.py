@@ -4,8 +4,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
-from harness.core.config import GateKeys, load_config
-from harness.core.invocation import Invocation
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
@@ -14,6 +12,8 @@ from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_
 from harness.lab.experiments.worktrees import CHILD, Side
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.policy import Policy, checked_reasons
+from harness.process.invocation import Invocation
+from harness.runner.config import GateKeys, load_config
 
 
 @dataclass(frozen=True, slots=True)

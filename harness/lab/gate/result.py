@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.worktrees import Commit
 from harness.lab.gate.change import Finding
 from harness.lab.gate.costs import CostChange

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import read_text
+from harness.bits.files import MALFORMED, read_text
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.recording_result import Problem

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
-from harness.core.regular_file import open_regular
-from harness.determinism.level_environment import DETERMINISTIC, OFF
+from harness.bits.exit_codes import ExitCode
+from harness.bits.files import open_regular
+from harness.bits.levels import DETERMINISTIC, OFF
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.trace.diff import diff

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
-from harness.core.errors import HarnessError, UsageError
-from harness.core.invocation import Invocation
-from harness.core.text import path_text
+from harness.bits.errors import HarnessError, UsageError
+from harness.bits.text import path_text
 from harness.lab.experiments.break_conditions import conditions_of, refuse_divergence
 from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
@@ -20,6 +19,7 @@ from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.lab.experiments.stopped_run import StopPlan
 from harness.lab.replay.options import ReplayOptions
+from harness.process.invocation import Invocation
 from harness.recording.conditions import DIVERGENCE
 from harness.trace.reader import Trace, read_trace
 

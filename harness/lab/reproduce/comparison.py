@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.step_traces import is_unfinished, root_of, trace_of_step
 from harness.lab.reproduce.plan import StepPlan

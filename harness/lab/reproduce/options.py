@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from math import inf
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.recorded_kind import RecordedKind
 
 

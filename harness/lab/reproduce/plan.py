@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
-from harness.core.redaction import REDACTED
+from harness.bits.errors import UsageError
+from harness.bits.redaction import REDACTED
 from harness.lab.experiments.break_conditions import conditions_of
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.out_directory import place_of
@@ -21,6 +20,7 @@ from harness.lab.experiments.step_traces import check_step
 from harness.lab.experiments.stopped_run import StopPlan
 from harness.lab.experiments.trust import check_run
 from harness.lab.reproduce.options import ReproduceOptions
+from harness.process.invocation import Invocation
 from harness.recording.conditions import refuse_unknown, unknown_names
 from harness.trace.reader import read_trace
 

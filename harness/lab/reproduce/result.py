@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.bundles.making import write_bundle_of
 from harness.lab.experiments.hints import NextCommand, next_command, step_command
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated

@@ -14,8 +14,8 @@ from functools import partial
 
 import psutil
 
-from harness.core.fan_out import fan_out
-from harness.core.regular_file import read_text
+from harness.bits.files import read_text
+from harness.machine.fan_out import fan_out
 from harness.process.daemon_thread import in_daemon_thread
 
 OUTSIDE = ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2001:4860:4860::8888"))

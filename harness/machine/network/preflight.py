@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.core.clock import Clock
-from harness.core.findings import Finding, Severity
+from harness.bits.clock import Clock
+from harness.bits.findings import Finding, Severity
 from harness.machine.network.classification import IN_ALL_S, NAMES_S, REACH_S, classify_network, unreachable
 from harness.machine.network.interface_rules import Pick, in_words
 from harness.machine.network.interfaces import Interface, read_nccl_settings, read_network

@@ -10,8 +10,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.core.clock import Clock
-from harness.core.fan_out import fan_out
+from harness.bits.clock import Clock
+from harness.machine.fan_out import fan_out
 from harness.machine.network.interfaces import Address
 
 AT_ONCE = 256

@@ -16,8 +16,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from harness.core.errors import UsageError
-from harness.core.exhaustion import exhaustion_of
+from harness.bits.errors import UsageError
+from harness.process.exhaustion import exhaustion_of
 from harness.process.supervisor.syscalls import die_with_parent
 
 PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from harness.core.redaction import redact_argv
+from harness.bits.redaction import redact_argv
 
 MAX_COMMAND_BYTES = 1 << 16
 EXITING_S = 120.0

@@ -52,7 +52,7 @@ def load(path: Path) -> ModuleType:
 def redacted(argv: list[str]) -> list[str]:
     """A command line without secrets; of an interpreter that cannot load what takes them out, the program alone."""
     try:
-        return list(load(PACKAGE / "core" / "redaction.py").redact_argv(argv))
+        return list(load(PACKAGE / "bits" / "redaction.py").redact_argv(argv))
     except Exception:  # an interpreter of any age: whatever it does not know, the program goes on
         return argv[:1]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from harness.core.replaced_file import write_replacing
+from harness.bits.files import write_replacing
 from harness.recording.sentinel.replicas import Copy
 from harness.recording.sentinel.sentinel_report import MANIFEST, Difference, Finding
 from harness.recording.sharded_digest import digest_placed

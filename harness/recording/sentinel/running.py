@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.recording.sentinel.sentinel import Sentinel, SentinelConfig
 
 _running: list[Sentinel] = []

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import read_text
+from harness.bits.files import MALFORMED, read_text
 
 BUNDLES = "sentinel"
 """In the directory of a trace: a directory for each finding."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from harness.core.text import count, one_line, ranges
+from harness.bits.text import count, one_line, ranges
 from harness.render.outcomes import gpu_names, label
 from harness.render.sentences import bare_test, words
 from harness.runner.records.stats import Progress, Running

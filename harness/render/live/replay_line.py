@@ -9,8 +9,8 @@ from typing import TextIO
 
 from rich.text import Text
 
-from harness.core.clock import Clock
-from harness.core.text import count, one_line
+from harness.bits.clock import Clock
+from harness.bits.text import count, one_line
 from harness.lab.experiments.run import run_of_all
 from harness.render.console import say
 from harness.render.live.frame import FrameStyle

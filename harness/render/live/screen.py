@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from harness.core.text import put
+from harness.bits.text import put
 from harness.render.live.frame import FrameStyle
 from harness.render.sentences import Sentence, Tone
 

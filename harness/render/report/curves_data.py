@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.core.text import one_line
+from harness.bits.text import one_line
 from harness.lab.report.subjects import Report
 from harness.render.report.curves import panels
 

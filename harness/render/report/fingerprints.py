@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.core.redaction import redact_fields
+from harness.bits.redaction import redact_fields
 from harness.trace.manifest import PARTS, Manifest, short_field
 
 ABOUT = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from harness.core.text import one_line
+from harness.bits.text import one_line
 from harness.render.report.grid import First, Grid
 from harness.trace.chain import DIGEST_BYTES, RecordedValue
 from harness.trace.digests import RAW

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.redaction import redact_argv
-from harness.core.regular_file import MAX_JSON_BYTES, read_regular
+from harness.bits.files import MAX_JSON_BYTES, read_regular
+from harness.bits.redaction import redact_argv
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.run_spec import TRAIN
 from harness.lab.report.subjects import Pair

@@ -10,8 +10,8 @@ from importlib import resources
 from importlib.util import find_spec
 
 from harness import __version__
-from harness.core.errors import UsageError
-from harness.core.text import count, one_line
+from harness.bits.errors import UsageError
+from harness.bits.text import count, one_line
 from harness.lab.report.subjects import Report
 from harness.render.page_policy import page_policy
 from harness.render.report.curves_data import curves_data

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import open_regular
+from harness.bits.files import MALFORMED, open_regular
 
 FILE = "completions.jsonl"
 MAX_BYTES = 2**22

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from harness.core.redaction import REDACTED, redact_argv, redact_text
-from harness.core.text import count, escape, one_line
+from harness.bits.redaction import REDACTED, redact_argv, redact_text
+from harness.bits.text import count, escape, one_line
 from harness.lab.report.subjects import Pair, Subject
 from harness.render.divergence import LABELS, attribution_lines, headline, verdict_text
 from harness.render.report.completions import Twin, flipped_rollouts

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.core.malformed import MALFORMED
-from harness.core.regular_file import read_regular
+from harness.bits.files import MALFORMED, read_regular
 
 PLACES = ("checkpoints/step-*/policy/tokenizer.json", "tokenizer.json")
 """Relative to a trace; of several the last counts."""

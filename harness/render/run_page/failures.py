@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from harness.core.errors import ReportError
-from harness.core.program_output import OutputFilter, show_file
-from harness.core.regular_file import open_regular
-from harness.core.report_file import TestReport, read_report
-from harness.core.text import count, one_line
-from harness.core.text import escape as escape_character
+from harness.bits.errors import ReportError
+from harness.bits.files import open_regular
+from harness.bits.text import count, one_line
+from harness.bits.text import escape as escape_character
+from harness.process.program_output import OutputFilter, show_file
 from harness.render.outcomes import facts, label
 from harness.render.run_page.markup import Markup, element
 from harness.render.run_page.timeline_data import tone_of
 from harness.runner.records.run_comparison import FAILING
 from harness.runner.records.stats import RunState
+from harness.runner.report_file import TestReport, read_report
 from harness.runner.units import UnitResult
 
 MAX_BYTES = 1_200_000

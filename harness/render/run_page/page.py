@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 
 from harness import __version__
-from harness.core.text import count
+from harness.bits.text import count
 from harness.render.page_policy import page_policy
 from harness.render.run_page import sections
 from harness.render.run_page.failures import failure_sections, failures_of

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from harness.core.exit_codes import ExitCode
-from harness.core.test_outcomes import TestCounts
-from harness.core.text import count, one_line
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import count, one_line
 from harness.render.gpu_memory import over_budget_lines
 from harness.render.isolation import isolation_text
 from harness.render.outcomes import tally
@@ -14,6 +13,7 @@ from harness.render.summary import REASON_OF_CODE
 from harness.runner.records.run_comparison import Change, Comparison, Flaky, Slower
 from harness.runner.records.run_record import RunRecord
 from harness.runner.records.stats import RunState
+from harness.runner.test_outcomes import TestCounts
 from harness.runner.units import Outcome
 
 MAX_LISTED = 100

@@ -11,12 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harness.core.test_outcomes import TestOutcome
-from harness.core.text import one_line
+from harness.bits.text import one_line
 from harness.render.gpu_memory import gb_text, memory_text
 from harness.runner.records.run_comparison import FAILING
 from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan
 from harness.runner.records.timeline import Row, rows_of
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, file_of
 
 MAX_TESTS = 10_000

@@ -1,10 +1,10 @@
 """The report of an attempt that has ended: read, put back where a test replaced it, and reduced to facts."""
 
-from harness.core.errors import ReportError
-from harness.core.regular_file import NOTHING
-from harness.core.report_file import ReportTail, TestReport
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.errors import ReportError
+from harness.process.growing_file import NOTHING
 from harness.runner.outcomes import Reported
+from harness.runner.report_file import ReportTail, TestReport
+from harness.runner.test_outcomes import TestOutcome
 
 
 def read_attempt_report(tail: ReportTail) -> TestReport:

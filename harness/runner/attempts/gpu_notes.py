@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.regular_file import open_regular
-from harness.core.report_file import TestReport
+from harness.bits.files import open_regular
 from harness.machine.gpu_health import FATAL_XIDS, describe_xid
 from harness.machine.inventory import Gpu
+from harness.runner.report_file import TestReport
 from harness.runner.units import UnitResult
 
 MAX_LOG_BYTES = 1 << 20

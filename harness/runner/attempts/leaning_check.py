@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from harness.core.errors import HarnessError, ReportError
-from harness.core.need import Need
-from harness.core.regular_file import open_for_writing
-from harness.core.report_file import ReportTail, TestReport, read_report
+from harness.bits.errors import HarnessError, ReportError
+from harness.bits.files import open_for_writing
 from harness.runner import events
 from harness.runner.attempts.attempt_spec import UNITS
 from harness.runner.attempts.unit_run import UnitRunner
+from harness.runner.need import Need
+from harness.runner.report_file import ReportTail, TestReport, read_report
 from harness.runner.reruns.retries import AGAIN, NAMED, RETRIED
 from harness.runner.schedule.leases import Lease
 from harness.runner.units import Outcome, Unit, UnitResult

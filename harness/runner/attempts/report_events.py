@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from harness.core.test_outcomes import TestOutcome
 from harness.runner import events
+from harness.runner.test_outcomes import TestOutcome
 
 TEST_OUTCOMES = frozenset(TestOutcome)
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from harness.core.report_file import TestReport
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner.attempts.attempt_report import last_line, reported
 from harness.runner.collection.deselected import all_deselected
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.outcomes import classify_outcome
+from harness.runner.report_file import TestReport
 from harness.runner.units import Outcome, Unit, UnitResult
 
 

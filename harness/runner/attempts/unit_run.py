@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from harness.core.errors import HarnessError
-from harness.core.exhaustion import reason_of
-from harness.core.report_file import ReportTail, TestReport
+from harness.bits.errors import HarnessError
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import IDLE_MEMORY_BYTES
+from harness.process.exhaustion import reason_of
 from harness.process.new_directory import make_new_directory
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd
@@ -34,6 +33,7 @@ from harness.runner.attempts.unit_result import unforked_note, unit_result
 from harness.runner.gpu_memory import GpuMemoryUse
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.options import runs_parts_of_files
+from harness.runner.report_file import ReportTail, TestReport
 from harness.runner.schedule.leases import Lease
 from harness.runner.sessions.part_file import PART_FILE, PartTests, write_part
 from harness.runner.sessions.warm_parent import WarmParent

@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import CollectionError
-from harness.core.json_lines import json_objects
-from harness.core.regular_file import open_regular, read_text
+from harness.bits.errors import CollectionError
+from harness.bits.files import json_objects, open_regular, read_text
 
 MAX_OUTPUT_BYTES = 1 << 16
 UNWRITABLE = "the list of test files cannot be written"

@@ -22,18 +22,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import CollectionError, UsageError
-from harness.core.exhaustion import MAKE_ROOM, shortage_at
-from harness.core.fan_out import fan_out
-from harness.core.need import Need
-from harness.core.need_rules import NeedsTable
-from harness.core.report_file import TestReport, read_report
+from harness.bits.errors import CollectionError, UsageError
+from harness.machine.fan_out import fan_out
+from harness.process.exhaustion import MAKE_ROOM, shortage_at
 from harness.process.new_directory import make_new_directory
 from harness.process.supervisor_client import ProcessEnd, Supervisor
 from harness.runner.collection.child_files import UNWRITABLE, lines_of, output_of
 from harness.runner.collection.collect_options import CollectOptions, MakeSpec
+from harness.runner.need import Need, NeedsTable
 from harness.runner.outcomes import signal_name
 from harness.runner.records.collected_file import UNKNOWN, CollectedFile, collected_file
+from harness.runner.report_file import TestReport, read_report
 from harness.runner.schedule.splitting import Split
 from harness.runner.selections import Selection, selected, split_selections
 from harness.runner.sessions.combined_coverage import CoverageOptions, coverage_options

@@ -6,8 +6,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.core.need_rules import NeedRule
 from harness.process.supervisor_client import ProcessSpec
+from harness.runner.need import NeedRule
 from harness.runner.records.collected_file import CollectedFile
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from harness.core.errors import UsageError
-from harness.core.need import Need
+from harness.bits.errors import UsageError
 from harness.machine.inventory import Inventory
 from harness.runner.collection.collect import Collected
+from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.units import NeedSource
 

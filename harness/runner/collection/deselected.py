@@ -6,7 +6,7 @@ A file without a selected test has its outcome; of one with some, their duration
 from collections.abc import Mapping
 from dataclasses import replace
 
-from harness.core.text import count
+from harness.bits.text import count
 from harness.runner.collection.collect import Collected
 from harness.runner.records.history import Expectation
 from harness.runner.units import Outcome, Unit, UnitResult

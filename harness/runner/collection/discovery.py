@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.regular_file import open_regular, read_regular
+from harness.bits.files import open_regular, read_regular
 from harness.plugin import NOTHING, NeedJson, merge_needs, need_of_items
 from harness.runner.collection.child_files import UNWRITABLE
 from harness.runner.collection.source_scan import OURSELVES, ScannedFile, SourceScan

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from harness.core.need_rules import NeedRule, NeedsTable
 from harness.process.supervisor.fork_hazards import THREADS
 from harness.runner.collection.collect import Collected
+from harness.runner.need import NeedRule, NeedsTable
 from harness.runner.options import RunOptions
 
 

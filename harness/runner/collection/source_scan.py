@@ -21,7 +21,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.core.regular_file import read_regular
+from harness.bits.files import read_regular
 
 WORD = re.compile(rb"(?<!-)\bgpus\b")
 MARKING = re.compile(rb"pytest|marker")

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from harness.core.fan_out import fan_out
+from harness.machine.fan_out import fan_out
 from harness.runner.collection.collect import Collected, Collector
 from harness.runner.records.collected_file import CollectedFile
 from harness.runner.records.history import Expectation, History

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.core.errors import UsageError
-from harness.core.need import Need
-from harness.core.need_rules import paths_matching
+from harness.bits.errors import UsageError
 from harness.runner.collection.collect import Collected
+from harness.runner.need import Need, paths_matching
 from harness.runner.units import Unit
 
 

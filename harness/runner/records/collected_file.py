@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.malformed import MALFORMED
-from harness.core.need import Need
-from harness.core.report_file import ListedTest, TestReport
+from harness.bits.files import MALFORMED
+from harness.runner.need import Need
+from harness.runner.report_file import ListedTest, TestReport
 
 MAX_TEXT = 1 << 20
 """Characters of a file with its tests; of one with more only the need is kept."""

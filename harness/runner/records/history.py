@@ -17,8 +17,8 @@ from statistics import median, pstdev
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.core.errors import HarnessError
-from harness.core.user_cache import cache_path
+from harness.bits.errors import HarnessError
+from harness.process.user_cache import cache_path
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
 from harness.runner.records.history_file import limit_work, open_history
 from harness.runner.records.trends import NUM_RESULTS, PastResult, Trend, parse_results, results_text

@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.errors import HistoryError
-from harness.core.regular_file import open_regular
+from harness.bits.errors import HistoryError
+from harness.bits.files import open_regular
 
 if TYPE_CHECKING:
     import sqlite3

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import AttemptFailed, Event, TestFinished, TestStarted, UnitFinished
 from harness.runner.gpu_memory import merge_uses
 from harness.runner.records.history import MAX_TESTS, RAN_TO_THE_END, History
 from harness.runner.records.stats import RunState
 from harness.runner.records.trends import PastResult
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.runner.events import CollectionFinished, RunFinished, RunStarted, UnitFinished
 from harness.runner.records.recorded_run import RecordedRun
 from harness.runner.records.stats import RunState, exit_code

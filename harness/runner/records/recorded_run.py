@@ -12,10 +12,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from harness.core.errors import UsageError
-from harness.core.malformed import MALFORMED
-from harness.core.need import Need
-from harness.core.regular_file import open_regular
+from harness.bits.errors import UsageError
+from harness.bits.files import MALFORMED, open_regular
 from harness.runner.events import (
     CollectionFinished,
     Event,
@@ -25,6 +23,7 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
+from harness.runner.need import Need
 from harness.runner.units import UnitResult
 
 RECORD = "events.jsonl"

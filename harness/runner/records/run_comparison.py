@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from harness.core.test_outcomes import TestOutcome
 from harness.process.run_directory import earlier_directories
 from harness.runner.records.run_record import RECORD, RunRecord, read_run_record
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, file_of
 
 MAX_EARLIER = 5

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.malformed import MALFORMED
-from harness.core.need import Need
-from harness.core.regular_file import MAX_BYTES, GrowingFile, GrowingLines
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.files import MALFORMED, MAX_BYTES
+from harness.process.growing_file import GrowingFile, GrowingLines
 from harness.runner.events import Event, to_json_line
 from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
+from harness.runner.need import Need
 from harness.runner.records.trends import MAX_PEAK_BYTES
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome
 
 RECORD = "events.jsonl"

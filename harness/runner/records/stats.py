@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.exit_codes import ExitCode
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.exit_codes import ExitCode
 from harness.runner.events import (
     AttemptFailed,
     AttemptSlow,
@@ -35,6 +34,7 @@ from harness.runner.events import (
 )
 from harness.runner.records.history import RAN_TO_THE_END
 from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, Unit, UnitResult
 
 MIN_SPLIT_S = 5.0

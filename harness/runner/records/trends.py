@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.core.malformed import MALFORMED
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.files import MALFORMED
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome
 
 NUM_RESULTS = 10

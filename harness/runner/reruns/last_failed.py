@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.errors import ReportError, UsageError
-from harness.core.regular_file import open_regular
-from harness.core.text import count
+from harness.bits.errors import ReportError, UsageError
+from harness.bits.files import open_regular
+from harness.bits.text import count
 from harness.process.run_directory import HOME, RUNS
 from harness.runner.collection.collect import Collected
 from harness.runner.records.collected_file import is_part

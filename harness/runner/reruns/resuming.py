@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.regular_file import CHUNK_BYTES, open_regular
+from harness.bits.files import CHUNK_BYTES, open_regular
 from harness.process.run_directory import HOME, RUNS
 from harness.runner.collection.collect import Collected
 from harness.runner.options import runs_parts_of_files

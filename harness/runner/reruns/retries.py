@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core.errors import ReportError
-from harness.core.report_file import TestReport, read_report
-from harness.core.test_outcomes import TestOutcome
+from harness.bits.errors import ReportError
 from harness.runner.events import AttemptFailed, UnitFinished
 from harness.runner.gpu_memory import merge_uses
+from harness.runner.report_file import TestReport, read_report
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Attempt, Outcome, Unit, UnitResult
 
 RETRIED = frozenset(

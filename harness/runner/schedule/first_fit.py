@@ -19,7 +19,7 @@ from heapq import merge
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
-from harness.core.need import Need
+from harness.runner.need import Need
 
 L = TypeVar("L")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb, inf
 
-from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
+from harness.runner.need import Need
 
 MAX_SETS_COMPARED = 2_000
 """Where NVLink is uneven, every set of n free GPUs is compared up to this many; beyond it sets are grown GPU by

@@ -15,8 +15,8 @@ from copy import copy
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
+from harness.runner.need import Need
 from harness.runner.schedule.gpu_choice import GpuChoice
 
 MAX_NAMED = 3

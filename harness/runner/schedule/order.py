@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.core.need import Need
+from harness.runner.need import Need
 from harness.runner.schedule.first_fit import Job, Table, makespan_s
 
 NUM_PERTURBED = 8

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.core.need import Need
 from harness.machine.inventory import Gpu
+from harness.runner.need import Need
 from harness.runner.schedule.first_fit import Job, Queue, Schedule, Table, makespan_s, simulate
 from harness.runner.schedule.gpu_choice import GpuChoice
 from harness.runner.schedule.leases import Lease, LeaseTable

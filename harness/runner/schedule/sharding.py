@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 
 _SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 _DIGITS = 12

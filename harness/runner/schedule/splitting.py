@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 
-from harness.core.need import Need
-from harness.core.report_file import ListedTest
+from harness.runner.need import Need
+from harness.runner.report_file import ListedTest
 
 DOMINANT_RATIO = 1.25
 DOMINANT_S = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.text import count, one_line
+from harness.bits.text import count, one_line
 
 LIMIT_S = 600.0
 

@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from harness.core.clock import SystemClock
-from harness.core.exhaustion import reason_of
+from harness.bits.clock import SystemClock
 from harness.plugin import timeout_of_item
+from harness.process.exhaustion import reason_of
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.fork_hazards import cuda_is_initialized, num_threads_kept
 from harness.process.supervisor.forked_child import ForkedChild

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.replaced_file import write_replacing
+from harness.bits.files import write_replacing
 
 PART_FILE = "part.json"
 """Name of the file in the directory of the attempt."""

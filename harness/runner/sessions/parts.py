@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.regular_file import read_text
+from harness.bits.files import read_text
 
 SHARING = ("module", "package")
 """Scopes of a fixture whose value several tests of a file share, in whatever classes they are."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.regular_file import open_for_writing
+from harness.bits.files import open_for_writing
 
 LAST_FAILED = "cache/lastfailed"
 

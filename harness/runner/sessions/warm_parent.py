@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core.redaction import redact_text
-from harness.core.regular_file import read_text
-from harness.core.text import one_line
+from harness.bits.files import read_text
+from harness.bits.redaction import redact_text
+from harness.bits.text import one_line
 from harness.process.child_env import ATTEMPT_MARKER, child_env
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor import rescue

@@ -3,9 +3,9 @@
 from contextlib import suppress
 from pathlib import Path
 
-from harness.core.program_output import output_tail
-from harness.core.regular_file import read_text
-from harness.core.text import one_line
+from harness.bits.files import read_text
+from harness.bits.text import one_line
+from harness.process.program_output import output_tail
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner.outcomes import signal_name
 from harness.runner.sessions.plugin_names import WORKER_ERROR

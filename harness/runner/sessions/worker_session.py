@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from _pytest.main import wrap_session
 
-from harness.core.regular_file import open_for_writing
+from harness.bits.files import open_for_writing
 from harness.plugin import Reporter
 from harness.process.supervisor import process_tree
 from harness.runner.sessions import own_coverage

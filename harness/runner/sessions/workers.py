@@ -19,9 +19,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.core.errors import ReportError
-from harness.core.malformed import MALFORMED
-from harness.core.report_file import ReportTail, read_report
+from harness.bits.errors import ReportError
+from harness.bits.files import MALFORMED
 from harness.process.child_env import (
     ATTEMPT_MARKER,
     CUDA_VISIBLE_DEVICES,
@@ -33,6 +32,7 @@ from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.isolation_notes import IsolationCode, IsolationNote
 from harness.runner.options import RunOptions
+from harness.runner.report_file import ReportTail, read_report
 from harness.runner.selections import split_selections
 from harness.runner.sessions.plugin_names import FOR_TESTS, ODD_NAMES, OWN_COVERAGE, PARTS, WORKER
 from harness.runner.sessions.pytest_command import pytest_command

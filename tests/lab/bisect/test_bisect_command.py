@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.bisect import run_bisect
 from harness.cli.finding import bisect as bisect_command
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
+from harness.process.invocation import Invocation
 from harness.render.console import say
 from tests.support.cli_commands import Done, type_command
 from tests.support.projects import Project

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.bisect.criterion import Criterion, parse_criterion
 from harness.lab.bisect.search import Outcome
 from harness.trace.curve import CurvePoint

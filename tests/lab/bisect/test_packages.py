@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.bisect.packages import faults_of, parse_packages, versions_between
 from tests.support.cli_commands import Done, type_command
 from tests.support.projects import SCENARIO

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import HarnessError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import HarnessError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.bisect.candidates import UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
 from harness.lab.bisect.probes import EndsError, NothingToFindError, RevisionSearch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import Head, NamedCheckpoint
 from tests.lab.fragile_entry import write_fragile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import BundleError
+from harness.bits.errors import BundleError
 from harness.lab.experiments.bundles.contents import (
     Head,
     Member,

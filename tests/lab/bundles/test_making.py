@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import BundleError, UsageError
+from harness.bits.errors import BundleError, UsageError
 from harness.lab.experiments.bundles.archive import open_bundle
 from harness.lab.experiments.bundles.making import bundle_place, checkpoint_digest, checkpoint_of, write_bundle_of
 from harness.lab.experiments.entry_call import EntryCall

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from harness.core.invocation import Invocation
 from harness.lab.chaos.executor import ChaosExecutor
 from harness.lab.chaos.finding import Chaos
 from harness.lab.chaos.options import ChaosOptions
@@ -21,6 +20,7 @@ from harness.lab.experiments.recording_result import finish
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_main import call_entry
+from harness.process.invocation import Invocation
 from harness.recording.callbacks import make_callbacks
 from harness.recording.latency import found
 from harness.recording.process import ProcessLog

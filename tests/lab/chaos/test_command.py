@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.support.cli_commands import PATIENCE_S, Done, type_command, type_here
 from tests.support.suite_runs import HARNESS, environment

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.perturbation_declaration import is_importable
 from harness.lab.experiments.perturbation_factors import Condition, Factor
 from harness.lab.experiments.perturbation_values import Choice, Span

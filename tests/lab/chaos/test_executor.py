@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.chaos.comparison import SIGKILLED, Outcome, Sign
 from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
 from harness.lab.chaos.executor import ChaosExecutor, OutOfTimeError

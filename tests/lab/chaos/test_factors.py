@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
     Condition,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.render.chaos import sentence
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.lab.chaos.in_process import searched

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.executor import OutOfTimeError
 from harness.lab.chaos.finding import Chaos, Tally

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from harness.core.invocation import Invocation
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.chaos.subject import Subject, make_subject
 from harness.lab.experiments.perturbation_factors import CRASH
 from harness.lab.experiments.perturbation_values import Choice, Values
 from harness.lab.experiments.scenario_options import ScenarioOptions
+from harness.process.invocation import Invocation
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.support.manual import ROOT
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.user_cache import cache_path
+from harness.bits.exit_codes import ExitCode
+from harness.process.user_cache import cache_path
 from tests.lab.bandit_runs import recorded_bandits
 from tests.support.cli_commands import Done
 from tests.support.suite_runs import HARNESS, PATIENCE_S, environment

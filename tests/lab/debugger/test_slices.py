@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.reproduce.debugger.slices import (
     Slice,
     parse_slices,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.reproduce.debugger.step_progress import StepProgress, by_key
 from harness.recording.stepping_messages import BEGIN, PHASE, Stop
 from tests.support.traces import recorded_value

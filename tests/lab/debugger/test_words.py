@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.reproduce.debugger.words import COMMANDS, Command, parse_line
 from tests.support.traces import SEEDED
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import Done, type_command
 from tests.support.projects import Project
 from tests.support.suite_runs import HARNESS, environment, started, until

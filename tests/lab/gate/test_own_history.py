@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.projects import IDENTITY
 from tests.support.suite_runs import ROOT, environment
 

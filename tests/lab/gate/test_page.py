@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.core.config import load_config
 from harness.lab.experiments.scenario import parse_scenario
 from harness.lab.gate.policy import DEFAULT, REASONS
+from harness.runner.config import load_config
 from tests.support.cli_commands import type_command
 from tests.support.projects import Project
 

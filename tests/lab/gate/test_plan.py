@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from harness.bits.errors import UsageError
 from harness.cli.commands.gate_options import gate_options
 from harness.cli.finding import gate as gate_command
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
 from harness.lab.experiments.worktrees import CHILD, Checkout, Side, check_origin, open_worktrees
 from harness.lab.gate.against_base import other_identity
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateOptions, base_context, head_context, scenario_names
 from harness.lab.gate.policy import DEFAULT
 from harness.lab.gate.reasons import ReasonCode, SettingChanged
+from harness.process.invocation import Invocation
 from harness.render.console import say
 from tests.support.projects import SCENARIO, Project
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import MEMORY, RUN, SECONDS, CostChange
 from harness.lab.gate.policy import BROKEN, DEFAULT, REASONS, Policy, exit_code

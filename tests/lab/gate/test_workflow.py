@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.cli.finding import gate as gate_command
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.worktrees import Checkout
 from harness.lab.gate.gate import GATES
 from harness.process.run_directory import HOME

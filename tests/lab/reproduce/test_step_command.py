@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from harness.trace.reader import read_trace
 from harness.trace.writer import TraceWriter
 from tests.lab.fragile_entry import write_fragile

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.findings import Finding, Severity
+from harness.bits.exit_codes import ExitCode
+from harness.bits.findings import Finding, Severity
 from harness.render.findings import findings_text
 from tests.support.networks.host import Host, why_not
 from tests.support.networks.situations import black_holed_host, good_host, lossy_host, nameless_host

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor import bootstrap
 from harness.doctor.bootstrap import Bootstrap, find_layer, waiting_for
 from tests.support.scripted_attempts import Script, ScriptedAttempts

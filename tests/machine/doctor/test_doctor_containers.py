@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.findings import Severity
+from harness.bits.findings import Severity
 from harness.doctor.cgroup_limits import GroupLimits
 from harness.doctor.containers import check_containment, check_group_limits
 from tests.support.finding_checks import severities, sound

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor import environment
 from harness.doctor.environment import check_ray_variables, classify_address, endpoint
 from harness.doctor.host import Answer, Host

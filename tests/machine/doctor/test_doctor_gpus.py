@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor.gpus import (
     Torch,
     check_driver,
@@ -308,7 +308,7 @@ def test_nccl_wants_a_card_a_rank(
 ) -> None:
     machine_of(*gpus).write(tmp_path / "machine")
     code = (
-        "import asyncio, os\nfrom harness.core.errors import InventoryError\n"
+        "import asyncio, os\nfrom harness.bits.errors import InventoryError\n"
         "from harness.doctor.gpus import check_gpus_for\n"
         "try: asyncio.run(check_gpus_for(2, dict(os.environ)))\nexcept InventoryError as error: print(error)"
     )

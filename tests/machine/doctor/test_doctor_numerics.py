@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host
 from harness.doctor.numerics import SURVEY, check_numerics, inspect_numerics
 from tests.support.finding_checks import sound

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.findings import Severity
+from harness.bits.findings import Severity
 from harness.doctor.host import Answer, Host
 from harness.doctor.packages import (
     Installed,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.findings import Severity
+from harness.bits.findings import Severity
 from harness.doctor.gpus import check_torch, read_torch
 from harness.doctor.host import Answer
 from tests.machine.doctor.test_doctor_gpus import CUDA_TORCH, health, health_of

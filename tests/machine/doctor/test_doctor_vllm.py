@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor import vllm_setup
 from harness.doctor.host import Answer, Host
 from harness.doctor.packages import Installed

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor.examination import Check, examine
 from harness.doctor.host import Answer, Host
 from tests.support.finding_checks import sound

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.doctor.rank_variables import Job, find_job
 from tests.machine.network.pretended import environment
 from tests.support.networks.host import Host, why_not

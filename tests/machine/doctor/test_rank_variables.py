@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.findings import Finding, Severity
+from harness.bits.findings import Finding, Severity
 from harness.doctor import rank_variables
 from harness.doctor.host import Answer, Host
 from harness.doctor.rank_variables import check_numbers, check_ranks, classify_address, classify_port, inspect_ranks

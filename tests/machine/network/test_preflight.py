@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.clock import SystemClock
+from harness.bits.clock import SystemClock
 from harness.machine.network.classification import IN_ALL_S, NAMES_S, classify_network
 from harness.machine.network.interface_rules import GLOO_VARIABLE
 from harness.machine.network.preflight import Preflight, preflight

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import socket
 
-from harness.core.clock import SystemClock
+from harness.bits.clock import SystemClock
 from harness.machine.network.interfaces import Address
 from harness.machine.network.reach import reach_own, reason
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import PATIENCE_S, Done, type_command
 from tests.support.suite_runs import HARNESS, environment
 

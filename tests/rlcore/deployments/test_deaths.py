@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from rlcore.checkpoints.checkpoint import load_newest
 from tests.rlcore.deployments.recorded_runs import (
     HERE,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
-from harness.determinism import known_variables
-from harness.determinism.level_environment import SETTINGS, level_variables
+from harness.bits import levels as known_variables
+from harness.bits.errors import UsageError
+from harness.bits.levels import SETTINGS, level_variables
 from rlcore.distributed.level_variables import (
     LEVEL_VARIABLES,
     MOVE_BITS,

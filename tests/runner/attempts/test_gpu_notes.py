@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.need import Need
-from harness.core.report_file import TestReport
 from harness.machine.inventory import Gpu
 from harness.machine.meter import GpuProcess
 from harness.runner import events
 from harness.runner.attempts.gpu_notes import broken_by, unread_names, with_others, with_xids
+from harness.runner.need import Need
+from harness.runner.report_file import TestReport
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.runner.scripted_run import ScriptedRun
 from tests.support.fake_meter import FakeMeter

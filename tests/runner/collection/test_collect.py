@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import CollectionError
-from harness.core.need import Need
-from harness.core.need_rules import NeedRule
+from harness.bits.errors import CollectionError
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.collection.collect import Collected, collect
 from harness.runner.collection.collect_options import CollectOptions
+from harness.runner.need import Need, NeedRule
 from harness.runner.units import NeedSource, Unit
 
 ROOT = Path(__file__).parents[3]

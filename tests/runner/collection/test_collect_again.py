@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.need import Need
+from harness.runner.need import Need
 from harness.runner.records.collected_file import CollectedFile
 from tests.runner.collection.test_collect import COMPUTED, Suite, marked
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
-from harness.core.need import Need
+from harness.bits.errors import UsageError
 from harness.machine.inventory import Gpu, Inventory
+from harness.process.invocation import Invocation
 from harness.runner.collection.collect import Collected
 from harness.runner.collection.default_needs import give_needs
+from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.units import NeedSource, Unit
 from tests.support.packing_cases import inventory

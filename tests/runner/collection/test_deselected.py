@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
+from harness.bits.exit_codes import ExitCode
 from harness.runner.collection.collect import Collected
 from harness.runner.collection.deselected import set_aside_deselected
+from harness.runner.need import Need
 from harness.runner.units import NeedSource, Outcome, Unit
 from tests.runner.collection.test_collect import ROOT, Suite, marked
 from tests.runner.collection.test_collect_again import Remembering

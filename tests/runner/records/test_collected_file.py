@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
-from harness.core.report_file import ListedTest
+from harness.runner.need import Need
 from harness.runner.records import collected_file, history
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
 from harness.runner.records.history import History
+from harness.runner.report_file import ListedTest
 
 FILE = "tests/test_a.py"
 NEEDS = st.sampled_from([Need(), Need(1), Need(8, 40.0, "H100", (9, 0), True), Need(exclusive=True)])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
+from harness.runner.need import Need
 from harness.runner.records import history_file
 from harness.runner.records.history import (
     ESTIMATE_SPREAD,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
-from harness.core.user_cache import cache_path
+from harness.bits.exit_codes import ExitCode
+from harness.process.user_cache import cache_path
+from harness.runner.need import Need
 from harness.runner.records import history, history_file
 from harness.runner.records.history import ESTIMATE_SPREAD, UNKNOWN_S, History
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult

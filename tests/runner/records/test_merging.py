@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.runner import events
+from harness.runner.need import Need
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.schedule.sharding import ShardPlan

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.need import Need
-from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import (
     AttemptFailed,
     AttemptStarted,
@@ -16,8 +14,10 @@ from harness.runner.events import (
     TestFinished,
     TestStarted,
 )
+from harness.runner.need import Need
 from harness.runner.records.run_record import RECORD, RunRecord, read_run_record
 from harness.runner.records.timeline import rows_of
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.render.run_pages import write_run
 

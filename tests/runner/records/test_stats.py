@@ -3,9 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
-from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.bits.exit_codes import ExitCode
 from harness.runner.events import (
     AttemptStarted,
     AttemptTerminating,
@@ -20,7 +18,9 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.need import Need
 from harness.runner.records.stats import RunState, exit_code, worth_splitting
+from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
 
 GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")

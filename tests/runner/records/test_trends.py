@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
+from harness.bits.exit_codes import ExitCode
 from harness.render.history import LETTERS, MEANINGS, OTHER, history_lines
 from harness.runner.events import TestFinished, TestStarted, UnitFinished
 from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured
+from harness.runner.need import Need
 from harness.runner.records import history
 from harness.runner.records.history import History
 from harness.runner.records.history_file import SCHEMA, SCHEMA_VERSION

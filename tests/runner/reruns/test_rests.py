@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.runner import events
+from harness.runner.need import Need
 from harness.runner.units import Outcome
 from tests.runner.scripted_run import ScriptedRun
 from tests.support.scripted_attempts import Script

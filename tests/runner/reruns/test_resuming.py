@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.core.need import Need
 from harness.runner.collection.collect import Collected
 from harness.runner.events import CollectionFinished, RunStarted
+from harness.runner.need import Need
 from harness.runner.records.recorded_run import RecordedRun
 from harness.runner.reruns.resuming import keep_passed, with_digests
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.need import Need
+from harness.bits.exit_codes import ExitCode
 from harness.runner import events
+from harness.runner.need import Need
 from harness.runner.records.history import ESTIMATE_SPREAD, History
 from harness.runner.units import Outcome
 from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, begun

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
+from harness.runner.need import Need
 from harness.runner.schedule import gpu_choice
 from harness.runner.schedule.gpu_choice import GpuChoice
 from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, inventory

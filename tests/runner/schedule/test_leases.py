@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.machine.inventory import Inventory
+from harness.runner.need import Need
 from harness.runner.schedule.leases import Lease, LeaseTable
 from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, THOROUGH, inventory
 

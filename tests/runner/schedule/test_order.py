@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
+from harness.runner.need import Need
 from harness.runner.schedule.first_fit import Job, makespan_s
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.order import KEYS, MAX_SIMULATED_UNITS, FreeCount, best_order

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.machine.inventory import Inventory
+from harness.runner.need import Need
 from harness.runner.schedule.first_fit import Queue, simulate
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.packing import Job, Plan, plan

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.suite_runs import QUICK, run, write_suite
 
 FAULTS = {

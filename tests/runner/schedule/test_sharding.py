@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.errors import UsageError
-from harness.core.exit_codes import ExitCode
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.runner.schedule.sharding import Shard, assign_shards, parse_shard, plan_shard
 from tests.support.suite_runs import QUICK, run, write_suite
 

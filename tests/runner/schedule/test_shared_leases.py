@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
 from harness.machine.inventory import Inventory
+from harness.runner.need import Need
 from harness.runner.schedule.first_fit import Job, simulate
 from harness.runner.schedule.leases import Lease, LeaseTable
 from harness.runner.schedule.makespan_bounds import Term, lower_bound

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.need import Need
-from harness.core.report_file import ListedTest
+from harness.runner.need import Need
+from harness.runner.report_file import ListedTest
 from harness.runner.schedule.splitting import (
     FileLoad,
     Group,

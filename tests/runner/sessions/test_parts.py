@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.report_file import read_report
+from harness.runner.report_file import read_report
 from tests.support.suite_runs import ROOT, Done, run, write_suite
 
 MANY = """

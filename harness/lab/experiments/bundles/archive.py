@@ -16,9 +16,8 @@ from typing import IO
 
 from xxhash import xxh3_128
 
-from harness.core.errors import BundleError
-from harness.core.regular_file import open_regular
-from harness.core.replaced_file import replacing
+from harness.bits.errors import BundleError
+from harness.bits.files import open_regular, replacing
 from harness.lab.experiments.bundles.contents import (
     HEAD,
     MAX_HEAD_BYTES,

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import __version__
-from harness.core.errors import BundleError
-from harness.core.malformed import MALFORMED
+from harness.bits.errors import BundleError
+from harness.bits.files import MALFORMED
 from harness.lab.experiments.entry_call import EntryCall
 from harness.trace.manifest import upgrade
 

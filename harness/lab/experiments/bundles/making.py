@@ -14,10 +14,10 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from harness.core.errors import BundleError, TraceError, UsageError
-from harness.core.redaction import redact_argv, redact_fields, redact_values
-from harness.core.regular_file import open_regular
-from harness.core.text import path_text
+from harness.bits.errors import BundleError, TraceError, UsageError
+from harness.bits.files import open_regular
+from harness.bits.redaction import redact_argv, redact_fields, redact_values
+from harness.bits.text import path_text
 from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import CHECKPOINT_SUFFIXES, ENDING, Head, NamedCheckpoint, is_legal_name
 from harness.lab.experiments.entry_call import CALL

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.core.errors import HarnessError, UsageError
-from harness.core.program_output import output_tail
-from harness.core.text import count
+from harness.bits.errors import HarnessError, UsageError
+from harness.bits.text import count
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.out_directory import OutDirectory
@@ -20,6 +19,7 @@ from harness.lab.reproduce.debugger.process import ProcessGone, SteppedRun
 from harness.lab.reproduce.debugger.slices import Slice, part_bytes, ranges_of, shape_of, slices_text
 from harness.lab.reproduce.debugger.step_progress import StepProgress, Visit, by_key, first_other, names_of
 from harness.lab.reproduce.debugger.words import COMMANDS, Command, completed, did_you_mean
+from harness.process.program_output import output_tail
 from harness.recording.stepping_messages import BEGIN
 from harness.trace.attribution import TEXTS
 from harness.trace.chain import PHASES, RecordedValue, Scope

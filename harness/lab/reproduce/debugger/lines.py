@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from harness.core.errors import UsageError
-from harness.core.text import path_text
+from harness.bits.errors import UsageError
+from harness.bits.text import path_text
 
 
 class Lines(Protocol):

@@ -1,12 +1,12 @@
 """The step at which the debugger opens, from what was asked for: checked before anything is started."""
 
-from harness.core.errors import UsageError
-from harness.core.invocation import Invocation
-from harness.core.text import path_text
+from harness.bits.errors import UsageError
+from harness.bits.text import path_text
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.reproduce.debugger.console import StepDebugger
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.lab.reproduce.plan import REPRODUCTIONS, free_overrides, named_run
+from harness.process.invocation import Invocation
 
 
 def open_debugger(invocation: Invocation, options: ReproduceOptions, run_id: str) -> StepDebugger:

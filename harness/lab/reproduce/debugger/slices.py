@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
-from harness.core.errors import UsageError
-from harness.core.text import count
+from harness.bits.errors import UsageError
+from harness.bits.text import count
 
 Slice = int | tuple[int | None, int | None, int | None]
 """An index, or begin, end and step of a part."""

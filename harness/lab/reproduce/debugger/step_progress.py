@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.reproduce.debugger.words import did_you_mean
 from harness.recording.stepping_messages import BEGIN, END, Stop
 from harness.trace.chain import Key, RecordedValue, Scope

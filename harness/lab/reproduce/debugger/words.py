@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from harness.core.errors import UsageError
+from harness.bits.errors import UsageError
 from harness.lab.reproduce.debugger.slices import Slice, parse_slices
 
 COMMANDS = {

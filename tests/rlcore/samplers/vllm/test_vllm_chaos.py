@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation
+from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.chaos.subject import make_subject
+from harness.process.invocation import Invocation
 from harness.render.chaos import sentence
 from tests.guards.planted.settings import payload
 from tests.lab.chaos.in_process import searched

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import ROOT
 from tests.support.vllm_engines import need_vllm, write_entry_point

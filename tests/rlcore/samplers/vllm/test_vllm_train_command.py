@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.exit_codes import ExitCode
+from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import ROOT
 from tests.support.vllm_engines import need_vllm, write_entry_point

@@ -1,1 +1,0 @@
-"""Below everything: errors with codes, exit codes, clock, text, redaction, files that may be hostile."""

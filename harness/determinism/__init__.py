@@ -1,1 +1,0 @@
-"""Levels of determinism and every environment variable that moves bits."""

@@ -1,0 +1,143 @@
+"""Name what this machine, or a limit of this process, has run out of, from the error of a call.
+
+    OSError, MemoryError, ... ─▶ exhaustion_of(error) ─▶ ExhaustedError: the value, the limit and the remedy
+
+A full disk, a read-only file system, no descriptor, no process or no memory left: none of them is a bug.
+"""
+
+import errno
+import os
+import re
+import resource
+import tempfile
+from collections.abc import Iterator
+
+from harness.bits.errors import ExhaustedError, HarnessError
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_NO_THREAD = "can't start new thread"
+_UNMAPPED = re.compile("failed to map segment|[Cc]annot allocate memory")
+"""The dynamic linker's words for a library that memory is lacking for."""
+MAKE_ROOM = "free some there, or use another disk: --out or --results-dir for results, TMPDIR for temporary files"
+_MAX_CAUSES = 20
+_UNLIMITED = "unlimited"
+
+
+def exhaustion_of(error: BaseException) -> ExhaustedError | None:
+    """Return the user's error for one that says that something has run out; None for any other error.
+
+    A group of exceptions, and an error with a cause, are searched for one that does.
+    """
+    for each in _causes(error):
+        if isinstance(each, ExhaustedError):
+            return each
+        if isinstance(each, OSError) and (found := _of_call(each)):
+            return found
+        if isinstance(each, MemoryError) or (isinstance(each, ImportError) and _UNMAPPED.search(str(each))):
+            return _memory(each)
+        if isinstance(each, RuntimeError) and str(each).startswith(_NO_THREAD):
+            return _processes(each)
+    return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, on one line: with the limit, where it is that something has run out."""
+    found = exhaustion_of(error)
+    return " ".join(f"{found.what}; {found.remedy}".split()) if found else " ".join(str(error).split())
+
+
+def shortage_at(path: str | os.PathLike[str]) -> str:
+    """Return what the file system of `path` lacks for a new file, with its size; empty where it lacks nothing.
+
+    The nearest directory above a path that does not exist is looked at.
+    """
+    found = os.path.abspath(path)
+    while not os.path.lexists(found) and os.path.dirname(found) != found:
+        found = os.path.dirname(found)
+    try:
+        disk = os.statvfs(found)
+    except OSError:
+        return ""
+    if disk.f_flag & os.ST_RDONLY:
+        return f"the file system of {found} is read-only"
+    if disk.f_files and not (disk.f_ffree if os.geteuid() == 0 else disk.f_favail):
+        return f"the disk of {found} has none of its {disk.f_files:,} inodes left"
+    if disk.f_blocks and not (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail):
+        return f"the disk of {found} is full: no byte of {disk.f_blocks * disk.f_frsize:,} is free"
+    return ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, the members of groups, and causes, outermost first; a user's error stands for its own causes."""
+    left = [error]
+    for _ in range(_MAX_CAUSES):
+        if not left:
+            return
+        each = left.pop(0)
+        yield each
+        if isinstance(each, BaseExceptionGroup):
+            left += each.exceptions
+        if each.__cause__ is not None and not isinstance(each, HarnessError):
+            left.append(each.__cause__)
+
+
+def _of_call(error: OSError) -> ExhaustedError | None:
+    number = error.errno
+    if number in _DISK:
+        return _disk(error)
+    if number == errno.EFBIG and _soft("FSIZE") != _UNLIMITED:  # else a file that is too large for its reader
+        return _limit(error, "file of this size", "FSIZE", "size of a file, in bytes", "ulimit -f unlimited")
+    if number == errno.EMFILE:
+        return _limit(error, "file descriptor left", "NOFILE", "open files", "ulimit -n 4096")
+    if number == errno.ENFILE:
+        return ExhaustedError(
+            f"this machine has no file descriptor left: {_said(error)}",
+            legal="fewer open files than fs.file-max",
+            remedy="end what holds them (lsof shows it), or raise the limit: sysctl fs.file-max",
+        )
+    if number == errno.EAGAIN and error.filename is None:
+        return _processes(error)
+    return _memory(error) if number == errno.ENOMEM else None
+
+
+def _disk(error: OSError) -> ExhaustedError:
+    named = [name for name in (error.filename2, error.filename) if isinstance(name, str | bytes)]
+    paths = [os.fsdecode(name) for name in named] or [tempfile.gettempdir(), os.getcwd()]
+    lack = next(filter(None, map(shortage_at, paths)), "a disk takes no more" if error.errno != errno.EROFS else "")
+    return ExhaustedError(
+        f"{lack or 'a file system is read-only'}: {_said(error)}",
+        legal="a disk with space and inodes left, mounted for writing",
+        remedy="make it writable, or use another disk: --out or --results-dir for results, TMPDIR for temporary files"
+        if error.errno == errno.EROFS
+        else MAKE_ROOM,
+    )
+
+
+def _processes(error: BaseException) -> ExhaustedError:
+    return _limit(error, "process or thread left", "NPROC", "processes of this user, or pids.max", "ulimit -u 4096")
+
+
+def _memory(error: BaseException) -> ExhaustedError:
+    return ExhaustedError(
+        f"there is no memory left ({_soft('AS')} bytes of addresses, {_soft('DATA')} bytes of data): {_said(error)}",
+        legal="memory for this command and its libraries",
+        remedy="raise the limit of this shell (ulimit -v unlimited, ulimit -d unlimited) or of its container",
+    )
+
+
+def _limit(error: BaseException, lacking: str, name: str, counted: str, remedy: str) -> ExhaustedError:
+    return ExhaustedError(
+        f"there is no {lacking}, the limit is {_soft(name)} ({counted}): {_said(error)}",
+        legal=f"a higher RLIMIT_{name}",
+        remedy=f"raise the limit of this shell or of its container: {remedy}",
+    )
+
+
+def _soft(name: str) -> str:
+    """The limit as a person reads it."""
+    value = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+    return _UNLIMITED if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
