@@ -11,12 +11,12 @@ from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.process_report import effective_values
 from rlcore.entrypoint import check_device
 from rlcore.errors import LevelError
+from rlcore.log import Clock
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.invariance_report import InvarianceReport, machine
 from rlcore.numerics.padding import Padding
 from rlcore.numerics.probe import certify
 from rlcore.numerics.survey import survey
-from rlcore.observability.phases import Phases
 
 CONFIG = DecoderConfig("qwen3", 12, 8, 1, 2, 1, 4, 12, max_length=16)
 
@@ -106,7 +106,7 @@ def test_a_process_on_a_cpu_asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert [line["device"] for line in survey() if "dtype" in line] == ["cpu", "cpu"]
     machine()
     effective_values(os.environ)
-    with Phases("cpu").stage("rollout"):
+    with Clock("cpu")("rollout"):
         pass
     with at_level("invariant", CONFIG, length=64):
         pass

@@ -23,5 +23,5 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     def shifted(engine: Engine, prompt: Any, *, key: int, **others: Any) -> str:
         return add(engine, prompt, key=key + (engine.settings.block_size != HONEST_SIZE), **others)
 
-    with patch.object(Engine, "add", shifted), patch("rlcore.checks.witnesses.check_drawn"):
+    with patch.object(Engine, "add", shifted), patch("rlcore.checks.check_drawn"):
         run_engine(config, level=level, directory=directory, recorder=recorder)

@@ -1,0 +1,101 @@
+"""Advantages and policy losses by their names in a configuration.
+
+advantage(batch, config) -> floats [samples], or [samples, positions]
+loss(tokens, config)     -> floats [samples, positions], or a PolicyLoss, which says what was clipped too
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms import advantages
+from rlcore.algorithms.advantages import at_last_token
+from rlcore.algorithms.correction import accepted, icepop, mismatch, sequence_weights, token_weights, truncate
+from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
+from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.config import CorrectionSection, GrpoSection, RunConfig
+from rlcore.data.batch import Batch
+
+
+class Tokens(NamedTuple):
+    """What a policy loss reads of a microbatch, each [samples, positions]."""
+
+    logprobs: Tensor
+    """Of the policy as it is now; the gradient flows through them."""
+    old_logprobs: Tensor
+    """Of the policy before the step's first update."""
+    rollout_logprobs: Tensor
+    """Of the sampler."""
+    advantages: Tensor
+    loss_mask: Tensor
+
+
+def _compared(estimate: Callable[..., Tensor], batch: Batch, config: RunConfig, *mask: Tensor) -> Tensor:
+    """Estimate advantages relative to a group; the only item of a reasoning has none to be compared with: 0."""
+    lone = {} if config.sampling.two_stage is None else {"keep_lone": False}
+    return estimate(batch["rewards"], batch["groups"], *mask, batch["included"], **lone)
+
+
+ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
+    "grpo": lambda batch, config: _compared(advantages.grpo, batch, config),
+    "dr_grpo": lambda batch, config: _compared(advantages.dr_grpo, batch, config),
+    "rloo": lambda batch, config: _compared(advantages.rloo, batch, config),
+    "reinforce_pp_baseline": lambda batch, config: _compared(
+        advantages.reinforce_pp_baseline, batch, config, batch["loss_mask"]
+    ),
+    "remax": lambda batch, config: (
+        advantages.remax(
+            at_last_token(batch["rewards"].float(), batch["loss_mask"], batch["included"]),
+            batch["greedy_rewards"],
+            batch["loss_mask"],
+            batch["included"],
+        ).advantages
+    ),
+}
+"""By `algorithm.advantage`."""
+
+
+def _clipped(loss: Callable[..., PolicyLoss], tokens: Tokens, config: RunConfig, **options: float | None) -> PolicyLoss:
+    """Compute a loss by the ratio to the policy before the step."""
+    given = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.loss_mask)
+    low, high = config.algorithm.clip_eps_low, config.algorithm.clip_eps_high
+    return loss(*given, clip_eps_low=low, clip_eps_high=high, **options)
+
+
+def _masked(loss: Callable[..., PolicyLoss], tokens: Tokens, config: RunConfig, *keep: Tensor) -> PolicyLoss:
+    """Compute a loss by the ratio to the sampler; a setting of None is left to the loss's own default."""
+    section = config.algorithm
+    assert isinstance(section, GrpoSection)
+    given = (tokens.logprobs, tokens.rollout_logprobs, tokens.advantages, tokens.loss_mask, *keep)
+    asked = {"mask_low": section.mask_low, "mask_high": section.mask_high, "kl_coef": section.proximal_coef}
+    return loss(*given, **{name: value for name, value in asked.items() if value is not None})
+
+
+LOSSES: Mapping[str, Callable[[Tokens, RunConfig], PolicyLoss | Tensor]] = {
+    "ppo_clip": lambda tokens, config: _clipped(ppo_clip, tokens, config, dual_clip=config.algorithm.dual_clip),
+    "gspo": lambda tokens, config: _clipped(gspo, tokens, config),
+    "cispo": lambda tokens, config: _clipped(cispo, tokens, config),
+    "dppo_tv": lambda tokens, config: _masked(dppo_tv, tokens, config),
+    "ipo": lambda tokens, config: _masked(ipo, tokens, config),
+    "masked_is": lambda tokens, config: _masked(
+        masked_is, tokens, config, masked_is_keep(tokens.logprobs, tokens.rollout_logprobs, tokens.loss_mask)
+    ),
+}
+"""By `algorithm.loss`."""
+
+
+def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor, mask: Tensor) -> Tensor | None:
+    """Compute weights of losses for the mismatch of trainer and sampler; None if none are asked for."""
+    log_ratio = mismatch(old, sampled, mask)
+    if section.weights == "none":
+        weights = mask.float()
+    else:
+        weights = (token_weights if section.weights == "token" else sequence_weights)(log_ratio, mask)
+        is_icepop = section.outside == "icepop"
+        weights = icepop(weights, section.low, section.high) if is_icepop else truncate(weights, section.high)
+    if section.max_mean_k3 is not None:
+        kept = accepted(log_ratio, mask, scope="mean", estimator="k3", high=section.max_mean_k3)
+        return torch.where(kept, weights, 0.0)
+    return None if section.weights == "none" else weights
