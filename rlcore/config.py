@@ -1,6 +1,8 @@
 """The configuration of a run: one frozen tree, validated when it is built. No torch.
 
-`runtime` and `output` should not affect results: every bit of a run follows from the other sections (its identity).
+Sections `runtime`, `sampler`, `deployment` and `output` should not affect results: at level invariant every bit of a
+run follows from the others (its identity) and from the numerics of its machine, which choose the kernel
+strategy and the library of products (`rlcore.numerics.level`).
 An unknown key is an error that names the nearest legal one.
 """
 

@@ -17,9 +17,8 @@ from rlcore.config import LEVELS
 from rlcore.distributed.level_variables import LEVEL_VARIABLES, legal_text
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.invariance_report import InvarianceReport, invariant
 from rlcore.numerics.level import check_invariant_device, check_settings, is_invariant
-from rlcore.numerics.probe import THREADS, certify, check_threads
+from rlcore.numerics.probe import THREADS, InvarianceReport, certify, check_threads, invariant
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -47,7 +46,7 @@ def at_level(
         if level == "invariant":
             invariance_report = _certified(config, dtype, device, length)
             for count in sorted(set(threads) - set(THREADS)):
-                _check_threads(config, invariance_report, count)
+                _check_threads(invariance_report, count)
         with invariant(invariance_report) if invariance_report else nullcontext():
             yield invariance_report
 
@@ -89,9 +88,9 @@ def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: i
 
 
 @cache
-def _check_threads(config: DecoderConfig, invariance_report: InvarianceReport, count: int) -> None:
+def _check_threads(invariance_report: InvarianceReport, count: int) -> None:
     """The same for a number of threads."""
-    check_threads(invariance_report, count, shapes=config.product_shapes, heads=(config.head_shape,))
+    check_threads(invariance_report, count)
 
 
 @contextmanager

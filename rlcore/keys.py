@@ -7,6 +7,7 @@ small numbers, which collide.
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 
 def key(*parts: str | int) -> int:
@@ -35,10 +36,14 @@ def epoch_items(first: int, count: int, num_items: int, *parts: str | int) -> li
     """
     drawn: list[int] = []
     for epoch in range(first // num_items, (first + count - 1) // num_items + 1):
-        order = permutation(num_items, *parts, "epoch", epoch)
         begin = max(first - epoch * num_items, 0)
-        drawn += order[begin : first + count - epoch * num_items]
+        drawn += _epoch_order(num_items, *parts, "epoch", epoch)[begin : first + count - epoch * num_items]
     return drawn
+
+
+@lru_cache(maxsize=4, typed=True)  # each step asks for a few items of an epoch's permutation
+def _epoch_order(num_items: int, *parts: str | int) -> list[int]:
+    return permutation(num_items, *parts)
 
 
 def prompt_ids(contents: Iterable[str | Sequence[int]]) -> list[str]:

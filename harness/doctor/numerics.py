@@ -1,5 +1,6 @@
 """Whether level invariant can be held here: what the engine's probe certifies on this machine, asked of a child."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,9 +9,10 @@ from harness.bits.files import as_float
 from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
 
-SURVEY = "rlcore.numerics.survey"
+SURVEY = "rlcore.numerics.probe"
 SURVEY_S = 110.0
-"""torch's import from a cold network file system, and dearer recipes where cheap ones fail."""
+"""torch's import from a cold network file system, and a dearer strategy where the cheap one fails."""
+MISSING = re.compile(r"^ModuleNotFoundError: No module named '(torch|numpy)'", re.MULTILINE)
 EXTRA = "pip install 'rlharness[engine]'"
 
 
@@ -45,17 +47,15 @@ _OF_AN_OPERATION = {"operation", "num_different", "num_cases"}
 
 
 async def inspect_numerics(host: Host) -> Sequence[Finding]:
-    """A recipe for each type, or why there is none."""
+    """A kernel strategy for each type, or why there is none."""
     return [check_numerics(await host.ask(module_command(SURVEY), limit_s=SURVEY_S))]
 
 
 def check_numerics(answer: Answer) -> Finding:
     """Return the finding for the output of the child."""
-    lines = answer.objects()
-    missing = [line["missing"] for line in lines if "missing" in line]
-    if missing:
-        return Finding("numerics", Severity.FINE, f"not checked: {missing[0]} is not installed ({EXTRA})")
-    surveys = [Survey.of(line) for line in lines if isinstance(line.get("dtype"), str)]
+    if missing := MISSING.search(answer.output):
+        return Finding("numerics", Severity.FINE, f"not checked: {missing[1]} is not installed ({EXTRA})")
+    surveys = [Survey.of(line) for line in answer.objects() if isinstance(line.get("dtype"), str)]
     if answer.problem or answer.exit_code != 0 or not surveys:
         return _no_answer(answer)
     lacking = [survey for survey in surveys if not survey.strategy]

@@ -79,7 +79,7 @@ def read_state(
 
 def _check_state(path: Path, found: Mapping[str, torch.Size], parameters: Mapping[str, nn.Parameter]) -> None:
     """Check that a state has every parameter, and of each the same kinds of what an optimizer keeps."""
-    kinds = {name.rpartition(".")[2] for name in found.keys() - parameters.keys()}
+    kinds = {kind for name, _, kind in (each.rpartition(".") for each in found) if name in parameters}
     expected = {name: parameter.shape for name, parameter in parameters.items()}
     for kind in kinds:
         expected |= {f"{name}.{kind}": torch.Size() if kind == STEP else p.shape for name, p in parameters.items()}

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.models.rotary import rotate
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.embedding import embedding
 from rlcore.numerics.norms import rms_norm
 
 

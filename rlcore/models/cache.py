@@ -12,7 +12,7 @@ from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
 
 KEYS_AT_ONCE = 16
-"""A capacity, and what is read of it, is a multiple: then no recipe has to copy it for its padding."""
+"""A capacity, and what is read of it, is a multiple: then no padding has to copy it."""
 
 
 @dataclass(frozen=True, slots=True)

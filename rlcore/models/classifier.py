@@ -104,15 +104,10 @@ def load_classifier(directory: Path, *, dtype: torch.dtype | None = None, device
     wanted = tensor_names(classifier.config) | {SCORE}
     for name, tensor in read_tensors(directory, wanted, ignored=("lm_head.weight",)):
         if name == SCORE:
-            _check_score(tensor, classifier)
+            if tensor.shape != classifier.score.shape:
+                legal = f"{tuple(classifier.score.shape)}, by {CONFIG}"
+                raise CheckpointError(f"{SCORE} is {tuple(tensor.shape)}", legal=legal)
             classifier.score.detach().copy_(tensor)
         else:
             fill(classifier.decoder, [(name, tensor)])
     return classifier.requires_grad_(False)
-
-
-def _check_score(tensor: Tensor, classifier: Classifier) -> None:
-    """Raise CheckpointError for a score head of another shape."""
-    if tensor.shape != classifier.score.shape:
-        legal = f"{tuple(classifier.score.shape)}, by {CONFIG}"
-        raise CheckpointError(f"{SCORE} is {tuple(tensor.shape)}", legal=legal)

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from rlcore.models.attention_backend import TorchBackend
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.models.rotary import rotation_table
 from rlcore.numerics.activations import swiglu
-from rlcore.numerics.embedding import embedding
-from rlcore.numerics.linear import linear
-from rlcore.numerics.norms import add_rms_norm, rms_norm
+from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.product import linear
 
 INITIAL_STD = 0.02
 
@@ -44,8 +44,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, by: TorchBackend) -> Tensor:
         """The stream [batch, length, width] after this layer."""
-        attended = self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
-        x, normed = add_rms_norm(x, attended, self.mlp_norm, self.config.norm_eps)
+        x = x + self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
+        normed = rms_norm(x, self.mlp_norm, self.config.norm_eps)
         return x + linear(swiglu(linear(normed, self.gate_up)), self.down)
 
     def _attended(self, x: Tensor, by: TorchBackend) -> Tensor:
@@ -109,6 +109,7 @@ class Decoder(nn.Module):
 
     def through(self, tokens: Tensor, by: TorchBackend) -> Tensor:
         """Return the normalised stream [batch, length, width] after all layers, which attend by this backend."""
+        # Never self.embedding[tokens]: the gradient of an index adds its rows in an order that changes from run to run.
         x = embedding(tokens, self.embedding)
         for layer in self.layers:
             x = layer(x, by)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.row_sum import scale, shift
+from rlcore.numerics.row_sum import expand_rows
 
 
 class ValueHead(nn.Module):
@@ -18,7 +18,9 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [...]; a sum over the last dimension, which is taken row by row, not a product."""
-        return shift(scale(hidden.float(), self.weight.float()).sum(-1, keepdim=True), self.bias.float()).squeeze(-1)
+        wide = hidden.float()
+        values = (wide * expand_rows(self.weight.float(), wide)).sum(-1, keepdim=True)
+        return (values + expand_rows(self.bias.float(), values)).squeeze(-1)
 
 
 class Critic(nn.Module):

@@ -1,58 +1,67 @@
-"""The switch: which recipe the operations of this thread follow, and the proof that it is at work.
+"""The switch of level invariant in this thread, and the strategies by which products and attention hold it.
 
-    with invariant(certificate):
+    with invariant(report):                  # rlcore.numerics.probe: compares bits on entry and exit
         logits = decoder(tokens)
 
-A flag that says on while nothing is on is the usual fault of such switches: entering and leaving look at bits.
+Two things that move bits are the machine's, and no setting's: which strategy holds (the probe looks), and which library
+multiplies (`rlcore.numerics.product.LIBRARY`, by the processor). Both follow from the processor, the libraries and the
+variables that a trace's fingerprint has among its numerics: `diff` calls traces that differ there not comparable.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rlcore.errors import LevelError
 
 
-class KernelStrategy(Protocol):
-    """How the two operations are done whose bits depend on the shape of the batch when they are left to torch."""
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Zero rows up to a multiple of `rows`, queries of `queries`, keys of `keys`: there, kernels agree with each other.
 
-    @property
-    def name(self) -> str:
-        """As a certificate and a configuration call it."""
+    A product of one row takes another path through oneDNN than one of sixteen, one of up to twelve through MKL where it
+    is not strict, and so does attention of a single query; multiples of sixteen rows take one path whatever their
+    number. Sums over keys are cut into blocks: over up to some 190 keys the cuts do not depend on how many follow,
+    beyond it they do unless whole blocks of torch's attention are filled, which costs short sequences as much as long
+    ones. That is seen, not promised.
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [rows, inputs], weight [outputs, inputs] -> x @ weight.T [rows, outputs]; differentiable."""
+    Where it is not seen, everything is computed in tiles of that size: every product has one shape, so that no kernel
+    can be chosen by the number of rows.
+    """
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        """Causal attention, as `rlcore.numerics.attention` describes it; differentiable."""
+    name: str = "pad16"
+    rows: int = 16
+    queries: int = 4
+    keys: int = 16
+    is_tiled: bool = False
 
 
-_active: ContextVar[KernelStrategy | None] = ContextVar("rlcore_recipe", default=None)
-_longest: ContextVar[int | None] = ContextVar("rlcore_longest", default=None)
+_level: ContextVar[tuple[Strategy | None, int | None]] = ContextVar("rlcore_level", default=(None, None))
 
 
-def active() -> KernelStrategy | None:
-    """The recipe at work in this context; None at level off."""
-    return _active.get()
+def active() -> Strategy | None:
+    """Return the strategy at work in this context; None at level off."""
+    return _level.get()[0]
 
 
 def is_invariant() -> bool:
-    """Whether a recipe is at work in this context."""
-    return _active.get() is not None
+    """Return whether a strategy is at work in this context."""
+    return active() is not None
 
 
 def longest() -> int | None:
     """Return the most keys that attention may have in this context; None: any number."""
-    return _longest.get()
+    return _level.get()[1]
 
 
 @contextmanager
-def following(strategy: KernelStrategy | None, *, longest: int | None = None) -> Iterator[None]:
-    """Follow a recipe, or none, without looking whether it holds here: for the probe, and for what is measured.
+def following(strategy: Strategy | None, *, longest: int | None = None) -> Iterator[None]:
+    """Follow a strategy, or none, without looking whether it holds here: for the probe, and for what is measured.
 
     Attention over more than `longest` keys, where one is given, is refused. fp32 products are products of fp32 numbers
     inside, as torch's own default has it. New memory is not filled with NaN first, which torch's deterministic
@@ -60,7 +69,7 @@ def following(strategy: KernelStrategy | None, *, longest: int | None = None) ->
     """
     precision = torch.get_float32_matmul_precision()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()
-    tokens = _active.set(strategy), _longest.set(longest)
+    before = _level.set((strategy, longest))
     try:
         torch.set_float32_matmul_precision("highest")
         torch._C._set_deterministic_fill_uninitialized_memory(False)
@@ -68,21 +77,22 @@ def following(strategy: KernelStrategy | None, *, longest: int | None = None) ->
     finally:
         torch._C._set_deterministic_fill_uninitialized_memory(fills)
         torch.set_float32_matmul_precision(precision)
-        _active.reset(tokens[0])
-        _longest.reset(tokens[1])
+        _level.reset(before)
 
 
-def check_length(num_keys: int) -> None:
-    """Raise LevelError for more keys than the strategy was probed with: kernels block longer sums differently."""
-    longest = _longest.get()
-    if longest is not None and num_keys > longest:
-        raise LevelError(
-            f"attention over {num_keys} keys", legal=f"up to {longest}, as certified", remedy="certify(length=...)"
-        )
+def padded(x: Tensor, multiple: int, dim: int) -> Tensor:
+    """Return x with zeros up to the next multiple along one dimension; x itself where nothing is missing."""
+    missing = -x.shape[dim] % multiple
+    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x
+
+
+def in_tiles(x: Tensor, multiple: int, dim: int) -> tuple[Tensor, ...]:
+    """Return x, padded with zeros, in pieces of `multiple` along one dimension, each contiguous."""
+    return tuple(tile.contiguous() for tile in torch.split(padded(x, multiple, dim), multiple, dim))
 
 
 def check_invariant_device(device: str) -> None:
-    """Raise LevelError for a device on which no strategy keeps the bits of a row: any but a CPU.
+    """Raise LevelError for a device on which nothing keeps the bits of a row: any but a CPU.
 
     A GPU's libraries choose tiles, splits and blocks of reductions by the number of rows. A probe sees some numbers of
     rows; a run has others.
@@ -96,20 +106,23 @@ def check_invariant_device(device: str) -> None:
         )
 
 
-def check_arithmetic() -> None:
-    """See that numbers below the smallest normal one survive in every thread, and that nothing rounds operands down.
+TINY = 1e-40
+"""A number that is not normal in fp32."""
+ALL_THREADS = 1 << 18
+"""Numbers that torch divides among all its threads."""
 
-    Raises LevelError with what is off. Libraries built for speed at any price switch the former on while they load.
+
+def check_settings(num_numbers: int = 1) -> None:
+    """See that numbers below the smallest normal one survive, and that nothing rounds operands down: for every step.
+
+    With `ALL_THREADS` of them all threads are seen. Raises LevelError with what is off. Libraries built for speed at
+    any price switch the former on while they load.
     """
-    if bool((torch.full((1 << 18,), TINY) * 1.0 == 0).any()):
-        raise LevelError("numbers below 1.2e-38 are flushed to zero in a thread of this process", remedy=_UNFLUSHED)
-    check_settings()
-
-
-def check_settings() -> None:
-    """The same for what takes microseconds to see, in this thread: for every step. Raises LevelError."""
-    if float(torch.tensor(TINY) * 1.0) == 0.0:
-        raise LevelError("numbers below 1.2e-38 are flushed to zero in this thread", remedy=_UNFLUSHED)
+    if bool((torch.full((num_numbers,), TINY) * 1.0 == 0).any()):
+        raise LevelError(
+            "numbers below 1.2e-38 are flushed to zero in a thread of this process",
+            remedy="drop torch.set_flush_denormal(True), or the library that switches it on",
+        )
     if torch.get_float32_matmul_precision() != "highest":
         raise LevelError(
             f"fp32 products are of {torch.get_float32_matmul_precision()!r} precision",
@@ -120,8 +133,3 @@ def check_settings() -> None:
         raise LevelError("autocast is on", remedy="give the model the type you want: model.to(torch.bfloat16)")
     if torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled():
         raise LevelError("deterministic algorithms only warn", remedy="torch.use_deterministic_algorithms(True)")
-
-
-TINY = 1e-40
-"""A number that is not normal in fp32."""
-_UNFLUSHED = "drop torch.set_flush_denormal(True), or the library that switches it on"

@@ -47,9 +47,3 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not torch.is_grad_enabled():
         return _normalised(x, eps)[0].to(x.dtype) * weight
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]
-
-
-def add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(x + added, its `rms_norm`): what a block adds to the stream, and what the next one reads of it."""
-    total = x + added
-    return total, rms_norm(total, weight, eps)

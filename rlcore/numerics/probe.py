@@ -1,42 +1,105 @@
-"""Looks at this machine's operations, and picks the cheapest recipe that holds: seconds at start-up, seeded.
+"""Looks at this machine's operations, and picks the cheapest strategy that holds: seconds at start-up, seeded.
 
-No library promises batch-invariant kernels; they are measured. A probe is finite, so it certifies what runs:
-give the model's own product shapes. Recipes are tried from cheap to dear, each whole, until one holds.
+No library promises batch-invariant kernels; they are measured. A probe is finite, so it certifies what runs: give the
+model's own product shapes. Each case is an operation on a part of a batch, which should have the bits that one thread
+gave for the whole batch. Strategies are tried from cheap to dear, each on all cases, until one holds.
+
+`python -m rlcore.numerics.probe` prints a JSON line for each type, for `rlharness doctor`: {"dtype", "device"} and
+either {"problem"} or {"strategy", "length", "duration_s", "naive"}, the last what torch's own operations do. Widths and
+lengths are the probe's own there; a run looks again, at those of its model.
 """
 
+import json
 import os
+import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from rlcore.errors import LevelError
-from rlcore.numerics.cases import Case, Draw, of_attention, of_products, of_rows
-from rlcore.numerics.invariance_report import InvarianceReport, Measurement, machine
-from rlcore.numerics.level import (
-    KernelStrategy,
-    check_arithmetic,
-    check_invariant_device,
-    following,
-)
-from rlcore.numerics.padding import Padding
-from rlcore.numerics.product import be_strict
-from rlcore.numerics.tiles import Tiles
+from rlcore.numerics.activations import swiglu
+from rlcore.numerics.attention import attention, visible
+from rlcore.numerics.level import ALL_THREADS, Strategy, check_invariant_device, check_settings, following
+from rlcore.numerics.log_softmax import log_softmax
+from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.product import be_strict, linear
 
-STRATEGIES: tuple[KernelStrategy, ...] = (Padding(), Padding(keys=512, name="pad16_keys512"), Tiles())
+STRATEGIES = (Strategy(), Strategy("pad16_keys512", keys=512), Strategy("tile32", 32, 32, 64, is_tiled=True))
 """From cheap to dear. Torch's own operation is not among them, even where it seems to hold."""
 SHAPES = ((64, 64), (64, 192), (128, 344), (384, 384), (100, 37))
-"""(inputs, outputs) that are looked at where the model's own are not given."""
+"""Products that are looked at where the model's own are not given."""
 HEADS = ((4, 4, 16), (4, 2, 32), (6, 2, 64))
-"""(heads, kv_heads, width) that attention is looked at with."""
 LENGTH = 128
 MIN_LENGTH = 64
 KEYS_AT_ONCE = 16
 """Lengths are certified, and caches are read, in such multiples."""
 THREADS = (1, 2)
-"""Numbers of threads with which every recipe is looked at; others where a run is to compute with them."""
+"""Numbers of threads with which every strategy is looked at; others where a run is to compute with them."""
+PARTS = tuple(slice(first, first + rows) for first, rows in enumerate((1, 2, 3, 5, 7, 9, 15, 17, 33, 100)))
+"""Rows that are computed alone: how many, and from where."""
+NUM_ROWS = 128
+SEED = 20260301
+Shapes = Sequence[tuple[int, int]]
+"""(inputs, outputs) of products."""
+Heads = Sequence[tuple[int, int, int]]
+"""(heads, kv_heads, width) of attention."""
+Draw = Callable[..., Tensor]
+Case = tuple[str, Callable[[], Sequence[Tensor]], Sequence[Tensor]]
+"""(what it is, how it is computed, the tensors that should come out)."""
+Operations = Mapping[str, Callable[[Draw], Iterable[Case]]]
+"""The cases of each operation, of numbers that are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One operation under one strategy: how often its bits were not those of the row alone."""
+
+    operation: str
+    strategy: str
+    """"off" is torch's own operation, looked at so that it is seen what the strategy is for."""
+    num_cases: int
+    num_different: int
+    first: str = ""
+    """The first case that differs; empty where all held."""
+    duration_s: float = field(default=0.0, compare=False)
+
+    @property
+    def held(self) -> bool:
+        """Return whether no case differs."""
+        return self.num_different == 0
+
+    def __str__(self) -> str:
+        outcome = "holds" if self.held else f"{self.num_different} differ, first {self.first}"
+        return f"{self.operation} {self.strategy}: {self.num_cases} cases, {outcome}"
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceReport:
+    """The cheapest strategy that holds for one type on the CPUs of this machine, and its measurements."""
+
+    strategy: Strategy
+    dtype: torch.dtype
+    shapes: Shapes
+    heads: Heads
+    length: int
+    """The most keys that attention was looked at with."""
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that looking took."""
+        return sum(measurement.duration_s for measurement in self.measurements)
+
+
+def machine() -> str:
+    """Return what a report is good for: another of any of these may choose other kernels. It asks for no GPU."""
+    isa = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {platform.machine()} {isa}, {os.cpu_count()} cores"
 
 
 @contextmanager
@@ -72,53 +135,41 @@ def certify(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     *,
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-    heads: Sequence[tuple[int, int, int]] = HEADS,
+    shapes: Shapes = SHAPES,
+    heads: Heads = HEADS,
     length: int = LENGTH,
-    strategies: Sequence[KernelStrategy] = STRATEGIES,
-    clock: Callable[[], float] = time.perf_counter,
+    strategies: Sequence[Strategy] = STRATEGIES,
 ) -> InvarianceReport:
-    """The first of the recipes that holds for these products and heads.
+    """Return the first of the strategies that holds for these products and heads.
 
-    `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds, and for any device but a CPU. MKL is asked to be strict first (`product.be_strict`).
+    `length` is the most keys there will be. Raises LevelError where none holds, and for any device but a CPU. MKL is
+    asked to be strict first (`product.be_strict`).
     """
     check_invariant_device(device)
     be_strict(os.environ)
-    check_arithmetic()
+    check_settings(ALL_THREADS)
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
-    plain = _Inspection(None, THREADS, clock)
-    found = [
-        plain("linear", of_products(Draw.seeded(dtype, device), shapes[:1])),
-        plain("attention", of_attention(Draw.seeded(dtype, device), heads[:1], length)),
-    ]
+    found = _measured(None, THREADS, dtype, _operations(shapes[:1], heads[:1], length))
     for strategy in strategies:
-        own = _Inspection(strategy, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, length))
+        own = _measured(strategy, THREADS, dtype, _operations(shapes, heads, length))
         found += own
         if all(measurement.held for measurement in own):
-            return InvarianceReport(strategy, dtype, device, length, tuple(found), machine())
-    told = "; ".join(str(measurement) for measurement in found if not measurement.held)
+            return InvarianceReport(strategy, dtype, shapes, heads, length, tuple(found))
+    problems = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(
-        f"no kernel strategy is batch-invariant on this machine ({machine()}): {told}",
+        f"no kernel strategy is batch-invariant on this machine ({machine()}): {problems}",
         legal=", ".join(strategy.name for strategy in strategies),
         remedy="determinism: deterministic, or another build of torch",
     )
 
 
-def check_threads(
-    invariance_report: InvarianceReport,
-    count: int,
-    *,
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-    heads: Sequence[tuple[int, int, int]] = HEADS,
-) -> None:
+def check_threads(report: InvarianceReport, count: int) -> None:
     """Check that a certified strategy gives the same bits with this number of threads; raise LevelError if not.
 
     No other strategy is tried: its bits would differ, and the number of threads should not affect results.
     """
-    look = _Inspection(invariance_report.strategy, (count,), time.perf_counter)
-    sizes = _Sizes(shapes, heads, invariance_report.length)
-    found = look.at_all(invariance_report.dtype, invariance_report.device, sizes)
+    operations = _operations(report.shapes, report.heads, report.length)
+    found = _measured(report.strategy, (count,), report.dtype, operations)
     if different := [measurement for measurement in found if not measurement.held]:
         raise LevelError(
             f"results differ bitwise between {count} threads and one ({machine()}): {'; '.join(map(str, different))}",
@@ -127,47 +178,169 @@ def check_threads(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Of what is looked at, as `certify` has them."""
+@contextmanager
+def invariant(report: InvarianceReport) -> Iterator[None]:
+    """Level invariant for what this context computes; undone however it ends.
 
-    shapes: Sequence[tuple[int, int]]
-    heads: Sequence[tuple[int, int, int]]
-    length: int
+    Entering and leaving compare bits that differ where the strategy is not at work. Raises LevelError where they do.
+    """
+    with following(report.strategy, longest=report.length):
+        check_effect(report)
+        yield
+        check_effect(report)
 
 
-@dataclass(frozen=True, slots=True)
-class _Inspection:
-    """Each case with these numbers of threads, against what one thread gave for the whole batch."""
+def check_effect(report: InvarianceReport) -> None:
+    """See that rows keep their bits now, in this process; a few milliseconds. Raises LevelError."""
+    check_settings(ALL_THREADS)
+    remedy = "certify again, in this process and with its settings: rlcore.numerics.probe.certify"
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        x, weight, q = (
+            torch.randn(shape, generator=generator).to(report.dtype) for shape in ((64, 96), (96, 96), (2, 1, 48, 32))
+        )
+        batch, whole = linear(x, weight), attention(q, q, q)
+        for row in range(3):
+            if not torch.equal(linear(x[[row]], weight), batch[[row]]):
+                what = f"matmul is not batch-invariant: row {row} differs between batch sizes 1 and 64"
+                raise LevelError(what, remedy=remedy)
+        for position in (0, 7, 46):
+            if not torch.equal(_attention_at(q, q, q, slice(position, position + 1))[0], whole[:, :, [position]]):
+                what = f"attention at position {position} differs between decoding and one pass"
+                raise LevelError(what, remedy=remedy)
 
-    strategy: KernelStrategy | None
-    threads: tuple[int, ...]
-    clock: Callable[[], float]
 
-    def at_all(self, dtype: torch.dtype, device: str, of: _Sizes) -> list[Measurement]:
-        """At every operation that the recipe stands for."""
+def _operations(shapes: Shapes, heads: Heads, length: int) -> Operations:
+    return {
+        "linear": partial(_product_cases, shapes),
+        "attention": partial(_attention_cases, heads, length),
+        "rows": partial(_row_cases, sorted({width for shape in shapes for width in shape})),
+    }
 
-        def drawn() -> Draw:
-            return Draw.seeded(dtype, device)
 
-        return [
-            self("linear", of_products(drawn(), of.shapes)),
-            self("attention", of_attention(drawn(), of.heads, of.length)),
-            self("rows", of_rows(drawn(), sorted({width for shape in of.shapes for width in shape}))),
-        ]
+def _measured(
+    strategy: Strategy | None, threads: Sequence[int], dtype: torch.dtype, operations: Operations
+) -> list[Measurement]:
+    measurements = []
+    for operation, cases in operations.items():
+        began_s = time.perf_counter()
+        generator = torch.Generator().manual_seed(SEED)
 
-    def __call__(self, operation: str, cases: Iterable[Case]) -> Measurement:
-        """At one operation; its cases are drawn here."""
-        began_s = self.clock()
-        with following(self.strategy):
+        def draw(*shape: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        with following(strategy):
             with num_threads(1):
-                given = list(cases)
+                given = list(cases(draw))
             different = []
-            for count in self.threads:  # all cases with one number, then all with the next: changing it is slow
+            for count in threads:  # all cases with one number, then all with the next: changing it is slow
                 with num_threads(count):
-                    for case in given:
-                        if not all(torch.equal(a, b) for a, b in zip(case.compute(), case.expected, strict=True)):
-                            different.append(f"{case.what}, threads {count}")
-        num_cases = len(given) * len(self.threads)
-        name = self.strategy.name if self.strategy else "off"
-        return Measurement(operation, name, num_cases, len(different), "".join(different[:1]), self.clock() - began_s)
+                    for what, compute, expected in given:
+                        if not all(torch.equal(a, b) for a, b in zip(compute(), expected, strict=True)):
+                            different.append(f"{what}, threads {count}")
+        name = strategy.name if strategy else "off"
+        counts = len(given) * len(threads), len(different)
+        duration_s = time.perf_counter() - began_s
+        measurements.append(Measurement(operation, name, *counts, "".join(different[:1]), duration_s))
+    return measurements
+
+
+def with_gradients(compute: Callable[..., Tensor], grad: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """Return [result, gradient of each input]."""
+    own = [x.detach().clone().requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        result = compute(*own)
+        return [result.detach(), *torch.autograd.grad(result, own, grad)]
+
+
+def _product_cases(shapes: Shapes, draw: Draw) -> Iterator[Case]:
+    """Some rows of a product, forward and backward, alone; and the weight's gradient."""
+    for inputs, outputs in dict.fromkeys(shapes):
+        x, weight, grad = draw(NUM_ROWS, inputs), draw(outputs, inputs), draw(NUM_ROWS, outputs)
+        y, dx, dw = with_gradients(linear, grad, x, weight)
+        shape = f"{inputs} to {outputs}"
+        by_weight = partial(_product, weight)
+        for part in PARTS:
+            compute = partial(with_gradients, by_weight, grad[part], x[part])
+            yield f"{len(x[part])} rows of {shape}", compute, (y[part], dx[part])
+        yield f"weight of {shape}", partial(with_gradients, linear, grad, x, weight), (y, dx, dw)
+
+
+def _attention_cases(heads: Heads, length: int, draw: Draw) -> Iterator[Case]:
+    """A pass in parts: one position decoded, alone, over fewer keys; a shorter pass; a part after a part."""
+    for num_heads, num_kv_heads, width in dict.fromkeys(heads):
+        q, grad = (draw(2, num_heads, length, width) for _ in range(2))
+        k, v = (draw(2, num_kv_heads, length, width) for _ in range(2))
+        whole = with_gradients(attention, grad, q, k, v)
+        y = whole[0]
+        shape = f"heads {num_heads}/{num_kv_heads} of {width}"
+        for position in (0, 1, 6, 33, *range(15, length, 16)):  # so that each number of keys a cache is read by comes
+            for keys in sorted({position + 1, length}):
+                here = slice(position, position + 1)
+                part = partial(_attention_at, q[1:], k[1:, :, :keys], v[1:, :, :keys], here)
+                yield f"position {position} over {keys} keys, {shape}", part, (y[1:, :, here],)
+        for here in (slice(3, 9), slice(length // 3, length - 7)):
+            part = partial(_attention_at, q, k, v, here)
+            yield f"positions {here.start} to {here.stop}, {shape}", part, (y[:, :, here],)
+        for count in (1, 5, 16, 33, *range(64, length, 64), length - 1):
+            short = partial(_short_attention, q, k, v, count)
+            yield f"a pass of {count}, {shape}", short, (y[:, :, :count],)
+        yield f"gradients, {shape}", partial(with_gradients, attention, grad, q, k, v), whole
+
+
+def _row_cases(widths: Sequence[int], draw: Draw) -> Iterator[Case]:
+    """Norms, SwiGLU and log-softmax of some rows, forward and backward; a gradient that is a sum over rows."""
+    for width in widths:
+        x, other, grad, weight = draw(NUM_ROWS, width), draw(NUM_ROWS, width), draw(NUM_ROWS, width), draw(width)
+        whole = _row_operations(weight, x, other, grad)
+        for part in PARTS:
+            compute = partial(_row_operations, weight, x[part], other[part], grad[part])
+            yield f"{len(x[part])} rows of {width}", compute, [result[part] for result in whole]
+        of_weight = partial(with_gradients, _norm, grad, x, weight)
+        yield "weight of a norm", of_weight, of_weight()
+
+
+def _row_operations(weight: Tensor, x: Tensor, other: Tensor, grad: Tensor) -> list[Tensor]:
+    """Compute each for these rows, and the gradient of each with respect to them."""
+    return [
+        *with_gradients(_norm, grad, x, weight)[:2],
+        *with_gradients(swiglu, grad, torch.cat((x, other), -1)),
+        *with_gradients(lambda logits: log_softmax(logits).to(logits.dtype), grad, x),
+    ]
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm(x, weight, 1e-6)
+
+
+def _product(weight: Tensor, x: Tensor) -> Tensor:
+    return linear(x, weight)
+
+
+def _attention_at(q: Tensor, k: Tensor, v: Tensor, here: slice) -> Sequence[Tensor]:
+    """Attention of the queries of these positions."""
+    seen = visible(torch.full((q.shape[0],), here.start, device=q.device), here.stop - here.start, k.shape[2])
+    return [attention(q[:, :, here], k, v, seen)]
+
+
+def _short_attention(q: Tensor, k: Tensor, v: Tensor, count: int) -> Sequence[Tensor]:
+    return [attention(q[:, :, :count], k[:, :, :count], v[:, :, :count])]
+
+
+def main() -> None:
+    """Print a line for each type."""
+    for dtype in (torch.float32, torch.bfloat16):
+        line: dict[str, object] = {"dtype": str(dtype).removeprefix("torch."), "device": "cpu"}
+        try:
+            report = certify(dtype)
+        except LevelError as error:
+            line["problem"] = error.what
+        else:
+            naive = [asdict(each) for each in report.measurements if each.strategy == "off"]
+            line |= {"strategy": report.strategy.name, "length": report.length, "naive": naive}
+            line["duration_s"] = report.duration_s
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
-"""Matrix products by the library that computes them fastest: oneDNN for fp32 on a processor that is not Intel's.
+"""Matrix products by rows, by the library that is fastest here: oneDNN for fp32 on a processor that is not Intel's.
 
+Which one it is follows from the processor and moves bits; a trace's fingerprint has the processor among its numerics.
 torch itself gives fp32 products to MKL, which uses half the width of such a processor: on a Zen 5 they take twice
 as long. On Intel's own MKL is the faster one (figures and dates are in rlcore/DESIGN.md, "Numerics").
 """
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from rlcore.numerics.level import active, in_tiles, padded
+from rlcore.numerics.row_sum import expand_rows
 
 HAS_MKL: bool = torch._C.has_mkl
 HAS_ONEDNN: bool = torch._C._has_mkldnn
@@ -72,3 +76,36 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
         return _by_onednn(x, weight)
     y: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
     return y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias: x [..., inputs], weight [outputs, inputs], bias [outputs] -> [..., outputs].
+
+    At level invariant a row of the result has the bits it has alone, and so has its gradient. The weight's gradient
+    depends on all rows: those of a fixed microbatch.
+    """
+    strategy, rows = active(), x.reshape(-1, x.shape[-1])
+    if strategy is None:
+        y = product(rows, weight)
+    elif strategy.is_tiled:
+        y = _TiledProduct.apply(rows, weight, strategy.rows)  # type: ignore[no-untyped-call]
+    else:
+        y = product(padded(rows, strategy.rows, 0), weight)
+        y = y if y.shape[0] == rows.shape[0] else y[: rows.shape[0]]
+    y = y.view(*x.shape[:-1], weight.shape[0])
+    return y if bias is None else y + (bias if strategy is None else expand_rows(bias, y))
+
+
+class _TiledProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rows = rows
+        return torch.cat([tile @ weight.t() for tile in in_tiles(x, rows, 0)])[: x.shape[0]]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        inner = torch.cat([tile @ weight for tile in in_tiles(grad, ctx.rows, 0)])[: x.shape[0]]
+        return inner, padded(grad, ctx.rows, 0).t() @ padded(x, ctx.rows, 0), None

@@ -1,4 +1,4 @@
-"""Sums over rows, and the two operations whose gradients are such sums, in one order whatever the number of threads."""
+"""Sums over rows in one order whatever the number of threads, and what a vector has as its gradient: such a sum."""
 
 from typing import Any
 
@@ -35,35 +35,17 @@ def _fold(x: Tensor) -> Tensor:
     return x[0]
 
 
-class _Scale(torch.autograd.Function):
+class _ExpandRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return grad * weight, row_sum((grad * x).flatten(0, -2))
-
-
-class _Shift(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        return x + bias
+    def forward(_: Any, vector: Tensor, shape: torch.Size) -> Tensor:
+        return vector.expand(shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad, row_sum(grad.flatten(0, -2))
+    def backward(_: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return row_sum(grad.flatten(0, -2)), None
 
 
-def scale(x: Tensor, weight: Tensor) -> Tensor:
-    """x * weight, [..., width] * [width]; the gradient of the weight is a `row_sum`."""
-    return _Scale.apply(x, weight) if torch.is_grad_enabled() else x * weight  # type: ignore[no-untyped-call]
-
-
-def shift(x: Tensor, bias: Tensor) -> Tensor:
-    """x + bias, [..., width] + [width]; the gradient of the bias is a `row_sum`."""
-    return _Shift.apply(x, bias) if torch.is_grad_enabled() else x + bias  # type: ignore[no-untyped-call]
+def expand_rows(vector: Tensor, like: Tensor) -> Tensor:
+    """Return [width] as [..., width], the shape of `like`; the gradient of the vector is a `row_sum`."""
+    return _ExpandRows.apply(vector, like.shape) if torch.is_grad_enabled() else vector  # type: ignore[no-untyped-call]

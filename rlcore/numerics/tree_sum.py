@@ -12,15 +12,13 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError
 
 NodePosition = tuple[int, int]
-"""(level, index) in the tree; level 0 holds the leaves."""
+"""(level, index) in the tree; level 0 holds the values."""
 
 
 class TreeSum:
-    """The sum of up to `num_values` tensors of one shape; leaves in order need log2(num_values) + 1 at a time."""
+    """The sum of up to `num_values` tensors of one shape; values in order need log2(num_values) + 1 at a time."""
 
     def __init__(self, num_values: int) -> None:
-        if num_values < 1:
-            raise InvalidValueError(f"a sum over {num_values} values", legal="1 or more")
         self.num_values = num_values
         self._seen: set[int] = set()
         self._nodes: dict[NodePosition, Tensor] = {}
@@ -29,35 +27,21 @@ class TreeSum:
     def of_nodes(cls, num_values: int, nodes: Iterable[tuple[NodePosition, Tensor]]) -> "TreeSum":
         """Build a part from the sums of its complete subtrees, as `nodes` yields them, which it owns from now on."""
         part = cls(num_values)
-        for place, value in nodes:
-            level, index = place
-            part._seen |= set(range(index << level, index + 1 << level))
-            part._put(place, value)
+        for position, value in nodes:
+            part._put(position, value)
         return part
 
-    def add(self, leaf: int, value: Tensor) -> None:
-        """Add one value's tensor, which the tree owns from now on: sums are written into it.
+    def add(self, number: int, value: Tensor) -> None:
+        """Add one value, which the tree owns from now on: sums are written into it.
 
         Raises InvalidValueError for a value that does not exist or was added before.
         """
-        if not 0 <= leaf < self.num_values:
-            raise InvalidValueError(f"value {leaf}", legal=f"0 to {self.num_values - 1}")
-        if leaf in self._seen:
-            raise InvalidValueError(f"value {leaf} was added before", remedy="add each value once")
-        self._seen.add(leaf)
-        self._put((0, leaf), value)
+        self._put((0, number), value)
 
     def absorb(self, other: "TreeSum") -> None:
         """Add the sums of another part of the same tree, which is used no more; each value is in one part."""
-        if other.num_values != self.num_values:
-            raise InvalidValueError(
-                f"a tree of {other.num_values} values", legal=f"{self.num_values} values, as this one"
-            )
-        if twice := self._seen & other._seen:
-            raise InvalidValueError(f"values {sorted(twice)} are in both parts", remedy="give each value to one part")
-        self._seen |= other._seen
-        for place, value in other.nodes():
-            self._put(place, value)
+        for position, value in other.nodes():
+            self._put(position, value)
 
     def nodes(self) -> Iterator[tuple[NodePosition, Tensor]]:
         """Yield the sums so far that wait for a neighbour, in the order of their values."""
@@ -74,22 +58,28 @@ class TreeSum:
                 nodes[above] = nodes[above] + value if above in nodes else value
         return nodes.get((top, 0))
 
-    def _put(self, place: NodePosition, value: Tensor) -> None:
+    def _put(self, position: NodePosition, value: Tensor) -> None:
         """Add upwards for as long as the neighbour is there."""
-        level, index = place
+        level, index = position
+        numbers = range(index << level, index + 1 << level)
+        if numbers[-1] >= self.num_values or not self._seen.isdisjoint(numbers):
+            raise InvalidValueError(
+                f"values {list(numbers)} of {self.num_values}: {sorted(self._seen)} were added before"
+            )
+        self._seen.update(numbers)
         while (neighbour := self._nodes.pop((level, index ^ 1), None)) is not None:
             value = neighbour.add_(value)  # whichever is the left one: a sum of two is the same from either side
             level, index = level + 1, index // 2
         self._nodes[level, index] = value
 
 
-def complete_subtrees(leaves: Iterable[int]) -> list[NodePosition]:
+def complete_subtrees(numbers: Iterable[int]) -> list[NodePosition]:
     """Return where the sums of a part that was given these values stand, in the order of `TreeSum.nodes`."""
     whole: set[NodePosition] = set()
-    for leaf in leaves:
-        level, index = 0, leaf
+    for number in numbers:
+        level, index = 0, number
         while (level, index ^ 1) in whole:
             whole.remove((level, index ^ 1))
             level, index = level + 1, index // 2
         whole.add((level, index))
-    return sorted(whole, key=lambda place: place[1] << place[0])
+    return sorted(whole, key=lambda position: position[1] << position[0])

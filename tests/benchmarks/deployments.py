@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.probe import machine
 
 DEPLOYMENTS = {
     "in_process": {},

@@ -31,7 +31,7 @@ from rlcore.models.checkpoints import save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.probe import machine
 from rlcore.numerics.product import be_strict, product
 
 ROOT = Path(__file__).resolve().parents[2]

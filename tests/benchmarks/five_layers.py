@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.probe import machine
 from tests.rlcore.training.recorded import RecordedValue
 from tests.support.five_layers import LAYERS, Removal, compare, remove
 

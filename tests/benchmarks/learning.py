@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.probe import machine
 
 SCENARIOS = ("grpo_reverse_text", "ppo_arithmetic")
 LEAST_START, LEAST_GAIN, MOST_OF_CONTROL, LIMIT_S = 0.6, 0.15, 0.02, 240.0

@@ -1,12 +1,12 @@
 """What bits that depend on a row alone cost: level invariant against off, training and decoding apart.
 
-    python tests/benchmarks/numerics.py                  # widths 64, 128 and 384, every recipe
+    python tests/benchmarks/numerics.py                  # widths 64, 128 and 384, every strategy
     python tests/benchmarks/numerics.py --widths 64 --strategies pad16
 
 Training is forward and backward of a lane of 8 sequences of 128 tokens; decoding is one token of each of 16 sequences
 that are 128 long, with a cache. Levels take turns in one process, round by round. Times are processor time, on which
-what the machine does beside weighs less, and the ratio is that of the medians. Exit status 1 where the certified recipe
-costs over 1.15 times in training or over 1.5 times in decoding.
+what the machine does beside weighs less, and the ratio is that of the medians. Exit status 1 where the certified
+strategy costs over 1.15 times in training or over 1.5 times in decoding.
 """
 
 import argparse
@@ -22,10 +22,9 @@ import torch
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.invariance_report import machine
-from rlcore.numerics.level import KernelStrategy, following
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.probe import STRATEGIES, certify
+from rlcore.numerics.probe import STRATEGIES, certify, machine
 
 LENGTH = 128
 LANE = 8
@@ -65,7 +64,7 @@ def decoding(decoder: Decoder) -> Callable[[], None]:
     return step
 
 
-def medians_s(step: Callable[[], None], levels: list[KernelStrategy | None], num_rounds: int) -> list[float]:
+def medians_s(step: Callable[[], None], levels: list[Strategy | None], num_rounds: int) -> list[float]:
     """Seconds of processor time of a step at each level."""
     seconds: list[list[float]] = [[] for _ in levels]
     for number in range(num_rounds + 2):
@@ -114,7 +113,7 @@ def main() -> int:
                 told.append(f"{strategy.name} {taken_s * 1e3:.2f} ms, {taken_s / off_s:.2f} times")
                 is_good &= strategy.name != found.strategy.name or taken_s / off_s <= LIMITS[what]
             print(f"  {what}: off {off_s * 1e3:.2f} ms; {'; '.join(told)}")
-    print("PASS" if is_good else f"FAIL: the certified recipe is over {LIMITS}")
+    print("PASS" if is_good else f"FAIL: the certified strategy is over {LIMITS}")
     return 0 if is_good else 1
 
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from harness.fixtures.ranks import start_ranks
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.probe import machine
 from tests.support.rank_costs import CONFIG, NUM_MICROBATCHES, Seconds, state_s, steps_s, sums_s
 
 

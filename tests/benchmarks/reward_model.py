@@ -23,7 +23,7 @@ import torch
 
 from rlcore.determinism import at_level
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.probe import machine
 from rlcore.rewards.reward_model import Scorer, TorchScorer
 from rlcore.samplers.vllm.pooling import VllmScorer
 from rlcore.samplers.vllm.stock_kernels import leave_weights_unpacked

@@ -25,9 +25,8 @@ import torch
 
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.invariance_report import machine
 from rlcore.numerics.level import following
-from rlcore.numerics.probe import STRATEGIES
+from rlcore.numerics.probe import STRATEGIES, machine
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.samplers.vllm.engine import Engine, EngineSettings
 from rlcore.samplers.vllm.sampler import VllmSampler

@@ -29,9 +29,8 @@ from rlcore.models.checkpoints import save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.numerics.invariance_report import machine
-from rlcore.numerics.level import KernelStrategy, following
-from rlcore.numerics.probe import certify
+from rlcore.numerics.level import Strategy, following
+from rlcore.numerics.probe import certify, machine
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.samplers.vllm.engine import Engine, EngineSettings
 from rlcore.samplers.vllm.process_engine import ProcessEngine
@@ -112,7 +111,7 @@ def processor_s(process_id: int) -> float:
 
 
 def least_s(
-    call: Callable[[], object], strategy: KernelStrategy | None, num_rounds: int, *processes: int
+    call: Callable[[], object], strategy: Strategy | None, num_rounds: int, *processes: int
 ) -> tuple[float, float]:
     """Return the least processor time of a call, of this process and others together; and of this process alone."""
     taken, own = [], []

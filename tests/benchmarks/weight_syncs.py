@@ -21,9 +21,8 @@ import torch
 
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.invariance_report import machine
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
+from rlcore.numerics.probe import machine
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.remote import RemoteTarget
@@ -101,7 +100,7 @@ def main() -> int:
         f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, load {os.getloadavg()[0]:.1f}: "
         f"{num_parameters / 1e6:.1f}M parameters, float32, level invariant"
     )
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as directory, following(Padding()):
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as directory, following(Strategy()):
         show("this process", measure(decoder, LocalTarget(Decoder(SIZES[options.size])), IN_PROCESS, options.rounds))
         host = stack.enter_context(closing(RemoteHost()))
         with transports(stack, Path(directory)) as found:

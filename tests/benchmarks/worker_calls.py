@@ -21,7 +21,7 @@ from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Shard, Table
 from rlcore.distributed.ray_session import NICENESS
 from rlcore.distributed.worker import Worker
 from rlcore.distributed.worker_group import start_group
-from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.probe import machine
 
 SIZES = {"1 MB": 1 << 20, "64 MB": 64 << 20}
 

@@ -152,8 +152,7 @@ def host() -> Iterator[Any]:
 )
 def test_receipts_hold_over_each_transport_and_find_a_skipped_parameter(name: str, host: Any) -> None:
     from rlcore.errors import WeightSyncError
-    from rlcore.numerics.level import following
-    from rlcore.numerics.padding import Padding
+    from rlcore.numerics.level import Strategy, following
     from rlcore.weights.receipts import ALL_CHECKS, Check
     from rlcore.weights.sync import sync
     from tests.rlcore.weights.targets import Target, policy
@@ -161,7 +160,7 @@ def test_receipts_hold_over_each_transport_and_find_a_skipped_parameter(name: st
     if name == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("NCCL between processes needs two GPUs")
     decoder, receipt = policy().to(DEVICE), None
-    with following(Padding()), transport_of(name) as transport:
+    with following(Strategy()), transport_of(name) as transport:
         target = host.target(Target, decoder)
         for version in (1, 2, 3):
             receipt = sync(decoder, target, version, receipt, transport=transport)

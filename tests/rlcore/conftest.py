@@ -1,4 +1,4 @@
-"""MKL is asked to be strict when tests are collected, for as cheap a recipe as in a run.
+"""MKL is asked to be strict when tests are collected, for as cheap a strategy as in a run.
 
 Where something computed before, in an import say, it is not, and tests hold with a dearer one.
 """

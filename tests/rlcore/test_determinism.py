@@ -1,5 +1,6 @@
 """The level of a run, entered around all of it."""
 
+import json
 import os
 from functools import partial
 
@@ -13,19 +14,15 @@ from rlcore.entrypoint import check_device
 from rlcore.errors import LevelError
 from rlcore.log import Clock
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.invariance_report import InvarianceReport, machine
-from rlcore.numerics.padding import Padding
-from rlcore.numerics.probe import certify
-from rlcore.numerics.survey import survey
+from rlcore.numerics.level import Strategy
+from rlcore.numerics.probe import InvarianceReport, certify, machine, main
 
 CONFIG = DecoderConfig("qwen3", 12, 8, 1, 2, 1, 4, 12, max_length=16)
 
 
 def test_numbers_of_threads_that_no_certificate_holds_for_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[int] = []
-    monkeypatch.setattr(
-        "rlcore.determinism.check_threads", lambda invariance_report, count, **shapes: looked_at.append(count)
-    )
+    monkeypatch.setattr("rlcore.determinism.check_threads", lambda invariance_report, count: looked_at.append(count))
     determinism._check_threads.cache_clear()
     with at_level("invariant", CONFIG, length=64, threads=(1, 5, 2, 3)):
         pass
@@ -94,16 +91,19 @@ def test_the_probe_looks_with_the_algorithms_that_the_run_has(monkeypatch: pytes
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def certified_on_a_cpu(dtype: torch.dtype, device: str) -> InvarianceReport:
+def certified_on_a_cpu(dtype: torch.dtype, device: str = "cpu") -> InvarianceReport:
     assert device == "cpu", "whatever GPUs there are"
-    return InvarianceReport(Padding(), dtype, device, 64, (), "")
+    return InvarianceReport(Strategy(), dtype, (), (), 64, ())
 
 
-def test_a_process_on_a_cpu_asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_on_a_cpu_asks_for_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """To ask breaks a later fork, and makes CUDA read CUDA_VISIBLE_DEVICES."""
     cuda = Cuda(monkeypatch)
     monkeypatch.setattr("rlcore.numerics.probe.certify", certified_on_a_cpu)
-    assert [line["device"] for line in survey() if "dtype" in line] == ["cpu", "cpu"]
+    main()
+    assert [json.loads(line)["device"] for line in capsys.readouterr().out.splitlines()] == ["cpu", "cpu"]
     machine()
     effective_values(os.environ)
     with Clock("cpu")("rollout"):

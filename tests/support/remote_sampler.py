@@ -6,7 +6,7 @@
     host.close()
 
 The process keeps decoders of its own; what goes through the pipes are requests, completions, tensors that are written,
-and plain answers. Calls are computed under the recipe that the caller follows.
+and plain answers. Calls are computed under the strategy that the caller follows.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ import torch
 
 from rlcore.data.trajectory import Trajectory
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import KernelStrategy, active, following
+from rlcore.numerics.level import Strategy, active, following
 from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, Tokenizer
@@ -44,7 +44,7 @@ class _Call:
     """Which object it is a method of; a new one if `method` is empty."""
     method: str
     given: tuple[Any, ...]
-    strategy: KernelStrategy | None
+    strategy: Strategy | None
     """What the caller follows: it belongs to a thread, and not to a process."""
 
 

@@ -7,9 +7,8 @@ from typing import Self
 import torch
 
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.invariance_report import InvarianceReport, check_effect
 from rlcore.numerics.level import active, check_settings, following, longest
-from rlcore.numerics.probe import LENGTH, STRATEGIES, certify
+from rlcore.numerics.probe import LENGTH, STRATEGIES, InvarianceReport, certify, check_effect
 
 
 @dataclass(frozen=True, slots=True)

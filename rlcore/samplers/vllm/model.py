@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 
 from rlcore.models.checkpoints import CONFIG, fill, read_json
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import read_config
-from rlcore.numerics.embedding import embedding
 from rlcore.samplers.vllm.attention import PagedCacheBackend
 from rlcore.samplers.vllm.paged_attention import PagedBackend, PagedPass
 from rlcore.samplers.vllm.versions import pages_of

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from rlcore.models.attention_backend import TorchBackend, rotations_of_heads
 from rlcore.models.cache import KEYS_AT_ONCE
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.embedding import embedding
 
 
 @dataclass(frozen=True, slots=True)

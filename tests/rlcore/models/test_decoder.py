@@ -14,7 +14,7 @@ from rlcore.models.config import FAMILIES, DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.rotary import rotate, rotation_table
 from rlcore.models.value_head import Critic
-from rlcore.numerics.level import KernelStrategy, following
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, certify, num_threads
 from tests.support.canonical_sum import tree_sum
@@ -25,7 +25,7 @@ few = settings(max_examples=8)
 
 
 @pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
-def strategy(request: pytest.FixtureRequest) -> Iterator[KernelStrategy]:
+def strategy(request: pytest.FixtureRequest) -> Iterator[Strategy]:
     with following(request.param):
         yield request.param
 
@@ -66,7 +66,7 @@ def decoded(decoder: Decoder, order: list[int], lengths: list[int]) -> list[torc
     count=st.sampled_from([1, 2]),
 )
 def test_decoding_gives_the_bits_of_a_pass(
-    strategy: KernelStrategy, data: st.DataObject, family: str, dtype: torch.dtype, count: int
+    strategy: Strategy, data: st.DataObject, family: str, dtype: torch.dtype, count: int
 ) -> None:
     decoder = decoder_of(family, dtype)
     order = data.draw(st.permutations(range(5)))[: data.draw(st.integers(1, 5))]
@@ -79,7 +79,7 @@ def test_decoding_gives_the_bits_of_a_pass(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pass_without_gradients_has_the_bits_of_one_with_them(strategy: KernelStrategy, family: str) -> None:
+def test_a_pass_without_gradients_has_the_bits_of_one_with_them(strategy: Strategy, family: str) -> None:
     """Operations take a shorter way where nobody asks for gradients."""
     decoder, generator = decoder_of(family), torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -101,9 +101,7 @@ def test_decoding_naively_gives_other_bits() -> None:
 
 @few
 @given(st.integers(1, LENGTH), st.integers(0, 20), st.sampled_from(FAMILIES))
-def test_what_follows_a_position_does_not_change_it(
-    strategy: KernelStrategy, length: int, padding: int, family: str
-) -> None:
+def test_what_follows_a_position_does_not_change_it(strategy: Strategy, length: int, padding: int, family: str) -> None:
     decoder = decoder_of(family)
     padded = torch.cat((TOKENS[:1, :length], torch.zeros(1, padding, dtype=torch.int64)), 1)
     with torch.no_grad():
@@ -118,7 +116,7 @@ def lane_gradients(decoder: Decoder, lane: list[int]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2", torch.float32), ("qwen3", torch.bfloat16)])
 def test_gradients_do_not_depend_on_threads_and_add_up_in_one_tree(
-    strategy: KernelStrategy, family: str, dtype: torch.dtype
+    strategy: Strategy, family: str, dtype: torch.dtype
 ) -> None:
     decoder = decoder_of(family, dtype)
     lanes = [[0, 1], [2, 3], [4, 4]]
@@ -131,7 +129,7 @@ def test_gradients_do_not_depend_on_threads_and_add_up_in_one_tree(
         assert a is not None and b is not None and torch.equal(a, b)
 
 
-def test_gradients_are_those_of_plain_torch(strategy: KernelStrategy) -> None:
+def test_gradients_are_those_of_plain_torch(strategy: Strategy) -> None:
     decoder = decoder_of("qwen3")
     found = lane_gradients(decoder, [0, 1])
     with following(None):
@@ -230,7 +228,7 @@ def test_sizes_that_make_no_decoder_are_refused(change: dict[str, int], told: st
         replace(CONFIG, **change)  # type: ignore[arg-type]
 
 
-def test_values_take_rows_one_by_one_and_learn(strategy: KernelStrategy) -> None:
+def test_values_take_rows_one_by_one_and_learn(strategy: Strategy) -> None:
     critic = Critic(CONFIG)
     critic.decoder.initialise(9)
     assert float(critic(TOKENS).detach().abs().max()) == 0.0

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rlcore.numerics.attention import attention
-from rlcore.numerics.level import KernelStrategy, following
-from rlcore.numerics.linear import linear
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.probe import STRATEGIES
+from rlcore.numerics.product import linear
 from tests.support.samplers import decoder_of
 
 PRODUCTS = sorted({shape for family in ("llama", "qwen3") for shape in decoder_of(family).config.product_shapes})
@@ -14,12 +14,12 @@ WIDER = [(128, 344), (384, 384), (384, 1536), (1536, 384)]
 
 
 @pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
-def strategy(request: pytest.FixtureRequest) -> KernelStrategy:
-    found: KernelStrategy = request.param
+def strategy(request: pytest.FixtureRequest) -> Strategy:
+    found: Strategy = request.param
     return found
 
 
-def test_halves_of_the_columns_are_those_of_the_product(strategy: KernelStrategy) -> None:
+def test_halves_of_the_columns_are_those_of_the_product(strategy: Strategy) -> None:
     generator = torch.Generator().manual_seed(0)
     with following(strategy), torch.no_grad():
         for inputs, outputs in (*PRODUCTS, *WIDER):
@@ -29,7 +29,7 @@ def test_halves_of_the_columns_are_those_of_the_product(strategy: KernelStrategy
                 assert torch.equal(torch.cat(halves, -1), linear(x, weight)), (inputs, outputs, rows)
 
 
-def test_halves_of_the_heads_are_those_of_attention(strategy: KernelStrategy) -> None:
+def test_halves_of_the_heads_are_those_of_attention(strategy: Strategy) -> None:
     generator = torch.Generator().manual_seed(0)
     with following(strategy), torch.no_grad():
         for heads, kv_heads, width in ((4, 4, 16), (4, 2, 32), (6, 2, 64)):
@@ -39,7 +39,7 @@ def test_halves_of_the_heads_are_those_of_attention(strategy: KernelStrategy) ->
             assert torch.equal(torch.cat(halves, 1), attention(*qkv)), (heads, kv_heads, width)
 
 
-def test_partial_sums_of_halves_of_the_inputs_differ(strategy: KernelStrategy) -> None:
+def test_partial_sums_of_halves_of_the_inputs_differ(strategy: Strategy) -> None:
     """The reason why `sampler.tensor_parallel` above 1 is refused: vLLM divides half of its products in this way."""
     generator, equal = torch.Generator().manual_seed(0), list[bool]()
     with following(strategy), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Bits of a row depend on that row alone, under each recipe; under torch's own operations they do not.
+"""Bits of a row depend on that row alone, under each strategy; under torch's own operations they do not.
 
 Where the naive operation holds on a machine, its test says so and is skipped: what it shows is not to be seen there.
 """
@@ -11,18 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.functional import embedding
 
 from rlcore.numerics import activations
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.cases import with_gradients
-from rlcore.numerics.embedding import embedding
-from rlcore.numerics.level import KernelStrategy, following
-from rlcore.numerics.linear import linear
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.norms import rms_norm
-from rlcore.numerics.padding import Padding
-from rlcore.numerics.probe import STRATEGIES, num_threads
+from rlcore.numerics.probe import STRATEGIES, num_threads, with_gradients
+from rlcore.numerics.product import linear
 from rlcore.numerics.row_sum import ROWS_AT_ONCE, row_sum
 from tests.rlcore.fake_gpu import fake_gpu
 
@@ -33,7 +31,7 @@ Of = Callable[..., Tensor]
 
 
 @pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
-def strategy(request: pytest.FixtureRequest) -> Iterator[KernelStrategy]:
+def strategy(request: pytest.FixtureRequest) -> Iterator[Strategy]:
     with following(request.param):
         yield request.param
 
@@ -44,9 +42,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 @few
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), count=threads)
-def test_linear_takes_rows_one_by_one(
-    strategy: KernelStrategy, data: st.DataObject, dtype: torch.dtype, count: int
-) -> None:
+def test_linear_takes_rows_one_by_one(strategy: Strategy, data: st.DataObject, dtype: torch.dtype, count: int) -> None:
     inputs, outputs = data.draw(st.sampled_from([(32, 48), (64, 64), (100, 37), (96, 260)]))
     x, weight = drawn(70, inputs, dtype=dtype), drawn(outputs, inputs, dtype=dtype, seed=1)
     bias, grad = drawn(outputs, dtype=dtype, seed=2), drawn(70, outputs, dtype=dtype, seed=3)
@@ -62,7 +58,7 @@ def test_linear_takes_rows_one_by_one(
 @few
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), count=threads)
 def test_attention_decodes_to_the_bits_of_a_pass(
-    strategy: KernelStrategy, data: st.DataObject, dtype: torch.dtype, count: int
+    strategy: Strategy, data: st.DataObject, dtype: torch.dtype, count: int
 ) -> None:
     heads, kv_heads, width = data.draw(st.sampled_from([(2, 2, 16), (4, 2, 8), (3, 1, 20)]))
     length, batch = data.draw(st.integers(2, 70)), 3
@@ -121,7 +117,7 @@ def test_sums_over_rows_do_not_depend_on_threads(num_rows: int, count: int) -> N
 def broken(what: str, differs: bool) -> None:
     """Skip where the naive operation happens to hold here."""
     if not differs:
-        pytest.skip(f"{what} holds on this machine: what the recipe is for is not to be seen here")
+        pytest.skip(f"{what} holds on this machine: what the strategy is for is not to be seen here")
 
 
 def test_naive_products_depend_on_the_batch() -> None:
@@ -170,7 +166,7 @@ def test_torchs_silu_depends_on_the_size_of_the_tensor() -> None:
 def test_a_gpu_is_handed_all_of_swiglu_whatever_the_number_of_threads() -> None:
     counts = {}
     for device in ("cpu", "cuda"):
-        with fake_gpu() as launches, following(Padding()), num_threads(2), torch.no_grad():
+        with fake_gpu() as launches, following(Strategy()), num_threads(2), torch.no_grad():
             x = torch.zeros(64, 2 * 14_336, device=device)
             launches.names.clear()
             assert swiglu(x).device.type == device
@@ -208,7 +204,7 @@ def test_one_norm_for_all_heads_has_the_bits_of_one_for_each() -> None:
             assert torch.equal(together[2][head], alone[2])
 
 
-def test_new_memory_is_filled_again_however_a_recipe_ends() -> None:
+def test_new_memory_is_filled_again_however_a_strategy_ends() -> None:
     with pytest.raises(KeyError), following(STRATEGIES[0]):
         assert not torch._C._get_deterministic_fill_uninitialized_memory()
         raise KeyError
@@ -229,7 +225,7 @@ def test_gradients_of_an_index_are_not_those_of_an_embedding() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_values_and_gradients_are_those_of_torch(strategy: KernelStrategy, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_those_of_torch(strategy: Strategy, dtype: torch.dtype) -> None:
     q, grad = (drawn(2, 4, 70, 16, dtype=dtype, seed=seed) for seed in (0, 3))
     k, v = (drawn(2, 2, 70, 16, dtype=dtype, seed=seed) for seed in (1, 2))
     x, weight, bias, dy = drawn(21, 30), drawn(11, 30, seed=1), drawn(11, seed=2), drawn(21, 11, seed=3)

@@ -1,113 +1,93 @@
 """The probe picks by what it sees, the switch asserts that it is at work, and both leave things as they were."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.errors import LevelError
-from rlcore.numerics.attention import attention, plain_attention
-from rlcore.numerics.cases import Draw
-from rlcore.numerics.invariance_report import InvarianceReport, check_effect, invariant
-from rlcore.numerics.level import KernelStrategy, active, is_invariant
-from rlcore.numerics.padding import Padding
-from rlcore.numerics.probe import STRATEGIES, certify, check_threads, num_threads
-from rlcore.numerics.tiles import Tiles
+from rlcore.numerics import attention as attention_module
+from rlcore.numerics import product as product_module
+from rlcore.numerics.attention import attention
+from rlcore.numerics.level import Strategy, active, is_invariant
+from rlcore.numerics.probe import (
+    STRATEGIES,
+    InvarianceReport,
+    certify,
+    check_effect,
+    check_threads,
+    invariant,
+    num_threads,
+)
 
 SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
+WIDE = Strategy("pad256", rows=256)
+"""Whatever the probe's rows are, a product has as many."""
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A recipe whose rows depend on the batch: a row gets a little of the batch's size."""
-
-    name: str = "broken"
-
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight) * (1 + x.shape[0] / 1000)
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        return plain_attention(q, k, v, seen)
+def report_of(padding: Strategy) -> InvarianceReport:
+    return InvarianceReport(padding, torch.float32, ((32, 48),), ((2, 1, 16),), 128, ())
 
 
-@dataclass(frozen=True)
-class BrokenAttention(Broken):
-    """Products hold, attention depends on the number of queries."""
-
-    name: str = "broken attention"
-
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return Tiles().linear(x, weight)
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        return plain_attention(q, k, v, seen) + q.shape[2]
+@pytest.fixture
+def by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make products depend on the batch: a row gets a little of the number of rows."""
+    monkeypatch.setattr(product_module, "product", lambda x, weight: F.linear(x, weight) * (1 + x.shape[0] / 1000))
 
 
-@dataclass(frozen=True)
-class BrokenByThreads(Broken):
-    """Products hold with one thread and with two, and are others with more."""
+@pytest.fixture
+def by_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make attention depend on the number of queries."""
+    plain = attention_module.plain_attention
 
-    name: str = "broken by threads"
+    def uneven(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+        return plain(q, k, v, seen) + q.shape[2]
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return Tiles().linear(x, weight) * max(2, torch.get_num_threads())
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        return Tiles().attention(q, k, v, seen)
-
-
-def invariance_report(strategy: KernelStrategy) -> InvarianceReport:
-    return InvarianceReport(strategy, torch.float32, "cpu", 128, (), "this one")
+    monkeypatch.setattr(attention_module, "plain_attention", uneven)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_recipe_holds_here(dtype: torch.dtype) -> None:
+def test_a_padding_holds_here(dtype: torch.dtype) -> None:
     found = certify(dtype, **SMALL)  # type: ignore[arg-type]
     assert found.strategy in STRATEGIES
-    assert all(m.held for m in found.measurements if m.strategy == found.strategy.name)
-    assert {m.operation for m in found.measurements if m.strategy == found.strategy.name} == {
-        "linear",
-        "attention",
-        "rows",
-    }
-    assert found.lines()[0].startswith(found.strategy.name)
+    own = [m for m in found.measurements if m.strategy == found.strategy.name]
+    assert all(m.held for m in own)
+    assert [m.operation for m in own] == ["linear", "attention", "rows"]
     with invariant(found):
         assert active() is found.strategy
 
 
-def test_what_does_not_hold_is_passed_over() -> None:
-    found = certify(strategies=[Broken(), BrokenAttention(), Tiles()], **SMALL)  # type: ignore[arg-type]
-    assert found.strategy == Tiles()
+@pytest.mark.usefixtures("by_batch")
+def test_a_padding_that_does_not_hold_is_passed_over() -> None:
+    found = certify(strategies=[Strategy(), WIDE], **SMALL)  # type: ignore[arg-type]
+    assert found.strategy == WIDE
     broken = {(m.strategy, m.operation): m for m in found.measurements if not m.held}
-    assert {("broken", "linear"), ("broken attention", "attention")} <= set(broken)
-    assert ("broken attention", "linear") not in broken
-    assert broken["broken", "linear"].first.startswith("1 rows of 32 to 48")
-    assert "differ, first 1 rows of 32 to 48, threads 1" in str(broken["broken", "linear"])
+    assert ("pad16", "linear") in broken
+    assert ("pad16", "attention") not in broken
+    assert "differ, first 1 rows of 32 to 48, threads 1" in str(broken["pad16", "linear"])
 
 
+@pytest.mark.usefixtures("by_queries")
 def test_nothing_that_holds_is_an_error_that_says_what_was_tried() -> None:
-    with pytest.raises(LevelError, match=r"no kernel strategy is batch-invariant .* linear broken: "):
-        certify(strategies=[Broken()], **SMALL)  # type: ignore[arg-type]
+    with pytest.raises(LevelError, match=r"no kernel strategy is batch-invariant .*attention pad16: "):
+        certify(strategies=[Strategy()], **SMALL)  # type: ignore[arg-type]
     assert active() is None
 
 
 def test_the_number_of_threads_is_put_back() -> None:
     before = torch.get_num_threads()
-    certify(strategies=[Tiles()], **SMALL)  # type: ignore[arg-type]
+    certify(strategies=[Strategy()], **SMALL)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError), num_threads(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
 
 
-def test_two_looks_see_the_same() -> None:
-    a, b = (certify(**SMALL, clock=lambda: 0.0) for _ in range(2))  # type: ignore[arg-type]
+def test_two_probes_see_the_same() -> None:
+    a, b = (certify(**SMALL) for _ in range(2))  # type: ignore[arg-type]
     assert a == b
-    assert torch.equal(*(Draw.seeded(torch.float32, "cpu")(5) for _ in range(2)))
 
 
-def test_a_length_that_cuts_sums_otherwise_takes_another_recipe() -> None:
+def test_a_length_that_cuts_sums_otherwise_takes_another_padding() -> None:
     """Two blocks of torch's attention: sixteen keys at a time hold for short sequences only, here."""
     short = certify(length=128, **SMALL)  # type: ignore[arg-type]
     long = certify(length=640, **SMALL)  # type: ignore[arg-type]
@@ -120,7 +100,7 @@ def test_a_length_that_cuts_sums_otherwise_takes_another_recipe() -> None:
 
 def test_longer_sequences_than_certified_are_refused() -> None:
     q = torch.zeros(1, 1, 129, 8)
-    with pytest.raises(LevelError, match="attention over 129 keys"), invariant(invariance_report(Padding())):
+    with pytest.raises(LevelError, match="attention over 129 keys"), invariant(report_of(Strategy())):
         attention(q, q, q)
 
 
@@ -130,12 +110,12 @@ def test_longer_sequences_than_certified_are_refused() -> None:
 def test_the_switch_is_off_again_however_it_ends() -> None:
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ZeroDivisionError), invariant(invariance_report(Padding())):
+        with pytest.raises(ZeroDivisionError), invariant(report_of(Strategy())):
             assert is_invariant()
             assert torch.get_float32_matmul_precision() == "highest"
-            with invariant(invariance_report(Tiles())):
-                assert active() == Tiles()
-            assert active() == Padding()
+            with invariant(report_of(WIDE)):
+                assert active() == WIDE
+            assert active() == Strategy()
             raise ZeroDivisionError
         assert not is_invariant()
         assert torch.get_float32_matmul_precision() == "high"
@@ -143,15 +123,16 @@ def test_the_switch_is_off_again_however_it_ends() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("strategy", [Broken(), BrokenAttention()], ids=lambda strategy: strategy.name)
-def test_a_switch_without_effect_is_refused(strategy: KernelStrategy) -> None:
-    with pytest.raises(LevelError, match="certify again"), invariant(invariance_report(strategy)):
+@pytest.mark.parametrize("broken", ["by_batch", "by_queries"])
+def test_a_switch_without_effect_is_refused(broken: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(broken)
+    with pytest.raises(LevelError, match="certify again"), invariant(report_of(Strategy())):
         pytest.fail("entered")
     assert not is_invariant()
 
 
 def test_what_undoes_the_level_inside_is_seen_at_the_end() -> None:
-    with pytest.raises(LevelError, match="'medium' precision"), invariant(invariance_report(Padding())):
+    with pytest.raises(LevelError, match="'medium' precision"), invariant(report_of(Strategy())):
         torch.set_float32_matmul_precision("medium")
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -168,14 +149,17 @@ def test_numbers_flushed_to_zero_are_refused() -> None:
 
 def test_autocast_is_refused() -> None:
     with torch.autocast("cpu"), pytest.raises(LevelError, match="autocast"):
-        check_effect(invariance_report(Padding()))
+        check_effect(report_of(Strategy()))
 
 
-def test_numbers_of_threads_that_move_bits_are_refused() -> None:
-    found = certify(strategies=[BrokenByThreads()], **SMALL)  # type: ignore[arg-type]
-    check_threads(found, 2, **SMALL)  # type: ignore[arg-type]
-    with pytest.raises(
-        LevelError, match=r"differ bitwise between 3 threads and one .*linear broken by threads.*threads 3"
-    ):
-        check_threads(found, 3, **SMALL)  # type: ignore[arg-type]
-    check_threads(invariance_report(Tiles()), 3, **SMALL)  # type: ignore[arg-type]
+def test_numbers_of_threads_that_move_bits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products hold with one thread and with two, and are others with more."""
+    check_threads(report_of(Strategy()), 3)
+    product = product_module.product
+    monkeypatch.setattr(
+        product_module, "product", lambda x, weight: product(x, weight) * max(2, torch.get_num_threads())
+    )
+    found = certify(strategies=[Strategy()], **SMALL)  # type: ignore[arg-type]
+    check_threads(found, 2)
+    with pytest.raises(LevelError, match=r"differ bitwise between 3 threads and one .*linear pad16.*threads 3"):
+        check_threads(found, 3)

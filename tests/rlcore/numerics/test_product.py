@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.numerics import product as module
-from rlcore.numerics.cases import with_gradients
-from rlcore.numerics.probe import num_threads
+from rlcore.numerics.probe import num_threads, with_gradients
 from rlcore.numerics.product import product
 from tests.rlcore.numerics.rows_alone import ROWS_ALONE, needs_strict_mkl
 

@@ -72,13 +72,13 @@ def test_sums_take_no_new_memory() -> None:
 def test_wrong_leaves_are_refused() -> None:
     tree = TreeSum(2)
     tree.add(1, torch.ones(1))
-    with pytest.raises(InvalidValueError, match="added before"):
+    other = TreeSum(4)
+    other.add(2, torch.ones(1))
+    with pytest.raises(InvalidValueError, match=r"values \[1\] of 2: \[1\] were added before"):
         tree.add(1, torch.ones(1))
-    with pytest.raises(InvalidValueError, match="value 2"):
+    with pytest.raises(InvalidValueError, match=r"values \[2\] of 2"):
         tree.add(2, torch.ones(1))
-    with pytest.raises(InvalidValueError, match="in both parts"):
+    with pytest.raises(InvalidValueError, match=r"\[1\] were added"):
         tree.absorb(tree)
-    with pytest.raises(InvalidValueError, match="a tree of 3 values"):
-        tree.absorb(TreeSum(3))
-    with pytest.raises(InvalidValueError, match="0 values"):
-        TreeSum(0)
+    with pytest.raises(InvalidValueError, match=r"values \[2\]"):
+        tree.absorb(other)

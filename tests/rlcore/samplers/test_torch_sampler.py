@@ -14,7 +14,7 @@ from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import FAMILIES
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import KernelStrategy, following
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
@@ -44,7 +44,7 @@ PARAMS = st.builds(
 
 
 @pytest.fixture
-def invariant() -> Iterator[KernelStrategy]:
+def invariant() -> Iterator[Strategy]:
     with following(STRATEGIES[0]):
         yield STRATEGIES[0]
 
@@ -80,7 +80,7 @@ def of_trainer(decoder: Decoder, completion: Trajectory) -> Tensor:
     company=COMPANY,
 )
 def test_logprobs_are_the_trainers_bits(
-    invariant: KernelStrategy, family: str, dtype: torch.dtype, params: list[SamplingParams], company: Company
+    invariant: Strategy, family: str, dtype: torch.dtype, params: list[SamplingParams], company: Company
 ) -> None:
     decoder = decoder_of(family, dtype)
     completions = drawn(decoder, mixed(params), company)
@@ -98,7 +98,7 @@ def test_logprobs_are_the_trainers_bits(
     company=COMPANY,
 )
 def test_completions_do_not_depend_on_company(
-    invariant: KernelStrategy, family: str, params: list[SamplingParams], order: list[int], company: Company
+    invariant: Strategy, family: str, params: list[SamplingParams], order: list[int], company: Company
 ) -> None:
     decoder, requests = decoder_of(family), mixed(params)
     sampler = sampler_of(decoder)
@@ -122,7 +122,7 @@ def drawn(decoder: Decoder, requests: list[SampleRequest], company: Company) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", STRATEGIES[1:], ids=lambda strategy: strategy.name)
-def test_every_recipe_gives_the_trainers_bits(strategy: KernelStrategy) -> None:
+def test_every_strategy_gives_the_trainers_bits(strategy: Strategy) -> None:
     decoder = decoder_of("qwen3")
     with following(strategy):
         for completion in sampler_of(decoder, concurrency=3, preempt_every=4).sample(requests_of(1)):
@@ -153,7 +153,7 @@ def everywhere(decoder: Decoder, requests: list[SampleRequest]) -> list[list[Sai
 
 
 @pytest.mark.full
-def test_completions_agree_everywhere(invariant: KernelStrategy) -> None:
+def test_completions_agree_everywhere(invariant: Strategy) -> None:
     one, *others = everywhere(decoder_of(), requests_of(2))
     assert all(other == one for other in others)
 
@@ -181,7 +181,7 @@ def test_tokens_have_their_distribution() -> None:
     assert chi_square < 56.9, "28 degrees of freedom: above it once in 1,000"
 
 
-def test_temperature_0_takes_the_best_and_says_its_logprob_at_1(invariant: KernelStrategy) -> None:
+def test_temperature_0_takes_the_best_and_says_its_logprob_at_1(invariant: Strategy) -> None:
     decoder = decoder_of()
     params = SamplingParams(max_tokens=12, temperature=0.0)
     completions = sampler_of(decoder).sample([request_of(text, params=params) for text in ("a", "hello")])
@@ -243,7 +243,7 @@ def test_logits_that_are_nan_are_told() -> None:
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def test_a_cache_that_grows_changes_nothing(invariant: KernelStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_grows_changes_nothing(invariant: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = requests_of(1, SamplingParams(max_tokens=60))
     roomy = said(sampler_of(decoder_of(spread=4.0)).sample(requests))
     monkeypatch.setattr(batching, "TOKENS_AHEAD", 1)

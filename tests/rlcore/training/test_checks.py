@@ -25,8 +25,7 @@ from rlcore.errors import LevelError, RlcoreError, StepError
 from rlcore.log import NullRecorder, Record
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.samplers.gumbel import GumbelNoise, states
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.train import Minibatch, TrainState, Update

@@ -15,9 +15,8 @@ from rlcore.errors import LevelError, WeightSyncError
 from rlcore.log import Clock, NullRecorder
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
+from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.padding import Padding
 from rlcore.samplers.batching import ContinuousBatch
 from tests.rlcore.training.recorded import config, trained
 from tests.rlcore.weights.targets import Target
@@ -61,7 +60,7 @@ class OtherWeight(Target):
 
 
 def causes_of(target: type[Target], *, off_by: float = 0.0) -> list[str]:
-    with following(Padding()), torch.no_grad():
+    with following(Strategy()), torch.no_grad():
         decoder = Decoder(CONFIG).initialise(3)
         sequence = torch.tensor(TOKENS)
         found = token_logprobs(decoder.logits(decoder.hidden(sequence[None, :-1]))[0], sequence[1:])

@@ -10,8 +10,7 @@ import torch
 
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights.arrivals import receipt_for
 from rlcore.weights.digests import tensor_digests
 from rlcore.weights.receipts import ALL_CHECKS, Check
@@ -37,7 +36,7 @@ class Sampler:
         self.answerer = Answerer(self.target)
 
     def answer(self, question: Question) -> Any:
-        with following(Padding()):
+        with following(Strategy()):
             return self.answerer(question)
 
     def call(self, method: str, *given: Any) -> None:
@@ -82,7 +81,7 @@ def host() -> Iterator[ActorHost]:
 
 @pytest.fixture(autouse=True)
 def at_level_invariant() -> Iterator[None]:
-    with following(Padding()):
+    with following(Strategy()):
         yield
 
 

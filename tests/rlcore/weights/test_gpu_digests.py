@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights import digests, gpu_digests
 from rlcore.weights.digests import flat_digest, tensor_digest, tensor_digests
 from rlcore.weights.gpu_digests import Contents
@@ -93,7 +92,7 @@ def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.Mo
 def copies_of_a_sync(host: Host) -> tuple[int, int]:
     """(copies, bytes) of the digests of the second of two syncs, which has all checks of a step."""
     decoder = policy()
-    with following(Padding()):
+    with following(Strategy()):
         target = Target(decoder)
         receipt = sync(decoder, target, 1, None)
         with torch.no_grad():

@@ -8,8 +8,7 @@ from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 from rlcore.weights.digests import weights_digest
@@ -35,7 +34,7 @@ def drawn(completions: list[Trajectory]) -> list[tuple[object, ...]]:
 
 
 def test_completions_carry_version_and_digest_of_the_receipt() -> None:
-    with following(Padding()):
+    with following(Strategy()):
         decoder, sampler = made()
         first = sync(decoder, sampler.weight_target, 1, None)
         before = sampler.sample(REQUESTS)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.remote import Answerer, Question
 from rlcore.weights.sync import sync
@@ -52,7 +51,7 @@ def host() -> Iterator[RemoteHost]:
 
 @pytest.fixture(autouse=True)
 def at_level_invariant() -> Iterator[None]:
-    with following(Padding()):
+    with following(Strategy()):
         yield
 
 

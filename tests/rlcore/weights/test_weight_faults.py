@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rlcore.errors import WeightSyncError
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.sync import sync
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
@@ -24,7 +23,7 @@ each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.na
 
 @pytest.fixture(autouse=True)
 def at_level_invariant() -> Iterator[None]:
-    with following(Padding()):
+    with following(Strategy()):
         yield
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.weights.canary import TOLERANCES, canary_distance
 from rlcore.weights.coverage import tied_names
 from rlcore.weights.digests import weights_digest
@@ -142,7 +141,7 @@ def test_the_canary_is_bitwise_at_level_invariant_alone() -> None:
     near = expected + torch.tensor([0.0, 3e-7])
     assert 0 < canary_distance(expected, near, torch.float32) < TOLERANCES[torch.float32]
     with (
-        following(Padding()),
+        following(Strategy()),
         pytest.raises(WeightSyncError, match="1 of 2 log-probabilities differ, the first at token 2"),
     ):
         canary_distance(expected, near, torch.float32)

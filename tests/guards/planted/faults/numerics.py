@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore.numerics.level import _active
+from rlcore.numerics.level import _level
 from rlcore.numerics.probe import num_threads
 from tests.guards.planted.fault import LEVEL, Probe, fault, honest, replaced
 
@@ -75,7 +75,7 @@ def attention_by_length(probe: Probe) -> Iterator[None]:
 
 @fault("batch_invariant_ops: a switch", "the level is off after a nested use, its flag still on", phases=(LEVEL, *READ))
 def level_lost(probe: Probe) -> Iterator[None]:
-    yield from _at_step(probe, 1, lambda: _active.set(None))
+    yield from _at_step(probe, 1, lambda: _level.set((None, None)))
 
 
 @fault("libraries built with -Ofast", "numbers below the smallest normal one are flushed", phases=(LEVEL,))

@@ -8,8 +8,7 @@ import torch
 
 from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import following
-from rlcore.numerics.padding import Padding
+from rlcore.numerics.level import Strategy, following
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.sync import IN_PROCESS, sync
@@ -64,7 +63,7 @@ class InEngine:
 
 @pytest.fixture(autouse=True)
 def at_level_invariant() -> Iterator[None]:
-    with following(Padding()):
+    with following(Strategy()):
         yield
 
 
