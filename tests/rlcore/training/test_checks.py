@@ -258,7 +258,7 @@ def test_which_of_equal_logits_a_filter_keeps_is_checked() -> None:
 
 
 def test_what_the_process_is_told_of_arithmetic_is_found() -> None:
-    with following(Padding()):
+    with following(Strategy()):
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(True)
         try:
