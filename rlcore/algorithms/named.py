@@ -38,6 +38,13 @@ def _compared(estimate: Callable[..., Tensor], batch: Batch, config: RunConfig, 
     return estimate(batch["rewards"], batch["groups"], *mask, batch["included"], **lone)
 
 
+def _remax(rewards: Tensor, mask: Tensor, included: Tensor, batch: Batch) -> Tensor:
+    """Compare each completion with the greedy one of its prompt."""
+    return advantages.remax(
+        at_last_token(rewards.float(), mask, included), batch["greedy_rewards"], mask, included
+    ).advantages
+
+
 ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
     "grpo": lambda batch, config: _compared(advantages.grpo, batch, config),
     "dr_grpo": lambda batch, config: _compared(advantages.dr_grpo, batch, config),
@@ -45,14 +52,7 @@ ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
     "reinforce_pp_baseline": lambda batch, config: _compared(
         advantages.reinforce_pp_baseline, batch, config, batch["loss_mask"]
     ),
-    "remax": lambda batch, config: (
-        advantages.remax(
-            at_last_token(batch["rewards"].float(), batch["loss_mask"], batch["included"]),
-            batch["greedy_rewards"],
-            batch["loss_mask"],
-            batch["included"],
-        ).advantages
-    ),
+    "remax": lambda batch, config: _remax(*(batch[name] for name in ("rewards", "loss_mask", "included")), batch),
 }
 """By `algorithm.advantage`."""
 
