@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms import advantages
-from rlcore.algorithms.advantages import at_last_token
 from rlcore.algorithms.correction import accepted, icepop, mismatch, sequence_weights, token_weights, truncate
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
@@ -38,11 +37,11 @@ def _compared(estimate: Callable[..., Tensor], batch: Batch, config: RunConfig, 
     return estimate(batch["rewards"], batch["groups"], *mask, batch["included"], **lone)
 
 
-def _remax(rewards: Tensor, mask: Tensor, included: Tensor, batch: Batch) -> Tensor:
+def _remax(batch: Batch) -> Tensor:
     """Compare each completion with the greedy one of its prompt."""
-    return advantages.remax(
-        at_last_token(rewards.float(), mask, included), batch["greedy_rewards"], mask, included
-    ).advantages
+    mask, included = batch["loss_mask"], batch["included"]
+    at_end = advantages.at_last_token(batch["rewards"].float(), mask, included)
+    return advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages
 
 
 ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
@@ -52,7 +51,7 @@ ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
     "reinforce_pp_baseline": lambda batch, config: _compared(
         advantages.reinforce_pp_baseline, batch, config, batch["loss_mask"]
     ),
-    "remax": lambda batch, config: _remax(*(batch[name] for name in ("rewards", "loss_mask", "included")), batch),
+    "remax": lambda batch, config: _remax(batch),
 }
 """By `algorithm.advantage`."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.named import correction_weights
+from rlcore.checks import Checks
 from rlcore.config import CorrectionSection, RunConfig
 from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level
@@ -91,6 +92,7 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget:
     with torch.no_grad():  # a reference that is not the policy
         reference = cast(Trainer, state.reference).model
         cast(Decoder, reference).embedding.mul_(1.5)
+    state.checks = Checks(state)
     policy = copy.deepcopy(state.decoder)
     with at_level("off", policy.config, length=64):
         make_step(state, 0)
@@ -207,6 +209,7 @@ def started(of: RunConfig, directory: Path) -> tuple[Kept, TrainState, Decoder]:
     reference = cast(Decoder, cast(Trainer, state.reference).model)
     with torch.no_grad():
         reference.embedding.mul_(1.5)
+    state.checks = Checks(state)
     return recorder, state, reference
 
 
