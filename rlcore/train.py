@@ -44,7 +44,8 @@ from rlcore.numerics.probe import num_threads
 from rlcore.samplers.base import Sampler
 from rlcore.samplers.two_stage import sample_two_stage
 from rlcore.samplers.two_stage_checks import check_can_search
-from rlcore.trainers.trainer import Loss, MicrobatchLoss, Reading, Trainer
+from rlcore.trainers.gradients import Loss, MicrobatchLoss, Reading
+from rlcore.trainers.trainer import Trainer
 from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, Tokenizer
 from rlcore.weights.receipts import Receipt
 from rlcore.weights.source import digest_of

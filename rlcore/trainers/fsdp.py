@@ -26,18 +26,17 @@ from rlcore.data.microbatches import Microbatch
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.tree_sum import TreeSum
-from rlcore.trainers.ranks import Assignment, RankGrid, agree, raise_first
-from rlcore.trainers.reductions import Replicas, canonical_sum, flat_nodes, owned
-from rlcore.trainers.trainer import (
+from rlcore.trainers.gradients import (
     Loss,
     MicrobatchLoss,
-    NonFinite,
     Reading,
-    check_loss,
     full_tensor,
     local_part,
+    non_finite_loss,
     squared_rows,
 )
+from rlcore.trainers.ranks import Assignment, RankGrid, agree, raise_first
+from rlcore.trainers.reductions import Replicas, canonical_sum, flat_nodes, owned
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.digests import digests_of
 from rlcore.weights.source import LiveWeights
@@ -71,11 +70,8 @@ class Shards(Replicas):
             for number in range(self.num_rounds):
                 self.round = number
                 computed = loss(self.model, own[number] if number < len(own) else dummy)
-                if number < len(own) and failed is None:
-                    try:
-                        check_loss(computed.loss, own[number])
-                    except NonFiniteError as error:
-                        failed = own[number].number, error
+                if number < len(own):
+                    failed = failed or non_finite_loss(computed.loss, own[number])
                 computed.loss.backward()  # type: ignore[no-untyped-call]
                 found.append(computed._replace(loss=computed.loss.detach()))
                 for parameter in self.model.parameters():
@@ -124,16 +120,6 @@ class Shards(Replicas):
         every = [part for parts in self.grid.shard.gather_objects(own) for part in parts]
         vectors = [full_tensor(gradient).double() for gradient in gradients if gradient.dim() < 2]
         return math.sqrt(math.fsum([*every, *(float(squared_rows(vector)) for vector in vectors)]))
-
-    def first_non_finite(self, gradients: Mapping[str, Tensor]) -> NonFinite | None:
-        """Return the first element that is not finite, of all shards; None if all are."""
-        own, shard = super().first_non_finite(gradients), self.grid.shard
-        if own is not None:
-            num_rows = gradients[own.name].shape[0]
-            first_row = min(num_rows, shard.rank * -(-num_rows // shard.size))
-            own = own._replace(place=(own.place[0] + first_row, *own.place[1:]))
-        found = [each for each in shard.gather_objects(own) if each is not None]
-        return min(found, key=lambda each: list(gradients).index(each.name), default=None)
 
     def digests(self, named: Mapping[str, Tensor]) -> dict[str, str]:
         """Return the digest of each whole tensor, on every rank; each is computed by one."""

@@ -7,19 +7,16 @@ when the process ends, however it ends. Offloaded tensors can be read as before,
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from rlcore.errors import InvalidValueError, PlacementError
-from rlcore.trainers.trainer import is_sharded, local_part
+from rlcore.trainers.gradients import is_sharded, local_part
 from rlcore.weights.digests import tensor_digests
-
-if TYPE_CHECKING:
-    from rlcore.trainers.trainer import Trainer
 
 MIN_MAPPED_BYTES = 4096
 """Tensors below one page stay in host memory."""
@@ -28,25 +25,28 @@ MIN_MAPPED_BYTES = 4096
 class OffloadedState:
     """The state of a trainer away from its devices."""
 
-    def __init__(self, trainer: "Trainer", directory: Path | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        masters: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        state: Callable[[], dict[str, Tensor]],
+        directory: Path | None,
+    ) -> None:
         """Move weights and optimizer state away until `wake`; parameters remain the same objects.
 
-        `directory` is on a disk with room for them. Raises InvalidValueError if nothing would be freed, for a gradient
-        that has not been used, and OSError if the disk is full; everything is where it was then.
+        `state` returns all of it by name; `directory` is on a disk with room for it. Raises InvalidValueError if
+        nothing would be freed, and OSError if the disk is full; everything is where it was then.
         """
-        if trainer.gradients is not None:
-            raise InvalidValueError(
-                f"the {trainer.name} has a gradient",
-                legal="a model between two updates",
-                remedy="make the optimizer's step first",
-            )
-        if directory is None and all(tensor.device.type == "cpu" for tensor in trainer.state().values()):
+        if directory is None and all(tensor.device.type == "cpu" for tensor in state().values()):
             raise InvalidValueError(
                 "offload from cpu to host memory, which frees nothing",
                 legal="a state on a GPU, or a directory on a disk",
                 remedy="deployment.offload_directory",
             )
-        self._trainer, self._directory = trainer, directory
+        own = dict(model.named_parameters())
+        self._masters = nn.ParameterList(each for name, each in masters.items() if each is not own[name])
+        self._model, self._optimizer, self._state, self._directory = model, optimizer, state, directory
         self._homes: dict[int, torch.device] = {}  # by id of a parameter, and of any other tensor that was moved
         self._digests = self._found()
         try:
@@ -71,7 +71,7 @@ class OffloadedState:
             )
 
     def _found(self) -> dict[str, str]:
-        return tensor_digests({name: local_part(tensor) for name, tensor in self._trainer.state().items()})
+        return tensor_digests({name: local_part(tensor) for name, tensor in self._state().items()})
 
     @torch.no_grad()
     def _move(self, move: Callable[[Tensor], Tensor]) -> None:
@@ -83,12 +83,9 @@ class OffloadedState:
                 done[id(tensor)] = tensor, move(tensor)
             return done[id(tensor)][1]
 
-        model: Any = self._trainer.model
-        model._apply(once)  # as Module.to does; FSDP2 follows it to its shards; tied ones are visited twice
-        own = dict(model.named_parameters())
-        masters: Any = nn.ParameterList(each for name, each in self._trainer.masters.items() if each is not own[name])
-        masters._apply(once)
-        for state in self._trainer.optimizer.state.values():
+        for module in (self._model, self._masters):
+            cast(Any, module)._apply(once)  # as Module.to does; FSDP2 follows it to its shards; tied ones come twice
+        for state in self._optimizer.state.values():
             state.update({kind: once(value) for kind, value in state.items()})
 
     def _away(self, tensor: Tensor) -> Tensor:

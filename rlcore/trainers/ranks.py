@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rlcore.config_deployment import DeploymentSection
 from rlcore.errors import InvalidValueError, NonFiniteError
@@ -25,12 +24,6 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup, device: str = "cpu") -> None:
         self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-
-    def gather(self, own: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, by rank; all have one type and shape."""
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own.contiguous(), group=self.group)
-        return found
 
     def gather_objects(self, own: Any) -> list[Any]:
         """Return the values of all ranks, by rank; they are pickled."""
@@ -135,6 +128,5 @@ def agree(ranks: Ranks, own: Sequence[int], num_microbatches: int | None) -> Ass
 
 def raise_first(ranks: Ranks, failed: tuple[int, NonFiniteError] | None) -> None:
     """Raise, on every rank, the error of the first microbatch whose loss is not finite, if there is one."""
-    found = [each for each in ranks.gather_objects(failed) if each]
-    if found:
+    if found := [each for each in ranks.gather_objects(failed) if each]:
         raise min(found, key=lambda each: each[0])[1]

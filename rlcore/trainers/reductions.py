@@ -13,10 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlcore.data.microbatches import Microbatch
-from rlcore.errors import NonFiniteError
 from rlcore.numerics.tree_sum import NodePosition, TreeSum, complete_subtrees
+from rlcore.trainers.gradients import (
+    GradientSum,
+    Loss,
+    MicrobatchLoss,
+    OneProcess,
+    full_tensor,
+    non_finite_loss,
+)
 from rlcore.trainers.ranks import Assignment, RankGrid, Ranks, agree, raise_first
-from rlcore.trainers.trainer import GradientSum, Loss, MicrobatchLoss, OneProcess, check_loss, is_sharded, local_part
 
 BUCKET_ELEMENTS = 1 << 20
 """Elements that a rank sends at once, over all of its sums: never a flat copy of the model."""
@@ -42,10 +48,7 @@ class Replicas(OneProcess):
         total, failed = GradientSum(parameters, num_values), None
         for place, microbatch in enumerate(own):
             computed = loss(self.model, microbatch)
-            try:
-                check_loss(computed.loss, microbatch)
-            except NonFiniteError as error:
-                failed = microbatch.number, error
+            if failed := non_finite_loss(computed.loss, microbatch):
                 break
             found.append(total.add_pass(microbatch.number if self.is_canonical else place, computed))
         raise_first(self.grid.world, failed)
@@ -152,25 +155,9 @@ def owned(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tuple
     """Yield each tensor whole on one rank only: tensor i on rank i modulo the number of ranks.
 
     Collective: every rank passes the same names in the same order, and iterates to the end. Beside its shards a rank
-    holds one tensor at a time. What every rank has whole is not sent.
+    holds one tensor at a time.
     """
     for index, (name, tensor) in enumerate(named):
-        replica, owner = divmod(index % grid.world.size, grid.shard.size)
-        is_own_replica = replica == grid.replicate.rank
-        found = _gathered(tensor, grid.shard, owner) if is_sharded(tensor) and is_own_replica else tensor
-        if is_own_replica and owner == grid.shard.rank:
+        found = full_tensor(tensor)
+        if index % grid.world.size == grid.world.rank:
             yield name, found
-
-
-def _gathered(tensor: Tensor, ranks: Ranks, owner: int) -> Tensor:
-    """Return the whole tensor on the owner; on the others, the rows that they have."""
-    local, num_rows = local_part(tensor), tensor.shape[0]
-    size = -(-num_rows // ranks.size)
-    padded = local.new_zeros(size, *tensor.shape[1:])
-    padded[: len(local)] = local
-    if ranks.rank != owner:
-        dist.gather(padded, group=ranks.group, group_dst=owner)
-        return local
-    received = local.new_empty(ranks.size * size, *tensor.shape[1:])
-    dist.gather(padded, list(torch.split(received, size)), group=ranks.group, group_dst=owner)
-    return received[:num_rows]

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rlcore.errors import ReplicaError
+from rlcore.trainers.gradients import local_part
 from rlcore.trainers.ranks import RankGrid
-from rlcore.trainers.trainer import local_part
 from rlcore.weights.digests import combined_digest, tensor_digests
 
 State = Mapping[str, Tensor]

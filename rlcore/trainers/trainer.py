@@ -7,45 +7,39 @@ Nothing here depends on who computed which microbatch, nor when.
 
 import copy
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimizerSection, PpoSection, RunConfig, RuntimeSection
-from rlcore.data.microbatches import Microbatch, divide_among_workers
-from rlcore.errors import NonFiniteError
+from rlcore.data.microbatches import Microbatch
+from rlcore.errors import InvalidValueError
 from rlcore.log import NullRecorder, Record
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
 from rlcore.numerics.probe import num_threads
-from rlcore.numerics.tree_sum import TreeSum
-from rlcore.weights.digests import combined_digest, flat_digest, tensor_digests
+from rlcore.trainers.gradients import (
+    Loss,
+    MicrobatchLoss,
+    OneProcess,
+    Reading,
+    full_tensor,
+    local_part,
+    non_finite_gradient,
+)
+from rlcore.weights.digests import combined_digest, flat_digest
 from rlcore.weights.source import LiveWeights
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from rlcore.trainers.offload import OffloadedState
     from rlcore.trainers.ranks import RankGrid
 
 MASTER = "master"
 """Kind of the fp32 weights in a state."""
-
-
-class MicrobatchLoss(NamedTuple):
-    """A microbatch's share of the loss, and what is observed of its pass."""
-
-    loss: Tensor
-    """Scalar: the microbatch's share of the minibatch's loss."""
-    observed: dict[str, Tensor]
-    """Detached values of the pass by name, [samples, positions]."""
-    loss_mask: Tensor
-    """Positions where the observed values mean something, bool [samples, positions]."""
 
 
 class Update(NamedTuple):
@@ -56,12 +50,6 @@ class Update(NamedTuple):
     """Norm of the gradient, before clipping."""
     learning_rate: float
     losses: tuple[MicrobatchLoss, ...]
-
-
-Loss = Callable[[nn.Module, Microbatch], MicrobatchLoss]
-"""Reads a microbatch by a model, with a gradient. It can be pickled: a partial of a function of a module."""
-Reading = Callable[[nn.Module, Microbatch], Tensor]
-"""Reads a microbatch by a model, without a gradient: [samples, length - first]. It can be pickled too."""
 
 
 class Trainer:
@@ -127,14 +115,7 @@ class Trainer:
             self._record.all("backward", ((f"{self.name}.{name}", value) for name, value in gradients.items()))
             norm = self.reduction.norm([*gradients.values()])
             if not math.isfinite(norm):
-                found = self.reduction.first_non_finite(gradients)
-                raise NonFiniteError(
-                    "the norm of the gradients is above the largest number"
-                    if found is None
-                    else f"the gradient of {found.name} is {found.value} at {list(found.place)}",
-                    remedy="a lower learning rate, or replay this step operation by operation",
-                    phases=("backward",),
-                )
+                raise non_finite_gradient(gradients)
             if max_norm is not None and norm > max_norm:
                 torch._foreach_mul_([local_part(each) for each in gradients.values()], max_norm / norm)
             if self._sentinel is not None:
@@ -227,125 +208,20 @@ class Trainer:
         """
         from rlcore.trainers.offload import OffloadedState
 
+        if self.gradients is not None:
+            raise InvalidValueError(
+                f"the {self.name} has a gradient",
+                legal="a model between two updates",
+                remedy="make the optimizer's step first",
+            )
         if self._away is None:
-            self._away = OffloadedState(self, directory)
+            self._away = OffloadedState(self.model, self.masters, self.optimizer, self.state, directory)
 
     def _wake(self) -> None:
         """Come back to the device, before the model is used."""
         if self._away is not None:
             away, self._away = self._away, None
             away.wake()
-
-
-class NonFinite(NamedTuple):
-    """The first element of a gradient that is not finite."""
-
-    name: str
-    """Name of its parameter."""
-    value: float
-    place: tuple[int, ...]
-    """Its index."""
-
-
-class OneProcess:
-    """Adds up gradients in a process that has all weights and no other ranks; its workers are simulated."""
-
-    group: "ProcessGroup | None" = None
-
-    def __init__(self, model: nn.Module, num_workers: int = 1) -> None:
-        self.model, self._num_workers = model, num_workers
-
-    def backward(
-        self, own: Sequence[Microbatch], loss: Loss, num_microbatches: int | None
-    ) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
-        """Make the passes of this rank; return their losses, and the sum of all ranks' gradients by parameter, fp32."""
-        parameters, num_values = list(self.model.parameters()), num_microbatches or len(own)
-        total, found = GradientSum(parameters, num_values), dict[int, MicrobatchLoss]()
-        for microbatches in divide_among_workers(own, self._num_workers):
-            part = GradientSum(parameters, num_values)
-            for microbatch in microbatches:
-                computed = loss(self.model, microbatch)
-                check_loss(computed.loss, microbatch)
-                found[microbatch.number] = part.add_pass(microbatch.number, computed)
-            total.absorb(part)
-        return tuple(found[microbatch.number] for microbatch in own), total.total()
-
-    def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
-        """Read microbatches, in their order."""
-        return [reading(self.model, microbatch) for microbatch in microbatches]
-
-    def norm(self, gradients: Sequence[Tensor]) -> float:
-        """Return the norm of all gradients."""
-        return global_norm(gradients)
-
-    def first_non_finite(self, gradients: Mapping[str, Tensor]) -> NonFinite | None:
-        """Return the first element that is not finite; None if all are."""
-        for name, gradient in gradients.items():
-            if not bool((part := local_part(gradient)).isfinite().all()):
-                index = tuple(torch.nonzero(~part.isfinite())[0].tolist())
-                return NonFinite(name, float(part[index]), index)
-        return None
-
-    def digests(self, named: Mapping[str, Tensor]) -> dict[str, str]:
-        """Return the digest of each tensor."""
-        return tensor_digests(named)
-
-    def weights(self) -> LiveWeights:
-        """Return the weights as they are when they are read."""
-        return LiveWeights(self.model)
-
-
-class GradientSum:
-    """The sum of the gradients of microbatches, in a canonical tree for each parameter."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
-        self._parameters = parameters
-        self._trees = [TreeSum(num_microbatches) for _ in parameters]
-
-    def add_pass(self, number: int, computed: MicrobatchLoss) -> MicrobatchLoss:
-        """Add each gradient of a microbatch as soon as the backward pass has made it, zeros if it makes none."""
-        missing = dict(enumerate(self._parameters))
-
-        def add(index: int, parameter: Tensor) -> None:
-            self._trees[index].add(number, take_gradient(parameter))
-            missing.pop(index)
-
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(add, index))  # type: ignore[no-untyped-call]
-            for index, parameter in missing.items()
-            if parameter.requires_grad
-        ]
-        try:
-            computed.loss.backward()  # type: ignore[no-untyped-call]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for index, parameter in list(missing.items()):
-            add(index, parameter)
-        return computed._replace(loss=computed.loss.detach())
-
-    def absorb(self, other: "GradientSum") -> None:
-        """Add the gradients that another worker has summed."""
-        for tree, others in zip(self._trees, other._trees, strict=True):
-            tree.absorb(others)
-
-    def take(self, index: int) -> TreeSum:
-        """Take a parameter's tree off the sum, which does not hold its memory any longer."""
-        taken, self._trees[index] = self._trees[index], TreeSum(1)
-        return taken
-
-    def total(self) -> list[Tensor]:
-        """Return the sum for each parameter."""
-        totals = [tree.total() for tree in self._trees]
-        return [total for total in totals if total is not None]
-
-
-def take_gradient(parameter: Tensor) -> Tensor:
-    """Take the gradient off its parameter, in fp32; zeros if there is none. An fp32 gradient is not copied."""
-    gradient, parameter.grad = parameter.grad, None
-    if gradient is None:
-        return torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
-    return gradient.to(torch.float32)
 
 
 def build_adamw(
@@ -370,49 +246,6 @@ def build_master(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.dtype.itemsize >= torch.float32.itemsize:
         return parameter
     return nn.Parameter(parameter.detach().float())
-
-
-def global_norm(gradients: Iterable[Tensor]) -> float:
-    """Return the 2-norm of all gradients: rows summed in fp64 one by one, their sums added without rounding.
-
-    torch's own sum of a whole tensor depends on the number of threads.
-    """
-    rows = [squared_rows(gradient) for gradient in gradients]
-    return math.sqrt(math.fsum(torch.cat(rows).tolist())) if rows else 0.0
-
-
-def squared_rows(gradient: Tensor) -> Tensor:
-    """Return the sum of squares of each row, fp64; a vector is one row."""
-    return gradient.double().square().reshape(-1, gradient.shape[-1] if gradient.dim() else 1).sum(-1)
-
-
-def check_loss(loss: Tensor, microbatch: Microbatch) -> None:
-    """Check that a microbatch's loss is finite; raises NonFiniteError that names its samples."""
-    if not math.isfinite(float(loss.detach())):
-        raise NonFiniteError(
-            f"the loss of fixed microbatch {microbatch.number} is {float(loss.detach())}"
-            f" (samples {list(microbatch.samples)})",
-            remedy="a lower learning rate; rlharness reproduce RUN --step K --trace-ops names the first operation",
-            phases=("loss",),
-        )
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process has some rows of a tensor of several ranks."""
-    distributed = sys.modules.get("torch.distributed.tensor")  # its import takes seconds, and only shards need it
-    return distributed is not None and isinstance(tensor, distributed.DTensor)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return the rows of this rank, not copied; the tensor itself if it is not sharded."""
-    local: Tensor = cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
-    return local
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor on every rank; collective if it is sharded."""
-    full: Tensor = cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
-    return full
 
 
 def peak_rate(config: RunConfig, name: str) -> float:

@@ -25,9 +25,10 @@ from rlcore.log import PartRecorder, Record
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.numerics.probe import num_threads
+from rlcore.trainers.gradients import Loss, MicrobatchLoss, Reading
 from rlcore.trainers.ranks import join_grid
 from rlcore.trainers.reductions import owned
-from rlcore.trainers.trainer import Loss, MicrobatchLoss, Models, Reading
+from rlcore.trainers.trainer import Models
 from rlcore.weights.source import SourceDescription, describe
 
 _ONE: Split = Broadcast()

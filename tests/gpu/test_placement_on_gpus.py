@@ -69,7 +69,7 @@ def test_an_idle_role_leaves_the_gpu_and_comes_back_with_every_bit(tmp_path: Pat
     trainer.optimizer_step(learning_rate=1e-3, max_norm=None)
     before = tensor_digests(trainer.state())
     held = torch.cuda.memory_allocated()
-    state = OffloadedState(trainer, tmp_path if is_mapped else None)
+    state = OffloadedState(model, trainer.masters, trainer.optimizer, trainer.state, tmp_path if is_mapped else None)
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     assert held - torch.cuda.memory_allocated() > 3 * 4 * 2 * 512 * 2048
     state.wake()

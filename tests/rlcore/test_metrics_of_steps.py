@@ -15,7 +15,7 @@ from rlcore.data.batch import Batch
 from rlcore.data.scoring import Scores
 from rlcore.log import mean
 from rlcore.train import Matched, Step, Update, metrics_of_step
-from rlcore.trainers.trainer import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 from tests.rlcore.data.completions import completions
 
 PROPERTY = settings(max_examples=2 * settings().max_examples)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from rlcore.data.microbatches import divide_among_workers
 from rlcore.errors import ReplicaError
+from rlcore.trainers.gradients import local_part
 from rlcore.trainers.ranks import RankGrid, build_grid
-from rlcore.trainers.trainer import Trainer, local_part
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.digests import tensor_digest
 from tests.support.rank_training import NUM_MICROBATCHES, local_trainer, microbatches_of, negative_likelihood
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from rlcore.data.microbatches import Microbatch
 from rlcore.errors import RlcoreError
 from rlcore.trainers import fsdp
+from rlcore.trainers.gradients import MicrobatchLoss, local_part
 from rlcore.trainers.ranks import Assignment, Ranks, build_grid
-from rlcore.trainers.trainer import MicrobatchLoss, local_part
 from tests.support.rank_training import (
     NUM_MICROBATCHES,
     Case,

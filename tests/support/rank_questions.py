@@ -13,8 +13,9 @@ from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
 from rlcore.train import read_logprobs as read_logprobs_at
 from rlcore.train import read_tokens
+from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.reductions import owned
-from rlcore.trainers.trainer import MicrobatchLoss, Trainer
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.canary import canary_tokens
 from tests.support.rank_training import (
     CONFIG,

@@ -14,8 +14,9 @@ from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.trainers import reductions
+from rlcore.trainers.gradients import MicrobatchLoss, full_tensor
 from rlcore.trainers.ranks import RankGrid, build_grid
-from rlcore.trainers.trainer import MicrobatchLoss, Trainer, full_tensor
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.digests import tensor_digest
 
 CONFIG = DecoderConfig(

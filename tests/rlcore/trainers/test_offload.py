@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from harness.fixtures import StartRanks
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.trainers.gradients import local_part
 from rlcore.trainers.offload import MIN_MAPPED_BYTES, OffloadedState
 from rlcore.trainers.ranks import build_grid
-from rlcore.trainers.trainer import Trainer, local_part
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.digests import tensor_digests
 from tests.support.mapped_memory import mapped_files
 
@@ -53,6 +54,10 @@ def trainer_of(model: nn.Module) -> Trainer:
     return Trainer("policy", model, 1e-2, section=section, runtime=RuntimeSection(training_threads=1), grid=grid)
 
 
+def away(trainer: Trainer, directory: Path | None) -> OffloadedState:
+    return OffloadedState(trainer.model, trainer.masters, trainer.optimizer, trainer.state, directory)
+
+
 def learn(trainer: Trainer, steps: range) -> None:
     for step in steps:
         draw = torch.Generator().manual_seed(step)
@@ -84,7 +89,7 @@ def test_training_with_naps_has_the_bits_of_training_without(tmp_path: Path, dty
     learn(one, range(6))
     for steps in (range(2), range(2, 3), range(3, 6)):
         learn(other, steps)
-        state = OffloadedState(other, tmp_path)
+        state = away(other, tmp_path)
         assert are_in_files(other) == {True}
         state.wake()
     assert digests(one) == digests(other)
@@ -105,7 +110,7 @@ def test_large_tensors_lie_in_files_without_names_while_the_model_is_idle(
     model = trainer.model
     assert isinstance(model, Small)
     before, parameters, strides = digests(trainer), list(model.parameters()), model.mixing.stride()
-    state = OffloadedState(trainer, tmp_path)
+    state = away(trainer, tmp_path)
     assert digests(trainer) == before, "it can be read while it is idle"
     assert len(large_of(trainer)) == 3 * 2
     assert sum(each.nbytes for each in large_of(trainer)) == sum(sizes), "tied weights are moved once"
@@ -135,7 +140,7 @@ def test_a_bit_that_changes_while_the_model_is_idle_is_named(
 ) -> None:
     trainer = small()
     learn(trainer, range(1))
-    state = OffloadedState(trainer, tmp_path_factory.getbasetemp())
+    state = away(trainer, tmp_path_factory.getbasetemp())
     flip(trainer.state()[name], bit)
     with pytest.raises(PlacementError) as caught:
         state.wake()
@@ -145,14 +150,14 @@ def test_a_bit_that_changes_while_the_model_is_idle_is_named(
 
 def test_an_offload_that_frees_nothing_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="frees nothing"):
-        OffloadedState(small(), None)
+        away(small(), None)
 
 
 def test_a_model_with_a_gradient_is_not_idle(tmp_path: Path) -> None:
     trainer = small()
     trainer.gradients = []
     with pytest.raises(InvalidValueError, match="the policy has a gradient"):
-        OffloadedState(trainer, tmp_path)
+        trainer.rest(tmp_path)
 
 
 @pytest.mark.parametrize("num_files", [0, pytest.param(3, marks=pytest.mark.full)])
@@ -171,7 +176,7 @@ def test_a_full_disk_is_an_error_and_everything_is_where_it_was(
     before = digests(trainer)
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
-        OffloadedState(trainer, tmp_path)
+        away(trainer, tmp_path)
     assert digests(trainer) == before
     assert are_in_files(trainer) == {False}
     assert list(tmp_path.iterdir()) == []
@@ -184,7 +189,7 @@ def sharded_digests(directory: str, num_rows: int, naps: bool, dtype: torch.dtyp
     for step in range(3):
         learn(trainer, range(step, step + 1))
         if naps:
-            state = OffloadedState(trainer, Path(directory))
+            state = away(trainer, Path(directory))
             assert True in are_in_files(trainer)
             if num_rows % 2 == 0:  # FSDP2 copies a shard that it has to pad
                 assert are_in_files(trainer) == {True}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlcore.numerics.tree_sum import TreeSum, complete_subtrees
 from rlcore.trainers.fsdp import exact_parts, row_sums
+from rlcore.trainers.gradients import global_norm, squared_rows
 from rlcore.trainers.reductions import added, buckets, flat_nodes, total_row
-from rlcore.trainers.trainer import global_norm, squared_rows
 from tests.support.canonical_sum import tree_sum
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)

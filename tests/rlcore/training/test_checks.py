@@ -29,7 +29,7 @@ from rlcore.numerics.level import Strategy, following
 from rlcore.samplers.gumbel import GumbelNoise, states
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.train import Minibatch, TrainState, Update
-from rlcore.trainers.trainer import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.digests import tensor_digests
 from tests.rlcore.training.recorded import Digests, config, recorded

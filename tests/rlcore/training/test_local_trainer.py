@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimizerSection, RuntimeSection
-from rlcore.trainers.trainer import Trainer, global_norm
+from rlcore.trainers.gradients import global_norm
+from rlcore.trainers.trainer import Trainer
 
 
 class Pair(nn.Module):
