@@ -306,7 +306,7 @@ def policy_loss(
         losses = losses - section.entropy_coef * entropy
     if (weights := correction_weights(config.correction, old, sampled, mask)) is not None:
         losses, observed["weights"] = reweighted(losses, weights, mask), weights
-    shares = sample_shares(losses, mask, section.aggregation, denominators)
+    shares = sample_shares(losses, mask, config.aggregation, denominators)
     return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in observed.items()}, mask)
 
 
@@ -435,7 +435,7 @@ def critic_loss(
     section, mask, expected = config.algorithm, microbatch["loss_mask"], read_values(critic, microbatch)
     assert isinstance(section, PpoSection)
     found = value_loss(expected, microbatch["values"], microbatch["returns"], mask, clip_eps=section.value_clip_eps)
-    shares = sample_shares(found.losses, mask, section.aggregation, denominators)
+    shares = sample_shares(found.losses, mask, config.aggregation, denominators)
     return MicrobatchLoss(shares.sum(), {"values": expected.detach(), "clipped": found.clipped.float()}, mask)
 
 

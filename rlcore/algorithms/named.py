@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages
 from rlcore.algorithms.correction import accepted, icepop, mismatch, sequence_weights, token_weights, truncate
-from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
+from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
-from rlcore.config import CorrectionSection, GrpoSection, RunConfig
+from rlcore.config import CorrectionSection, RunConfig
 from rlcore.data.batch import Batch
 
 
@@ -56,31 +56,25 @@ ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
 """By `algorithm.advantage`."""
 
 
-def _clipped(loss: Callable[..., PolicyLoss], tokens: Tokens, config: RunConfig, **options: float | None) -> PolicyLoss:
-    """Compute a loss by the ratio to the policy before the step."""
-    given = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.loss_mask)
-    low, high = config.algorithm.clip_eps_low, config.algorithm.clip_eps_high
-    return loss(*given, clip_eps_low=low, clip_eps_high=high, **options)
+def _by_ratio_to(reference: str, loss: Callable[..., PolicyLoss]) -> Callable[[Tokens, RunConfig], PolicyLoss]:
+    """Return a loss by the ratio to `reference`, one of `Tokens`; a setting that is left out is as the loss has it."""
+    names = ("clip_eps_low", "clip_eps_high", "dual_clip", "mask_low", "mask_high", "proximal_coef")
 
+    def compute(tokens: Tokens, config: RunConfig) -> PolicyLoss:
+        given = {name: getattr(config.algorithm, name, None) for name in names}
+        settings = {name: value for name, value in given.items() if value is not None}
+        return loss(tokens.logprobs, getattr(tokens, reference), tokens.advantages, tokens.loss_mask, **settings)
 
-def _masked(loss: Callable[..., PolicyLoss], tokens: Tokens, config: RunConfig, *keep: Tensor) -> PolicyLoss:
-    """Compute a loss by the ratio to the sampler; a setting of None is left to the loss's own default."""
-    section = config.algorithm
-    assert isinstance(section, GrpoSection)
-    given = (tokens.logprobs, tokens.rollout_logprobs, tokens.advantages, tokens.loss_mask, *keep)
-    asked = {"mask_low": section.mask_low, "mask_high": section.mask_high, "kl_coef": section.proximal_coef}
-    return loss(*given, **{name: value for name, value in asked.items() if value is not None})
+    return compute
 
 
 LOSSES: Mapping[str, Callable[[Tokens, RunConfig], PolicyLoss | Tensor]] = {
-    "ppo_clip": lambda tokens, config: _clipped(ppo_clip, tokens, config, dual_clip=config.algorithm.dual_clip),
-    "gspo": lambda tokens, config: _clipped(gspo, tokens, config),
-    "cispo": lambda tokens, config: _clipped(cispo, tokens, config),
-    "dppo_tv": lambda tokens, config: _masked(dppo_tv, tokens, config),
-    "ipo": lambda tokens, config: _masked(ipo, tokens, config),
-    "masked_is": lambda tokens, config: _masked(
-        masked_is, tokens, config, masked_is_keep(tokens.logprobs, tokens.rollout_logprobs, tokens.loss_mask)
-    ),
+    "ppo_clip": _by_ratio_to("old_logprobs", ppo_clip),
+    "gspo": _by_ratio_to("old_logprobs", gspo),
+    "cispo": _by_ratio_to("old_logprobs", cispo),
+    "dppo_tv": _by_ratio_to("rollout_logprobs", dppo_tv),
+    "ipo": _by_ratio_to("rollout_logprobs", ipo),
+    "masked_is": _by_ratio_to("rollout_logprobs", masked_is),
 }
 """By `algorithm.loss`."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlcore.config_deployment import DeploymentSection
+from rlcore.config import DeploymentSection
 from rlcore.errors import InvalidValueError, NonFiniteError
 
 
