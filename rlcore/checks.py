@@ -432,7 +432,7 @@ def causes(
     if wrong := [name for name in names if held.get(name) != expected[name]]:
         yield Cause(
             f"{wrong[0]} of the sampler is not the policy's ({len(wrong)} of {len(names)} parameters are not)",
-            "repair the sync, and keep all checks of its receipt: they find this before anything is sampled",
+            "repair the sync: its receipt finds this before anything is sampled",
         )
         return
     is_found, sequence = False, torch.tensor(tokens)

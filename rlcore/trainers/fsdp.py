@@ -254,10 +254,7 @@ class ShardedWeights(LiveWeights):
 
     def specs(self) -> dict[str, ParameterSpec]:
         """Return type and shape of each tensor; a sharded one has no memory that another process could share."""
-        return {
-            name: ParameterSpec(shard.dtype, tuple(shard.shape), None, is_meta=False)
-            for name, shard in super().tensors.items()
-        }
+        return {name: ParameterSpec(shard.dtype, tuple(shard.shape), None) for name, shard in super().tensors.items()}
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each tensor."""
