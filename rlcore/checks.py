@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.config import RunConfig
 from rlcore.data.tasks import Task
 from rlcore.data.trajectory import Trajectory, Turn, by_request, item_params
@@ -29,7 +30,6 @@ from rlcore.samplers.filters import Filters
 from rlcore.samplers.gumbel import GumbelNoise, signed, states
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason, Tokenizer
 from rlcore.weights.canary import different_layer, policy_logprobs
-from rlcore.weights.digests import tensor_digests
 from rlcore.weights.receipts import Receipt
 from rlcore.weights.source import LiveWeights, digest_of
 from rlcore.weights.target import WeightTarget

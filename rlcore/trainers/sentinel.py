@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from harness.bits.tensor_digests import combined_digest, tensor_digests
 from rlcore.errors import ReplicaError
 from rlcore.trainers.gradients import local_part
 from rlcore.trainers.ranks import RankGrid
-from rlcore.weights.digests import combined_digest, tensor_digests
 
 State = Mapping[str, Tensor]
 Digests = Mapping[str, str]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import rlcore.train as engine
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.algorithms.aggregation import Denominators
 from rlcore.checks import Checks, check_completions, check_default_dtype, check_drawn, check_heldout, check_passes
 from rlcore.config import RunConfig
@@ -31,7 +32,6 @@ from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.train import Minibatch, TrainState, Update
 from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
-from rlcore.weights.digests import tensor_digests
 from tests.rlcore.training.recorded import Digests, config, recorded
 from tests.support.samplers import TOKENIZER
 
