@@ -28,7 +28,7 @@ from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.probe import num_threads
-from rlcore.rewards.build import add_reward_model
+from rlcore.rewards.reward_model import add_reward_model
 from rlcore.samplers.build import build_sampler, check_level_of_sampler, check_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.train import TrainState, beam_params, loop, warm_start
