@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.algorithms.aggregation import Denominators
-from rlcore.config import GrpoSection, RunConfig
+from rlcore.config import RunConfig
 from rlcore.data.microbatches import Microbatch
-from rlcore.recipes.grpo import policy_loss
-from rlcore.trainers.scoring import Scored
+from rlcore.train import policy_loss
 from tests.rlcore.training.recorded import config
 
 
@@ -57,8 +56,7 @@ def test_weights_for_the_sampler_are_those_of_the_policys_gradient_alone(
 
 def share_of(of: RunConfig, logprobs: Tensor, entropy: Tensor, columns: dict[str, Tensor]) -> Tensor:
     """The policy's loss of one microbatch whose log-probabilities are given."""
-    section, mask = of.algorithm, columns["loss_mask"]
-    assert isinstance(section, GrpoSection)
+    mask = columns["loss_mask"]
     microbatch = Microbatch(0, tuple(range(len(mask))), torch.zeros(mask.shape, dtype=torch.int64), 0, columns, True)
-    with patch("rlcore.recipes.policy_pass.score", lambda *_: Scored(logprobs, entropy)):
-        return policy_loss(of, section, Denominators(int(mask.sum()), len(mask)), nn.Module(), microbatch).loss
+    with patch("rlcore.train.read_tokens", lambda *_: (logprobs, entropy)):
+        return policy_loss(of, Denominators(int(mask.sum()), len(mask)), nn.Module(), microbatch).loss
