@@ -6,8 +6,7 @@ from collections.abc import Callable
 from torch import nn
 
 from rlcore.config import RunConfig
-from rlcore.models.decoder import Decoder
-from rlcore.models.value_head import Critic
+from rlcore.models.decoder import Critic, Decoder
 from rlcore.observability.events import ModelsBuilt
 from rlcore.observability.observers import Observers
 from rlcore.trainers.base import Trainer

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import InvalidValueError
+from rlcore.models.config import written_config
 from rlcore.models.decoder import Decoder
-from rlcore.models.hub_config import written_config
 from rlcore.samplers.local_target import FencedTarget
 from rlcore.samplers.vllm.exchange import Drawn, LocalExchange
 from rlcore.samplers.vllm.plugin import register_model

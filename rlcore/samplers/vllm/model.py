@@ -15,8 +15,8 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 
 from rlcore.models.checkpoints import CONFIG, fill, read_json
+from rlcore.models.config import read_config
 from rlcore.models.decoder import Decoder
-from rlcore.models.hub_config import read_config
 from rlcore.samplers.vllm.attention import PagedCacheBackend
 from rlcore.samplers.vllm.paged_attention import PagedBackend, PagedPass
 from rlcore.samplers.vllm.versions import pages_of

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.checkpoints import CONFIG, INDEX, WEIGHTS, Part, hub_parts, load, save
-from rlcore.models.config import FAMILIES, DecoderConfig, RopeScaling
+from rlcore.models.config import ARCHITECTURES, FAMILIES, DecoderConfig, RopeScaling, read_config, written_config
 from rlcore.models.decoder import Decoder
-from rlcore.models.hub_config import ARCHITECTURES, read_config, written_config
 from rlcore.models.tokenizer import CharacterTokenizer
 from tests.support.recorded_programs import PEERS_VARIABLE, program, run
 

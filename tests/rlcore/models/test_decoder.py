@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from rlcore.errors import InvalidValueError
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.config import FAMILIES, DecoderConfig
-from rlcore.models.decoder import Decoder
-from rlcore.models.rotary import rotate, rotation_table
-from rlcore.models.value_head import Critic
+from rlcore.models.decoder import Critic, Decoder, rotate, rotation_table
 from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, certify, num_threads

@@ -15,8 +15,7 @@ from rlcore.controllers.setup import prepare
 from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level
 from rlcore.models.build import build_model
-from rlcore.models.decoder import Decoder
-from rlcore.models.value_head import Critic
+from rlcore.models.decoder import Critic, Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.observability.logs import RunLog
 from rlcore.recipes.grpo import grpo_step

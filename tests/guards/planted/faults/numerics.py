@@ -61,7 +61,7 @@ def products_by_batch(probe: Probe) -> Iterator[None]:
 
 @fault("torch: one query", "attention of one query takes another path than a pass", phases=READ)
 def attention_by_length(probe: Probe) -> Iterator[None]:
-    attention = honest("rlcore.models.attention_backend:attention")
+    attention = honest("rlcore.models.decoder:attention")
     plain_attention = honest("rlcore.numerics.attention:plain_attention")
 
     def plain(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -69,7 +69,7 @@ def attention_by_length(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(found, attention(q, k, v, seen)))
         return found
 
-    with replaced("rlcore.models.attention_backend:attention", plain):
+    with replaced("rlcore.models.decoder:attention", plain):
         yield
 
 

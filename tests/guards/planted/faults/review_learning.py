@@ -230,7 +230,7 @@ def threads_set_in_a_pass(probe: Probe) -> Iterator[None]:
 
 @fault("review: attention's backward", "the gradient of keys leaves out the last one of a pass", phases=BACKWARD)
 def last_key_without_a_gradient(probe: Probe) -> Iterator[None]:
-    attention = honest("rlcore.models.attention_backend:attention")
+    attention = honest("rlcore.models.decoder:attention")
 
     def cut(gradient: Tensor) -> Tensor:
         probe.reached(has_effect=bool(gradient[..., -1, :].any()))
@@ -244,7 +244,7 @@ def last_key_without_a_gradient(probe: Probe) -> Iterator[None]:
         found: Tensor = attention(q, k, v, seen)
         return found
 
-    with replaced("rlcore.models.attention_backend:attention", without):
+    with replaced("rlcore.models.decoder:attention", without):
         yield
 
 
