@@ -14,16 +14,12 @@ from pathlib import Path
 
 from harness.bits.exit_codes import ExitCode
 from tests.guards.guard import ROOT, Context, Row, rlharness
-from tests.guards.planted.catalogue import FAULTS, named
-from tests.guards.planted.entry import DEEDS
-from tests.guards.planted.fault import Fault
+from tests.guards.planted.fault import FAULTS, Fault, named
 from tests.guards.planted.honest_pairs import alarms, left_behind
 from tests.guards.planted.settings import payload
 from tests.guards.planted.trials import CHAOS, ENGINE, GATE, NOTHING, REPLAY, Finding, Trial
 from tests.guards.planted.workers import Workers
 
-FROZEN: dict[str, str] = json.loads((ROOT / "tests" / "data" / "planted_faults.json").read_text("utf-8"))
-"""By fault, what finds it; `nothing` for one that moves no bit."""
 MEANS = (ENGINE, REPLAY, CHAOS, GATE, NOTHING)
 """In the order in which a user has them."""
 SEED = "a dozen"
@@ -55,7 +51,7 @@ def drawn() -> list[Fault]:
     quick = [
         fault
         for fault in FAULTS
-        if not fault.is_in_ranks and fault.setting != "long" and (fault.is_harmless or FROZEN[fault.name] != NOTHING)
+        if not fault.is_in_ranks and fault.setting != "long" and (fault.is_harmless or fault.finder != NOTHING)
     ]
     return random.Random(SEED).sample(quick, NUM_DRAWN)
 
@@ -78,15 +74,15 @@ def tried(faults: Sequence[Fault], num_pairs: int, work: Path) -> Iterator[Row]:
 
 def problem(finding: Finding) -> str:
     """Return why a finding is worse than the frozen one; empty if it is not."""
-    name, found = finding.fault.name, f"found by {finding.check}"
-    if not finding.num_reached:
+    found = f"found by {finding.check}"
+    if finding.check == NOTHING and not finding.is_reached:
         return "the code of the fault did not run"
     if not finding.is_designed:
         return f"found by no check, {finding.how}: {finding.what}"
     if finding.fault.is_harmless and finding.check != NOTHING:
         return f"no bit depends on it, and it was {found}: {finding.how}"
-    if MEANS.index(finding.check) > MEANS.index(FROZEN[name]):
-        return f"{found}{f' ({finding.how})' if finding.how else ''}, and by {FROZEN[name]} when it was frozen"
+    if MEANS.index(finding.check) > MEANS.index(finding.fault.finder):
+        return f"{found}{f' ({finding.how})' if finding.how else ''}, and by {finding.fault.finder} when it was frozen"
     return ""
 
 
@@ -103,9 +99,8 @@ def typed(work: Path) -> Row:
         return Row(name, f"exit code {done.returncode}: {done.stdout[-400:]}{done.stderr[-400:]}")
     (comparison,) = json.loads(done.stdout)["comparisons"]
     first = comparison["first"]["a"]
-    num_reached = json.loads((work / "runs" / "run-1" / DEEDS).read_text("utf-8"))["num_reached"]
-    seen = (first["phase"], first["name"], num_reached)
-    return Row(name, "" if seen == ("rollout", "prompt_ids", 2) else f"{seen}")
+    seen = (first["phase"], first["name"])
+    return Row(name, "" if seen == ("rollout", "prompt_ids") else f"{seen}")
 
 
 def main() -> int:
@@ -123,7 +118,7 @@ def main() -> int:
             found = Trial(workers, fault, goldens[fault.setting]).finding()
             is_red |= bool(red := problem(found))
             place = f"step {found.step}, {' or '.join(found.phases) or '-'} {found.leaf}".rstrip()
-            print(f"{fault.name}: {found.check} ({found.how}), {place}, {found.steps_after} after its first effect")
+            print(f"{fault.name}: {found.check} ({found.how}), {place}")
             print(f"    {found.what}" + (f"\n    RED {red}" if red else ""), flush=True)
     return 1 if is_red else 0
 

@@ -9,7 +9,7 @@ import pytest
 from tests.guards import faults
 from tests.guards.guard import ROOT, Context, Row, carry_out
 from tests.guards.planted import workers
-from tests.guards.planted.catalogue import named
+from tests.guards.planted.fault import named
 
 pytestmark = pytest.mark.full
 LOST = "def check_curve(curve: Mapping[str, float], updates: Sequence[tuple[float, float]]) -> None:\n"

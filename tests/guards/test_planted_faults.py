@@ -1,10 +1,7 @@
-"""The catalogue of faults: each fits the engine as it is, leaves nothing behind, and is in the frozen file."""
+"""The rows of faults: each fits the engine as it is, and is taken back; and what is made of findings."""
 
-import importlib
-import pkgutil
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,50 +9,58 @@ from typing import Any
 import pytest
 
 from harness.trace.reader import read_trace
+from rlcore.algorithms import schedules
 from rlcore.config import read_config
-from tests.guards.faults import FROZEN, MEANS, drawn, problem
-from tests.guards.planted import faults
-from tests.guards.planted.catalogue import FAULTS, named
-from tests.guards.planted.fault import PLACES, Fault, Probe, honest, replaced
+from tests.guards.faults import MEANS, drawn, problem
+from tests.guards.planted.fault import FAULTS, PLACES, Deeds, Fault, StaleError, changes, named, planted
 from tests.guards.planted.perturbations import SINGLE, TOGETHER
 from tests.guards.planted.perturbations import drawn as drawn_perturbation
 from tests.guards.planted.settings import DIFFERENCES, payload
-from tests.guards.planted.trials import CHAOS, ENGINE, GATE, NOTHING, REPLAY, Finding, differing, soonest, steps_from
+from tests.guards.planted.trials import CHAOS, ENGINE, GATE, NOTHING, REPLAY, Finding, differing, steps_from
 from tests.guards.planted.workers import Run
 from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
-MODULES = [importlib.import_module(f"{faults.__name__}.{each.name}") for each in pkgutil.iter_modules(faults.__path__)]
 THREAD = re.compile(r"^[\w./-]+ #\d+$")
-HARMLESS = replace(named("kl_sign"), is_harmless=True)
-FOUND = Finding(named("kl_sign"), GATE, "the honest engine", ("loss",), "policy", 2, 0, num_reached=4, num_runs=5)
+FAULT = named("prompts_of_a_set")
+HARMLESS = replace(FAULT, is_harmless=True)
+FOUND = Finding(FAULT, GATE, "the honest engine", ("rollout",), "prompt_ids", 2)
 
 
-# ---------------------------------------------------------------------------------------------------------- catalogue
+# --------------------------------------------------------------------------------------------------------------- rows
 
 
-def test_the_frozen_file_has_every_fault_in_the_order_of_the_catalogue() -> None:
-    assert list(FROZEN) == [fault.name for fault in FAULTS]
-    assert set(FROZEN.values()) <= set(MEANS)
-    assert {name for name, means in FROZEN.items() if means == NOTHING} == {
+def stale(fault: Fault) -> str:
+    """Return why a row does not fit the engine; empty if it does."""
+    try:
+        changes(fault)
+    except StaleError as error:
+        return str(error)
+    return ""
+
+
+def test_every_row_fits_the_engine_as_it_is() -> None:
+    """A row that is named here needs the text that stands in its file now."""
+    assert [text for fault in (named("no_receipts"), *FAULTS) if (text := stale(fault))] == []
+
+
+def test_every_row_says_what_it_is() -> None:
+    assert sum(bool(THREAD.match(fault.source)) for fault in FAULTS) >= 70
+    for fault in FAULTS:
+        assert fault.source
+        assert 10 < len(fault.about) < 90
+        assert fault.finder in MEANS
+        assert fault.phases
+        assert set(fault.phases) <= set(PLACES)
+        assert fault.setting in DIFFERENCES
+    assert {fault.name for fault in FAULTS if fault.finder == NOTHING} == {
         "evaluation_of_the_best",
         *(fault.name for fault in FAULTS if fault.is_harmless),
     }
 
 
-def test_every_fault_of_a_module_is_in_the_catalogue_and_says_what_it_is() -> None:
-    assert {each.name for module in MODULES for each in vars(module).values() if isinstance(each, Fault)} == set(FROZEN)
-    assert sum(bool(THREAD.match(fault.source)) for fault in FAULTS) >= 70
-    for fault in FAULTS:
-        assert fault.source
-        assert 10 < len(fault.about) < 90
-        assert fault.phases
-        assert set(fault.phases) <= set(PLACES)
-        assert fault.setting in DIFFERENCES
-
-
 def test_the_dozen_is_found_by_several_means() -> None:
     assert drawn() == drawn()
-    assert len({FROZEN[fault.name] for fault in drawn()}) >= 3
+    assert len({fault.finder for fault in drawn()}) >= 3
 
 
 @pytest.mark.parametrize("setting", DIFFERENCES)
@@ -65,66 +70,66 @@ def test_settings_are_legal_and_tiny(setting: str) -> None:
     assert config.model.width <= 96
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_what_is_patched_is_there_and_is_put_back(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    targets: dict[str, Any] = {}
-
-    @contextmanager
-    def watched(target: str, value: Any) -> Iterator[None]:
-        targets.setdefault(target, honest(target))
-        assert value is not honest(target)
-        with replaced(target, value):
-            yield
-
-    for module in MODULES:
-        if hasattr(module, "replaced"):
-            monkeypatch.setattr(module, "replaced", watched)
-    with fault.install(Probe()):
-        assert targets, "it patches something"
-        assert all(honest(target) is not before for target, before in targets.items())
-    assert all(honest(target) is before for target, before in targets.items())
+def test_a_name_that_is_misspelt_names_the_nearest() -> None:
+    with pytest.raises(KeyError, match="did you mean prompts_of_a_set"):
+        named("prompts_of_set")
 
 
-def test_a_patch_of_what_is_not_there_is_an_error() -> None:
-    with pytest.raises(AttributeError), replaced("rlcore.recipes.grpo:no_such_name", None):
-        pytest.fail("it was entered")
+def edited(old: str, new: str, file: str = "rlcore/algorithms/schedules.py") -> Fault:
+    old, new = (textwrap.dedent(text).strip("\n") for text in (old, new))
+    return replace(FAULT, name="it", edits=({"in": file, "old": old, "new": new},))
 
 
-def test_a_patch_is_undone_after_an_error() -> None:
-    before = honest("rlcore.recipes.grpo:grpo_step")
-    with pytest.raises(ZeroDivisionError), replaced("rlcore.recipes.grpo:grpo_step", None):
+def test_a_planted_text_runs_wherever_the_function_was_imported_and_is_taken_back() -> None:
+    fault = edited(
+        """
+        check_number("num_warmup_steps", num_warmup_steps, 0)
+        return peak
+        """,
+        """
+        for FAULT.step in range(3):
+            FAULT.held[step] = FAULT.step
+        return 2 * peak
+        """,
+    )
+    constant_lr, deeds = schedules.constant_lr, Deeds()
+    before = vars(schedules).copy(), constant_lr.__code__
+    with pytest.raises(ZeroDivisionError), planted(fault, deeds):
+        assert constant_lr(7, peak=0.5, num_warmup_steps=16) == 0.5
+        assert (deeds.step, deeds.held) == (2, {7: 2})
         raise ZeroDivisionError
-    assert honest("rlcore.recipes.grpo:grpo_step") is before
+    assert (vars(schedules), constant_lr.__code__) == before
+    assert constant_lr(7, peak=0.5, num_warmup_steps=16) == 0.25
 
 
-def test_a_fault_that_is_misspelt_names_the_nearest() -> None:
-    assert named("kl_sign").name == "kl_sign"
-    with pytest.raises(KeyError, match="did you mean kl_sign"):
-        named("kl_sing")
+def test_a_text_lies_under_decorators_and_in_classes() -> None:
+    fault = replace(
+        FAULT,
+        edits=(
+            {
+                "in": "rlcore/determinism.py",
+                "old": 'if level == "invariant":\n    invariance',
+                "new": 'if level == "off":\n    invariance',
+            },
+        ),
+    )
+    assert list(changes(fault)["rlcore/determinism.py"]) == ["at_level"]
 
 
-def test_a_probe_reports_the_first_step_that_differs() -> None:
-    probe = Probe()
-    probe.begin(3)
-    probe.reached(has_effect=False)
-    probe.end()
-    probe.reached()
-    probe.begin(4)
-    probe.reached()
-    assert (probe.num_reached, probe.first_effect, probe.step) == (3, 4, 4)
-
-
-def test_what_is_done_before_the_first_step_has_its_effect_there() -> None:
-    probe = Probe()
-    probe.reached()
-    assert probe.first_effect is None
-    probe.begin(2)
-    assert probe.first_effect == 2
-    idle = Probe()
-    idle.reached(has_effect=False)
-    idle.begin(2)
-    assert (idle.num_reached, idle.first_effect) == (1, None)
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("no such text", "", "0 times"),
+        ("return", "return 0 *", r"\d+ times"),
+        ("import math", "import math as m", "elsewhere than in bodies"),
+        ("peak: float, num_warmup_steps: int = 0", "peak: float, num_warmup_steps: int = 1", "elsewhere"),
+        ('check_number("num_stages", num_stages, 1)', 'check_number("num_stages", num_stages, 1)  # so', "not at all"),
+        ("if stage == 0:", "if stage ==:", "no Python"),
+    ],
+)
+def test_a_row_that_does_not_fit_says_why(old: str, new: str, said: str) -> None:
+    assert re.search(said, stale(edited(old, new)))
+    assert "there is no rlcore/none.py" in stale(edited(old, new, "rlcore/none.py"))
 
 
 # ----------------------------------------------------------------------------------------------------------- findings
@@ -143,30 +148,28 @@ def finding(**other: Any) -> Finding:
         (ENGINE, {"check": REPLAY}, True),
         (REPLAY, {"check": CHAOS}, True),
         (CHAOS, {"check": GATE}, True),
-        (GATE, {"check": NOTHING}, True),
-        (NOTHING, {"check": NOTHING}, False),
+        (GATE, {"check": NOTHING, "is_reached": True}, True),
+        (NOTHING, {"check": NOTHING, "is_reached": True}, False),
         (NOTHING, {"check": GATE}, False),
-        (ENGINE, {"check": ENGINE, "num_reached": 0}, True),
+        (NOTHING, {"check": NOTHING, "is_reached": False}, True),
         (ENGINE, {"check": ENGINE, "how": "broken: TypeError"}, True),
         (CHAOS, {"check": CHAOS, "how": "replicas: hung: "}, True),
-        (NOTHING, {"check": NOTHING, "fault": HARMLESS}, False),
+        (NOTHING, {"check": NOTHING, "is_reached": True, "fault": HARMLESS}, False),
         (NOTHING, {"check": CHAOS, "fault": HARMLESS}, True),
     ],
 )
-def test_a_fault_that_is_found_later_than_frozen_is_red(
-    frozen: str, found: dict[str, Any], is_red: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FROZEN, "kl_sign", frozen)
+def test_a_fault_that_is_found_later_than_frozen_is_red(frozen: str, found: dict[str, Any], is_red: bool) -> None:
+    found["fault"] = replace(found.get("fault", FAULT), finder=frozen)
     assert bool(problem(finding(**found))) is is_red
 
 
 @pytest.mark.parametrize(
     ("name", "phases", "leaf", "is_localised"),
     [
-        ("kl_sign", ("loss",), "policy", True),
-        ("kl_sign", ("rollout", "forward"), "", True),
-        ("kl_sign", ("optimizer",), "policy.embedding", False),
-        ("kl_sign", (), "", False),
+        ("stale_prefix_cache", ("forward",), "policy", True),
+        ("stale_prefix_cache", ("rollout", "loss"), "", True),
+        ("stale_prefix_cache", ("optimizer",), "policy.embedding", False),
+        ("stale_prefix_cache", (), "", False),
         ("prompts_of_a_set", ("rollout",), "prompt_ids", True),
         ("prompts_of_a_set", ("rollout",), "weights_digest", False),
         ("prompts_of_a_set", ("rollout",), "", True),
@@ -181,21 +184,6 @@ def test_a_place_is_right_where_phase_and_leaf_are(
 def test_a_fault_on_which_no_bit_depends_is_right_where_nothing_is_found() -> None:
     assert finding(fault=HARMLESS, check=NOTHING, phases=()).is_localised
     assert not finding(fault=HARMLESS).is_localised
-
-
-def test_a_check_that_is_late_does_not_end_it_where_another_is_sooner() -> None:
-    late = finding(check=CHAOS, how="crash and resume", steps_after=4)
-    later, in_time = finding(steps_after=5), finding(steps_after=1)
-    assert soonest([]) is None
-    asked = iter([in_time, late])
-    assert soonest(asked) is in_time
-    assert next(asked) is late, "means after one that is in time are not asked"
-    assert soonest([late]) is late
-    assert soonest([late, later]) is late
-    sooner = soonest([late, in_time])
-    assert sooner is not None
-    assert (sooner.check, sooner.steps_after) == (GATE, 1)
-    assert sooner.how == "the honest engine; crash and resume, 4 steps after"
 
 
 def run(trace: Path, end: str = "whole", **fields: Any) -> Run:

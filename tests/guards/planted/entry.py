@@ -8,7 +8,7 @@ What the fault did goes into fault.json beside the trace.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,11 @@ from typing import Any
 
 from rlcore.entrypoint import run as run_engine
 from rlcore.log import PartRecorder, Recorder, SharedRecorder
-from tests.guards.planted.catalogue import named
-from tests.guards.planted.fault import Probe, honest, replaced
-from tests.guards.planted.faults.weights import SYNC
+from tests.guards.planted.fault import Deeds, named, planted
 
 DEEDS = "fault.json"
-REACHED = ".reached"
+_for_life = ExitStack()
+"""Holds the fault of a process that trains with others; nobody closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,13 @@ class StepWatch:
     """Passes on what the engine tells, and lets the fault know which step it is."""
 
     recorder: Recorder
-    probe: Probe
-    name: str
-    """Of the fault; empty without one."""
-    directory: Path
+    deeds: Deeds
+    names: Sequence[str]
+    """Of the faults."""
 
     def begin_step(self, step: int) -> None:
         """As a recorder's."""
-        self.probe.begin(step)
+        self.deeds.step = step
         self.recorder.begin_step(step)
 
     def record(self, phase: str, name: str, value: Any) -> None:
@@ -46,38 +44,19 @@ class StepWatch:
     def end_step(self, **values: Any) -> None:
         """As a recorder's."""
         self.recorder.end_step(**values)
-        self.probe.end()
+        assert self.deeds.step is not None
+        self.deeds.step += 1
 
     def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
         """As a recorder's."""
         assert isinstance(self.recorder, SharedRecorder)
-        openers = self.recorder.share(num_others)
-        return [
-            partial(open_in_rank, opener, self.name, self.directory / f"{rank}{REACHED}")
-            for rank, opener in enumerate(openers)
-        ]
+        return [partial(open_in_rank, opener, self.names) for opener in self.recorder.share(num_others)]
 
 
-_for_life = ExitStack()
-"""Holds the fault of a process that trains with others; nobody closes it."""
-
-
-class RankProbe(Probe):
-    """The probe of another process, which leaves a file where its fault has been reached."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def reached(self, *, has_effect: bool = True) -> None:
-        """As a probe's; it knows no step."""
-        self._path.touch()
-
-
-def open_in_rank(opener: Callable[[], PartRecorder], name: str, path: Path) -> PartRecorder:
-    """Put the fault into a process that trains with others, for as long as it lives, and open its recorder."""
-    if name:
-        _for_life.enter_context(named(name).install(RankProbe(path)))
+def open_in_rank(opener: Callable[[], PartRecorder], names: Sequence[str]) -> PartRecorder:
+    """Put faults into a process that trains with others, for as long as it lives, and open its recorder."""
+    for name in names:
+        _for_life.enter_context(planted(named(name), Deeds()))
     return opener()
 
 
@@ -85,12 +64,13 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     """Call the engine's entry with the fault that `fault.name` names; with none where there is no such key."""
     payload = dict(config)
     asked = {"name": "", "has_receipts": True, **payload.pop("fault", {})}
-    name, probe = asked["name"], Probe()
-    unchecked = nullcontext() if asked["has_receipts"] else replaced(SYNC, partial(honest(SYNC), checks=frozenset()))
+    names = [asked["name"]] * bool(asked["name"]) + ["no_receipts"] * (not asked["has_receipts"])
+    deeds = Deeds()
     try:
-        with unchecked, named(name).install(probe) if name else nullcontext():
-            run_engine(payload, level=level, directory=directory, recorder=StepWatch(recorder, probe, name, directory))
+        with ExitStack() as faults:
+            for name in names:
+                faults.enter_context(planted(named(name), deeds))
+            run_engine(payload, level=level, directory=directory, recorder=StepWatch(recorder, deeds, names))
     finally:
-        num_reached = probe.num_reached + len(list(directory.glob(f"*{REACHED}")))
-        deeds = {"num_reached": num_reached, "first_effect": probe.first_effect, "step": probe.step}
-        (directory / DEEDS).write_text(json.dumps(deeds) + "\n", "utf-8")
+        told = {"is_reached": deeds.is_reached, "step": deeds.step}
+        (directory / DEEDS).write_text(json.dumps(told) + "\n", "utf-8")

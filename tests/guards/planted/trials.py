@@ -9,8 +9,8 @@ What two traces are to each other is `harness.trace.diff`'s to say. A fault of m
 way whatever is perturbed, is for the gate alone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from tests.guards.planted.settings import CHECKPOINT_EVERY, CRASH_AFTER, payload
 from tests.guards.planted.workers import Run, Workers
 
 ENGINE, REPLAY, CHAOS, GATE, NOTHING = "engine", "replay", "chaos", "gate", "nothing"
-MOST_STEPS_AFTER = 1
-"""A check that finds a fault later than that does not end it: the one behind it may be sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +42,8 @@ class Finding:
     leaf: str = ""
     step: int | None = None
     """The step that is named; None where there is none."""
-    steps_after: int | None = None
-    """Steps from its first effect to the one in which it was found."""
-    num_reached: int = 0
-    num_runs: int = 0
+    is_reached: bool = False
+    """Whether the fault has said that its code ran."""
     what: str = ""
     """What the check said, in full."""
 
@@ -76,22 +72,6 @@ class _Seen:
     what: str
 
 
-def soonest(findings: Iterable[Finding]) -> Finding | None:
-    """The first that is in time. One that is late, such as in a run that goes on, is told with the one that was sooner.
-
-    None where there is none.
-    """
-    found: Finding | None = None
-    for each in findings:
-        if found is None:
-            found = each
-        elif (each.steps_after or 0) < (found.steps_after or 0):
-            found = replace(each, how=f"{each.how}; {found.how}, {found.steps_after} steps after")
-        if (found.steps_after or 0) <= MOST_STEPS_AFTER:
-            break
-    return found
-
-
 class Trial:
     """The runs of one fault."""
 
@@ -103,19 +83,29 @@ class Trial:
         """Carry it out."""
         first, second = (self._workers.start(self._payload(), worker=worker) for worker in (0, 1))
         a, b = self._kept(first.result()), self._kept(second.result())
-        found = soonest(self._found(check, seen) for check, seen in self._looked(a, b))
-        return found or self._found(NOTHING, _Seen(None, (), "", "", ""))
+        check, seen = self._found(a, b)
+        return Finding(
+            fault=self._fault,
+            check=check,
+            how=seen.how,
+            phases=seen.phases,
+            leaf=seen.leaf,
+            step=seen.step,
+            is_reached=any(run.is_reached for run in self._runs),
+            what=seen.what,
+        )
 
-    def _looked(self, a: Run, b: Run) -> Iterator[tuple[str, _Seen]]:
-        """What the checks see, one after the other, as far as somebody asks."""
+    def _found(self, a: Run, b: Run) -> tuple[str, _Seen]:
+        """The first check that sees something, and what it sees."""
         if (seen := _refusal(a)) is not None:
-            yield ENGINE, seen
-        elif (seen := _refusal(b) or _difference(a.trace, b.trace, "the same again")) is not None:
-            yield REPLAY, seen
-        elif (seen := next(self._chaos(a), None)) is not None:
-            yield CHAOS, seen
+            return ENGINE, seen
+        if (seen := _refusal(b) or _difference(a.trace, b.trace, "the same again")) is not None:
+            return REPLAY, seen
+        if (seen := next(self._chaos(a), None)) is not None:
+            return CHAOS, seen
         if (seen := _difference(self._golden.trace, a.trace, "the honest engine")) is not None:
-            yield GATE, seen
+            return GATE, seen
+        return NOTHING, _Seen(None, (), "", "", "")
 
     def _payload(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return payload(self._fault.setting, {"fault.name": self._fault.name, **(values or {})})
@@ -147,24 +137,6 @@ class Trial:
 
     def _lost(self) -> dict[str, Any]:
         return self._payload({"output.checkpoint_every": CHECKPOINT_EVERY})
-
-    def _found(self, check: str, seen: _Seen) -> Finding:
-        effects = [run.first_effect for run in self._runs if run.first_effect is not None]
-        steps_after = None
-        if check != NOTHING:
-            steps_after = max(0, seen.step - min(effects)) if effects and seen.step is not None else 0
-        return Finding(
-            fault=self._fault,
-            check=check,
-            how=seen.how,
-            phases=seen.phases,
-            leaf=seen.leaf,
-            step=seen.step if check != NOTHING else None,
-            steps_after=steps_after,
-            num_reached=sum(run.num_reached for run in self._runs),
-            num_runs=len(self._runs),
-            what=seen.what,
-        )
 
 
 def _of_a_perturbed(a: Run, run: Run, perturbation: Perturbation) -> _Seen | None:

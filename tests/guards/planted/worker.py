@@ -1,9 +1,9 @@
 """A warm process that makes one recorded run after another; started by `workers`, told and telling in JSON lines.
 
-    {"payload": ..., "directory": ..., "lost_after": 3}  ─▶  {"end": "whole", "num_reached": 12, "first_effect": 0, ...}
+    {"payload": ..., "directory": ..., "lost_after": 3}  ─▶  {"end": "whole", "is_reached": true, "step": 5, ...}
 
-torch is imported, and the level certified, once. A fault is taken back after its run; that nothing of it stays is seen
-from the honest runs that come after (`honest_pairs.left_behind`).
+torch is imported, and the level certified, once. A fault is taken back after its run, with what torch was told; that
+nothing of it stays is seen from the honest runs that come after (`honest_pairs.left_behind`).
 """
 
 import contextlib
@@ -60,6 +60,16 @@ def open_part(directory: Path, manifest: Manifest, rank: int) -> Recorder:
     return Recorder(TraceSink(writer, None), close=partial(writer.close, complete=True))
 
 
+def restore_torch() -> None:
+    """Take back what a fault may have told the whole process about arithmetic."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_flush_denormal(False)
+    torch.use_deterministic_algorithms(False)
+
+
 def recorded(payload: Mapping[str, Any], directory: Path, lost_after: int | None = None) -> dict[str, Any]:
     """Make one run; its trace lies in `directory`/trace. What it came to, as plain values."""
     bound, free = parts(payload, (*RUNTIME_SECTIONS, "fault"))
@@ -82,6 +92,7 @@ def recorded(payload: Mapping[str, Any], directory: Path, lost_after: int | None
         end |= {"end": "refused", "error": type(error).__name__, "what": error.what, "phases": error.phases}
     except Exception as error:  # whatever a fault breaks: it is told, and counted as an end nobody has designed
         end |= {"end": "broken", "error": type(error).__name__, "what": traceback.format_exc(limit=-4)}
+    restore_torch()
     writer.close(complete=end["end"] == "whole")
     deeds: dict[str, Any] = json.loads((directory / DEEDS).read_text("utf-8"))
     return end | deeds
@@ -89,7 +100,7 @@ def recorded(payload: Mapping[str, Any], directory: Path, lost_after: int | None
 
 def main() -> None:
     """Answer requests until there are no more."""
-    torch.set_num_threads(1)
+    restore_torch()
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         for line in sys.stdin:

@@ -37,9 +37,8 @@ class Run:
     what: str = ""
     phases: tuple[str, ...] = ()
     """Where the engine's error says that it lies."""
-    num_reached: int = 0
-    first_effect: int | None = None
-    """The first step in which the fault made a difference; None where it did not, or before the first step."""
+    is_reached: bool = False
+    """Whether the fault has said that its code ran."""
     step: int | None = None
     """In which it ended, or the one after the last; None before the first."""
 
@@ -158,5 +157,5 @@ class Workers:
     @staticmethod
     def _made(worker: _Worker, request: Mapping[str, Any], directory: Path) -> Run:
         told = worker.ask(request)
-        fields = {name: told[name] for name in ("error", "what", "num_reached", "first_effect", "step") if name in told}
+        fields = {name: told[name] for name in ("error", "what", "is_reached", "step") if name in told}
         return Run(directory / TRACE, told["end"], phases=tuple(told.get("phases", ())), **fields)
