@@ -63,14 +63,15 @@ def make_task(section: TaskSection, tokenizer: Tokenizer, seed: int) -> Task:
 
 
 def _prompts(rows: Sequence[Row], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
-    tokens = [_tokens(row, tokenizer) for row in rows]
-    ids = prompt_ids(tokens)
-    return tuple(Prompt(id, row.prompt, of_row, row.columns) for id, row, of_row in zip(ids, rows, tokens, strict=True))
+    encoded = [_encoded(row, tokenizer) for row in rows]
+    ids = prompt_ids(tokens for _, tokens in encoded)
+    return tuple(Prompt(id, *own, row.columns) for id, own, row in zip(ids, encoded, rows, strict=True))
 
 
-def _tokens(row: Row, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _encoded(row: Row, tokenizer: Tokenizer) -> tuple[str, tuple[int, ...]]:
     try:
-        return tuple(tokenizer.encode(row.prompt))
+        text, tokens = tokenizer.encode_prompt(row.prompt)
+        return text, tuple(tokens)
     except InvalidValueError as error:
         place = f"{row.place}: " if row.place else ""
         raise InvalidValueError(f"{place}{error.what}", legal=error.legal, remedy=error.remedy) from error

@@ -189,7 +189,8 @@ class Decoder(nn.Module):
         `starts[b]` is how long sample b, in slot b, was before; its length afterwards is the caller's to know. Where
         samples are of different lengths, tokens after an end are written too, and overwritten by what comes there.
         """
-        return self.read(tokens, cache, CachePositions.of(starts, tokens.shape[1], cache))
+        firsts = torch.tensor(starts, device=cache.keys.device)
+        return self.read(tokens, cache, CachePositions.of(firsts, tokens.shape[1], cache, longest=max(starts)))
 
     def read(self, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
         """Read tokens at positions that have been worked out before; as `extend`."""
