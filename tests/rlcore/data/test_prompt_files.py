@@ -175,7 +175,7 @@ def test_messages_are_prompts(tmp_path: Path, suffix: str) -> None:
     prompts = (*task.train, *task.heldout)
     assert all(prompt.text == f"u:{prompt.columns['answer']}" for prompt in prompts)
     assert all(list(prompt.tokens) == Chat("abu:").encode(prompt.text) for prompt in prompts)
-    with pytest.raises(InvalidValueError, match=r"row 0: messages for a tokenizer|:\d: messages for a tokenizer"):
+    with pytest.raises(InvalidValueError, match="messages for a tokenizer"):
         make_task(section(path), CharacterTokenizer("abu:"), 0)
 
 
