@@ -111,6 +111,6 @@ OWNED = (
     Owned(
         "rlcore/",
         ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
-        ("rlcore/weights/transports/checkpoint.py",),  # its own process has just written it
+        (),
     ),
 )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlcore.config import OptimizerSection
 from rlcore.data.batch import Batch
 from rlcore.errors import StepError
-from rlcore.trainers.local_parts import local_part
+from rlcore.trainers.gradients import local_part
 from rlcore.weights.digests import weights_digest
 
 NORM_ROUNDING = 1e-2

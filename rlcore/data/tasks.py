@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.config_task import TaskSection
+from rlcore.config import TaskSection
 from rlcore.data.files import Row, read_rows, split_rows
 from rlcore.data.generated import EXERCISES, draw
 from rlcore.data.recommendation import recommended

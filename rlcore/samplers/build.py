@@ -6,7 +6,7 @@ from rlcore.config import RunConfig, SamplerSection
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import Sampler
-from rlcore.samplers.replicas import replicate
+from rlcore.samplers.replicas import Replica, ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Tokenizer
 from rlcore.weights.canary import NUM_TOKENS
@@ -73,7 +73,7 @@ def build_sampler(
     samplers = [_one(config, decoder, tokenizer, longest=longest, report=report) for _ in range(section.replicas)]
     # Engines of vLLM in this process share the context of a pass: they run one after another.
     run_together = section.name == "torch" or section.engine == "process"
-    return samplers[0] if len(samplers) == 1 else replicate(samplers, run_together=run_together)
+    return samplers[0] if len(samplers) == 1 else ReplicaSampler(samplers, run_together=run_together)
 
 
 def _set_for_vllm(section: SamplerSection) -> list[str]:
@@ -84,7 +84,7 @@ def _set_for_vllm(section: SamplerSection) -> list[str]:
 
 def _one(
     config: RunConfig, decoder: Decoder, tokenizer: Tokenizer, *, longest: int, report: Callable[[str], None]
-) -> Sampler:
+) -> Replica:
     runtime, section = config.runtime, config.sampler
     options = {"concurrency": runtime.concurrency, "preempt_every": runtime.preempt_every}
     if section.name == "torch":

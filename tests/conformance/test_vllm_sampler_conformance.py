@@ -7,7 +7,7 @@ import pytest
 from rlcore.models.config import FAMILIES
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers.replicas import replicate
+from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance, asked
 from tests.conformance.next_tokens_suite import bits as bits_of_answers
@@ -45,7 +45,9 @@ class TestVllmReplicas(SamplerConformance):
     def make(self, engines: Engines) -> Iterator[MakeSampler]:
         decoder = decoder_of("qwen3", spread=6.0)
         with following(STRATEGIES[0]), engines.lending(decoder) as lend:
-            yield lambda concurrency: replicate([lend(TOKENIZER, concurrency) for _ in range(2)], run_together=False)
+            yield lambda concurrency: ReplicaSampler(
+                [lend(TOKENIZER, concurrency) for _ in range(2)], run_together=False
+            )
 
 
 class TestNextTokens(NextTokensConformance):

@@ -76,7 +76,7 @@ def _passes_by_budget() -> Any:
 
 def _no_context() -> Any:
     """Replicas compute in an empty context: the level does not reach them."""
-    return patch("rlcore.samplers.replicas.context_of_caller", Context)
+    return patch("rlcore.samplers.replicas.copy_context", Context)
 
 
 def _sampling(change: Callable[[Sample, ReplicaSampler, Sequence[SampleRequest]], list[Trajectory]]) -> Any:

@@ -161,7 +161,7 @@ def give_weights(engine: "ProcessEngine", decoder: Decoder) -> None:
     parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
     target = RemoteTarget(engine.ask)
     target.begin(0)
-    target.write(parameters)
+    target.write(parameters.items())
     target.commit(weights_digest(parameters))
     engine.resume()
     assert engine.reset_cache()

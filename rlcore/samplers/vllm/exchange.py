@@ -15,7 +15,6 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.local_target import FencedTarget
 from rlcore.types import SamplingParams
-from rlcore.weights.remote import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +159,8 @@ class RemoteExchange(Exchange):
     """An engine in another process."""
 
     @abstractmethod
-    def ask(self, question: Question) -> Any:
-        """Return the answer of its `EngineExtension`; raises RlcoreError."""
+    def ask(self, method: str, *given: Any) -> Any:
+        """Return the answer of its `EngineExtension` to a method of `EngineAnswerer`; raises RlcoreError."""
 
     @abstractmethod
     def pause(self) -> None:

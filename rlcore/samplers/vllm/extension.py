@@ -13,7 +13,7 @@ import torch
 from rlcore.errors import RlcoreError
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.vllm.levels import Level, LevelSwitch
-from rlcore.weights.remote import Answerer, Question
+from rlcore.weights.remote import Answerer
 
 if TYPE_CHECKING:
     from rlcore.samplers.vllm.model import RlcoreForCausalLM
@@ -31,8 +31,9 @@ class EngineAnswerer(Answerer):
         self._sampling = ExitStack()
         super().__init__(self._local)
 
-    def _answer(self, question: Question) -> Any:
-        match question.method, question.given:
+    def __call__(self, method: str, *given: Any) -> Any:
+        """As `Answerer`; raises LevelError where a level does not hold here."""
+        match method, given:
             case "follow", (Level() as level,):
                 self._levels.follow(level)
             case "enter", (Level() as level,):
@@ -44,7 +45,7 @@ class EngineAnswerer(Answerer):
                 for pages in self._model.pages():
                     pages.zero_()
             case _:
-                return super()._answer(question)
+                return super().__call__(method, *given)
         return None
 
 
@@ -54,12 +55,12 @@ class EngineExtension:
     model_runner: Any
 
     def rlcore_answer(self, message: bytes) -> bytes:
-        """Answer a pickled Question; the reply is pickled too: whether it is an error, and the answer or the error."""
+        """Answer a pickled (method, *arguments); the reply is pickled too: (is an error, the error or answer)."""
         answerer = self.__dict__.get("rlcore_answerer")
         if answerer is None:
             answerer = self.__dict__["rlcore_answerer"] = EngineAnswerer(self.model_runner.model)
         try:
-            reply = False, answerer(pickle.loads(message))
+            reply = False, answerer(*pickle.loads(message))
         except RlcoreError as error:
             reply = True, error
         return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)

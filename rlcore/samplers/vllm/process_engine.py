@@ -30,7 +30,7 @@ from rlcore.samplers.vllm.exchange import Drawn, RemoteExchange
 from rlcore.samplers.vllm.plugin import check_entry_point, register_model, starting
 from rlcore.samplers.vllm.versions import GIVEN, check_device, installed_version, isolated
 from rlcore.weights.digests import weights_digest
-from rlcore.weights.remote import Question, RemoteTarget
+from rlcore.weights.remote import RemoteTarget
 
 EXTENSION = "rlcore.samplers.vllm.extension.EngineExtension"
 CHECK_EVERY_S = 0.5
@@ -89,7 +89,7 @@ class ProcessEngine(RemoteExchange):
         parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
         first = RemoteTarget(engine.ask)
         first.begin(0)
-        first.write(parameters)
+        first.write(parameters.items())
         first.commit(weights_digest(parameters))
         report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {settings.size}")
         return engine
@@ -107,9 +107,9 @@ class ProcessEngine(RemoteExchange):
 
     # ---------------------------------------------------------------------------------------------- the caller's thread
 
-    def ask(self, question: Question) -> Any:
+    def ask(self, method: str, *given: Any) -> Any:
         """As `RemoteExchange.ask`; raises SamplerError if the engine has ended."""
-        message = pickle.dumps(question, pickle.HIGHEST_PROTOCOL)
+        message = pickle.dumps((method, *given), pickle.HIGHEST_PROTOCOL)
         (reply,) = self._run(self._llm.collective_rpc("rlcore_answer", args=(message,)))
         is_error, answer = pickle.loads(reply)
         if is_error:
@@ -156,7 +156,7 @@ class ProcessEngine(RemoteExchange):
     def clear_pages(self) -> None:
         """As `Exchange.clear_pages`."""
         self.reset_cache()
-        self.ask(Question("clear_pages"))
+        self.ask("clear_pages")
 
     def pause(self) -> None:
         """As `RemoteExchange.pause`."""

@@ -9,7 +9,7 @@ keyed noise, from vLLM's logits.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -30,9 +30,13 @@ from rlcore.samplers.vllm.stock_kernels import leave_weights_unpacked
 from rlcore.samplers.vllm.target import GREEDY, VllmTarget
 from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
 from rlcore.weights.receipts import Check
+from rlcore.weights.target import NamedTensors
+from rlcore.weights.transports.packing import chunks
 
 BLOCK_MULTIPLE = 32
 """Blocks of the cache of vLLM's attention on a CPU have a multiple of so many tokens."""
+CHUNK_BYTES = 256 << 20
+"""Weights that vLLM's loader gets together."""
 LAYER_NAMES: Mapping[str, str] = {
     "attention_norm": "input_layernorm.weight",
     "qkv": "self_attn.qkv_proj.weight",
@@ -103,15 +107,14 @@ class StockTarget(VllmTarget):
         return found
 
     @torch.no_grad()
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+    def write(self, weights: NamedTensors) -> None:
         """As `WeightTarget.write`. Raises WeightSyncError for a name, type or shape that it does not have."""
         self._check_begun()
         parameters = self._parameters()
-        for name, tensor in chunk.items():
-            check_fits(name, tensor, parameters)
-        loaded = self._model.load_weights(_hub_tensors(chunk, self._config))
-        names = stock_names(self._config)
-        return [name for name in chunk if loaded is None or names[name] in loaded]
+        for chunk in chunks(weights, CHUNK_BYTES):
+            for name, tensor in chunk.items():
+                check_fits(name, tensor, parameters)
+            self._model.load_weights(_hub_tensors(chunk, self._config))
 
     def _check_cache(self, tokens: Tensor) -> None:
         """Check that no block of older weights is in the prefix cache, by a prompt that each sync sends again."""

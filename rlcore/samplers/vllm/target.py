@@ -32,9 +32,7 @@ class VllmTarget(LocalTarget):
         One pass computes them all, if the engine takes so many. Longer prompts read their first block through the
         prefix cache: keys that an earlier canary left there show.
         """
-        if self.is_sampling:
-            raise canary_while_sampling()
-        with torch.inference_mode():
+        with self.fence.idle("the canary was asked for"), torch.inference_mode():
             return canary_logprobs(self._engine, tokens)
 
     def _read(self, tokens: Tensor) -> None:
@@ -64,11 +62,4 @@ def not_reset() -> WeightSyncError:
         "vLLM has not reset its prefix cache: requests are left in the engine",
         check=Check.FENCE,
         remedy="let this sampler alone use the engine",
-    )
-
-
-def canary_while_sampling() -> WeightSyncError:
-    """Return the error of a canary that is asked for while completions are drawn."""
-    return WeightSyncError(
-        "the canary was asked for while the sampler runs", check=Check.FENCE, remedy="wait until sample() has returned"
     )

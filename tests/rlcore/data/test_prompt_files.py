@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.config_task import TaskSection
+from rlcore.config import TaskSection
 from rlcore.data.files import read_rows, split_rows
 from rlcore.data.tasks import alphabet, make_task
 from rlcore.errors import InvalidValueError, RewardError

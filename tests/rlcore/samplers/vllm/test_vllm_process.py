@@ -25,11 +25,11 @@ import torch
 from rlcore.errors import LevelError, SamplerError, WeightSyncError
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers.replicas import replicate
+from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.samplers.vllm.plugin import VARIABLE
 from rlcore.weights.receipts import Check
-from rlcore.weights.remote import Question, RemoteTarget
+from rlcore.weights.remote import RemoteTarget
 from rlcore.weights.sync import sync
 from rlcore.weights.transports.shared_memory import SharedChunk
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance, asked
@@ -78,7 +78,7 @@ class TestSampler(SamplerConformance):
 
 def test_it_draws_as_a_replica_beside_another_sampler(lend: Callable[..., "VllmSampler"]) -> None:
     local = TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER, concurrency=4)
-    pair = replicate([lend(5), TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER)], run_together=True)
+    pair = ReplicaSampler([lend(5), TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER)], run_together=True)
     receipt = sync(decoder_of("qwen3", spread=5.0), pair.weight_target, 3, None)
     sync(decoder_of("qwen3", spread=5.0), local.weight_target, 3, None)
     assert receipt.canary_distance == 0.0
@@ -138,7 +138,7 @@ def test_a_level_that_the_process_cannot_hold_is_refused(engine: "ProcessEngine"
     from rlcore.samplers.vllm.levels import Level
 
     with pytest.raises(LevelError, match="no kernel strategy is batch-invariant"):
-        engine.ask(Question("follow", (Level("a strategy of another version", 64, False, 1),)))
+        engine.ask("follow", Level("a strategy of another version", 64, False, 1))
 
 
 def test_nan_is_named_and_no_page_keeps_it(lend: Callable[..., "VllmSampler"]) -> None:
@@ -180,13 +180,13 @@ def test_a_prefix_cache_that_is_not_reset_is_found_by_the_canary(
 def test_weights_travel_through_shared_memory(lend: Callable[..., "VllmSampler"]) -> None:
     decoder, target, parcels = decoder_of("qwen3", spread=6.0), lend().weight_target, list[type]()
     assert isinstance(target, RemoteTarget)
-    channel = target._channel
+    channel = target._ask
 
-    def noted(question: Question) -> object:
-        parcels.extend(type(each) for each in question.given if question.method == "write")
-        return channel(question)
+    def noted(method: str, *given: object) -> object:
+        parcels.extend(type(each) for each in given if method == "write")
+        return channel(method, *given)
 
-    target._channel = noted
+    target._ask = noted
     sync(decoder, target, 1, None)
     assert set(parcels) == {SharedChunk}
 
@@ -196,7 +196,7 @@ def test_weights_that_another_writes_are_found(lend: Callable[..., "VllmSampler"
     receipt = sync(decoder, sampler.weight_target, 1, None)
     other = RemoteTarget(engine.ask)
     other.begin(1)
-    other.write({"norm": torch.zeros_like(decoder.norm)})
+    other.write([("norm", torch.zeros_like(decoder.norm))])
     other.commit(receipt.weights_digest)
     learn(decoder)
     with pytest.raises(WeightSyncError) as caught:

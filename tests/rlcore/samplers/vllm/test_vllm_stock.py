@@ -142,7 +142,7 @@ def test_a_type_or_shape_that_it_does_not_have_is_refused(engine: "StockEngine")
     wrong: Sequence[Mapping[str, Tensor]] = ({"norm": torch.ones(3)}, {"none": torch.ones(64)})
     for chunk in wrong:
         with pytest.raises(WeightSyncError, match="and the sampler has"):
-            target.write(chunk)
+            target.write(chunk.items())
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs

@@ -57,14 +57,14 @@ def failed(directory: Path, fault: str = "", *, has_receipts: bool = True) -> Rl
 
 
 AT_THE_SYNC = {
-    "later_sync_noop": (Check.COVERAGE, "embedding", "10 of 10 parameters differ"),
-    "name_not_found": (Check.COVERAGE, "layers.0.mlp_norm", "the transport skipped it"),
-    "fused_in_another_order": (Check.READ_BACK, "layers.0.qkv", "its rows are in the order k, q, v"),
+    "later_sync_noop": (Check.LIVENESS, "embedding", "10 of 10 parameters differ"),
+    "name_not_found": (Check.READ_BACK, "layers.0.mlp_norm", "1 of 10 parameters differ"),
+    "fused_in_another_order": (Check.READ_BACK, "layers.0.qkv", "1 of 10 parameters differ"),
 }
 AT_THE_STEP = {
     "later_sync_noop": "embedding of the sampler is not the policy's (10 of 10 parameters are not)",
     "name_not_found": "layers.0.mlp_norm of the sampler is not the policy's (1 of 10 parameters are not)",
-    "fused_in_another_order": "layers.0.qkv of the sampler is not the policy's (1 of 10 parameters are not): its rows",
+    "fused_in_another_order": "layers.0.qkv of the sampler is not the policy's (1 of 10 parameters are not)",
 }
 
 

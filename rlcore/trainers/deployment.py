@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlcore.config import PpoSection, RunConfig
-from rlcore.config_deployment import DeploymentSection
+from rlcore.config import DeploymentSection, PpoSection, RunConfig
 from rlcore.distributed.backends.base import Backend
 from rlcore.distributed.level_variables import MOVE_BITS, worker_environment
 from rlcore.distributed.placement.inventory import Node
