@@ -17,40 +17,17 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 └── RewardError         a reward function that failed, or returned what is no reward (also a RuntimeError)
 """
 
+from harness.bits.errors import UserError
 
-class RlcoreError(Exception):
-    """A failure that is the user's to mend.
 
-    `what` names the value at fault, `legal` what would be accepted, `remedy` what to change; `phases` are those of a
-    step in which the fault may lie, as a trace calls them.
-    """
+class RlcoreError(UserError):
+    """A failure that is the user's to mend; `phases` are those of a step in which it may lie, as a trace calls them."""
 
     phases: tuple[str, ...] = ()
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "", phases: tuple[str, ...] = ()) -> None:
-        super().__init__(what)
-        self.what = what
-        self.legal = legal
-        self.remedy = remedy
+        super().__init__(what, legal=legal, remedy=remedy)
         self.phases = phases or self.phases
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Rebuild the error in another process with all its fields, whatever its constructor asks for."""
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
-
-    def __str__(self) -> str:
-        lines = [self.what]
-        if self.legal:
-            lines.append(f"  legal:  {self.legal}")
-        if self.remedy:
-            lines.append(f"  remedy: {self.remedy}")
-        return "\n".join(lines)
-
-
-def _rebuild(cls: type[RlcoreError], args: tuple[object, ...], fields: dict[str, object]) -> RlcoreError:
-    error = cls.__new__(cls, *args)
-    error.__dict__.update(fields)
-    return error
 
 
 class InvalidValueError(RlcoreError, ValueError):

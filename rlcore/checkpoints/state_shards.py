@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from harness.bits.files import check_regular
 from rlcore.errors import CheckpointError
-from rlcore.regular_file import check_regular
 
 if TYPE_CHECKING:
     import torch.distributed as dist

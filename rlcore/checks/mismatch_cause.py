@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.weights.canary import different_layer, policy_logprobs
-from rlcore.weights.digests import tensor_digests
 from rlcore.weights.target import WeightTarget
 
 

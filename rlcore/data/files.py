@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.bits.files import open_regular, parse_object, read_regular
 from rlcore.data.scoring import check_columns
 from rlcore.errors import InvalidValueError
 from rlcore.keys import permutation
-from rlcore.regular_file import open_regular, parse_object, read_regular
 from rlcore.types import Messages
 
 PROMPT = "prompt"
@@ -90,7 +90,8 @@ def _row(place: str, values: Mapping[str, Any]) -> Row:
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        for number, line in enumerate(read_regular(path, max_bytes=MAX_BYTES).splitlines(), start=1):
+        content = read_regular(path, max_bytes=MAX_BYTES, follows_links=True)
+        for number, line in enumerate(content.splitlines(), start=1):
             if not line.strip():
                 continue
             place = f"{path}:{number}"
@@ -113,7 +114,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ) from error
     number, num_bytes = 0, 0
     try:
-        with open_regular(path) as file:
+        with open_regular(path, follows_links=True) as file:
             # A small file can hold rows without end: they are counted as they are unpacked.
             for batch in parquet.ParquetFile(file).iter_batches(BATCH_ROWS):
                 num_bytes += batch.nbytes + BATCH_ROWS

@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digests, weights_digest
 from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.models.streams import kept_streams
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.weights.digests import tensor_digests, weights_digest
 from rlcore.weights.receipts import Check
 from rlcore.weights.target import NamedTensors, ParameterSpec, TargetState, WeightTarget
 

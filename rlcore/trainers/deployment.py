@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from harness.bits.levels import MOVE_BITS
 from rlcore.config import DeploymentSection, PpoSection, RunConfig
+from rlcore.determinism import worker_environment
 from rlcore.distributed.backends.base import Backend
-from rlcore.distributed.level_variables import MOVE_BITS, worker_environment
 from rlcore.distributed.placement.inventory import Node
 from rlcore.distributed.placement.plan import Plan, Pool, Role, make_plan
 from rlcore.distributed.placement.table import render

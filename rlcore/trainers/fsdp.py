@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # torch has no public name for it
 from torch.distributed.tensor import DTensor
 
+from harness.bits.tensor_digests import digests_of
 from rlcore.data.microbatches import Microbatch
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.decoder import Decoder
@@ -38,7 +39,6 @@ from rlcore.trainers.gradients import (
 from rlcore.trainers.ranks import Assignment, RankGrid, agree, raise_first
 from rlcore.trainers.reductions import Replicas, canonical_sum, flat_nodes, owned
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.digests import digests_of
 from rlcore.weights.source import LiveWeights
 from rlcore.weights.target import ParameterSpec
 

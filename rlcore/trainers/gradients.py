@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.tree_sum import TreeSum
-from rlcore.weights.digests import tensor_digests
 from rlcore.weights.source import LiveWeights
 
 if TYPE_CHECKING:

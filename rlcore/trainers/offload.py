@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.errors import InvalidValueError, PlacementError
 from rlcore.trainers.gradients import is_sharded, local_part
-from rlcore.weights.digests import tensor_digests
 
 MIN_MAPPED_BYTES = 4096
 """Tensors below one page stay in host memory."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from harness.bits.tensor_digests import combined_digest, tensor_digests
 from rlcore.checks.replicas import ReplicaDifference, differences, suspects_of
 from rlcore.errors import ReplicaError
 from rlcore.trainers.gradients import local_part
 from rlcore.trainers.ranks import RankGrid
-from rlcore.weights.digests import combined_digest, tensor_digests
 
 State = Mapping[str, Tensor]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import combined_digest, flat_digest
 from rlcore.config import OptimizerSection, PpoSection, RunConfig, RuntimeSection
 from rlcore.data.microbatches import Microbatch
 from rlcore.errors import InvalidValueError
@@ -30,7 +31,6 @@ from rlcore.trainers.gradients import (
     local_part,
     non_finite_gradient,
 )
-from rlcore.weights.digests import combined_digest, flat_digest
 from rlcore.weights.source import LiveWeights
 
 if TYPE_CHECKING:

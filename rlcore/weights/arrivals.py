@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import combined_digest, digests_of
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.weights.canary import canary_distance
-from rlcore.weights.digests import combined_digest, digests_of
 from rlcore.weights.receipts import Check, Receipt, changed_names
 from rlcore.weights.sync import check_digests, check_policy_changed
 
@@ -24,7 +24,7 @@ class SamplerAnswers(Protocol):
     """What a sampler says of its weights: plain values, from whatever process."""
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the digest of each parameter (`rlcore.weights.digests.tensor_digest`); unknown ones are absent."""
+        """Return the digest of each parameter (`harness.bits.tensor_digests`); unknown ones are absent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import combined_digest, tensor_digests
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.digests import combined_digest, tensor_digests
 from rlcore.weights.target import ParameterSpec
 
 Groups = tuple[tuple[str, ...], ...]

@@ -13,10 +13,10 @@ from time import perf_counter
 
 import torch
 
+from harness.bits.tensor_digests import combined_digest, tensor_digest
 from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import canary_distance, canary_tokens, different_layer
-from rlcore.weights.digests import combined_digest, tensor_digest
 from rlcore.weights.receipts import Check, Receipt, changed_names
 from rlcore.weights.source import LiveWeights, WeightSource
 from rlcore.weights.target import ParameterSpec, TargetState, WeightTarget

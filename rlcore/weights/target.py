@@ -92,7 +92,7 @@ class WeightTarget(Protocol):
         """Write these tensors over the parameters of their names."""
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the digest of each parameter as it is now (`rlcore.weights.digests.tensor_digest`)."""
+        """Return the digest of each parameter as it is now (`harness.bits.tensor_digests.tensor_digest`)."""
 
     def canary(self, tokens: Tensor) -> Tensor:
         """Return the log-probability of each token but the first, by the way it samples: [length] -> fp32 [length - 1].

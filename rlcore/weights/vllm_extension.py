@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.errors import InvalidValueError
-from rlcore.weights.digests import tensor_digests
 
 PACKED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
+from harness.bits.tensor_digests import tensor_digests
 from harness.fixtures import StartRayCluster
 from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.determinism import worker_environment
 from rlcore.distributed.dispatch import Collect, Entry, Table
-from rlcore.distributed.level_variables import worker_environment
 from rlcore.distributed.placement.plan import Pool, Role, make_plan
 from rlcore.distributed.process_report import GPU, ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.worker import Worker
 from rlcore.distributed.worker_group import start_group
 from rlcore.trainers.offload import OffloadedState
 from rlcore.trainers.trainer import Trainer
-from rlcore.weights.digests import tensor_digests
 
 LEVEL = "deterministic"
 pytestmark = [

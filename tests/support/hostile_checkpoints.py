@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from harness.bits.files import parse_object
 from rlcore.checkpoints import checkpoint as own_checkpoints
 from rlcore.checkpoints.checkpoint_files import CHECKSUMS, VALUES, Checksums
 from rlcore.checkpoints.state_shards import read_state, write_state
@@ -25,7 +26,6 @@ from rlcore.models.classifier import Classifier, load_classifier, save_classifie
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
-from rlcore.regular_file import parse_object
 from rlcore.weights.completions_api import CompletionsServer
 from tests.support.hostile_readers import Read, Reader, json_lines, of_file, write_files
 

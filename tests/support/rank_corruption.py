@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.data.microbatches import divide_among_workers
 from rlcore.errors import ReplicaError
 from rlcore.trainers.gradients import local_part
 from rlcore.trainers.ranks import RankGrid, build_grid
 from rlcore.trainers.trainer import Trainer
-from rlcore.weights.digests import tensor_digest
 from tests.support.rank_training import NUM_MICROBATCHES, local_trainer, microbatches_of, negative_likelihood
 
 

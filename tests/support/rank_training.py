@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
@@ -17,7 +18,6 @@ from rlcore.trainers import reductions
 from rlcore.trainers.gradients import MicrobatchLoss, full_tensor
 from rlcore.trainers.ranks import RankGrid, build_grid
 from rlcore.trainers.trainer import Trainer
-from rlcore.weights.digests import tensor_digest
 
 CONFIG = DecoderConfig(
     family="qwen2", vocab_size=37, width=18, num_layers=2, num_heads=3, num_kv_heads=1, head_width=6, ffn_width=23

@@ -155,7 +155,7 @@ def process_engine(decoder: Decoder, **settings: int) -> Iterator["ProcessEngine
 
 def give_weights(engine: "ProcessEngine", decoder: Decoder) -> None:
     """Let an engine have a copy of a decoder's weights, as one that has just been started."""
-    from rlcore.weights.digests import weights_digest
+    from harness.bits.tensor_digests import weights_digest
     from rlcore.weights.remote import RemoteTarget
 
     parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}

@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, TypeVar
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.errors import RlcoreError, SamplerError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.local_target import FencedTarget
@@ -29,7 +30,6 @@ from rlcore.samplers.vllm.engine import EngineSettings, Report, arguments, refus
 from rlcore.samplers.vllm.exchange import Drawn, RemoteExchange
 from rlcore.samplers.vllm.plugin import check_entry_point, register_model, starting
 from rlcore.samplers.vllm.versions import GIVEN, check_device, installed_version, isolated
-from rlcore.weights.digests import weights_digest
 from rlcore.weights.remote import RemoteTarget
 
 EXTENSION = "rlcore.samplers.vllm.extension.EngineExtension"

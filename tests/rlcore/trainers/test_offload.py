@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digests
 from harness.fixtures import StartRanks
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import InvalidValueError, PlacementError
@@ -17,7 +18,6 @@ from rlcore.trainers.gradients import local_part
 from rlcore.trainers.offload import MIN_MAPPED_BYTES, OffloadedState
 from rlcore.trainers.ranks import build_grid
 from rlcore.trainers.trainer import Trainer
-from rlcore.weights.digests import tensor_digests
 from tests.support.mapped_memory import mapped_files
 
 WIDTH = 48

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.checks.match_checks import MatchChecks
 from rlcore.checks.observers import (
     CHECKS,
@@ -24,7 +25,6 @@ from rlcore.log import NullRecorder
 from rlcore.models.decoder import Decoder
 from rlcore.observability.observers import Observer, Observers
 from rlcore.trainers.scoring import Scored, score
-from rlcore.weights.digests import tensor_digests
 from tests.rlcore.training.recorded import Digests, config, recorded
 
 SHORT = {"num_steps": 3, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digests, weights_digest
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.weights.arrivals import Canary, VllmWorkers, receipt_for
-from rlcore.weights.digests import tensor_digests, weights_digest
 from rlcore.weights.receipts import Check
 from rlcore.weights.vllm_extension import WeightAnswers, hub_views
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.level import Strategy, following
 from rlcore.weights.canary import TOLERANCES, canary_distance
-from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Check, Receipt
 from rlcore.weights.source import LiveWeights
 from rlcore.weights.sync import sync

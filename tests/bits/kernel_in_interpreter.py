@@ -3,7 +3,7 @@
 import torch
 from xxhash import xxh3_128_digest
 
-from rlcore.weights.gpu_digests import Contents, problem
+from harness.bits.gpu_digests import Contents, problem
 
 LENGTHS = (0, 5, 240, 241, 1023, 1024, 1025, 1026, 1087, 1088, 1089, 2047, 2048, 2049, 16_385, 40_000)
 

@@ -1,13 +1,13 @@
-"""What `rlcore.weights.gpu_kernel` computes, in torch's operations on a CPU: for machines without Triton."""
+"""What `harness.bits.gpu_kernels` computes, in torch's operations on a CPU: for machines without Triton."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from rlcore.weights.xxh3 import PRIME32_1, table
+from harness.bits.digests import PRIME32_1, xxh3_table
 
-SECRET, START = torch.tensor(table()[:24]), torch.tensor(table()[24:])
+SECRET, START = torch.tensor(xxh3_table()[:24]), torch.tensor(xxh3_table()[24:])
 
 
 def _shifted(x: Tensor, count: int) -> Tensor:

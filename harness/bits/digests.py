@@ -22,15 +22,14 @@ So a block of 1024 words is a dot product with u_L, times one number: on a GPU o
 harness/DESIGN.md has the argument why sums of accidents do not cancel.
 """
 
+import struct
 from collections.abc import Iterable
-from math import prod
 
 from xxhash import xxh3_128_digest
 
 from harness.bits.errors import TraceError
-from harness.trace.chain import DIGEST_BYTES, RecordedValue
-from harness.trace.values import ELEMENT_BYTES as BYTES_OF_DTYPES
 
+DIGEST_BYTES = 16
 RAW = "raw"
 XXH3_128 = "xxh3_128"
 SHARDSUM_128 = "shardsum_128"
@@ -46,18 +45,29 @@ GAMMA = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 
+# Of xxh3_128, for those that compute it in parts; names are those of its specification:
+# https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+STRIPE, BLOCK = 64, 1024
+"""Bytes."""
+SECRET = bytes.fromhex(
+    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
+    "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"
+    "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
+)
+PRIME32_1, PRIME32_2, PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+PRIME64_1, PRIME64_2, PRIME64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+PRIME64_4, PRIME64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+START = (PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1)
+"""The eight words before the first block."""
+
+
 def digest(data: bytes | bytearray | memoryview) -> tuple[str, bytes]:
     """(algorithm, digest) of a whole value: `raw` up to 16 bytes, `xxh3_128` above."""
     view = memoryview(data)
     if view.nbytes <= DIGEST_BYTES:
         return RAW, view.tobytes().ljust(DIGEST_BYTES, b"\0")
     return XXH3_128, xxh3_128_digest(view)
-
-
-def raw_value(value: RecordedValue) -> bytes:
-    """The bytes of a value whose digest is `raw`; all 16 of them where the size of its elements is not known."""
-    size = BYTES_OF_DTYPES.get(value.dtype)
-    return value.digest if size is None else value.digest[: prod(value.shape) * size]
 
 
 def shardsum(data: bytes | bytearray | memoryview, element_bytes: int, first_index: int = 0) -> bytes:
@@ -109,3 +119,8 @@ def mix(x: int) -> int:
 
 def _joined(sums: list[int]) -> bytes:
     return b"".join([(lane & _MASK).to_bytes(8, "big") for lane in sums])
+
+
+def xxh3_table() -> list[int]:
+    """Return the numbers that parts of xxh3_128 read, as int64: 24 words of the secret, then those of the start."""
+    return [*struct.unpack("<24q", SECRET), *struct.unpack("<8q", struct.pack("<8Q", *START))]

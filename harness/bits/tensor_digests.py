@@ -2,9 +2,10 @@
 
 A digest is 32 hexadecimal digits of xxh3_128. It finds accidents, not forgers. -0.0 and the payload of a NaN count;
 where a tensor lies, its strides and its device do not. Bytes are those of a little-endian machine. Tensors on a GPU are
-read there, many at once (`rlcore.weights.gpu_digests`).
+read there, many at once (`harness.bits.gpu_digests`).
 """
 
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 
@@ -12,8 +13,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128, xxh3_128_digest, xxh3_128_hexdigest
 
-from rlcore.errors import InvalidValueError
-from rlcore.weights import gpu_digests
+from harness.bits import gpu_digests
 
 GPU_BYTES_AT_ONCE = 1 << 30
 """Of tensors on a GPU before the host waits for their digests; what was read of them takes a sixteenth meanwhile."""
@@ -22,14 +22,14 @@ GPU_BYTES_AT_ONCE = 1 << 30
 def tensor_digest(tensor: Tensor) -> str:
     """Of type, shape and elements in C order; a contiguous tensor on the CPU is read where it is.
 
-    Raises InvalidValueError for a tensor that has no memory, or not one address for each element.
+    Raises ValueError for a tensor that has no memory, or not one address for each element.
     """
     (digest,) = digests_of([("", tensor)]).values()
     return digest
 
 
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The digest of each, in the order of `tensors`; raises InvalidValueError with the name of one that has none."""
+    """The digest of each, in the order of `tensors`; raises ValueError with the name of one that has none."""
     return digests_of(tensors.items())
 
 
@@ -40,15 +40,12 @@ def digests_of(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     for name, tensor in named:
         if tensor.is_meta or tensor.layout != torch.strided:
             where = f"{name}: " if name else ""
-            raise InvalidValueError(
-                f"{where}a digest of a tensor on {tensor.device}, layout {tensor.layout}",
-                legal="a dense tensor with memory",
-            )
+            raise ValueError(f"{where}only a dense tensor with memory has a digest: {tensor.device}, {tensor.layout}")
         digests[name] = ""  # its place in the order
         if is_read_there(tensor):
             digests |= waiting.add(name, tensor)
         else:
-            digests[name] = _named(_prefix(tensor), xxh3_128_digest(_bytes(tensor).cpu().numpy().data))
+            digests[name] = _named(_prefix(tensor), xxh3_128_digest(host_bytes(tensor)))
     return digests | waiting.take()
 
 
@@ -79,6 +76,18 @@ class _Waiting:
         named, self._named = self._named, []
         found = zip(named, self._contents.take(), strict=True)
         return {name: _named(prefix, content) for (name, prefix), content in found}
+
+
+def host_bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor that has memory, in C order: its own where they lie so on the host, else a copy."""
+    whole = tensor
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if not whole.nbytes:
+        return memoryview(b"")
+    memory = (ctypes.c_char * whole.nbytes).from_address(whole.data_ptr())
+    memory.owner = whole  # type: ignore[attr-defined]  # the memory lives as long as what shows it
+    return memoryview(memory)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -119,7 +128,7 @@ def flat_digest(tensors: Iterable[Tensor]) -> str:
     else:
         on_host = xxh3_128()
         for part in parts():
-            on_host.update(part.cpu().numpy().data)
+            on_host.update(host_bytes(part))
         content = on_host.digest()
     return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content)
 

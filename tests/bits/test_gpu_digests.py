@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
+from harness.bits import gpu_digests
+from harness.bits import tensor_digests as digests
+from harness.bits.gpu_digests import Contents
+from harness.bits.tensor_digests import flat_digest, tensor_digest, tensor_digests
 from rlcore.numerics.level import Strategy, following
-from rlcore.weights import digests, gpu_digests
-from rlcore.weights.digests import flat_digest, tensor_digest, tensor_digests
-from rlcore.weights.gpu_digests import Contents
 from rlcore.weights.sync import sync
-from tests.rlcore.weights import slow_kernel
+from tests.bits import slow_kernel
 from tests.rlcore.weights.targets import Target, policy
 from tests.support.triton_interpreter import run_interpreted
 
@@ -36,7 +37,16 @@ class Host:
             self.sizes.append(tensor.nbytes)
             return copy(tensor, *given, **named)
 
+        read = digests.host_bytes
+
+        def counted_bytes(tensor: Tensor) -> memoryview:
+            """A tensor on the host is read in place; one on a GPU would be copied."""
+            before, found = len(self.sizes), read(tensor)
+            self.sizes[before:] = [tensor.nbytes]
+            return found
+
         monkeypatch.setattr(Tensor, "cpu", counted)
+        monkeypatch.setattr(digests, "host_bytes", counted_bytes)
 
 
 @pytest.fixture
@@ -47,7 +57,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Read every tensor as one on a GPU, with torch's operations in place of the kernel."""
-    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    monkeypatch.setitem(sys.modules, "harness.bits.gpu_kernels", slow_kernel)
     monkeypatch.setattr(digests, "is_read_there", lambda tensor: True)
     gpu_digests.problem.cache_clear()
     yield
@@ -81,7 +91,7 @@ def test_tensors_have_the_digests_of_the_host_by_one_copy(monkeypatch: pytest.Mo
     expected = tensor_digests(tensors)
     assert host.sizes == [tensor.nbytes for tensor in tensors.values()]
     host.sizes.clear()
-    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    monkeypatch.setitem(sys.modules, "harness.bits.gpu_kernels", slow_kernel)
     monkeypatch.setattr(digests, "is_read_there", lambda tensor: True)
     assert list(tensor_digests(tensors).items()) == list(expected.items())
     assert len(host.sizes) == 1
@@ -107,7 +117,7 @@ def test_a_sync_copies_no_weights_to_the_host(host: Host, monkeypatch: pytest.Mo
     num_parameters = len(dict(policy().named_parameters()))
     num_bytes = sum(parameter.nbytes for parameter in policy().parameters())
     before = copies_of_a_sync(host)
-    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    monkeypatch.setitem(sys.modules, "harness.bits.gpu_kernels", slow_kernel)
     monkeypatch.setattr(digests, "is_read_there", lambda tensor: True)
     after = copies_of_a_sync(host)
     of_canary = before[0] - 3 * num_parameters
@@ -120,7 +130,7 @@ def test_a_sync_copies_no_weights_to_the_host(host: Host, monkeypatch: pytest.Mo
 def test_without_its_kernel_a_gpu_is_said_to_copy_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Triton here, or no compiler for it there: the value is the same, the time is not."""
     gpu_digests.problem.cache_clear()
-    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", None)
+    monkeypatch.setitem(sys.modules, "harness.bits.gpu_kernels", None)
     said = "weights on cpu are copied to the host for their digests: ModuleNotFoundError"
     with pytest.warns(RuntimeWarning, match=said):
         assert gpu_digests.problem(torch.device("cpu"))
@@ -130,13 +140,13 @@ def test_without_its_kernel_a_gpu_is_said_to_copy_weights_once(monkeypatch: pyte
 
 def test_a_kernel_that_is_wrong_on_a_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_digests.problem.cache_clear()
-    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", slow_kernel)
+    monkeypatch.setitem(sys.modules, "harness.bits.gpu_kernels", slow_kernel)
     assert gpu_digests.problem(torch.device("cpu")) == ""
     gpu_digests.problem.cache_clear()
     wrong = SimpleNamespace(
         block_sums=slow_kernel.block_sums, chained=lambda sums, counts: slow_kernel.chained(sums, counts) + 1
     )
-    monkeypatch.setitem(sys.modules, "rlcore.weights.gpu_kernel", wrong)
+    monkeypatch.setitem(sys.modules, "harness.bits.gpu_kernels", wrong)
     with pytest.warns(RuntimeWarning, match="its kernel gives other digests than the host"):
         assert gpu_digests.problem(torch.device("cpu"))
     gpu_digests.problem.cache_clear()

@@ -1,27 +1,13 @@
-"""Variables of levels: the table is that of the harness, and a process gets the controller's values or the level's."""
+"""A process of a run gets the controller's values of variables, or the level's."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits import levels as known_variables
 from harness.bits.errors import UsageError
-from harness.bits.levels import SETTINGS, level_variables
-from rlcore.distributed.level_variables import (
-    LEVEL_VARIABLES,
-    MOVE_BITS,
-    OF_SPREADING,
-    LevelVariable,
-    worker_environment,
-)
+from harness.bits.levels import MOVE_BITS, level_variables
+from rlcore.determinism import worker_environment
 from rlcore.errors import InvalidValueError, LevelError
-
-
-def test_the_table_is_that_of_the_harness() -> None:
-    assert {s.name: LevelVariable(s.value, s.accepts, s.others) for s in SETTINGS} == LEVEL_VARIABLES
-    assert {s.name for s in SETTINGS if s.is_of_spreading} == OF_SPREADING
-    assert known_variables.MOVE_BITS | set(LEVEL_VARIABLES) == MOVE_BITS
-
 
 VALUES = st.sampled_from(["", "0", "1", "FALSE", "true", "Ring", "AUTO", ":16:8", "off", "random"])
 
@@ -43,7 +29,8 @@ def test_a_conflict_names_the_value_what_is_legal_and_the_remedy() -> None:
     with pytest.raises(LevelError) as caught:
         worker_environment("invariant", {"NCCL_ALGO": "CollnetDirect", "PYTHONHASHSEED": "random"})
     assert (caught.value.what, caught.value.legal, caught.value.remedy) == (
-        "the level 'invariant' conflicts with variables: NCCL_ALGO=CollnetDirect",
+        "the level 'invariant' conflicts with variables that are set: NCCL_ALGO=CollnetDirect"
+        " (one order of reduction, not the one that is measured to be fast)",
         "NCCL_ALGO=Ring or Tree",
         "unset NCCL_ALGO",
     )

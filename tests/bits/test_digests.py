@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.bits.digests import DIGEST_BYTES, ELEMENT_BYTES, RAW, XXH3_128, add_shards, digest, mix, shardsum, word_key
 from harness.bits.errors import TraceError
-from harness.trace.chain import DIGEST_BYTES
-from harness.trace.digests import ELEMENT_BYTES, RAW, XXH3_128, add_shards, digest, mix, shardsum, word_key
 from tests.support.traces import SEEDED
 
 SIZES = st.sampled_from(ELEMENT_BYTES)
