@@ -84,8 +84,8 @@ class TaskSection(Section):
     name: Literal["reverse_text", "arithmetic", "sorting", "recommendation", "file"]
     path: str = ""
     """Of the prompts, JSON lines or parquet, for `file`: a column `prompt`, the others go to the reward functions."""
-    num_prompts: Positive = 512
-    """To train on."""
+    num_prompts: Positive | None = None
+    """To train on; None: of a file every row that is not held out, of another task 512."""
     num_heldout: Positive = 128
     """To evaluate on; none of them is trained on."""
     min_length: Positive = 3
