@@ -50,9 +50,9 @@ def make_task(
     """The task of a configuration; the same for the same arguments, on any machine.
 
     `context` is the most tokens that the model reads, `num_new_tokens` the most after a prompt. The reward of a model
-    is added by `rlcore.rewards.build`. Raises InvalidValueError where there are too few prompts, or the tokenizer
-    cannot read one, or the model has no room for it; RewardError where a reward function wants a column that prompts do
-    not have.
+    is added by `rlcore.rewards.reward_model`. Raises InvalidValueError where there are too few prompts, or the
+    tokenizer cannot read one, or the model has no room for it; RewardError where a reward function wants a column that
+    prompts do not have.
     """
     num_unused = 0
     if section.name == "file":
