@@ -12,7 +12,7 @@ from rlcore.keys import key
 from rlcore.models.checkpoints import CONFIG, read_json
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
-from rlcore.models.hub_config import read_config
+from rlcore.models.config import read_config
 from rlcore.weights.source import LiveWeights, digest_of
 
 if TYPE_CHECKING:

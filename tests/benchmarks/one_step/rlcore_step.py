@@ -4,7 +4,7 @@ Rollout, reward, update, optimizer, sync with its receipt: `make_step` as a run 
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rlcore.keys import prompt_ids
 from rlcore.log import Clock, NullRecorder, Record
 from rlcore.memory import keep_freed_memory
 from rlcore.models.checkpoints import load
-from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
@@ -33,9 +33,9 @@ from tests.benchmarks.one_step.turns import Turns
 class Endless(CharacterTokenizer):
     """Nothing ends a completion but its length."""
 
-    @property
-    def eos_id(self) -> int:
-        return -2
+    def __init__(self, alphabet: Iterable[str]) -> None:
+        super().__init__(alphabet)
+        self.eos_id = -2
 
 
 class TimedPhases(Clock):
@@ -60,8 +60,9 @@ def vowels(completions: Sequence[str], **_: Any) -> list[float]:
 def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
     """Everything a step needs, at TRL's learning rate."""
     decoder = load(Path(arguments.model))
-    alphabet = CharacterTokenizer.load(Path(arguments.model)).alphabet
-    tokenizer = Endless(alphabet)
+    own = load_tokenizer(Path(arguments.model))
+    assert isinstance(own, CharacterTokenizer)
+    tokenizer = Endless(own.alphabet)
     prompts = tuple(
         Prompt(number, text, tuple(tokenizer.encode(text)))
         for number, text in zip(prompt_ids(arguments.prompts), arguments.prompts, strict=True)

@@ -18,8 +18,7 @@ from rlcore.determinism import at_level
 from rlcore.entrypoint import prepare
 from rlcore.log import RunLog
 from rlcore.models.build import build_model
-from rlcore.models.decoder import Decoder
-from rlcore.models.value_head import Critic
+from rlcore.models.decoder import Critic, Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
