@@ -4,22 +4,23 @@ the configuration and the number of the step: order, noise and learning rate hav
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcore.checkpoint import Checkpoint, Writer, load, load_newest, save
 from rlcore.errors import CheckpointError
 from rlcore.keys import key
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
-from rlcore.recipes.rollout import prompts_of
-from rlcore.train_state import TrainState
 from rlcore.weights.source import LiveWeights, digest_of
+
+if TYPE_CHECKING:
+    from rlcore.train import TrainState
 
 DIRECTORY = "checkpoints"
 """Below a run's."""
 
 
-def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
+def save_checkpoint(state: "TrainState", directory: Path, step: int) -> Path:
     """Write what the run needs to begin with `step`; the policy as Hugging Face's tools load it."""
 
     def write_policy(path: Path) -> None:
@@ -40,7 +41,7 @@ def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
     return path
 
 
-def check_written(state: TrainState, path: Path, digest: str) -> None:
+def check_written(state: "TrainState", path: Path, digest: str) -> None:
     """Check that the values of a checkpoint, and the policy as others load it, are those of the live run.
 
     A resumed run does not read the policy's directory: other programs do. Raises CheckpointError.
@@ -69,7 +70,7 @@ def check_written(state: TrainState, path: Path, digest: str) -> None:
         )
 
 
-def resume(state: TrainState, run: Path) -> Checkpoint:
+def resume(state: "TrainState", run: Path) -> Checkpoint:
     """Put the newest whole checkpoint of an earlier run into the state; its `step` is the one to begin with.
 
     With `output.resume_step` the newest that is no later. Raises CheckpointError where there is none, or it is of a
@@ -87,17 +88,18 @@ def resume(state: TrainState, run: Path) -> Checkpoint:
     return found
 
 
-def state_digests(state: TrainState, step: int) -> dict[str, str]:
+def state_digests(state: "TrainState", step: int) -> dict[str, str]:
     """What a run is when it begins with a step, by digests: weights, optimizers, and the prompts that come next."""
     digests = {}
     for model in state.models:
         digests[f"weights of the {model.name}"] = digest_of(model.weights())
-        digests[f"optimizer of the {model.name}"] = model.optimizer_digest()
-    ids = (prompt.id for prompt in prompts_of(state, step))
+        if model is not state.reference:
+            digests[f"optimizer of the {model.name}"] = model.optimizer_digest()
+    ids = (prompt.id for prompt in state.prompts_of(step))
     return {**digests, "next prompts": f"{key('next prompts', *ids):016x}"}
 
 
-def check_state(state: TrainState, found: Checkpoint) -> None:
+def check_state(state: "TrainState", found: Checkpoint) -> None:
     """Check that the resumed state is bitwise equal to the one that was written; raise CheckpointError."""
     written = {**found.values.get("state", {}), "KL coefficient": str(found.values["kl_coef"])}
     now = {**state_digests(state, found.step), "KL coefficient": str(state.kl_coef)}
@@ -109,7 +111,7 @@ def check_state(state: TrainState, found: Checkpoint) -> None:
         )
 
 
-def _check_identity(found: Checkpoint, state: TrainState) -> None:
+def _check_identity(found: Checkpoint, state: "TrainState") -> None:
     """With a constant learning rate a run may be made longer; else its length is part of what it is."""
     theirs, ours = _flat(found.values["identity"]), _flat(state.config.identity())
     if state.config.optimizer.schedule == "constant":
