@@ -84,8 +84,8 @@ class TaskSection(Section):
     name: Literal["reverse_text", "arithmetic", "sorting", "recommendation", "file"]
     path: str = ""
     """Of the prompts, JSON lines or parquet, for `file`: a column `prompt`, the others go to the reward functions."""
-    num_prompts: Positive = 512
-    """To train on."""
+    num_prompts: Positive | None = None
+    """To train on; None: of a file every row that is not held out, of another task 512."""
     num_heldout: Positive = 128
     """To evaluate on; none of them is trained on."""
     min_length: Positive = 3
@@ -263,13 +263,11 @@ class SamplerSection(Section):
     """Who draws completions. At level invariant both samplers have the same bits."""
 
     name: Literal["torch", "vllm"] = "torch"
-    """rlcore's own decoding loop, or the decoder served by vLLM."""
+    """rlcore's own decoding loop, or the decoder served by vLLM, in a child process."""
     model: Literal["own", "stock"] = "own"
     """Of vllm: rlcore's decoder, or vLLM's model of that family, at levels off and deterministic."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
-    engine: Literal["in_process", "process"] = "in_process"
-    """Of vllm: its engine in the trainer's process, or in a child process, which computes while the trainer waits."""
     tensor_parallel: Positive = 1
     """Of vllm: processes that share each product. Only 1: more than one would move bits, or gain nothing."""
     block_size: Positive = 8

@@ -10,7 +10,6 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
 ├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
 ├── WeightSyncError     weights that are not in the sampler as the trainer has them (also a RuntimeError)
-├── SamplerError        an engine in another process that has ended, or does not answer (also a RuntimeError)
 ├── WorkerError         a worker of a group that failed beyond its own code (also a RuntimeError)
 │   └── WorkerDiedError its process has ended: role, rank, process id and exit code
 ├── PlacementError      processes that fit no node, get no reservation, or do not start (also a RuntimeError)
@@ -104,12 +103,6 @@ class WeightSyncError(RlcoreError, RuntimeError):
         super().__init__(f"{check}: {told}" if check else told, legal=legal, remedy=remedy)
         self.check = check
         self.parameter = parameter
-
-
-class SamplerError(RlcoreError, RuntimeError):
-    """An engine in another process that could not be started, has ended, or does not answer."""
-
-    phases = ("rollout",)
 
 
 class PlacementError(RlcoreError, RuntimeError):

@@ -22,7 +22,7 @@ from rlcore.observability.recording import StepRecorder
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.recipes.rollout import beam_params
 from rlcore.recipes.warm_start import warm_start
-from rlcore.rewards.build import add_reward_model
+from rlcore.rewards.reward_model import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.train_state import TrainState

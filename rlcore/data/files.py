@@ -52,26 +52,27 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def split_rows(path: Path, num_prompts: int, num_heldout: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """Rows to train on and rows held out, in the order of their keys; rows of one prompt are never on both sides.
+def split_rows(path: Path, num_prompts: int | None, num_heldout: int, seed: int) -> tuple[list[Row], list[Row], int]:
+    """Return rows to train on, all that are not held out by default, rows held out, and how many are neither.
 
-    Raises InvalidValueError where there are too few, and as read_rows does.
+    They are in the order of their keys; rows of one prompt are never on both sides. Raises InvalidValueError where
+    there are too few, and as read_rows does.
     """
     by_prompt: dict[str, list[Row]] = {}
     for row in read_rows(path):
         by_prompt.setdefault(row.prompt, []).append(row)
-    texts = list(by_prompt)
+    texts, num_rows = list(by_prompt), sum(map(len, by_prompt.values()))
     heldout: list[Row] = []
     train: list[Row] = []
     for index in permutation(len(texts), "task", "file", seed):
         (heldout if len(heldout) < num_heldout else train).extend(by_prompt[texts[index]])
-    if len(train) < num_prompts:
-        num_rows = sum(map(len, by_prompt.values()))
+    if len(train) < (num_prompts or 1):
         raise InvalidValueError(
-            f"{path} has {num_rows} rows of {len(texts)} prompts, and {num_prompts} + {num_heldout} are wanted",
+            f"{path} has {num_rows} rows of {len(texts)} prompts, and {num_prompts or 1} + {num_heldout} are wanted",
             legal=f"task.num_prompts + task.num_heldout at most {num_rows}",
         )
-    return train[:num_prompts], heldout[:num_heldout]
+    train, heldout = train[:num_prompts], heldout[:num_heldout]
+    return train, heldout, num_rows - len(train) - len(heldout)
 
 
 def _row(place: str, values: Mapping[str, Any]) -> Row:

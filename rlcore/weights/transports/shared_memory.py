@@ -52,7 +52,7 @@ class SharedChunk:
             raise InvalidValueError(
                 f"weights in the memory of another process: {self.path}: {error.strerror or error}",
                 legal="two processes of one machine, one user and one PID namespace",
-                remedy="let RemoteTarget send by ProcessGroup; of a run: --set sampler.engine=in_process",
+                remedy="let RemoteTarget send by ProcessGroup; of a run: --set sampler.name=torch",
             ) from error
         try:
             return _mapped(descriptor)

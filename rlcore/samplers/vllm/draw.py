@@ -7,7 +7,6 @@ Every other token gets -inf, and these their log-probabilities. vLLM then takes 
 logits": the log-probabilities that rlcore computed, to the bit, through whatever processes they pass.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,25 +18,19 @@ from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.samplers.drawing import Plan, draw
 from rlcore.samplers.gumbel import GumbelNoise, signed, states
 from rlcore.samplers.next_token_passes import logprobs_at, ranked
-from rlcore.samplers.vllm.plugin import end_with_trainer
 from rlcore.types import SamplingParams
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
-DRAW, RANK = "rlcore_draw", "rlcore_rank"
-"""Names among a request's extra arguments; a request has one of them. Plain values, which pass between processes."""
 
-
-def draw_argument(key: int, params: SamplingParams, forced: int | None = None) -> dict[str, Any]:
-    """Return what a request carries for its draws."""
-    return {DRAW: [key, params.temperature, params.top_k, params.top_p, params.min_p, forced]}
-
-
-def rank_argument(temperature: float, num_tokens: int, num_tokens_known: int) -> dict[str, Any]:
-    """Return what a request carries for its most probable next tokens, of those below `num_tokens_known`."""
-    return {RANK: [temperature, num_tokens, num_tokens_known]}
+def draw_argument(
+    key: int, params: SamplingParams, forced: int | None = None, num_ranked: int = 0, num_tokens_known: int = 0
+) -> dict[str, Any]:
+    """Return what a request carries for its draws, as plain values; see `_Row`."""
+    drawn_by = [params.temperature, params.top_k, params.top_p, params.min_p]
+    return {"rlcore": [drawn_by, signed(key), forced, num_ranked, num_tokens_known]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +39,14 @@ class _Row:
 
     output: list[int]
     """Tokens that it has, which vLLM extends."""
-    key: int
     params: SamplingParams
-    forced: int | None = None
+    key: int
+    forced: int | None
     """Token that it takes, whatever its draw would be; of the canary."""
-    num_ranked: int = 0
+    num_ranked: int
     """Most probable tokens that are wanted in place of a draw; 0: a draw."""
-    num_tokens_known: int = 0
+    num_tokens_known: int
     """Tokens among which they are sought."""
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any], output: list[int]) -> "_Row":
-        if RANK in arguments:
-            temperature, num_ranked, num_tokens_known = arguments[RANK]
-            params = SamplingParams(1, temperature=temperature)
-            return cls(output, 0, params, num_ranked=num_ranked, num_tokens_known=num_tokens_known)
-        key, temperature, top_k, top_p, min_p, forced = arguments[DRAW]
-        params = SamplingParams(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        return cls(output, signed(key), params, forced)
 
 
 class KeyedDraw(LogitsProcessor):
@@ -89,7 +72,8 @@ class KeyedDraw(LogitsProcessor):
         for row in batch_update.removed:
             self._rows.pop(row, None)
         for row, params, _, output in batch_update.added:
-            self._rows[row] = _Row.of(params.extra_args or {}, output)
+            drawn_by, *others = params.extra_args["rlcore"]
+            self._rows[row] = _Row(output, SamplingParams(1, *drawn_by), *others)
         for first, second, direction in batch_update.moved:
             moved, met = self._rows.pop(first, None), self._rows.pop(second, None)
             if moved is not None:
@@ -111,29 +95,13 @@ class KeyedDraw(LogitsProcessor):
         if forced := [number for number, row in enumerate(rows) if row.forced is not None]:
             tokens[forced] = torch.tensor([rows[number].forced for number in forced], device=logits.device)
             logprobs[forced] = token_logprobs(own[forced], tokens[forced])
-        numbers = [number for number, row in enumerate(rows) if row.num_ranked]
-        left = _ranked(own[numbers], [rows[number] for number in numbers]) if numbers else None
+        ranking = [number for number, row in enumerate(rows) if row.num_ranked]
+        all_logprobs = logprobs_at(own[ranking], [rows[number].params.temperature for number in ranking])
         # Where a log-probability is NaN, so is the row: whatever vLLM takes for the largest, NaN is reported.
         logits.fill_(-torch.inf).masked_fill_(logprobs.isnan().unsqueeze(1), torch.nan)
         logits.scatter_(1, tokens.unsqueeze(1), logprobs.unsqueeze(1))
-        if left is not None:
-            logits[numbers] = left
+        for number, each in zip(ranking, all_logprobs, strict=True):
+            best, values = ranked(each[None], rows[number].num_tokens_known, rows[number].num_ranked)
+            logits[number] = torch.nan if bool(each.isnan().any()) else -torch.inf
+            logits[number, best[0]] = values[0]
         return logits
-
-
-def _ranked(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
-    """Return fp32 [rows, vocabulary]: the log-probabilities of the tokens that are wanted, -inf for others.
-
-    Where any log-probability is NaN, so is the row.
-    """
-    logprobs = logprobs_at(logits, [row.params.temperature for row in rows])
-    left = torch.full_like(logprobs, -torch.inf)
-    for number, row in enumerate(rows):
-        tokens, values = ranked(logprobs[number : number + 1], row.num_tokens_known, row.num_ranked)
-        left[number, tokens[0]] = values[0]
-    return left.masked_fill_(logprobs.isnan().any(-1, keepdim=True), torch.nan)
-
-
-# The class above is among what an engine's process is started with. So this module is imported there before the process
-# waits for its trainer, which may have been killed by then.
-end_with_trainer()
