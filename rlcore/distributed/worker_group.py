@@ -307,4 +307,6 @@ def _unpacked(found: Any) -> Tensor:
         tensor: Tensor = torch.load(io.BytesIO(found), weights_only=True)
         return tensor
     array, dtype, shape = found
+    if not array.nbytes:
+        return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(array.copy()).view(dtype).reshape(shape)
