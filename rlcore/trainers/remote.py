@@ -1,16 +1,13 @@
 """Models in other processes, as a controller holds them: one generic handle over the dispatch table of the workers."""
 
-from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-
-from torch import Tensor
 
 from rlcore.config import RunConfig
 from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.trainer import Trainer, peak_rate
-from rlcore.weights.source import SourceDescription
+from rlcore.weights.source import FetchedTensors, SourceDescription, WeightSource
 
 if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker
@@ -25,9 +22,9 @@ class RemoteModel:
     def __getattr__(self, method: str) -> Any:
         return partial(getattr(self._workers, method), self.name)
 
-    def weights(self) -> "RemoteWeights":
+    def weights(self) -> WeightSource:
         """Return the weights as they are now."""
-        return RemoteWeights(self.name, self._workers)
+        return cast(WeightSource, RemoteWeights(self.name, self._workers))
 
 
 def build_remote(config: RunConfig, workers: "ModelWorker", name: str) -> Trainer:
@@ -36,45 +33,23 @@ def build_remote(config: RunConfig, workers: "ModelWorker", name: str) -> Traine
     return cast(Trainer, RemoteModel(name, workers, peak_rate(config, name)))
 
 
-class RemoteWeights(Mapping[str, Tensor]):
-    """The weights of a model of the workers by name; a tensor is fetched when it is asked for, and not kept."""
+class RemoteWeights:
+    """The weights of a model of the workers, as `WeightSource`."""
 
     def __init__(self, model: str, workers: "ModelWorker") -> None:
-        self._model, self._workers, self._about = model, workers, workers.describe_weights(model)
+        self._about = workers.describe_weights(model)
+        self.tensors = FetchedTensors(self._about.specs, partial(workers.weight, model))
+        self.digests = partial(workers.weight_digests, model)
+        self.logprobs = partial(workers.logprobs, model)
 
     def describe(self) -> SourceDescription:
-        """Return what is known without fetching one."""
         return self._about
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Tensors by name."""
-        return self
-
-    def digests(self) -> dict[str, str]:
-        """Return the digest of each tensor, computed where it is."""
-        return self._workers.weight_digests(self._model)
-
-    def logprobs(self, tokens: Tensor) -> Tensor:
-        """Return what the policy gives each token after the first."""
-        return self._workers.logprobs(self._model, tokens)
 
     def decoder(self) -> Decoder:
         """Build a decoder with a copy of the weights."""
         decoder = Decoder(self._about.config).to(dtype=self._about.dtype)
-        decoder.load_state_dict({name: self[name] for name in self._about.names}, strict=False)
+        decoder.load_state_dict({name: self.tensors[name] for name in self._about.names}, strict=False)
         return decoder
-
-    def __getitem__(self, parameter: str) -> Tensor:
-        if parameter not in self._about.specs:
-            raise KeyError(parameter)
-        return self._workers.weight(self._model, parameter)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._about.specs)
-
-    def __len__(self) -> int:
-        return len(self._about.specs)
 
 
 class RecordWithWorkers(Record):

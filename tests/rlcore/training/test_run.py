@@ -134,7 +134,7 @@ def test_a_device_that_is_not_there_is_told(device: str, tmp_path: Path) -> None
 def test_a_board_without_its_package_stops_a_run_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcore.observability.logs.find_spec", {}.get)
+    monkeypatch.setattr("rlcore.entrypoint.find_spec", {}.get)
     with pytest.raises(InvalidValueError, match=r"output\.tensorboard is true") as refused:
         recorded(with_section(SHORT, "output", {"tensorboard": True}), tmp_path)
     assert refused.value.remedy == "pip install 'rlharness[tensorboard]'"
@@ -156,8 +156,8 @@ def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "lost", "said"),
     [
-        ("ppo", "trainers.local.restore_optimizer", "optimizer of the critic, optimizer of the policy differ"),
-        ("grpo", "checkpoints.resume.prompts_of", "next prompts differ"),
+        ("ppo", "trainers.trainer.Trainer.read_state", "optimizer of the critic, optimizer of the policy, weights of"),
+        ("grpo", "resume.prompts_of", "next prompts differ"),
     ],
 )
 def test_a_state_that_is_not_the_one_that_was_written_is_not_gone_on_with(
