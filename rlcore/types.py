@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from rlcore.errors import InvalidValueError
 
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: {"role": "user", "content": "..."} and more, for a chat template."""
+
 
 class Tokenizer(Protocol):
     """What the engine needs of a tokenizer."""
@@ -35,6 +38,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Text to tokens, none added."""
+
+    def encode_prompt(self, prompt: str | Messages) -> tuple[str, list[int]]:
+        """Return the text of a prompt and its tokens: with those that the tokenizer's own template adds."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Tokens to text, without special tokens."""

@@ -1,5 +1,6 @@
-"""Prompts from a file: JSON lines or parquet, with a column `prompt` of text; the others go to reward functions."""
+"""Prompts from a file: JSON lines or parquet, with a column `prompt` of texts or messages; others are for rewards."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from harness.bits.files import open_regular, parse_object, read_regular
 from rlcore.data.scoring import check_columns
 from rlcore.errors import InvalidValueError
 from rlcore.keys import permutation
+from rlcore.types import Messages
 
 PROMPT = "prompt"
 JSON_LINES, PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet",)
@@ -21,7 +23,7 @@ LEGAL = f"prompts of at most {MAX_BYTES >> 30} GiB"
 class Row:
     """A prompt, before it is tokens."""
 
-    prompt: str
+    prompt: str | Messages
     columns: Mapping[str, Any]
     place: str
     """Of it in its file, for messages."""
@@ -30,7 +32,7 @@ class Row:
 def read_rows(path: Path) -> list[Row]:
     """Every row of a file, in its order.
 
-    Raises InvalidValueError, with file, line and column, for what cannot be read, a prompt that is no text or empty,
+    Raises InvalidValueError, with file, line and column, for what cannot be read, a prompt that is empty or neither,
     and rows that differ in their columns.
     """
     readers = {**dict.fromkeys(JSON_LINES, _json_lines), **dict.fromkeys(PARQUET, _parquet)}
@@ -60,7 +62,7 @@ def split_rows(path: Path, num_prompts: int | None, num_heldout: int, seed: int)
     """
     by_prompt: dict[str, list[Row]] = {}
     for row in read_rows(path):
-        by_prompt.setdefault(row.prompt, []).append(row)
+        by_prompt.setdefault(row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt), []).append(row)
     texts, num_rows = list(by_prompt), sum(map(len, by_prompt.values()))
     heldout: list[Row] = []
     train: list[Row] = []
@@ -77,11 +79,12 @@ def split_rows(path: Path, num_prompts: int | None, num_heldout: int, seed: int)
 
 def _row(place: str, values: Mapping[str, Any]) -> Row:
     prompt = values.get(PROMPT)
-    if not isinstance(prompt, str) or not prompt:
+    messages = prompt if isinstance(prompt, list) else []
+    are_messages = all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages)
+    if not prompt or not isinstance(prompt, str | list) or not are_messages:
         raise InvalidValueError(
             f"{place}: column {PROMPT!r} is {prompt!r:.60}" if PROMPT in values else f"{place}: no column {PROMPT!r}",
-            legal="text that is not empty",
-            remedy="put messages through the chat template first" if isinstance(prompt, list) else "",
+            legal='text that is not empty, or messages: [{"role": "user", "content": "..."}]',
         )
     return Row(prompt, {name: value for name, value in values.items() if name != PROMPT}, place)
 

@@ -64,21 +64,23 @@ def make_task(
         drawn = draw(section.name, (section.min_length, section.max_length), section.num_heldout + num_prompts, seed)
         rows = [Row(each.prompt, {"answer": each.answer, "data_source": section.name}, "") for each in drawn]
         heldout, train = rows[: section.num_heldout], rows[section.num_heldout :]
-    rows, tokens = [*heldout, *train], list[tuple[int, ...]]()
+    rows, texts, tokens = [*heldout, *train], list[str](), list[tuple[int, ...]]()
     for row in rows:
         place = f"{row.place}: " if row.place else ""
         try:
-            tokens.append(tuple(tokenizer.encode(row.prompt)))
+            text, encoded = tokenizer.encode_prompt(row.prompt)
         except InvalidValueError as error:
             raise InvalidValueError(f"{place}{error.what}", legal=error.legal, remedy=error.remedy) from error
+        texts.append(text)
+        tokens.append(tuple(encoded))
         if context is not None and len(tokens[-1]) + num_new_tokens > context:
             raise InvalidValueError(
                 f"{place}a prompt of {len(tokens[-1])} tokens, and up to {num_new_tokens} after it",
                 legal=f"{context} together: the model reads no more",
                 remedy="leave the prompt out, or a smaller sampling.max_tokens",
             )
-    named = zip(prompt_ids(tokens), rows, tokens, strict=True)
-    prompts = tuple(Prompt(id, row.prompt, of_row, row.columns) for id, row, of_row in named)
+    named = zip(prompt_ids(tokens), texts, tokens, rows, strict=True)
+    prompts = tuple(Prompt(id, text, of_row, row.columns) for id, text, of_row, row in named)
     rewards = _rewards(section, prompts[0].columns)
     return Task(section.name, prompts[len(heldout) :], prompts[: len(heldout)], rewards, num_unused)
 

@@ -18,15 +18,6 @@ def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
     if section.path:
         return load_tokenizer(Path(section.path)), load(Path(section.path), dtype=dtype, device=section.device)
     tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
-    decoder_config = DecoderConfig(
-        family=section.family,
-        vocab_size=tokenizer.vocab_size,
-        width=section.width,
-        num_layers=section.num_layers,
-        num_heads=section.num_heads,
-        num_kv_heads=section.num_kv_heads,
-        head_width=section.head_width,
-        ffn_width=section.ffn_width,
-        is_tied=section.is_tied,
-    )
-    return tokenizer, Decoder(decoder_config).initialise(config.seed).to(section.device, dtype)
+    sizes = section.model_dump(exclude={"path", "dtype", "device"})
+    decoder = Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
+    return tokenizer, decoder.initialise(config.seed).to(section.device, dtype)

@@ -34,11 +34,6 @@ class KeyValueCache:
         return cls(like.new_zeros(shape), like.new_zeros(shape))
 
     @property
-    def num_slots(self) -> int:
-        """How many sequences there is room for."""
-        return self.keys.shape[1]
-
-    @property
     def capacity(self) -> int:
         """How many positions of each."""
         return self.values.shape[3]
@@ -80,25 +75,15 @@ class CachePositions:
     """All samples start at 0: nothing before is to be read."""
 
     @classmethod
-    def of(cls, starts: Sequence[int], length: int, cache: KeyValueCache) -> "CachePositions":
-        """Raises InvalidValueError where the tokens do not fit."""
-        if min(starts) < 0:
-            raise InvalidValueError(f"a sequence that starts at {min(starts)}", legal="0 or more")
-        return cls.at(torch.tensor(starts, device=cache.keys.device), length, cache, longest=max(starts))
+    def of(cls, starts: Tensor, length: int, cache: KeyValueCache, *, longest: int) -> "CachePositions":
+        """Work out the positions of `length` tokens of each sample, for starts [batch] of at most `longest`.
 
-    @classmethod
-    def at(cls, starts: Tensor, length: int, cache: KeyValueCache, *, longest: int) -> "CachePositions":
-        """The same for starts [batch] that are at most `longest`: nothing waits for the device.
-
-        Raises InvalidValueError where the tokens do not fit.
+        Nothing waits for the device. Raises InvalidValueError where the tokens do not fit.
         """
         end = longest + length
-        if len(starts) > cache.num_slots or end > cache.capacity:
-            raise InvalidValueError(
-                f"{len(starts)} sequences up to position {end}",
-                legal=f"up to {cache.num_slots} slots of {cache.capacity} positions",
-                remedy="a larger cache, or slots that are free again",
-            )
+        if len(starts) > cache.keys.shape[1] or end > cache.capacity:
+            legal = f"up to {cache.keys.shape[1]} slots of {cache.capacity} positions"
+            raise InvalidValueError(f"{len(starts)} sequences up to position {end}", legal=legal)
         positions = starts.unsqueeze(1)
         if length > 1:
             positions = positions + torch.arange(length, device=starts.device)

@@ -24,9 +24,8 @@ from rlcore.models.checkpoints import (
     tensor_names,
     write,
 )
-from rlcore.models.config import DecoderConfig
+from rlcore.models.config import ARCHITECTURES, DecoderConfig, read_architecture, read_config, written_config
 from rlcore.models.decoder import Decoder
-from rlcore.models.hub_config import ARCHITECTURES, read_architecture, read_config, written_config
 
 CLASSIFIERS = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in ARCHITECTURES}
 """Architecture of a classifier -> that of its decoder."""

@@ -1,10 +1,16 @@
-"""What a decoder is: its family and its sizes, checked when it is made."""
+"""What a decoder is: its family and its sizes; and config.json as Hugging Face's checkpoints have it, read and written.
 
+What the decoder would compute wrongly is refused.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlcore.errors import InvalidValueError
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+FAMILIES = tuple(ARCHITECTURES.values())
 MAX_LENGTH = 1 << 21
 """Positions that rotations are made for, at most: 2 GiB of them for heads of 128."""
 
@@ -47,17 +53,11 @@ class DecoderConfig:
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            raise InvalidValueError(f"family {self.family!r}", legal=", ".join(FAMILIES))
-        for name in ("vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "max_length"):
-            if getattr(self, name) < 1:
-                raise InvalidValueError(f"{name} {getattr(self, name)}", legal="1 or more")
         if self.max_length > MAX_LENGTH:
             raise InvalidValueError(f"max_length {self.max_length}", legal=f"1 to {MAX_LENGTH:,}")
         if self.num_heads % self.num_kv_heads:
-            raise InvalidValueError(
-                f"num_kv_heads {self.num_kv_heads}", legal=f"a divisor of num_heads, {self.num_heads}"
-            )
+            legal = f"a divisor of num_heads, {self.num_heads}"
+            raise InvalidValueError(f"num_kv_heads {self.num_kv_heads}", legal=legal)
         if self.head_width < 2 or self.head_width % 2:
             raise InvalidValueError(f"head_width {self.head_width}", legal="an even number, 2 or more")
 
@@ -102,3 +102,111 @@ class DecoderConfig:
     def head_shape(self) -> tuple[int, int, int]:
         """(heads, kv_heads, width) of its attention, for the probe."""
         return self.num_heads, self.num_kv_heads, self.head_width
+
+
+NAMES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "ffn_width": "intermediate_size",
+    "max_length": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "is_tied": "tie_word_embeddings",
+}
+"""Field of a `DecoderConfig` -> key of config.json."""
+ROPE_NAMES = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_length": "original_max_position_embeddings",
+}
+ONLY: Mapping[str, tuple[object, ...]] = {
+    "attention_dropout": (0, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "hidden_act": ("silu", "swish", None),
+}
+"""Keys that change what is computed, and the values that mean what the decoder does."""
+
+
+def read_config(found: Mapping[str, Any]) -> DecoderConfig:
+    """Return the decoder that a config.json of transformers 4 or 5 describes; a missing key is as transformers has it.
+
+    Raises InvalidValueError for an architecture, a rotation or a feature that is not supported, with those that are,
+    and for values that are missing or of another type.
+    """
+    family = ARCHITECTURES[read_architecture(found, ARCHITECTURES)]
+    for key, legal in ONLY.items():
+        if found.get(key) not in legal:
+            raise InvalidValueError(f"{key} {found[key]!r}", legal=repr(legal[0]))
+    if family != "qwen2" and found.get("attention_bias"):
+        raise InvalidValueError(f"attention_bias {found['attention_bias']!r}", legal="False", remedy="a Qwen2 has one")
+    types = found.get("layer_types") or []
+    if not isinstance(types, list) or any(each != "full_attention" for each in types):
+        raise InvalidValueError(f"layer_types {types!r:.300}", legal="full_attention for every layer")
+    rope: dict[str, Any] = {"rope_theta": found.get("rope_theta") or 10000.0}
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(stretch := found.get(key) or {}, dict):
+            raise InvalidValueError(f"{key} {stretch!r:.60}", legal="an object")
+        rope |= stretch
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "llama3"):
+        raise InvalidValueError(f"rope_type {kind!r}", legal="default, llama3")
+    given = {
+        "max_position_embeddings": 2048 if family == "llama" else 32768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": found.get("num_attention_heads"),
+        **{key: value for key, value in found.items() if value is not None},
+        "rope_theta": rope["rope_theta"],
+    }
+    given.setdefault("head_dim", _number(given, "hidden_size") // _number(given, "num_attention_heads"))
+    scaling = {ours: _number(rope, theirs) for ours, theirs in ROPE_NAMES.items()} if kind == "llama3" else None
+    sizes = {ours: _number(given, theirs) for ours, theirs in NAMES.items()}
+    return DecoderConfig(family, **sizes, rope_scaling=RopeScaling(**scaling) if scaling else None)
+
+
+def _number(found: Mapping[str, Any], key: str) -> Any:
+    """Return a fraction of 0 or more, or a whole number of 1 or more, or whether a key is set, as the key wants it."""
+    value = found.get(key)
+    if key == "tie_word_embeddings":
+        return bool(value)
+    if key in ("rms_norm_eps", "rope_theta") or key.endswith("factor"):
+        if isinstance(value, int | float) and 0 <= value < 1e38:
+            return float(value)
+        raise InvalidValueError(f"{key} {value!r:.60}", legal="a number, 0 or more")
+    if type(value) is not int or value < 1:
+        raise InvalidValueError(f"{key} {value!r:.60}", legal="a whole number, 1 or more")
+    return value
+
+
+def read_architecture(found: Mapping[str, Any], legal: Collection[str], kind: str = "architecture") -> str:
+    """Return the only architecture that a config.json names; InvalidValueError where it is not a legal one."""
+    named = found.get("architectures") or []
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str) or named[0] not in legal:
+        names = ", ".join(map(str, named)) if isinstance(named, list) else repr(named)
+        raise InvalidValueError(f"{kind} {names or 'not named':.300}", legal=", ".join(legal))
+    return named[0]
+
+
+def written_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
+    """Return what to write as config.json; rotations stand there as transformers 4 and as transformers 5 read them."""
+    rope = None
+    if config.rope_scaling:
+        factors = {theirs: getattr(config.rope_scaling, ours) for ours, theirs in ROPE_NAMES.items()}
+        rope = {"rope_type": "llama3", **factors}
+    (architecture,) = [name for name, family in ARCHITECTURES.items() if family == config.family]
+    return {
+        "architectures": [architecture],
+        "model_type": config.family,
+        **{theirs: getattr(config, ours) for ours, theirs in NAMES.items()},
+        "hidden_act": "silu",
+        "rope_scaling": rope,
+        "rope_parameters": {"rope_theta": config.rope_theta, **(rope or {"rope_type": "default"})},
+        "attention_dropout": 0.0,
+        "torch_dtype": dtype,
+    }

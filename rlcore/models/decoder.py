@@ -8,21 +8,124 @@ At level invariant both give the same bits for a position. Samples are right-pad
 follows it. Queries, keys and values are one product, gate and up another, which is where decoding's time goes.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding
 
-from rlcore.models.attention_backend import TorchBackend
 from rlcore.models.cache import CachePositions, KeyValueCache
-from rlcore.models.config import DecoderConfig
-from rlcore.models.rotary import rotation_table
+from rlcore.models.config import DecoderConfig, RopeScaling
 from rlcore.numerics.activations import swiglu
+from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.norms import rms_norm
 from rlcore.numerics.product import linear
+from rlcore.numerics.row_sum import expand_rows
 
 INITIAL_STD = 0.02
+ELEMENTS_AT_ONCE = 16384
+"""Below what torch splits among threads: a table's bits must not depend on their number."""
+
+
+def frequencies(config: DecoderConfig) -> Tensor:
+    """Radians a position, for each pair: fp32 [head_width / 2]."""
+    exponents = torch.arange(0, config.head_width, 2, dtype=torch.int64).float() / config.head_width
+    slow = 1.0 / (config.rope_theta**exponents)
+    return _stretched(slow, config.rope_scaling) if config.rope_scaling else slow
+
+
+def _stretched(rates: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: waves longer than the first length are slowed, short ones kept, those between are blended."""
+    turns = scaling.original_max_length * rates / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1 - blend) * rates / scaling.factor + blend * rates
+
+
+def rotation_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """(cosines, sines) of every position, of one head: fp32 [max_length, head_width] each."""
+    rates = frequencies(config)
+    rows = max(1, ELEMENTS_AT_ONCE // len(rates))
+    angles = [part.float()[:, None] * rates for part in torch.split(torch.arange(config.max_length), rows)]
+    cosines, sines = torch.cat([part.cos() for part in angles]), torch.cat([part.sin() for part in angles])
+    return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
+
+
+def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Products and sums stay apart: a fused one rounds once where the other rounds twice."""
+    wide = x.float()
+    crossed = wide.roll(wide.shape[-1] // 2, -1).flatten(-2).mul_(sines)
+    return (wide.flatten(-2) * cosines).add_(crossed).view(x.shape).to(x.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        return _rotated(x, cosines, sines)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cosines, sines = ctx.saved_tensors
+        return _rotated(grad, cosines, -sines), None, None
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn each pair by its position: x [batch, length, heads, width], the others [..., length, heads * width].
+
+    A pair is (i, i + width / 2); the first half of the sines is negative, and -sines turn back. The others repeat what
+    `rotation_table` has for every head: torch multiplies whole rows faster than each head's by the same numbers.
+    """
+    if not torch.is_grad_enabled():
+        return _rotated(x, cosines, sines)
+    result: Tensor = _Rotate.apply(x, cosines, sines)  # type: ignore[no-untyped-call]
+    return result
+
+
+class TorchBackend:
+    """One call of the decoder: what its layers share, and how they attend.
+
+    Heads are [batch, length, queries + keys + values, head_width].
+    """
+
+    def __init__(
+        self, config: DecoderConfig, table: Tensor, length: int, cache: KeyValueCache | None, at: CachePositions | None
+    ) -> None:
+        self.config, self.cache, self.at = config, cache, at
+        rotations = table[:length] if at is None else embedding(at.positions, table)
+        self.cosines, self.sines = rotations_of_heads(rotations, config)
+        self.mask = None
+        if at and not at.is_fresh:
+            self.mask = visible(at.starts, at.positions.shape[1], at.num_keys)
+
+    def attend(self, heads: Tensor, layer: "Layer") -> Tensor:
+        """Return the attention of one layer's heads, [batch, length, queries * head_width]."""
+        config = self.config
+        qk, v = heads.split_with_sizes([config.num_qk_heads, config.num_kv_heads], 2)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            counts = config.num_heads, config.num_kv_heads
+            weights = [each.expand(n, -1) for each, n in zip((layer.q_norm, layer.k_norm), counts, strict=True)]
+            qk = rms_norm(qk, torch.cat(weights), config.norm_eps)  # each head by itself, all in one call
+        qk = rotate(qk, self.cosines, self.sines)
+        q, k = qk.transpose(1, 2).split_with_sizes([config.num_heads, config.num_kv_heads], 1)
+        return self._attended(layer.number, q, k, v.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+    def _attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend over these keys, or over all that the cache has with them: [batch, heads, length, width]."""
+        if self.cache is None or self.at is None:
+            return attention(q, k, v)
+        keys, values = self.at.put(self.cache, layer, k, v)
+        return attention(q, k, v) if self.mask is None else attention(q, keys, values, self.mask)
+
+
+def rotations_of_heads(rotations: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """Return (cosines, sines) [..., length, heads * head_width] for queries and keys: one head's, repeated."""
+    cosines, sines = (torch.cat([each] * config.num_qk_heads, -1) for each in rotations.chunk(2, -1))
+    return cosines, sines
 
 
 class Layer(nn.Module):
@@ -44,13 +147,12 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, by: TorchBackend) -> Tensor:
         """The stream [batch, length, width] after this layer."""
-        x = x + self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
-        normed = rms_norm(x, self.mlp_norm, self.config.norm_eps)
+        config = self.config
+        qkv = linear(rms_norm(x, self.attention_norm, config.norm_eps), self.qkv, self.qkv_bias)
+        heads = qkv.view(*x.shape[:2], config.num_qkv_heads, config.head_width)
+        x = x + linear(by.attend(heads, self), self.out)
+        normed = rms_norm(x, self.mlp_norm, config.norm_eps)
         return x + linear(swiglu(linear(normed, self.gate_up)), self.down)
-
-    def _attended(self, x: Tensor, by: TorchBackend) -> Tensor:
-        heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], self.config.num_qkv_heads, self.config.head_width)
-        return linear(by.attend(heads, self), self.out)
 
 
 class Decoder(nn.Module):
@@ -87,7 +189,8 @@ class Decoder(nn.Module):
         `starts[b]` is how long sample b, in slot b, was before; its length afterwards is the caller's to know. Where
         samples are of different lengths, tokens after an end are written too, and overwritten by what comes there.
         """
-        return self.read(tokens, cache, CachePositions.of(starts, tokens.shape[1], cache))
+        firsts = torch.tensor(starts, device=cache.keys.device)
+        return self.read(tokens, cache, CachePositions.of(firsts, tokens.shape[1], cache, longest=max(starts)))
 
     def read(self, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
         """Read tokens at positions that have been worked out before; as `extend`."""
@@ -118,3 +221,34 @@ class Decoder(nn.Module):
 
 def _parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape))
+
+
+class ValueHead(nn.Module):
+    """One number from a row of the last stream, in fp32; 0 everywhere until it has learned."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] -> [...]; a sum over the last dimension, which is taken row by row, not a product."""
+        wide = hidden.float()
+        values = (wide * expand_rows(self.weight.float(), wide)).sum(-1, keepdim=True)
+        return (values + expand_rows(self.bias.float(), values)).squeeze(-1)
+
+
+class Critic(nn.Module):
+    """A decoder that ends in values."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.decoder = Decoder(config)
+        self.decoder.head = None  # nobody reads logits here
+        self.value_head = ValueHead(config.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [batch, length] -> values fp32 [batch, length]: position t has read tokens 0 to t."""
+        values: Tensor = self.value_head(self.decoder.hidden(tokens))
+        return values

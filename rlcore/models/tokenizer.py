@@ -5,13 +5,18 @@ Nothing is downloaded.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.bits.files import parse_object, read_regular
 from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.types import Messages
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIAL = (PAD, BOS, EOS)
@@ -33,87 +38,10 @@ FILES = (
 """What belongs to a checkpoint's tokenizer."""
 
 
-class CharacterTokenizer:
-    """One token a character; token numbers follow from the alphabet alone."""
-
-    def __init__(self, alphabet: Iterable[str]) -> None:
-        characters = sorted(set(alphabet))
-        if wrong := [character for character in characters if len(character) != 1]:
-            raise InvalidValueError(f"an alphabet with {wrong[0]!r}", legal="single characters")
-        vocabulary = {token: number for number, token in enumerate((*SPECIAL, *characters))}
-        self.backend = Tokenizer(models.WordLevel(vocabulary, unk_token=None))
-        self.backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        self.backend.decoder = decoders.Fuse()
-        self.backend.add_special_tokens(list(SPECIAL))
-        self.alphabet = frozenset(characters)
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens there are, special ones included."""
-        return self.backend.get_vocab_size()
-
-    @property
-    def pad_id(self) -> int:
-        """What a batch is filled up with."""
-        return SPECIAL.index(PAD)
-
-    @property
-    def eos_id(self) -> int:
-        """What a completion ends with."""
-        return SPECIAL.index(EOS)
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """None beside it."""
-        return ()
-
-    def encode(self, text: str) -> list[int]:
-        """Never a special token. Raises InvalidValueError for a character that is not of the alphabet."""
-        if unknown := sorted(set(text) - self.alphabet):
-            raise InvalidValueError(
-                f"{unknown[0]!r} in a text", legal=repr("".join(sorted(self.alphabet))), remedy="add it to the alphabet"
-            )
-        numbers = self.backend.get_vocab()
-        return [numbers[character] for character in text]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text, without special tokens."""
-        return self.backend.decode(list(tokens), skip_special_tokens=True)
-
-    def save(self, directory: Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, as AutoTokenizer reads them."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self.backend.save(str(directory / FILE))
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token": PAD,
-            "bos_token": BOS,
-            "eos_token": EOS,
-            "clean_up_tokenization_spaces": False,
-        }
-        (directory / CONFIGS[0]).write_text(json.dumps(config, indent=2), encoding="utf-8")
-
-    def is_saved_in(self, directory: Path) -> bool:
-        """Return whether the tokens of a directory have these numbers. CheckpointError where it has no tokenizer."""
-        return _backend(directory).to_str() == self.backend.to_str()
-
-    @classmethod
-    def load(cls, directory: Path) -> "CharacterTokenizer":
-        """Read one that `save` wrote. Raises InvalidValueError for any other, CheckpointError where there is none."""
-        vocabulary = (backend := _backend(directory)).get_vocab()
-        characters = sorted(set(vocabulary) - set(SPECIAL))
-        if all(len(character) == 1 for character in characters):
-            made = cls(characters)
-            if made.backend.to_str() == backend.to_str():
-                return made
-        raise InvalidValueError(f"{directory / FILE} is not of single characters", remedy="load it as a HubTokenizer")
-
-
 class HubTokenizer:
     """The tokenizer of a checkpoint, as its files say: byte-pair or another, by the library tokenizers.
 
-    A special token that stands in a text, as chat templates write them, is read as that token. None is added: a prompt
-    that has to begin with one says so.
+    A special token that stands in a text, as chat templates write them, is read as that token.
     """
 
     def __init__(self, files: Mapping[str, bytes], *, eos_id: int, pad_id: int, stop_ids: Sequence[int] = ()) -> None:
@@ -138,6 +66,51 @@ class HubTokenizer:
     def encode(self, text: str) -> list[int]:
         """The tokens that are in the text, none added."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, prompt: str | Messages) -> tuple[str, list[int]]:
+        """Return the text of a prompt and its tokens.
+
+        A text gets the tokens that the tokenizer's post-processor adds, such as a first one; if it begins with them, it
+        does not get them again. Messages are rendered by the chat template, which writes all of them. Raises
+        InvalidValueError for messages without a template, or that it refuses.
+        """
+        if not isinstance(prompt, str):
+            try:
+                text = self._template.render(messages=prompt, add_generation_prompt=True) if self._template else None
+            except Exception as error:  # a template may do anything
+                raise InvalidValueError(f"the chat template refuses a prompt: {error}") from error
+            if text is None:
+                raise InvalidValueError(
+                    "messages for a tokenizer without a chat template",
+                    legal="chat_template.jinja, or chat_template in tokenizer_config.json",
+                    remedy="model.path: a checkpoint that has one; or write prompts as texts",
+                )
+            return text, self.encode(text)
+        own, added = self.encode(prompt), list(self.backend.encode(prompt).ids)
+        first = next((at for at in range(len(added)) if added[at : at + len(own)] == own), 0)
+        return prompt, own if first and own[:first] == added[:first] else added
+
+    @cached_property
+    def _template(self) -> Template | None:
+        """The chat template as transformers compiles it, without its clock: tokens are the same every day."""
+        configs = [parse_object(self.files[name]) for name in CONFIGS[:2] if name in self.files]
+        found = [config["chat_template"] for config in configs if config.get("chat_template")]
+        if "chat_template.jinja" in self.files:
+            found.insert(0, self.files["chat_template.jinja"].decode())
+        if not found:
+            return None
+        text = found[0]
+        if not isinstance(text, str):  # several, by name
+            text = next((each["template"] for each in text if each["name"] == "default"), "")
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+        roles = [(f"{role}_token", config) for role in ("bos", "eos", "pad", "unk") for config in reversed(configs)]
+        names = {key: token for key, config in roles for token in _tokens(config, key) if isinstance(token, str)}
+        return environment.from_string(text, {"raise_exception": refuse, "tools": None, "documents": None, **names})
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text, without special tokens."""
@@ -178,15 +151,51 @@ class HubTokenizer:
         return cls(files, eos_id=ends[0], pad_id=pads[0], stop_ids=ends[1:])
 
 
-def load_tokenizer(directory: Path) -> CharacterTokenizer | HubTokenizer:
-    """The tokenizer of a checkpoint, ours or any other.
+class CharacterTokenizer(HubTokenizer):
+    """One token a character; token numbers follow from the alphabet alone."""
+
+    def __init__(self, alphabet: Iterable[str]) -> None:
+        characters = sorted(set(alphabet))
+        if wrong := [character for character in characters if len(character) != 1]:
+            raise InvalidValueError(f"an alphabet with {wrong[0]!r}", legal="single characters")
+        vocabulary = {token: number for number, token in enumerate((*SPECIAL, *characters))}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token=None))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        backend.decoder = decoders.Fuse()
+        backend.add_special_tokens(list(SPECIAL))
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": PAD,
+            "bos_token": BOS,
+            "eos_token": EOS,
+            "clean_up_tokenization_spaces": False,
+        }
+        files = {FILE: backend.to_str(pretty=True).encode(), CONFIGS[0]: json.dumps(config, indent=2).encode()}
+        super().__init__(files, eos_id=SPECIAL.index(EOS), pad_id=SPECIAL.index(PAD))
+        self.alphabet = frozenset(characters)
+
+    def encode(self, text: str) -> list[int]:
+        """Never a special token. Raises InvalidValueError for a character that is not of the alphabet."""
+        if unknown := sorted(set(text) - self.alphabet):
+            raise InvalidValueError(
+                f"{unknown[0]!r} in a text", legal=repr("".join(sorted(self.alphabet))), remedy="add it to the alphabet"
+            )
+        numbers = self.backend.get_vocab()
+        return [numbers[character] for character in text]
+
+
+def load_tokenizer(directory: Path) -> HubTokenizer:
+    """Return the tokenizer of a checkpoint, one of single characters or any other.
 
     Raises CheckpointError and InvalidValueError, as HubTokenizer.load does.
     """
-    try:
-        return CharacterTokenizer.load(directory)
-    except InvalidValueError:
-        return HubTokenizer.load(directory)
+    backend = _backend(directory)
+    characters = set(backend.get_vocab()) - set(SPECIAL)
+    if all(len(character) == 1 for character in characters):
+        own = CharacterTokenizer(characters)
+        if own.backend.to_str() == backend.to_str():
+            return own
+    return HubTokenizer.load(directory)
 
 
 def _backend(directory: Path) -> Tokenizer:
@@ -206,7 +215,7 @@ def _named(directory: Path, backend: Tokenizer, role: str) -> list[int]:
     """The tokens that have this role, without repeats, those of the file that is asked first in front."""
     found: dict[int, None] = {}
     for name in CONFIGS:
-        for token in _tokens(_config(directory / name), role):
+        for token in _tokens(_config(directory / name), f"{role}_token", f"{role}_token_id"):
             number = _number(backend, token)
             if number is None:
                 raise InvalidValueError(
@@ -224,9 +233,9 @@ def _number(backend: Tokenizer, token: object) -> int | None:
         return None
 
 
-def _tokens(config: Mapping[str, Any], role: str) -> Iterator[object]:
+def _tokens(config: Mapping[str, Any], *keys: str) -> Iterator[object]:
     """Texts of tokens, or their numbers: one or several, a text also as {"content": text}."""
-    for value in (config.get(f"{role}_token"), config.get(f"{role}_token_id")):
+    for value in map(config.get, keys):
         for token in value if isinstance(value, list) else [value]:
             if token not in (None, -1):  # as older checkpoints say that there is none
                 yield token.get("content") if isinstance(token, dict) else token

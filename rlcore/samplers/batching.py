@@ -137,7 +137,7 @@ class ContinuousBatch:
         """Read the last token of every row, and draw the next."""
         rows = self._rows
         self._make_room(rows.longest + 1)
-        at = CachePositions.at(rows.lengths, 1, self._cache, longest=rows.longest)
+        at = CachePositions.of(rows.lengths, 1, self._cache, longest=rows.longest)
         hidden = self._decoder.read(rows.last.unsqueeze(1), self._cache, at)
         rows.read()
         if self._plan is None:

@@ -20,8 +20,7 @@ from rlcore.config import OptimizerSection, PpoSection, RunConfig, RuntimeSectio
 from rlcore.data.microbatches import Microbatch
 from rlcore.errors import InvalidValueError
 from rlcore.log import NullRecorder, Record
-from rlcore.models.decoder import Decoder
-from rlcore.models.value_head import Critic
+from rlcore.models.decoder import Critic, Decoder
 from rlcore.numerics.probe import num_threads
 from rlcore.trainers.gradients import (
     Loss,

@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -48,9 +48,9 @@ SETTINGS = EngineSettings(max_length=64, concurrency=64)
 class Endless(CharacterTokenizer):
     """Nothing ends a completion but its length."""
 
-    @property
-    def eos_id(self) -> int:
-        return -2
+    def __init__(self, alphabet: Iterable[str]) -> None:
+        super().__init__(alphabet)
+        self.eos_id = -2
 
 
 def requests() -> list[SampleRequest]:

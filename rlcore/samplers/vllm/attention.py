@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from rlcore.models.attention_backend import TorchBackend, rotations_of_heads
 from rlcore.models.cache import KEYS_AT_ONCE
 from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import TorchBackend, rotations_of_heads
 from rlcore.numerics.attention import attention, visible
 
 
@@ -74,7 +74,7 @@ class PagedPass:
 
 
 class PagedBackend(TorchBackend):
-    """As `rlcore.models.attention_backend.TorchBackend`, for the tokens of many requests in one row of a batch."""
+    """As `rlcore.models.decoder.TorchBackend`, for the tokens of many requests in one row of a batch."""
 
     def __init__(
         self, config: DecoderConfig, table: Tensor, positions: Tensor, plan: PagedPass, caches: Sequence[Tensor]

@@ -29,8 +29,8 @@ from unittest.mock import patch
 
 from harness.bits.tensor_digests import weights_digest
 from rlcore.errors import InvalidValueError, RlcoreError, WorkerDiedError, WorkerError
+from rlcore.models.config import written_config
 from rlcore.models.decoder import Decoder
-from rlcore.models.hub_config import written_config
 from rlcore.samplers.vllm.plugin import Trainer, register_model
 from rlcore.samplers.vllm.stock import check_head_width
 from rlcore.samplers.vllm.versions import check_device, installed_version, isolated

@@ -4,28 +4,26 @@ Rollout, reward, update, optimizer, sync with its receipt: `make_step` as a run 
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlcore.checks.observers import checks_of_level
+from rlcore.checks import Checks
 from rlcore.config import read_config
-from rlcore.controllers.synchronous import make_step
 from rlcore.data.microbatches import LENGTH_MULTIPLE
 from rlcore.data.rewards import Reward
 from rlcore.data.tasks import Task
 from rlcore.determinism import at_level
 from rlcore.keys import prompt_ids
+from rlcore.log import Clock, NullRecorder, Record
 from rlcore.memory import keep_freed_memory
 from rlcore.models.checkpoints import load
-from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.observability.observers import Observers
-from rlcore.observability.phases import TIMED, Phases
+from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.train_state import TrainState
+from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
 from rlcore.types import Prompt
 from rlcore.weights.sync import sync
@@ -35,12 +33,12 @@ from tests.benchmarks.one_step.turns import Turns
 class Endless(CharacterTokenizer):
     """Nothing ends a completion but its length."""
 
-    @property
-    def eos_id(self) -> int:
-        return -2
+    def __init__(self, alphabet: Iterable[str]) -> None:
+        super().__init__(alphabet)
+        self.eos_id = -2
 
 
-class TimedPhases(Phases):
+class TimedPhases(Clock):
     """Tells the parent, too; each phase begins a new peak of memory, so the highest is noted before."""
 
     def __init__(self, turns: Turns) -> None:
@@ -48,12 +46,9 @@ class TimedPhases(Phases):
         self.turns = turns
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        if name not in TIMED:
-            yield
-            return
+    def __call__(self, name: str) -> Iterator[None]:
         self.turns.note_peak()
-        with super().stage(name), self.turns.part(name):
+        with super().__call__(name), self.turns.part(name):
             yield
 
 
@@ -65,8 +60,9 @@ def vowels(completions: Sequence[str], **_: Any) -> list[float]:
 def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
     """Everything a step needs, at TRL's learning rate."""
     decoder = load(Path(arguments.model))
-    alphabet = CharacterTokenizer.load(Path(arguments.model)).alphabet
-    tokenizer = Endless(alphabet)
+    own = load_tokenizer(Path(arguments.model))
+    assert isinstance(own, CharacterTokenizer)
+    tokenizer = Endless(own.alphabet)
     prompts = tuple(
         Prompt(number, text, tuple(tokenizer.encode(text)))
         for number, text in zip(prompt_ids(arguments.prompts), arguments.prompts, strict=True)
@@ -86,18 +82,19 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
             "runtime": {"token_budget": arguments.microbatch_size * (num_read + -num_read % LENGTH_MULTIPLE)},
         }
     )
-    rate, phases = config.optimizer.learning_rate, TimedPhases(turns)
-    observers = Observers(phases, *checks_of_level(arguments.level))
-    return TrainState(
+    rate = config.optimizer.learning_rate
+    state = TrainState(
         config=config,
         level=arguments.level,
         task=Task("vowels", prompts, (), (Reward("vowels", vowels),)),
         tokenizer=tokenizer,
         policy=Trainer("policy", decoder, rate, section=config.optimizer, runtime=config.runtime),
         sampler=TorchSampler(decoder, tokenizer, concurrency=len(prompts) * arguments.group_size),
-        observers=observers,
-        phases=phases,
+        record=Record(NullRecorder()),
+        clock=TimedPhases(turns),
     )
+    state.checks = Checks(state)
+    return state
 
 
 def main() -> None:
@@ -125,7 +122,7 @@ def main() -> None:
         step = 0
         while turns.begin():
             metrics = make_step(state, step)
-            assert metrics.merged()["completion_length"] == arguments.num_tokens
+            assert metrics["completion_length"] == arguments.num_tokens
             turns.end()
             step += 1
 

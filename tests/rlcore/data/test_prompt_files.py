@@ -15,6 +15,7 @@ from rlcore.data.files import read_rows, split_rows
 from rlcore.data.tasks import alphabet, make_task
 from rlcore.errors import InvalidValueError, RewardError
 from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.types import Messages
 from tests.rlcore.data import reward_examples
 
 few = settings(max_examples=30)
@@ -69,7 +70,7 @@ def test_blank_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         (b'{"promt": "a"}', r"a\.jsonl:1: no column 'prompt'"),
         (b'{"prompt": ""}', r"a\.jsonl:1: column 'prompt' is ''"),
         (b'{"prompt": 3}', r"a\.jsonl:1: column 'prompt' is 3"),
-        (b'{"prompt": [{"role": "user"}]}', r"(?s)a\.jsonl:1: column 'prompt' is \[.*chat template"),
+        (b'{"prompt": [{"role": "user"}]}', r"(?s)a\.jsonl:1: column 'prompt' is \[.*or messages"),
         (b'{"prompt": "a", "x": 1}\n{"prompt": "a"}', r"a\.jsonl:2: column 'x' is not in every row"),
         (b'{"prompt": "a", "completions": 1}', "a column 'completions'"),
         (b"\n", "holds no prompt"),
@@ -161,6 +162,24 @@ def test_a_task_is_made_of_a_file(tmp_path: Path, suffix: str) -> None:
     for prompt in (*task.train, *task.heldout):
         assert prompt.columns == {"answer": str(2 * int(prompt.text[0]))}
     assert [reward.name for reward in task.rewards] == ["matching"]
+
+
+@every_format
+def test_messages_are_prompts(tmp_path: Path, suffix: str) -> None:
+    class Chat(CharacterTokenizer):
+        def encode_prompt(self, prompt: str | Messages) -> tuple[str, list[int]]:
+            assert not isinstance(prompt, str)
+            text = "".join(f"{each['role'][0]}:{each['content']}" for each in prompt)
+            return text, self.encode(text)
+
+    rows = [{"prompt": [{"role": "user", "content": text}], "answer": text} for text in ("ab", "ba", "aa", "aa")]
+    path = written(tmp_path, rows, suffix)
+    task = make_task(section(path), Chat("abu:"), 0)
+    prompts = (*task.train, *task.heldout)
+    assert all(prompt.text == f"u:{prompt.columns['answer']}" for prompt in prompts)
+    assert all(list(prompt.tokens) == Chat("abu:").encode(prompt.text) for prompt in prompts)
+    with pytest.raises(InvalidValueError, match="messages for a tokenizer"):
+        make_task(section(path), CharacterTokenizer("abu:"), 0)
 
 
 def test_a_prompt_that_has_no_tokens_is_told_with_its_place(tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from rlcore.config import read_config
 from rlcore.distributed.placement.inventory import Node
 from rlcore.entrypoint import resumed_config, train
 from rlcore.errors import InvalidValueError, LevelError, PlacementError
-from rlcore.log import NullRecorder
-from rlcore.observability.announcement import announcement
-from rlcore.observability.logs import RunLog
+from rlcore.log import NullRecorder, RunLog, announcement
 from rlcore.trainers.deployment import deployed, plan_of, roles_of
 
 

@@ -12,10 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.models.checkpoints import CONFIG, INDEX, WEIGHTS, Part, hub_parts, load, save
-from rlcore.models.config import FAMILIES, DecoderConfig, RopeScaling
+from rlcore.models.checkpoints import (
+    CONFIG,
+    INDEX,
+    KNOWN_CONFIG,
+    WEIGHTS,
+    Part,
+    check_known_parts,
+    hub_parts,
+    load,
+    save,
+)
+from rlcore.models.config import ARCHITECTURES, FAMILIES, DecoderConfig, RopeScaling, read_config, written_config
 from rlcore.models.decoder import Decoder
-from rlcore.models.hub_config import ARCHITECTURES, read_config, written_config
 from rlcore.models.tokenizer import CharacterTokenizer
 from tests.support.recorded_programs import PEERS_VARIABLE, program, run
 
@@ -135,13 +144,24 @@ def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], told:
         read_config({**written_config(TINY, "float32"), **change})
 
 
-def test_types_without_a_recipe_are_refused(tmp_path: Path) -> None:
+def test_types_that_are_not_read_are_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     found = json.loads((tmp_path / CONFIG).read_text("utf-8"))
     (tmp_path / CONFIG).write_text(json.dumps({**found, "torch_dtype": "float16"}), encoding="utf-8")
     with pytest.raises(InvalidValueError, match="float16"):
         load(tmp_path)
     assert load(tmp_path, dtype=torch.float32).embedding.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("family", "length"), [("llama", 2048), ("qwen2", 32768), ("qwen3", 32768)])
+def test_what_a_config_lacks_is_as_transformers_has_it(family: str, length: int) -> None:
+    written = written_config(replace(TINY, family=family, norm_eps=1e-5), "float32")
+    optional = ("max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters", "hidden_act")
+    found = read_config({key: value for key, value in written.items() if key not in optional})
+    assert (found.max_length, found.norm_eps, found.rope_theta) == (length, 1e-6, 10000.0)
+    assert read_config({**written, "hidden_act": "swish", "num_key_value_heads": None}).num_kv_heads == TINY.num_heads
+    with pytest.raises(InvalidValueError, match="vocab_size None"):
+        read_config({**written, "vocab_size": None})
 
 
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
@@ -186,13 +206,35 @@ def test_exchanged_projections_are_seen(pair: tuple[str, str], monkeypatch: pyte
             yield replace(part, name=".".join(words))
 
     monkeypatch.setattr("rlcore.models.checkpoints.hub_parts", exchanged)
-    with pytest.raises(CheckpointError, match=f"{pair[0]}.* is not where transformers has it"):
+    with pytest.raises(CheckpointError, match=f"are not where transformers has them, but at(.|\n)*{pair[0]}"):
         load(OF_TRANSFORMERS / "qwen3")
-    with pytest.raises(CheckpointError, match=f"{pair[0]}.* is not where transformers has it"):
+    with pytest.raises(CheckpointError, match=f"are not where transformers has them, but at(.|\n)*{pair[0]}"):
         save(Decoder(TINY), OF_TRANSFORMERS / "never_written")
     monkeypatch.setattr("rlcore.models.checkpoints.check_known_parts", lambda: None)
     with pytest.raises(AssertionError, match="not close"):
         assert_same_logits(load(OF_TRANSFORMERS / "qwen3"), OF_TRANSFORMERS / "qwen3")
+
+
+def test_every_tensor_is_where_transformers_has_it() -> None:
+    """The table behind the digest that `check_known_parts` compares."""
+    layer = "model.layers.0"
+    assert {part.name: (part.parameter, part.first, part.last) for part in hub_parts(KNOWN_CONFIG)} == {
+        "model.embed_tokens.weight": ("embedding", 0, 3),
+        f"{layer}.input_layernorm.weight": ("layers.0.attention_norm", 0, 4),
+        **{
+            f"{layer}.self_attn.{name}_proj.{kind}": (f"layers.0.{ours}", first, last)
+            for name, first, last in (("q", 0, 4), ("k", 4, 6), ("v", 6, 8))
+            for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias"))
+        },
+        f"{layer}.self_attn.o_proj.weight": ("layers.0.out", 0, 4),
+        f"{layer}.post_attention_layernorm.weight": ("layers.0.mlp_norm", 0, 4),
+        f"{layer}.mlp.gate_proj.weight": ("layers.0.gate_up", 0, 5),
+        f"{layer}.mlp.up_proj.weight": ("layers.0.gate_up", 5, 10),
+        f"{layer}.mlp.down_proj.weight": ("layers.0.down", 0, 4),
+        "model.norm.weight": ("norm", 0, 4),
+        "lm_head.weight": ("head", 0, 3),
+    }
+    check_known_parts()
 
 
 @NEEDS_PEERS

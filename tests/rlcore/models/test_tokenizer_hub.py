@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.tokenizer import CharacterTokenizer, HubTokenizer, load_tokenizer
+from rlcore.types import Messages
 from rlcore.types import Tokenizer as EngineTokenizer
 from tests.support.recorded_programs import PEERS_VARIABLE, run
 
@@ -25,8 +26,31 @@ from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 ids = [tokenizer.encode(text, add_special_tokens=False) for text in json.loads(sys.argv[2])]
 texts = [tokenizer.decode(each + [tokenizer.eos_token_id], skip_special_tokens=True) for each in ids]
-print(json.dumps([ids, texts, tokenizer.eos_token_id, tokenizer.pad_token_id]))
+prompts = tokenizer(json.loads(sys.argv[2]))["input_ids"]
+rendered, chats = [], []
+for each in json.loads(sys.argv[3]):
+    rendered.append(tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=False))
+    chats.append(tokenizer.apply_chat_template(each, add_generation_prompt=True)["input_ids"])
+print(json.dumps([ids, texts, tokenizer.eos_token_id, tokenizer.pad_token_id, prompts, rendered, chats]))
 """
+CHATML = """{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role not in ('system', 'user', 'assistant') %}
+        {{- raise_exception('unknown role ' + message.role) }}
+    {%- endif %}
+    {%- if message.content is none %}{%- continue %}{%- endif %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content | trim + '<|im_end|>\n' }}
+    {%- if message.tools %}{{- message.tools | tojson }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+CHATS: list[Messages] = [
+    [{"role": "user", "content": " the cat sat <b> & día"}],
+    [
+        {"role": "system", "content": "the mat"},
+        {"role": "user", "content": "cat", "tools": [{"name": "día", "<": [1.5, None]}]},
+        {"role": "assistant", "content": None},
+    ],
+]
 few = settings(max_examples=50)
 
 
@@ -156,9 +180,61 @@ def test_ours_is_told_from_one_of_single_characters(tmp_path: Path) -> None:
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.save(str(tmp_path / "tokenizer.json"))
-    assert isinstance(load_tokenizer(tmp_path), HubTokenizer)
-    with pytest.raises(InvalidValueError, match="not of single characters"):
-        CharacterTokenizer.load(tmp_path)
+    assert type(load_tokenizer(tmp_path)) is HubTokenizer
+
+
+def test_a_raw_prompt_gets_the_first_token_of_its_tokenizer_once(tmp_path: Path) -> None:
+    tokenizer = loaded(byte_pairs(tmp_path, tokenizer_config={"eos_token": "<|end|>"}))
+    text = "the cat"
+    assert tokenizer.encode_prompt(text) == (text, [3, *tokenizer.encode(text)])
+    assert tokenizer.encode_prompt("<|begin|>" + text)[1] == [3, *tokenizer.encode(text)]
+    assert tokenizer.encode_prompt("<|end|>" + text)[1] == [3, 0, *tokenizer.encode(text)]
+
+
+def test_a_tokenizer_that_adds_nothing_adds_nothing_to_a_prompt(tmp_path: Path) -> None:
+    byte_pairs(tmp_path, tokenizer_config={"eos_token": "<|end|>"})
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.ByteLevel()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = loaded(tmp_path)
+    assert tokenizer.encode_prompt("the cat") == ("the cat", tokenizer.encode("the cat"))
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "named", "chat_template.jinja"])
+def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, where: str) -> None:
+    config: dict[str, Any] = {"eos_token": "<|end|>", "bos_token": {"content": "<|begin|>"}}
+    if where == "chat_template.jinja":
+        config["chat_template"] = "another"
+    elif where == "named":
+        config["chat_template"] = [{"name": "rag", "template": "{{ x }}"}, {"name": "default", "template": CHATML}]
+    else:
+        config["chat_template"] = CHATML
+    byte_pairs(tmp_path, tokenizer_config=config)
+    if where == "chat_template.jinja":
+        (tmp_path / where).write_text(CHATML, "utf-8")
+    text, tokens = loaded(tmp_path).encode_prompt(CHATS[0])
+    start = "<|im_start|>"
+    assert text == f"<|begin|>{start}user\nthe cat sat <b> & día<|im_end|>\n{start}assistant\n"
+    assert tokens == loaded(tmp_path).encode(text)
+    assert tokens.count(3) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (CHATML, "refuses a prompt: unknown role critic"),
+        ("{{ messages.__class__.__mro__ }}", "refuses a prompt: access to attribute '__class__'"),
+        ("{{ strftime_now('%d') }}", "refuses a prompt: 'strftime_now' is undefined"),
+        ("{% if %}", "refuses a prompt: Expected an expression"),
+        (None, "messages for a tokenizer without a chat template"),
+    ],
+)
+def test_messages_that_cannot_be_rendered_are_refused(tmp_path: Path, template: str | None, told: str) -> None:
+    byte_pairs(tmp_path, tokenizer_config={"eos_token": "<|end|>", "chat_template": template})
+    with pytest.raises(InvalidValueError, match=told):
+        loaded(tmp_path).encode_prompt([{"role": "critic", "content": "no"}])
+    with pytest.raises(InvalidValueError, match="messages for a tokenizer without a chat template"):
+        CharacterTokenizer("abc").encode_prompt(CHATS[0])
 
 
 @NEEDS_PEERS
@@ -167,12 +243,17 @@ def test_transformers_reads_the_same(tmp_path: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|pad|>",
+        "bos_token": "<|begin|>",
         "clean_up_tokenization_spaces": False,
+        "chat_template": CHATML,
     }
     tokenizer = loaded(byte_pairs(tmp_path / "theirs", tokenizer_config=config))
     tokenizer.save(tmp_path / "saved")
-    done = run(PEERS, "-c", READ, str(tmp_path / "saved"), json.dumps(TEXTS))
+    done = run(PEERS, "-c", READ, str(tmp_path / "saved"), json.dumps(TEXTS), json.dumps(CHATS))
     assert done.exit_code == 0, done.errors
     ids = [tokenizer.encode(text) for text in TEXTS]
     texts = [tokenizer.decode(each) for each in ids]
-    assert json.loads(done.output.splitlines()[-1]) == [ids, texts, tokenizer.eos_id, tokenizer.pad_id]
+    prompts = [tokenizer.encode_prompt(text)[1] for text in TEXTS]
+    rendered, chats = zip(*map(tokenizer.encode_prompt, CHATS), strict=True)
+    ours = [ids, texts, tokenizer.eos_id, tokenizer.pad_id, prompts, list(rendered), list(chats)]
+    assert json.loads(done.output.splitlines()[-1]) == ours

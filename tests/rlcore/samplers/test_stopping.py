@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.samplers.stopping import StopText, reason
-from rlcore.types import SamplingParams, StopReason
+from rlcore.types import Messages, SamplingParams, StopReason
 
 few = settings(max_examples=2 * settings().max_examples)
 
@@ -31,6 +31,9 @@ class PieceTokenizer:
 
     def save(self, directory: Path) -> None:
         raise AssertionError("nobody saves this one")
+
+    def encode_prompt(self, prompt: str | Messages) -> tuple[str, list[int]]:
+        raise NotImplementedError
 
     def is_saved_in(self, directory: Path) -> bool:
         return False
