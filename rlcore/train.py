@@ -299,13 +299,17 @@ def policy_loss(
     found = loss(Tokens(logprobs, old, sampled, microbatch["advantages"], mask), config)
     losses, clipped = found[:2] if isinstance(found, PolicyLoss) else (found, torch.zeros_like(mask))
     observed = {"logprobs": logprobs, "entropy": entropy, "approx_kl": old - logprobs, "clipped": clipped.float()}
+    if (weights := correction_weights(config.correction, old, sampled, mask)) is not None:
+        losses = reweighted(losses, weights, mask)  # and neither KL nor entropy, which are the policy's own
     if isinstance(section, GrpoSection) and "ref_logprobs" in microbatch:  # PPO has the KL in its rewards
-        observed["ref_kl"] = approx_kl(logprobs, microbatch["ref_logprobs"], mask, section.kl_estimator)
-        losses = losses + section.kl_coef * observed["ref_kl"]
+        given = (logprobs, microbatch["ref_logprobs"], mask, section.kl_estimator)
+        observed["ref_kl"] = approx_kl(*given)
+        is_weighed = "old_logprobs" in microbatch if section.weighs_kl is None else section.weighs_kl
+        losses = losses + section.kl_coef * approx_kl(*given, old_logprobs=old if is_weighed else None)
     if section.entropy_coef:
         losses = losses - section.entropy_coef * entropy
-    if (weights := correction_weights(config.correction, old, sampled, mask)) is not None:
-        losses, observed["weights"] = reweighted(losses, weights, mask), weights
+    if weights is not None:
+        observed["weights"] = weights
     shares = sample_shares(losses, mask, config.aggregation, denominators)
     return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in observed.items()}, mask)
 
