@@ -406,7 +406,9 @@ def explain(
                 temperature=trajectory.request.params.temperature or 1.0,
             )
         except Exception as error:  # the mismatch is what matters
-            yield Cause(f"the search for its cause failed: {error}", getattr(error, "remedy", ""))
+            yield Cause(
+                f"the search for its cause failed: {getattr(error, 'what', error)}", getattr(error, "remedy", "")
+            )
 
     return (extent, largest), searched()
 
