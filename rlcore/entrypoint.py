@@ -72,8 +72,9 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
 
     def start(num_restarts: int) -> TrainState:
         own = resumed_config(config, directory) if num_restarts else config
+        policy = build_model(own)[1] if num_restarts else decoder  # the last start has trained it
         with deployed(own, level, length, recorder, log.say) as workers:
-            state, first = prepare(own, level, task, tokenizer, decoder, recorder=recorder, log=log, workers=workers)
+            state, first = prepare(own, level, task, tokenizer, policy, recorder=recorder, log=log, workers=workers)
             loop(state, first, directory, log)
             return state
 
