@@ -11,7 +11,7 @@ from rlcore.errors import LevelError
 from rlcore.numerics import attention as attention_module
 from rlcore.numerics import product as product_module
 from rlcore.numerics.attention import attention
-from rlcore.numerics.level import Strategy, active, is_invariant
+from rlcore.numerics.level import Strategy, active, in_tiles, is_invariant
 from rlcore.numerics.probe import (
     STRATEGIES,
     InvarianceReport,
@@ -157,7 +157,7 @@ def test_autocast_is_refused() -> None:
 def test_numbers_of_threads_that_move_bits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products hold with one thread and with two, and are others with more."""
     check_threads(report_of(TILES), 3)
-    tiles = product_module.in_tiles
+    tiles = in_tiles
 
     def by_threads(x: Tensor, multiple: int, dim: int) -> tuple[Tensor, ...]:
         return tuple(tile * max(2, torch.get_num_threads()) for tile in tiles(x, multiple, dim))
