@@ -298,12 +298,14 @@ def policy_loss(
     loss = function_of(section.loss if isinstance(section, GrpoSection) else "ppo_clip", LOSSES)
     found = loss(Tokens(logprobs, old, sampled, microbatch["advantages"], mask), config)
     losses, clipped = found[:2] if isinstance(found, PolicyLoss) else (found, torch.zeros_like(mask))
-    if (weights := correction_weights(config.correction, old, sampled, mask)) is not None:
-        losses = reweighted(losses, weights, mask)  # before the penalties, which are of the policy as it is
     observed = {"logprobs": logprobs, "entropy": entropy, "approx_kl": old - logprobs, "clipped": clipped.float()}
+    if (weights := correction_weights(config.correction, old, sampled, mask)) is not None:
+        losses = reweighted(losses, weights, mask)  # and neither KL nor entropy, which are the policy's own
     if isinstance(section, GrpoSection) and "ref_logprobs" in microbatch:  # PPO has the KL in its rewards
-        observed["ref_kl"] = approx_kl(logprobs, microbatch["ref_logprobs"], mask, section.kl_estimator)
-        losses = losses + section.kl_coef * observed["ref_kl"]
+        given = (logprobs, microbatch["ref_logprobs"], mask, section.kl_estimator)
+        observed["ref_kl"] = approx_kl(*given)
+        is_weighed = "old_logprobs" in microbatch if section.weighs_kl is None else section.weighs_kl
+        losses = losses + section.kl_coef * approx_kl(*given, old_logprobs=old if is_weighed else None)
     if section.entropy_coef:
         losses = losses - section.entropy_coef * entropy
     if weights is not None:

@@ -95,6 +95,6 @@ def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor,
         is_icepop = section.outside == "icepop"
         weights = icepop(weights, section.low, section.high) if is_icepop else truncate(weights, section.high)
     if section.max_mean_k3 is not None:
-        kept = accepted(log_ratio, mask, scope="mean", estimator="k3", high=section.max_mean_k3)
+        kept = accepted(log_ratio, mask, max_mean_k3=section.max_mean_k3)
         return torch.where(kept, weights, 0.0)
     return None if section.weights == "none" else weights

@@ -184,7 +184,7 @@ def _answers() -> Reader:
 
         answer: Mapping[str, Any] = field(default_factory=dict)
 
-        def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        def _answer(self, url: str, body: dict[str, Any] | None) -> dict[str, Any]:
             return dict(self.answer)
 
     def read(data: bytes, directory: Path) -> object:
@@ -192,7 +192,7 @@ def _answers() -> Reader:
             server = Answered("http://localhost", answer=parse_object(data))
         except ValueError:  # as where a server is not one of completions
             return None
-        return server.model(), server.score("m", (1, 2), 1), server.collective_rpc("m")
+        return server.models(), server.score("m", (1, 2), 1), server.collective_rpc("m")
 
     choice = {
         "prompt_logprobs": [None, {"2": {"logprob": -1.5}}],
