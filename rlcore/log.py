@@ -282,7 +282,10 @@ class RunLog:
             "evaluation/completion_length": mean([float(len(each.loss_tokens)) for each in found.trajectories]),
             "evaluation/truncated": mean([float(each.is_truncated) for each in found.trajectories]),
         }
-        self._numbers(step, values)
+        by_name = found.scores.by_function
+        means = {name: [each for each in column if each is not None] for name, column in by_name.items()}
+        named = {name: mean(given) for name, given in means.items() if given} if len(by_name) > 1 else {}
+        self._numbers(step, values | {f"evaluation/rewards/{name}": value for name, value in named.items()})
         shown = list(zip(found.trajectories, found.scores.rewards, strict=True))[: self._section.num_shown]
         rows = [("prompt", "completion", "answer", "reward")]
         for trajectory, reward in shown:
@@ -292,7 +295,8 @@ class RunLog:
             self._write("completions.jsonl", {"step": step, **line, "stop_reason": trajectory.stop_reason.value})
             rows.append((prompt.text, text, str(answer), "-" if reward is None else f"{reward:.3f}"))
         when = f"after step {step - 1}" if step else "before step 0"
-        self.say(f"{when}: held-out reward {found.reward_mean:.3f} over {len(found.trajectories)} prompts")
+        parts = f" ({', '.join(f'{name} {value:.3f}' for name, value in named.items())})" if named else ""
+        self.say(f"{when}: held-out reward {found.reward_mean:.3f}{parts} over {len(found.trajectories)} prompts")
         for row in table(rows) if shown else ():
             self.say(row)
 
@@ -351,8 +355,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def announcement(config: RunConfig, *, level: str, num_parameters: int) -> str:
-    """Return what a run is going to do, a line each for its model, warm start, training and deployment."""
+def announcement(config: RunConfig, *, level: str, num_parameters: int, num_unused: int = 0) -> str:
+    """Return what a run is going to do, a line each for its model, warm start, training and deployment.
+
+    `num_unused` are the rows of the task's file that are neither trained on nor held out.
+    """
 
     def count(number: int, noun: str) -> str:
         return f"{number} {noun}{'' if number == 1 else 's'}"
@@ -363,6 +370,9 @@ def announcement(config: RunConfig, *, level: str, num_parameters: int) -> str:
     source = f"the checkpoint {model.path}" if model.path else drawn
     lines = {"model": f"{source}, {num_parameters:,} parameters, {model.dtype} on {model.device}"}
 
+    if num_unused:
+        left = f"{count(num_unused, 'row')} of {config.task.path} are neither trained on nor held out"
+        lines["prompts"] = f"{left} (task.num_prompts, task.num_heldout)"
     if output.resume:
         lines["warm start"] = "none, since the run is resumed"
     elif not warm.num_steps:
