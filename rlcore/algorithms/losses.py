@@ -16,8 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.bounds import check_choice, check_number
-from rlcore.algorithms.masks import check_tokens, only, sample_mean
+from rlcore.algorithms.arguments import check_choice, check_number, check_tokens, only, sample_mean
 from rlcore.errors import InvalidValueError, ShapeError
 
 MAX_LOG_RATIO = 20.0
