@@ -118,7 +118,9 @@ class Shards(Replicas):
 
     def _rounds(self, assignment: Assignment) -> list[tuple[int | None, ...]]:
         first = self.grid.replicate.rank * self.grid.shard.size
-        return list(zip_longest(*assignment.numbers[first : first + self.grid.shard.size])) or [()]
+        return list(zip_longest(*assignment.numbers[first : first + self.grid.shard.size])) or [
+            (None,) * self.grid.shard.size
+        ]
 
     def _dummy(self, own: Sequence[Microbatch]) -> Microbatch:
         """Return what this rank reads in dummy passes: its cheapest microbatch, or another rank's if it has none."""
