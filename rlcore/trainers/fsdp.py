@@ -39,7 +39,7 @@ from rlcore.trainers.gradients import (
 from rlcore.trainers.ranks import Assignment, RankGrid, agree, raise_first
 from rlcore.trainers.reductions import Replicas, canonical_sum, flat_nodes, owned
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.source import FetchedTensors, LiveWeights
+from rlcore.weights.source import FetchedTensors, LiveWeights, fetched_decoder
 from rlcore.weights.target import ParameterSpec
 
 # Nothing here writes into what a model returns.
@@ -261,10 +261,7 @@ class ShardedWeights(LiveWeights):
 
     def decoder(self) -> Decoder:
         """Return a copy of the whole model, on every rank."""
-        about = self.describe()
-        copy = Decoder(about.config).to(about.dtype)
-        copy.load_state_dict(dict(self.tensors))
-        return copy
+        return fetched_decoder(self)
 
 
 def shard_model(model: nn.Module, grid: RankGrid) -> None:

@@ -7,7 +7,7 @@ from rlcore.config import RunConfig
 from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.trainer import Trainer, peak_rate
-from rlcore.weights.source import FetchedTensors, SourceDescription, WeightSource
+from rlcore.weights.source import FetchedTensors, SourceDescription, WeightSource, fetched_decoder
 
 if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker
@@ -47,9 +47,7 @@ class RemoteWeights:
 
     def decoder(self) -> Decoder:
         """Build a decoder with a copy of the weights."""
-        decoder = Decoder(self._about.config).to(dtype=self._about.dtype)
-        decoder.load_state_dict({name: self.tensors[name] for name in self._about.names}, strict=False)
-        return decoder
+        return fetched_decoder(self)
 
 
 class RecordWithWorkers(Record):

@@ -66,6 +66,14 @@ class FetchedTensors(Mapping[str, Tensor]):
         return len(self._names)
 
 
+def fetched_decoder(source: WeightSource) -> Decoder:
+    """Build a decoder with a copy of the weights."""
+    about = source.describe()
+    decoder = Decoder(about.config).to(about.dtype)
+    decoder.load_state_dict(dict(source.tensors))
+    return decoder
+
+
 def digest_of(source: WeightSource) -> str:
     """Return one digest for all weights: what a completion carries of those that drew it."""
     digests = source.digests()

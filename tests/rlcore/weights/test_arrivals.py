@@ -63,10 +63,8 @@ def deliver(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own["embed_tokens.weight"][:40] = tensors["embed_tokens.weight"]
     for number in range(2):
         at = f"layers.{number}."
-        own[f"{at}qkv_proj.weight"].copy_(torch.cat([tensors[f"{at}{each}_proj.weight"] for each in "qkv"]))
-        gate_up = [tensors[f"{at}{each}_proj.weight"] for each in ("gate", "up")]
-        own[f"{at}gate_up_proj.weight"].copy_(torch.cat(gate_up))
-        own[f"{at}down_proj.weight"].copy_(tensors[f"{at}down_proj.weight"])
+        for fused, parts in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up")), ("down", ("down",))):
+            own[f"{at}{fused}_proj.weight"].copy_(torch.cat([tensors[f"{at}{each}_proj.weight"] for each in parts]))
 
 
 @dataclass
