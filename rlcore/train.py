@@ -275,7 +275,7 @@ def divide(state: TrainState, batch: Batch, samples: list[int]) -> Minibatch:
     At level invariant each has `training.microbatch_size` neighbours, which is a part of what the run is; at the other
     levels as many samples as `runtime.token_budget` has room for.
     """
-    budget, size = state.config.runtime.token_budget, state.config.training.microbatch_size
+    budget, size = state.config.runtime.token_budget, state.config.microbatch_size
     denominators = Denominators(
         num_tokens=int(batch["loss_mask"][samples].sum()),
         num_samples=len(samples),
