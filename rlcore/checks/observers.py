@@ -86,7 +86,7 @@ from rlcore.observability.events import (
 )
 from rlcore.observability.observers import Observer
 from rlcore.recipes.update import learning_rate as rate_of
-from rlcore.samplers.gumbel import check_known
+from rlcore.samplers.drawing import check_known
 
 
 class ModelChecks(Observer):

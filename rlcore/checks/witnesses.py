@@ -32,8 +32,7 @@ from rlcore.observability.events import (
     TrajectoriesSampled,
 )
 from rlcore.observability.observers import Observer
-from rlcore.samplers.filters import Filters
-from rlcore.samplers.gumbel import GumbelNoise, signed, states
+from rlcore.samplers.drawing import Filters, GumbelNoise, signed, states
 from rlcore.types import SamplingParams
 from rlcore.weights.source import LiveWeights, WeightSource
 

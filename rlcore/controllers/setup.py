@@ -23,7 +23,7 @@ from rlcore.recipes.rollout import beam_params
 from rlcore.recipes.warm_start import warm_start
 from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
-from rlcore.samplers.two_stage_checks import check_can_search
+from rlcore.samplers.two_stage import check_can_search
 from rlcore.train_state import TrainState
 from rlcore.trainers.models import LocalModels
 from rlcore.trainers.remote import RemoteModels, StepsOfWorkers

@@ -15,8 +15,7 @@ from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import RequestsBuilt, RolloutBatched, SamplingBegins, TrajectoriesSampled
 from rlcore.recipes.idle_models import rest
 from rlcore.samplers.base import Sampler
-from rlcore.samplers.two_stage import sample_two_stage
-from rlcore.samplers.two_stage_checks import check_can_search
+from rlcore.samplers.two_stage import check_can_search, sample_two_stage
 from rlcore.train_state import TrainState
 from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, Tokenizer
 

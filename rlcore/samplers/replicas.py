@@ -20,8 +20,7 @@ import torch
 
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import InvalidValueError
-from rlcore.samplers.base import Progress, Sampler
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest, NextTokenSampler
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress, Sampler
 from rlcore.samplers.replica_target import ReplicaTarget
 from rlcore.types import SampleRequest
 
@@ -98,7 +97,7 @@ class ReplicaSampler:
 
 
 class SearchingReplicaSampler(ReplicaSampler):
-    """Replicas that beams can be searched with, as `rlcore.samplers.next_tokens.NextTokenSampler`."""
+    """Replicas that beams can be searched with, as `rlcore.samplers.base.NextTokenSampler`."""
 
     @property
     def max_length(self) -> int:

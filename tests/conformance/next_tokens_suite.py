@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlcore.errors import InvalidValueError
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest, NextTokenSampler
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler
 from rlcore.types import SamplingParams
 from tests.conformance.sampler_suite import PROMPTS, wanted
 
@@ -36,7 +36,7 @@ def bits(answers: Sequence[Sequence[NextToken]]) -> list[list[tuple[int, str]]]:
 
 
 class NextTokensConformance:
-    """The contract of `rlcore.samplers.next_tokens.NextTokenSampler`."""
+    """The contract of `rlcore.samplers.base.NextTokenSampler`."""
 
     @pytest.fixture
     def make(self) -> MakeNextTokens:

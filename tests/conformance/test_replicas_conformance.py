@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers.next_tokens import NextTokenSampler
+from rlcore.samplers.base import NextTokenSampler
 from rlcore.samplers.replicas import replicate
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance

@@ -79,7 +79,7 @@ def rollout(config: RunConfig, policy: Decoder, tokenizer: Tokenizer, task: Task
             key = completion_key(seed=config.seed, step=step, prompt_id=task.train[at].id, sample_index=index)
             wanted.append(SampleRequest(task.train[at], index, key, params))
     with torch.inference_mode():
-        drawn = ContinuousBatch(policy, tokenizer, wanted, concurrency=64, preempt_every=0).run(None)
+        drawn = ContinuousBatch(policy, tokenizer, concurrency=64).run(wanted)
     rollouts = [
         build_single_turn(
             each.running.request,

@@ -16,11 +16,17 @@ import torch
 
 from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
-from rlcore.samplers.base import Progress
+from rlcore.samplers.base import (
+    NextToken,
+    NextTokenRequest,
+    Progress,
+    check_next_token_requests,
+    check_options,
+    check_requests,
+    named,
+    not_finite,
+)
 from rlcore.samplers.local_target import OfTarget
-from rlcore.samplers.next_token_passes import check_next_token_requests, not_finite
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
-from rlcore.samplers.requests import check_options, check_requests, named
 from rlcore.samplers.stopping import StopText, reason
 from rlcore.samplers.vllm.exchange import Drawn, Exchange
 from rlcore.types import SampleRequest, StopReason, Tokenizer

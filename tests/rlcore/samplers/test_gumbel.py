@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcore.keys import key
 from rlcore.numerics.probe import num_threads
-from rlcore.samplers.gumbel import (
+from rlcore.samplers.drawing import (
     BITS,
     GOLDEN,
     GPU_ELEMENTS_AT_ONCE,
@@ -170,5 +170,5 @@ def test_on_a_gpu_all_rows_are_done_at_once() -> None:
 def test_pieces_of_a_gpu_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, positions = keys_of(9), torch.arange(9)
     in_pieces = noise_of(50_000, keys, positions)
-    monkeypatch.setattr("rlcore.samplers.gumbel.ELEMENTS_AT_ONCE", GPU_ELEMENTS_AT_ONCE)
+    monkeypatch.setattr("rlcore.samplers.drawing.ELEMENTS_AT_ONCE", GPU_ELEMENTS_AT_ONCE)
     assert torch.equal(noise_of(50_000, keys, positions), in_pieces)

@@ -14,9 +14,8 @@ from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following, is_invariant
 from rlcore.numerics.probe import STRATEGIES, num_threads
-from rlcore.samplers.base import Progress
+from rlcore.samplers.base import NextTokenSampler, Progress
 from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.next_tokens import NextTokenSampler
 from rlcore.samplers.replica_target import ReplicaTarget
 from rlcore.samplers.replicas import replicate
 from rlcore.samplers.torch_sampler import TorchSampler

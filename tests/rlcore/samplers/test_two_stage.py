@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from rlcore.checks.rollout_checks import check_trajectories
 from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, by_request
 from rlcore.errors import InvalidValueError, StepError, WeightSyncError
-from rlcore.samplers.base import Progress
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
-from rlcore.samplers.two_stage import sample_two_stage
-from rlcore.samplers.two_stage_checks import check_can_search
+from rlcore.samplers.base import NextToken, NextTokenRequest, Progress
+from rlcore.samplers.two_stage import check_can_search, sample_two_stage
 from rlcore.types import BeamParams, SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import decoder_of, sampler_of
 from tests.support.scripted_reasoning import (

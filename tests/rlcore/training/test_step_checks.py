@@ -28,7 +28,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import Strategy, following
 from rlcore.observability.events import GreedyScored
 from rlcore.observability.observers import Observers
-from rlcore.samplers.gumbel import GumbelNoise, states
+from rlcore.samplers.drawing import GumbelNoise, states
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from tests.rlcore.data.completions import completions
 from tests.support.traces import SEEDED

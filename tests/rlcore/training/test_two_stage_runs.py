@@ -17,7 +17,7 @@ from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import AdvantagesEstimated, RolloutBatched
 from rlcore.observability.recording import StepRecorder
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
+from rlcore.samplers.base import NextToken, NextTokenRequest
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.rlcore.training.recorded import STAGES, Digests, Lost, first_difference, recorded, two_stages
 from tests.support.run_configs import with_section
