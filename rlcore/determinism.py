@@ -7,20 +7,20 @@ invariant      bits follow from the configuration alone: the operations of rlcor
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
 
+from harness.bits.levels import INVARIANT, MOVE_BITS, SETTINGS, conflict, settings_of
 from rlcore.config import LEVELS
-from rlcore.distributed.level_variables import LEVEL_VARIABLES, legal_text
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.level import check_invariant_device, check_settings, is_invariant
 from rlcore.numerics.probe import THREADS, InvarianceReport, certify, check_threads, invariant
 
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_WORKSPACE = next(setting for setting in SETTINGS if setting.name == "CUBLAS_WORKSPACE_CONFIG")
 
 
 @contextmanager
@@ -40,6 +40,8 @@ def at_level(
     """
     if level not in LEVELS:
         raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
+    if level == INVARIANT:
+        _check_variables(level, os.environ)
     check_level_of_device(level, device)
     with _deterministic_algorithms(level):  # which are what the probe has to look at
         invariance_report = None
@@ -51,6 +53,24 @@ def at_level(
             yield invariance_report
 
 
+def worker_environment(level: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that each process of a run needs before it starts; `environ` is the controller's.
+
+    They are the controller's own that move bits, and the level's where the controller has none. Raises LevelError for
+    values that the level does not allow, InvalidValueError for a level that does not exist.
+    """
+    _check_variables(level, environ)
+    own = {name: environ[name] for name in sorted(MOVE_BITS & environ.keys()) if environ[name]}
+    return {setting.name: setting.value for setting in settings_of(level)} | own
+
+
+def _check_variables(level: str, environ: Mapping[str, str]) -> None:
+    if level not in LEVELS:
+        raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
+    if found := conflict(level, environ):
+        raise LevelError(found.what, legal=found.legal, remedy=found.remedy)
+
+
 def check_level_of_device(level: str, device: str) -> None:
     """See that a level can be held on a device, before anything is computed there; asks no driver.
 
@@ -60,12 +80,12 @@ def check_level_of_device(level: str, device: str) -> None:
         check_invariant_device(device)
     if level == "off" or torch.device(device).type != "cuda":
         return
-    found = os.environ.get(_WORKSPACE, "")
-    if not LEVEL_VARIABLES[_WORKSPACE].allows(found):
+    found = os.environ.get(_WORKSPACE.name, "")
+    if not _WORKSPACE.allows(found):
         raise LevelError(
-            f"{_WORKSPACE} is {found or 'not set'}, and level {level} computes on {device}",
-            legal=legal_text(_WORKSPACE),
-            remedy=f"export {_WORKSPACE}=:4096:8 before Python starts; rlharness train sets it",
+            f"{_WORKSPACE.name} is {found or 'not set'}, and level {level} computes on {device}",
+            legal=_WORKSPACE.legal,
+            remedy=f"export {_WORKSPACE.name}=:4096:8 before Python starts; rlharness train sets it",
         )
 
 

@@ -16,7 +16,6 @@ import torch
 from rlcore.checkpoints.checkpoint import load_newest
 from rlcore.checkpoints.resume import DIRECTORY
 from rlcore.config import RunConfig, read_config
-from rlcore.controllers.deployment import deployed
 from rlcore.controllers.setup import longest_sequence, prepare
 from rlcore.controllers.synchronous import loop
 from rlcore.data.tasks import make_task
@@ -31,6 +30,7 @@ from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog, check_output
 from rlcore.samplers.build import check_level_of_sampler, check_sampler
 from rlcore.train_state import TrainState
+from rlcore.trainers.deployment import deployed
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:

@@ -10,47 +10,23 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
 ├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
 ├── WeightSyncError     weights that are not in the sampler as the trainer has them (also a RuntimeError)
-├── SamplerError        an engine in another process that has ended, or does not answer (also a RuntimeError)
 ├── WorkerError         a worker of a group that failed beyond its own code (also a RuntimeError)
 │   └── WorkerDiedError its process has ended: role, rank, process id and exit code
 ├── PlacementError      processes that fit no node, get no reservation, or do not start (also a RuntimeError)
 └── RewardError         a reward function that failed, or returned what is no reward (also a RuntimeError)
 """
 
+from harness.bits.errors import UserError
 
-class RlcoreError(Exception):
-    """A failure that is the user's to mend.
 
-    `what` names the value at fault, `legal` what would be accepted, `remedy` what to change; `phases` are those of a
-    step in which the fault may lie, as a trace calls them.
-    """
+class RlcoreError(UserError):
+    """A failure that is the user's to mend; `phases` are those of a step in which it may lie, as a trace calls them."""
 
     phases: tuple[str, ...] = ()
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "", phases: tuple[str, ...] = ()) -> None:
-        super().__init__(what)
-        self.what = what
-        self.legal = legal
-        self.remedy = remedy
+        super().__init__(what, legal=legal, remedy=remedy)
         self.phases = phases or self.phases
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Rebuild the error in another process with all its fields, whatever its constructor asks for."""
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
-
-    def __str__(self) -> str:
-        lines = [self.what]
-        if self.legal:
-            lines.append(f"  legal:  {self.legal}")
-        if self.remedy:
-            lines.append(f"  remedy: {self.remedy}")
-        return "\n".join(lines)
-
-
-def _rebuild(cls: type[RlcoreError], args: tuple[object, ...], fields: dict[str, object]) -> RlcoreError:
-    error = cls.__new__(cls, *args)
-    error.__dict__.update(fields)
-    return error
 
 
 class InvalidValueError(RlcoreError, ValueError):
@@ -127,12 +103,6 @@ class WeightSyncError(RlcoreError, RuntimeError):
         super().__init__(f"{check}: {told}" if check else told, legal=legal, remedy=remedy)
         self.check = check
         self.parameter = parameter
-
-
-class SamplerError(RlcoreError, RuntimeError):
-    """An engine in another process that could not be started, has ended, or does not answer."""
-
-    phases = ("rollout",)
 
 
 class PlacementError(RlcoreError, RuntimeError):

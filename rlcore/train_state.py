@@ -10,7 +10,7 @@ from rlcore.observability.observers import Observers
 from rlcore.observability.phases import Phases
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.samplers.base import Sampler
-from rlcore.trainers.base import Reader, Trainer
+from rlcore.trainers.trainer import Trainer
 from rlcore.types import Tokenizer
 from rlcore.weights.receipts import Receipt
 
@@ -32,7 +32,7 @@ class TrainState:
     """Mismatch of trainer and sampler in the step; one of the observers."""
     critic: Trainer | None = None
     """Trainer of PPO's critic."""
-    reference: Reader | None = None
+    reference: Trainer | None = None
     """Policy as it was after the warm start, if a KL coefficient asks for it."""
     kl_coef: float = 0.0
     """KL coefficient; it moves if it is adaptive."""
@@ -45,6 +45,11 @@ class TrainState:
     def decoder(self) -> Decoder:
         """The policy's model: the live one of a trainer of this process, else a copy of its weights."""
         return self.policy.weights().decoder()
+
+    @property
+    def models(self) -> tuple[Trainer, ...]:
+        """All models of the run, the policy first."""
+        return tuple(model for model in (self.policy, self.critic, self.reference) if model is not None)
 
     @property
     def trainers(self) -> tuple[Trainer, ...]:

@@ -50,7 +50,7 @@ OWNED = (
         ("harness/recording/gpu_facts.py",),  # asks where the program has initialised CUDA itself
     ),
     Owned("harness/recording/", ("torch.cuda.is_current_stream_capturing",), ("harness/recording/cuda_state.py",)),
-    Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/bits/clock.py",)),
+    Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/process/clock.py",)),
     Owned("harness/", ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"), ENVIRONMENT),
     # A crash that was asked for is a process's own death, at a moment that only it knows.
     Owned(
@@ -93,12 +93,10 @@ OWNED = (
             "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
         ),
     ),
-    # rlcore has one too, which parses their JSON as well: rlcore/regular_file.py.
     Owned(
         "rlcore/",
         ("builtins.open", ".read_text()", ".read_bytes()", "json.load", "json.loads"),
         (
-            "rlcore/regular_file.py",
             *("rlcore/memory.py", "rlcore/observability/phases.py"),  # /proc, /sys
         ),
     ),
@@ -111,6 +109,6 @@ OWNED = (
     Owned(
         "rlcore/",
         ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
-        ("rlcore/weights/transports/checkpoint.py",),  # its own process has just written it
+        (),
     ),
 )

@@ -94,7 +94,7 @@ def test_a_trespass_is_found(path: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("harness/bits/clock.py", "import time\ntime.monotonic()"),
+        ("harness/process/clock.py", "import time\ntime.monotonic()"),
         ("harness/process/supervisor/main.py", "import os\nos.killpg(1, 9)"),
         ("harness/runner/run.py", "import os\nimport datetime\nos.getpid()\ndatetime.timedelta(1)"),
         ("harness/runner/run.py", "def f(supervisors):\n    supervisors.kill('marker')"),

@@ -54,7 +54,6 @@ WHOLLY_FULL = {
     "tests/rlcore/distributed/placement/test_ray_placement.py": (
         "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
     ),
-    "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

@@ -1,6 +1,7 @@
 """Errors that a user can cause and correct.
 
-HarnessError            base of all: the value found, the legal values, and the remedy
+UserError               base of all, rlcore's too: the value found, the legal values, and the remedy
+HarnessError            base of all of harness
 ├── ExhaustedError      the machine, or a limit of this process, has run out of something
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
@@ -16,7 +17,36 @@ from harness.bits.redaction import redact_text
 from harness.bits.text import harmless
 
 
-class HarnessError(Exception):
+class UserError(Exception):
+    """A failure that the user can correct.
+
+    `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change.
+    """
+
+    def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what, self.legal, self.remedy = what, legal, remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Rebuild the error in another process with all its fields, whatever its constructor asks for."""
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.legal:
+            lines.append(f"  legal:  {self.legal}")
+        if self.remedy:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(lines)
+
+
+def _rebuild(cls: type[UserError], args: tuple[object, ...], fields: dict[str, object]) -> UserError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+class HarnessError(UserError):
     """A failure that the user can correct; printed as three lines, never as a traceback.
 
     `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change, each without
@@ -30,18 +60,7 @@ class HarnessError(Exception):
     """Whether a text of it may have several lines; what only quotes names and data of others may not forge any."""
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
-        self.what = self._shown(what)
-        self.legal = self._shown(legal)
-        self.remedy = self._shown(remedy)
-        super().__init__(self.what)
-
-    def __str__(self) -> str:
-        lines = [self.what]
-        if self.legal:
-            lines.append(f"  legal:  {self.legal}")
-        if self.remedy:
-            lines.append(f"  remedy: {self.remedy}")
-        return "\n".join(lines)
+        super().__init__(self._shown(what), legal=self._shown(legal), remedy=self._shown(remedy))
 
     def _shown(self, text: str) -> str:
         """Text that may quote the files of others: without secrets, and with nothing in it that a terminal obeys."""

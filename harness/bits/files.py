@@ -8,7 +8,6 @@ supervisors import this.
 
 import errno
 import json
-import math
 import os
 import stat
 import sys
@@ -23,6 +22,8 @@ POLL_BYTES = 1 << 22
 """So much of a file is read at a time, at most."""
 MAX_BYTES = 1 << 28
 """So much of a file is read in all, at most: 256 MiB."""
+MAX_DEPTH = 100
+"""Lists and objects of `parse_object` within each other, at most."""
 MAX_JSON_BYTES = 1 << 25
 """Limit on a document of JSON, whose values may take 25 times as much memory: lists without elements do."""
 MAX_SETTINGS_BYTES = 1 << 20
@@ -64,6 +65,11 @@ def open_regular(path: StrPath, *, follows_links: bool = False) -> BinaryIO:
     return os.fdopen(_opened(path, os.O_RDONLY | no_link), "rb")
 
 
+def check_regular(path: StrPath) -> None:
+    """Check that a path leads to a regular file, for libraries that open it by its name. OSError for another."""
+    _check_regular(os.stat(path), path)
+
+
 def open_for_writing(path: StrPath, *, appends: bool = False) -> BinaryIO:
     """Open a regular file for writing, made where there is none, without waiting for a reader or following a link.
 
@@ -71,21 +77,6 @@ def open_for_writing(path: StrPath, *, appends: bool = False) -> BinaryIO:
     """
     end = os.O_APPEND if appends else os.O_TRUNC
     return os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | end), "ab" if appends else "wb")
-
-
-def open_as_named(path: StrPath) -> BinaryIO:
-    """Open for writing what a person has named, through links, a device or a pipe too, without waiting for a reader.
-
-    A regular file is made if there is none, and emptied if there is one. OSError, also for a pipe without a reader.
-    """
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise OSError(errno.ENXIO, "it is a pipe that no process reads, or a socket", os.fspath(path)) from None
-    os.set_blocking(fd, True)
-    return os.fdopen(fd, "wb")
 
 
 def read_regular(path: StrPath, *, max_bytes: int = MAX_BYTES, follows_links: bool = False) -> bytes:
@@ -153,23 +144,29 @@ def write_replacing(path: StrPath, data: bytes | str, *, is_private: bool = Fals
         file.write(data.encode() if isinstance(data, str) else data)
 
 
-def json_objects(text: str) -> list[dict[str, Any]]:
-    """Return the lines that are JSON objects; others, cut ones and those nested too deeply are left out."""
-    found = []
-    for line in text.split("\n"):
-        if line.startswith("{"):
-            try:
-                value = json.loads(line)
-            except MALFORMED:
-                continue
-            if isinstance(value, dict):
-                found.append(value)
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Parse a JSON object; ValueError for anything else, and for one that is nested deeper than MAX_DEPTH."""
+    try:
+        found = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a {type(found).__name__}, not a JSON object")
+    # As many brackets as levels: nearly every file is known to be shallow without a look at its values.
+    if content.count(b"{") + content.count(b"[") > MAX_DEPTH and _is_deep(found):
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     return found
 
 
-def as_float(value: object) -> float:
-    """Return a number as a float; NaN for what is no number, or one that no float holds."""
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return math.nan
+def _is_deep(found: dict[str, Any]) -> bool:
+    level: list[dict[str, Any] | list[Any]] = [found]
+    for _ in range(MAX_DEPTH):
+        level = [
+            each
+            for holder in level
+            for each in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(each, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -14,12 +14,13 @@ threads or servers answer.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.bits.errors import UsageError
 
 OFF, DETERMINISTIC, INVARIANT = "off", "deterministic", "invariant"
 FALSE = "(?i)false|0"
+LEVELS = (OFF, DETERMINISTIC, INVARIANT)
 STRICT = {"MKL_CBWR": "AUTO,STRICT"}
 """Variables of `invariant` on Intel's processors, over the table: MKL's strict mode, which exists only there.
 
@@ -27,8 +28,7 @@ Products then depend neither on threads nor on how many rows there are.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One variable of a level."""
 
     name: str
@@ -52,7 +52,7 @@ class Setting:
 
 
 # From verl's full determinism, Megatron's deterministic mode, vLLM's batch invariance, and the documents of Python,
-# MKL, cuBLAS, NCCL, Transformer Engine and HCCL; what each of them reads is in variables.py.
+# MKL, cuBLAS, NCCL, Transformer Engine and HCCL; what each of them reads is in MOVE_BITS.
 SETTINGS = (
     Setting(
         "PYTHONHASHSEED",
@@ -108,6 +108,71 @@ SETTINGS = (
 )
 
 
+MKL_AT_INVARIANT = Setting(
+    "MKL_CBWR", "AUTO", "each of MKL's other modes gives other bits", "(?i)auto(,strict)?", "AUTO,STRICT"
+)
+"""In place of the table's: two runs in one mode agree, but bits must depend on the configuration alone."""
+OF_SPREADING = frozenset(setting.name for setting in SETTINGS if setting.is_of_spreading)
+OF_THREADS = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"})
+"""Numbers of threads: they decide only how work is spread, and Ray sets the first to an actor's CPUs."""
+OF_INSTRUCTIONS = frozenset(
+    {"MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}
+    | {"ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"}
+)
+"""They choose the kernels of a processor: at `invariant` none of them may be set."""
+_OTHERS = """
+NVIDIA_TF32_OVERRIDE CUBLASLT_WORKSPACE_SIZE CUDA_FORCE_PTX_JIT CUDA_DISABLE_PTX_JIT
+CUBLAS_EMULATE_SINGLE_PRECISION CUBLAS_EMULATE_DOUBLE_PRECISION CUBLAS_EMULATION_STRATEGY
+TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT
+TORCH_CUDNN_USE_HEURISTIC_MODE_B TORCH_CUDNN_V8_API_DISABLED
+TORCH_CUDNN_SDPA_ENABLED TORCH_CUDNN_SDPA_DEPRIORITIZED
+TORCHINDUCTOR_MAX_AUTOTUNE_GEMM TORCHDYNAMO_DISABLE TORCH_COMPILE_DISABLE TORCHINDUCTOR_EMULATE_PRECISION_CASTS
+NCCL_NTHREADS NCCL_BUFFSIZE NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NVTE_FLASH_ATTN NVTE_FUSED_ATTN
+VLLM_ATTENTION_BACKEND VLLM_ENABLE_V1_MULTIPROCESSING VLLM_USE_FLASHINFER_SAMPLER VERL_FULL_DETERMINISM
+SGLANG_ENABLE_DETERMINISTIC_INFERENCE SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE
+SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE
+SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE
+"""
+# From torch's sources (those its libraries and torch/_inductor/config.py read), the lists of environment variables of
+# NCCL, oneDNN, MKL, Transformer Engine and vLLM, Megatron's and verl's deterministic modes, and Python.
+MOVE_BITS = OF_THREADS | OF_INSTRUCTIONS | {setting.name for setting in SETTINGS} | set(_OTHERS.split())
+"""Every variable known to move the bits of a training run, set or not, and to what."""
+
+
+class Conflict(NamedTuple):
+    """Variables that exclude a level: values with reasons, legal values, remedy."""
+
+    what: str
+    legal: str
+    remedy: str
+
+
+def settings_of(level: str) -> tuple[Setting, ...]:
+    """Return the variables of a level."""
+    if level == OFF:
+        return ()
+    if level == DETERMINISTIC:
+        return SETTINGS
+    own = {MKL_AT_INVARIANT.name: MKL_AT_INVARIANT}
+    return tuple(own.get(setting.name, setting) for setting in SETTINGS if not setting.is_of_spreading)
+
+
+def conflict(level: str, environ: Mapping[str, str]) -> Conflict | None:
+    """Return which variables of an environment exclude a level; None if none does."""
+    found = [(s.name, s.reason, s.legal) for s in settings_of(level) if not s.allows(environ.get(s.name) or s.value)]
+    if level == INVARIANT:
+        chosen = sorted(name for name in OF_INSTRUCTIONS if environ.get(name))
+        found += [(name, "it chooses other kernels of the processor", f"{name} not set") for name in chosen]
+    if not found:
+        return None
+    values = "; ".join(f"{name}={environ[name]} ({reason})" for name, reason, _ in found)
+    return Conflict(
+        f"the level {level!r} conflicts with variables that are set: {values}",
+        "; ".join(legal for *_, legal in found),
+        "unset " + " ".join(name for name, *_ in found),
+    )
+
+
 def level_variables(
     level: str, environ: Mapping[str, str], *, is_held_by_entry: bool = False, is_intels: bool = False
 ) -> dict[str, str]:
@@ -117,8 +182,8 @@ def level_variables(
     processor is Intel's. UsageError if variables conflict with the level (it names them all), if the level cannot be
     held from outside the program, or if the level does not exist.
     """
-    if level == OFF:
-        return {}
+    if level not in LEVELS:
+        raise UsageError(f"the level {level!r} does not exist", legal=", ".join(LEVELS))
     if level == INVARIANT and not is_held_by_entry:
         raise UsageError(
             f"the level {INVARIANT!r} cannot be guaranteed for a program that rlharness does not control: its bits may"
@@ -126,79 +191,12 @@ def level_variables(
             legal=f"{OFF}, {DETERMINISTIC}",
             remedy=f"--level {DETERMINISTIC} sets environment variables and torch's determinism flags",
         )
-    if level not in (DETERMINISTIC, INVARIANT):
-        raise UsageError(f"the level {level!r} does not exist", legal=f"{OFF}, {DETERMINISTIC}, {INVARIANT}")
-    settings = [setting for setting in SETTINGS if level == DETERMINISTIC or not setting.is_of_spreading]
-    conflicts = [s for s in settings if environ.get(s.name) and not s.allows(environ[s.name])]
-    if conflicts:
-        raise UsageError(
-            f"the level {level!r} conflicts with variables that are set: "
-            + "; ".join(f"{s.name}={environ[s.name]} ({s.reason})" for s in conflicts),
-            legal="; ".join(s.legal for s in conflicts),
-            remedy="unset " + " ".join(s.name for s in conflicts),
-        )
-    values = {s.name: s.value for s in settings} | (STRICT if level == INVARIANT and is_intels else {})
+    if found := conflict(level, environ):
+        raise UsageError(found.what, legal=found.legal, remedy=found.remedy)
+    values = {s.name: s.value for s in settings_of(level)} | (STRICT if level == INVARIANT and is_intels else {})
     return {name: environ.get(name) or value for name, value in values.items()}
 
 
-BY_OWNER = {
-    "Python": ("PYTHONHASHSEED",),
-    "OpenMP": ("OMP_NUM_THREADS", "OMP_DYNAMIC"),
-    "MKL": ("MKL_CBWR", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS"),
-    "OpenBLAS": ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"),
-    "oneDNN": ("ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA"),
-    "CUDA": ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"),
-    "CUDA's compiler": ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT"),
-    "cuBLAS's emulation": (
-        "CUBLAS_EMULATE_SINGLE_PRECISION",
-        "CUBLAS_EMULATE_DOUBLE_PRECISION",
-        "CUBLAS_EMULATION_STRATEGY",
-    ),
-    "torch": ("ATEN_CPU_CAPABILITY", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT"),
-    "torch's cuDNN": ("TORCH_CUDNN_USE_HEURISTIC_MODE_B", "TORCH_CUDNN_V8_API_DISABLED"),
-    "torch's attention": ("TORCH_CUDNN_SDPA_ENABLED", "TORCH_CUDNN_SDPA_DEPRIORITIZED"),
-    "torch's tuning": ("PYTORCH_TUNABLEOP_ENABLED", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
-    "torch's compiler": (
-        "TORCHDYNAMO_DISABLE",
-        "TORCH_COMPILE_DISABLE",
-        "TORCHINDUCTOR_DETERMINISTIC",
-        "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
-    ),
-    "NCCL": ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_NTHREADS", "NCCL_BUFFSIZE"),
-    "NCCL's channels": ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
-    "HCCL": ("HCCL_DETERMINISTIC",),
-    "kernels": ("FLASH_ATTENTION_DETERMINISTIC", "MAMBA_DETERMINISTIC", "CAUSAL_CONV1D_DETERMINISTIC"),
-    "Transformer Engine": ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"),
-    "vLLM": ("VLLM_ATTENTION_BACKEND", "VLLM_BATCH_INVARIANT", "VLLM_ENABLE_V1_MULTIPROCESSING"),
-    "vLLM's sampler": ("VLLM_USE_FLASHINFER_SAMPLER",),
-    "SGLang": (
-        "SGLANG_ENABLE_DETERMINISTIC_INFERENCE",
-        "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE",
-        "SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE",
-        "SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE",
-        "SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE",
-    ),
-    "verl": ("VERL_FULL_DETERMINISM",),
-}
-"""Set or not, and to what: part of what a run's bits depend on."""
-MOVE_BITS = frozenset(name for names in BY_OWNER.values() for name in names)
-
-LOWERED = {
-    "NVIDIA_TF32_OVERRIDE": (
-        "1",
-        "every float32 matrix product keeps only 10 mantissa bits of its inputs, regardless of the code",
-    ),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("1", "float32 products use TF32, although torch's default does not"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
-    "DNNL_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
-    "PYTORCH_TUNABLEOP_ENABLED": ("1", "torch uses the kernel it measures as fastest: two runs may use different ones"),
-    "TORCHINDUCTOR_MAX_AUTOTUNE": (
-        "1",
-        "torch uses the kernel it measures as fastest: two runs may use different ones",
-    ),
-    "OMP_DYNAMIC": ("TRUE", "the number of threads changes during a run, and sums change with it"),
-}
-"""Values (in capitals) that cost accuracy or repeatability, and how."""
-
-WORKSPACES = (":4096:8", ":16:8")
-"""Values that torch accepts for deterministic cuBLAS (torch.use_deterministic_algorithms)."""
+def is_of_spreading(name: str) -> bool:
+    """Whether a variable decides only how work is spread: it should not move bits at level invariant."""
+    return name in OF_SPREADING or name in OF_THREADS

@@ -48,6 +48,14 @@ def path_text(path: Path) -> str:
     return str(plain.relative_to(here) if plain.is_relative_to(here) else plain)
 
 
+def nearest(name: str, legal: Iterable[str]) -> str:
+    """Return a question that names the nearest legal name, or an empty text if none is near."""
+    import difflib
+
+    found = difflib.get_close_matches(name, list(legal), n=1, cutoff=0.5)
+    return f"did you mean {found[0]!r}?" if found else ""
+
+
 def put(stream: TextIO, text: str) -> None:
     """Write `text`, with what the stream's encoding has no bytes for as escapes.
 

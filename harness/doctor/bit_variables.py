@@ -2,8 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 
-from harness.bits.findings import Finding, Severity
-from harness.bits.levels import LOWERED, MOVE_BITS, WORKSPACES
+from harness.bits.levels import MOVE_BITS
+from harness.machine.findings import Finding, Severity
+
+LOWERED = {
+    "NVIDIA_TF32_OVERRIDE": (
+        "1",
+        "every float32 matrix product keeps only 10 mantissa bits of its inputs, regardless of the code",
+    ),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("1", "float32 products use TF32, although torch's default does not"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
+    "PYTORCH_TUNABLEOP_ENABLED": ("1", "torch uses the kernel it measures as fastest: two runs may use different ones"),
+    "TORCHINDUCTOR_MAX_AUTOTUNE": (
+        "1",
+        "torch uses the kernel it measures as fastest: two runs may use different ones",
+    ),
+    "OMP_DYNAMIC": ("TRUE", "the number of threads changes during a run, and sums change with it"),
+}
+"""Values (in capitals) that cost accuracy or repeatability, and how."""
+
+WORKSPACES = (":4096:8", ":16:8")
+"""Values that torch accepts for deterministic cuBLAS (torch.use_deterministic_algorithms)."""
 
 
 def check_hash_seed(environ: Mapping[str, str]) -> Finding:

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.files import open_regular
-from harness.bits.findings import Finding, Severity
 from harness.doctor import layers
 from harness.doctor.host import module_command
 from harness.doctor.layers import RankStory, Verdict
 from harness.doctor.rank_variables import Job
 from harness.machine.fan_out import fan_out
+from harness.machine.findings import Finding, Severity
 from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
 from harness.process.child_env import probe_env
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisor

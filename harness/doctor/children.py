@@ -10,11 +10,11 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-from harness.bits.clock import SystemClock
 from harness.bits.errors import HarnessError
 from harness.bits.files import open_regular
 from harness.doctor.host import Answer, Host
 from harness.process.child_env import child_env
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import make_scratch_root, remove_tree

@@ -4,9 +4,9 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor.cgroup_limits import GroupLimits, read_group_limits
 from harness.doctor.host import Host
+from harness.machine.findings import Finding, Severity
 from harness.process.daemon_thread import in_daemon_thread
 
 READ_S = 3.0

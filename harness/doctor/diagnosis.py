@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.bits.errors import UsageError
-from harness.bits.findings import Finding
 from harness.doctor.bootstrap import Bootstrap, find_layer, find_layer_of_job
 from harness.doctor.checks import CHECKS, NUMERICS
 from harness.doctor.children import MAX_ANSWER_BYTES, host_of, supervised_scratch
 from harness.doctor.examination import Check, examine
 from harness.doctor.gpus import check_gpus_for
 from harness.doctor.rank_variables import find_job
+from harness.machine.findings import Finding
 from harness.process.invocation import Invocation
 from harness.process.supervisor_client import probe_backends
 

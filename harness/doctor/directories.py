@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.bits.files import as_float
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
 from harness.doctor.lock_trial import STEPS
+from harness.machine.findings import Finding, Severity
 from harness.process.daemon_thread import in_daemon_thread
+from harness.process.program_output import as_float
 from harness.process.scratch import (
     FALLBACKS,
     MAX_SOCKET_PATH_BYTES,

@@ -29,10 +29,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.files import write_replacing
 from harness.machine.network.interface_rules import gloo_pick, nccl_pick
 from harness.machine.network.interfaces import read_nccl_settings, read_network
+from harness.process.clock import SystemClock
 
 LIMITS_S = {"ray": 25.0, "store": 13.0, "ranks": 110.0, "gloo": 5.0, "nccl": 60.0, "collective": 15.0}
 """Limit of each layer, in seconds. Healthy ones take less than 3 (Ray), 1 (NCCL) and 0.1 (the others); NCCL's on eight

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from harness.bits.files import open_regular
-from harness.bits.findings import Finding, Severity
 from harness.bits.redaction import redact_fields, redact_text
 from harness.doctor.bit_variables import check_bit_variables, check_hash_seed
 from harness.doctor.host import Host
 from harness.machine.fan_out import fan_out
+from harness.machine.findings import Finding, Severity
 from harness.process.daemon_thread import in_daemon_thread
 
 CONNECT_S = 1.0

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Host
 from harness.machine.fan_out import fan_out
+from harness.machine.findings import Finding, Severity
 
 Look = Callable[[Host], Awaitable[Sequence[Finding]]]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bits.errors import InventoryError
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
+from harness.machine.findings import Finding, Severity
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
 from harness.machine.gpus import read_inventory, read_machine
 from harness.machine.inventory import Inventory, LeftOut

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import harness
-from harness.bits.clock import Clock, SystemClock
-from harness.bits.files import json_objects
+from harness.process.clock import Clock, SystemClock
+from harness.process.program_output import json_objects
 
 
 @dataclass(frozen=True, slots=True)

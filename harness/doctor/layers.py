@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.bits.findings import Finding, Severity
+from harness.machine.findings import Finding, Severity
 
 MAX_DETAILS = 6
 """Lines of one log that are shown."""

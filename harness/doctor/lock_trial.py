@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-from harness.bits.clock import Clock, SystemClock
+from harness.process.clock import Clock, SystemClock
 
 NUM_TRIES = 3
 """Number of repetitions. The fastest of each step counts: a slow file system is always slow, a busy machine is not."""

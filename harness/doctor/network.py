@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from harness.bits.findings import Finding
 from harness.doctor.host import Host
+from harness.machine.findings import Finding
 from harness.machine.network.preflight import preflight
 
 

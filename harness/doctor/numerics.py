@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.bits.files import as_float
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
+from harness.machine.findings import Finding, Severity
+from harness.process.program_output import as_float
 
 SURVEY = "rlcore.numerics.probe"
 SURVEY_S = 110.0

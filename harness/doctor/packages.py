@@ -10,8 +10,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host
+from harness.machine.findings import Finding, Severity
 from harness.process.daemon_thread import in_daemon_thread
 
 READ_S = 20.0

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.bits.errors import UsageError
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Host
+from harness.machine.findings import Finding, Severity
 from harness.machine.network.interfaces import is_numeric, read_network
 
 NAME_S = 2.0

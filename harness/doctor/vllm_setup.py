@@ -15,9 +15,9 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from harness.bits.files import read_regular
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Host
 from harness.doctor.packages import Installed, read_installed
+from harness.machine.findings import Finding, Severity
 from harness.process.daemon_thread import in_daemon_thread
 
 READ_S = 20.0

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.bits.clock import Clock
 from harness.machine.gpu_health import FATAL_XIDS, GpuFault, describe_xid
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
 from harness.machine.meter import GpuProcess, MemoryMeter, return_to_baseline
+from harness.process.clock import Clock
 from harness.process.daemon_thread import in_daemon_thread
 
 POLL_S = 0.25

@@ -6,13 +6,15 @@ dropped where it only moves things, and made visible where it is no known sequen
 """
 
 import codecs
+import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from harness.bits.files import open_regular
+from harness.bits.files import MALFORMED, open_regular
 from harness.bits.text import escape, one_line
 
 MAX_SHOWN_BYTES = 10_000_000
@@ -129,3 +131,25 @@ def output_tail(path: Path) -> list[str]:
     output = OutputFilter(colour=False)
     lines = (output.feed(data) + output.finish()).expandtabs(4).splitlines()[-TAIL_LINES:]
     return [f"{' ' * min(len(line) - len(line.lstrip()), MAX_INDENT)}{one_line(line)}" for line in lines]
+
+
+def json_objects(text: str) -> list[dict[str, Any]]:
+    """Return the lines that are JSON objects; others, cut ones and those nested too deeply are left out."""
+    found = []
+    for line in text.split("\n"):
+        if line.startswith("{"):
+            try:
+                value = json.loads(line)
+            except MALFORMED:
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+    return found
+
+
+def as_float(value: object) -> float:
+    """Return a number as a float; NaN for what is no number, or one that no float holds."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan

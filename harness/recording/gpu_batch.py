@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from harness.bits.digests import BLOCK_WORDS, DIGEST_BYTES, WORD_BYTES
 from harness.recording.gpu_digest import (
     PIECE_BYTES,
     Shard,
@@ -30,10 +31,8 @@ from harness.recording.gpu_digest import (
     pieces_of,
     words_of,
 )
-from harness.recording.gpu_table import NUM_FIELDS, Level, Row, Runs, is_aligned, rows_of, runs_of
+from harness.recording.gpu_table import NUM_FIELDS, ROWS, Level, Row, Runs, is_aligned, rows_of, runs_of
 from harness.recording.notices import say_once
-from harness.trace.chain import DIGEST_BYTES
-from harness.trace.digests import BLOCK_WORDS, WORD_BYTES
 
 MIN_RUN_WORDS = 32
 """Shorter runs are summed by torch: a program of the kernel takes a run, however short."""
@@ -52,16 +51,18 @@ class Gpu:
         self, table: torch.Tensor, sums: torch.Tensor, *, num_programs: int, word_bytes: int, is_aligned: bool
     ) -> None:
         """Launch the kernel that sums; ImportError where Triton is not installed."""
-        from harness.recording import gpu_kernel
+        from harness.bits import gpu_kernels
 
         u = keys_of_places(table.device)
-        gpu_kernel.launch_sums(table, sums, u, num_programs=num_programs, word_bytes=word_bytes, is_aligned=is_aligned)
+        gpu_kernels.launch_sums(
+            table, sums, u, num_programs=num_programs, num_blocks=ROWS, word_bytes=word_bytes, is_aligned=is_aligned
+        )
 
     def copy_bytes(self, table: torch.Tensor, sums: torch.Tensor) -> None:
         """Launch the kernel that copies small values."""
-        from harness.recording import gpu_kernel
+        from harness.bits import gpu_kernels
 
-        gpu_kernel.launch_copies(table, sums)
+        gpu_kernels.launch_copies(table, sums)
 
     def sum_by_torch(self, shard: Shard) -> torch.Tensor:
         """Both hash halves of a shard by torch's operations."""

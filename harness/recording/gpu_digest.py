@@ -1,4 +1,4 @@
-"""`shardsum_128` of tensors where they lie: on a GPU, and of shards. `trace/digests.py` has its definition.
+"""`shardsum_128` of tensors where they lie: on a GPU, and of shards. `bits/digests.py` has its definition.
 
     shard_of(tensor) -> Shard -> lanes_of_shard -> 2 int64 on the tensor's device -> lanes_digest -> 16 bytes
 
@@ -15,9 +15,9 @@ from math import prod
 
 import torch
 
+from harness.bits.digests import BLOCK_WORDS, GAMMA, U_SEEDS, V_SEEDS, WORD_BYTES
 from harness.bits.errors import TraceError
 from harness.recording.gpu_table import Runs, runs_of, words_per_element
-from harness.trace.digests import BLOCK_WORDS, GAMMA, U_SEEDS, V_SEEDS, WORD_BYTES
 
 CHUNK_WORDS = 2**20
 """So many words are computed on at once by torch's operations; each takes some 50 bytes meanwhile."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from harness.bits.digests import BLOCK_WORDS, WORD_BYTES
 from harness.bits.errors import TraceError
-from harness.trace.digests import BLOCK_WORDS, WORD_BYTES
 
 ROWS = 32
 """Blocks of a run that one program of the kernel sums."""

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness.bits.clock import sleep
 from harness.bits.errors import UsageError
+from harness.process.clock import sleep
 from harness.recording.callbacks import RecorderCallback
 
 UNIT_S = 0.005

@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from xxhash import xxh3_64_hexdigest
 
+from harness.bits.digests import digest
 from harness.recording.compiled import is_in_compiled_call
 from harness.recording.cuda_state import is_capturing
 from harness.recording.op_log import OpLog
@@ -28,7 +29,6 @@ from harness.recording.op_schema import Argument, OpSchema, generator_in, named_
 from harness.recording.op_source import SourceLines
 from harness.recording.op_values import UNFINISHED, UNWRITTEN, WORKING_MEMORY, OpValues
 from harness.recording.tensors import tensor_bytes
-from harness.trace.digests import digest
 
 MAX_ARGUMENT_CHARS = 160
 _PLAIN = (int, float, complex, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))

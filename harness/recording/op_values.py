@@ -20,10 +20,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from xxhash import xxh3_128_hexdigest
 
+from harness.bits.digests import DIGEST_BYTES, RAW, XXH3_128
 from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import MISSING, dtype_name, ends_at, on_host
-from harness.trace.chain import DIGEST_BYTES
-from harness.trace.digests import RAW, XXH3_128
 
 MIN_CACHED_BYTES = 2**16
 NUM_SAMPLED_BYTES = 64

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from harness.bits.digests import digest
 from harness.recording.cuda_state import is_used
 from harness.recording.tensors import tensor_bytes
-from harness.trace.digests import digest
 
 State = tuple[str, bytes]
 """(algorithm, digest)."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from harness.bits.digests import RAW, digest
 from harness.bits.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.notices import say_once
@@ -20,7 +21,6 @@ from harness.recording.recording_config import RunEnded
 from harness.recording.sharded_digest import PlacedShard, digest_and_sample, place
 from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
 from harness.trace.chain import RecordedValue, Scope
-from harness.trace.digests import RAW, digest
 from harness.trace.values import FLOATS, Float
 
 KEPT_PHASES = frozenset(("rollout", "reward", "advantage"))

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 
+from harness.bits.digests import DIGEST_BYTES, RAW, SHARDSUM_128
 from harness.bits.errors import TraceError
 from harness.recording.gpu_batch import Sample, Value, lanes_of
 from harness.recording.gpu_digest import Shard, lanes_digest, shard_of
 from harness.recording.gpu_memory import obstacle
 from harness.recording.tensors import Digested, digest_tensor, dtype_name, missing, on_host
-from harness.trace.chain import DIGEST_BYTES, Scope
-from harness.trace.digests import RAW, SHARDSUM_128
+from harness.trace.chain import Scope
 
 
 class PlacedShard(NamedTuple):

@@ -1,13 +1,12 @@
 """A torch tensor as a recorded value: dtype, shape, algorithm, digest. It is read in place."""
 
-import ctypes
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
+from harness.bits.digests import DIGEST_BYTES, RAW, digest
 from harness.bits.errors import TraceError
-from harness.trace.chain import DIGEST_BYTES
-from harness.trace.digests import RAW, digest
+from harness.bits.tensor_digests import host_bytes
 
 DTYPES = {
     torch.float64: "f64",
@@ -77,7 +76,7 @@ def digest_tensor(tensor: torch.Tensor) -> Digested:
     """The digest of a whole tensor on the host, over its bytes in C order; `missing` if its memory was given back."""
     if not tensor.is_meta and ends_at(tensor) > tensor.untyped_storage().nbytes():
         return missing(tuple(tensor.shape), FREED)
-    algorithm, value = digest(memoryview(_memory(tensor)))
+    algorithm, value = digest(tensor_bytes(tensor))
     return Digested(DTYPES.get(tensor.dtype) or dtype_name(tensor.dtype), tuple(tensor.shape), algorithm, value)
 
 
@@ -86,25 +85,11 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
     TraceError for a tensor without memory: one of the device meta, or one whose memory was given back.
     """
-    memory = _memory(tensor)
-    return memoryview(memory).cast("B")
-
-
-def _memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The same as an array that owns what it shows."""
     if tensor.is_meta or ends_at(tensor) > tensor.untyped_storage().nbytes():
         raise TraceError(
             f"a tensor of {tuple(tensor.shape)} without memory", remedy="with FSDP's first version, use fully_shard"
         )
-    whole = tensor
-    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
-        whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    num_bytes = whole.nbytes
-    if not num_bytes:
-        return (ctypes.c_char * 0)()
-    memory = (ctypes.c_char * num_bytes).from_address(whole.data_ptr())
-    memory.owner = whole  # type: ignore[attr-defined]  # the memory lives as long as what shows it
-    return memory
+    return host_bytes(tensor).cast("B")
 
 
 def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -2,11 +2,11 @@
 
 from math import isfinite
 
-from harness.bits.clock import Clock
 from harness.bits.text import count, one_line
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.experiments.perturbation_factors import Perturbation, format_perturbation
+from harness.process.clock import Clock
 from harness.render.console import say
 
 EVERY_S = 30.0

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from harness.bits.findings import Finding, Severity
 from harness.bits.redaction import redact_text
 from harness.bits.text import count, one_line
+from harness.machine.findings import Finding, Severity
 
 VERSION = 1
 TONES = {Severity.BROKEN: "1;31", Severity.WARNING: "33", Severity.FINE: "32"}

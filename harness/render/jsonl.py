@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from harness.bits.errors import UsageError
-from harness.bits.files import open_as_named
+from harness.render.late_file import open_as_named
 from harness.runner.events import Event, to_json_line
 from harness.runner.records.stats import RunState
 

@@ -37,9 +37,9 @@ from xml.sax.xmlreader import AttributesImpl
 from junitparser import Error, Failure, Skipped, TestCase, TestSuite
 from junitparser.junitparser import FinalResult
 
-from harness.bits.clock import Clock
 from harness.bits.errors import ReportError
 from harness.bits.text import escape, one_line
+from harness.process.clock import Clock
 from harness.render.late_file import LateFile
 from harness.runner.events import AttemptStarted, Event, RunFinished
 from harness.runner.records.stats import RunState

@@ -1,5 +1,6 @@
 """A file that a reporter writes once, when the run has finished: the whole text or nothing."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from harness.bits.errors import UsageError
-from harness.bits.files import open_as_named, replacing
+from harness.bits.files import StrPath, replacing
 
 
 class LateFile:
@@ -57,3 +58,18 @@ class LateFile:
                 yield file
         finally:
             os.close(self._special)
+
+
+def open_as_named(path: StrPath) -> BinaryIO:
+    """Open for writing what a person has named, through links, a device or a pipe too, without waiting for a reader.
+
+    A regular file is made if there is none, and emptied if there is one. OSError, also for a pipe without a reader.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "it is a pipe that no process reads, or a socket", os.fspath(path)) from None
+    os.set_blocking(fd, True)
+    return os.fdopen(fd, "wb")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from harness.bits.digests import RAW
 from harness.bits.text import count, one_line
-from harness.trace.digests import RAW
 from harness.trace.element_diff import compare
 from harness.trace.non_finite import NonFinite
 from harness.trace.nondeterministic_ops import has_deterministic_kernel

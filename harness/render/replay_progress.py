@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Mapping
 
-from harness.bits.clock import Clock
 from harness.bits.text import count
 from harness.lab.experiments.run import Display, run_name, run_of_all
+from harness.process.clock import Clock
 from harness.render.console import say
 
 EVERY_S = 30.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from harness.bits.clock import Clock
+from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.render.jsonl import JsonlReporter
 from harness.render.plain import PlainReporter

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.bits.clock import Clock
 from harness.bits.text import one_line
+from harness.process.clock import Clock
 from harness.runner import events
 from harness.runner.attempts.unit_result import why_uncollected
 from harness.runner.attempts.unit_run import UnitRunner

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.bits.clock import Clock
 from harness.bits.files import read_regular
 from harness.machine.network.preflight import Preflight, preflight
 from harness.process.child_env import PREFLIGHT
+from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.runner.units import Unit
 

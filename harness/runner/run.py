@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from harness.bits.clock import Clock, SystemClock
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
 from harness.machine.network.preflight import Preflight
 from harness.process.claims import Claims
+from harness.process.clock import Clock, SystemClock
 from harness.process.exhaustion import exhaustion_of
 from harness.process.interruption import Interruption
 from harness.process.loop_errors import LoopErrors

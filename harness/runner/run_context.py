@@ -8,13 +8,13 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.bits.clock import Clock, SystemClock
 from harness.bits.errors import BusyGpusError, InventoryError, UsageError
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
 from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
+from harness.process.clock import Clock, SystemClock
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import new_run_id

@@ -6,8 +6,8 @@ tensor_file.py  values that are kept beside the log          fingerprint.py   wh
 diff.py         the verdict on two traces                    ops.py           the operations of a step
 """
 
+from harness.bits.digests import add_shards, digest, shardsum
 from harness.trace.chain import RecordedValue, Scope
-from harness.trace.digests import add_shards, digest, shardsum
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import Trace, read_trace, verify
 from harness.trace.values import Float

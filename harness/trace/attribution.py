@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, prod
 
-from harness.trace.chain import DIGEST_BYTES, Key, RecordedValue, Scope
+from harness.bits.digests import DIGEST_BYTES
+from harness.trace.chain import Key, RecordedValue, Scope
 from harness.trace.element_diff import compare, numbers
 from harness.trace.format import Columns
 from harness.trace.reader import Trace

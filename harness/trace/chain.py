@@ -13,16 +13,18 @@ from binascii import hexlify
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
 
+from harness.bits.digests import DIGEST_BYTES
 from harness.bits.errors import TraceError
+from harness.trace.values import ELEMENT_BYTES
 
 PHASES = ("rollout", "reward", "reference", "advantage", "forward", "loss", "backward", "optimizer", "sync")
 """In the order of a step; the order of a trace is the one in which its values were recorded."""
 
-DIGEST_BYTES = 16
 _HEX_LENGTH = struct.pack("<I", 2 * DIGEST_BYTES)
 
 Key = tuple[str, str, int]
@@ -68,6 +70,12 @@ class RecordedValue(NamedTuple):
     @property
     def key(self) -> Key:
         return self.phase, self.name, self.occurrence
+
+
+def raw_value(value: RecordedValue) -> bytes:
+    """The bytes of a value whose digest is `raw`; all 16 of them where the size of its elements is not known."""
+    size = ELEMENT_BYTES.get(value.dtype)
+    return value.digest if size is None else value.digest[: prod(value.shape) * size]
 
 
 def enc(*fields: str) -> bytes:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from itertools import islice
 
-from harness.trace.chain import RecordedValue, Scope
+from harness.bits.digests import RAW
+from harness.trace.chain import RecordedValue, Scope, raw_value
 from harness.trace.context import BATCH_ORIGIN, LOADER_SEED, contexts
-from harness.trace.digests import RAW, raw_value
 from harness.trace.element_diff import numbers
 from harness.trace.format import Columns
 from harness.trace.reader import Trace

@@ -21,8 +21,9 @@ from typing import BinaryIO
 
 from xxhash import xxh3_64, xxh3_64_digest
 
+from harness.bits.digests import DIGEST_BYTES
 from harness.bits.errors import TraceError
-from harness.trace.chain import CHAINED, DIGEST_BYTES, PHASES, RecordedValue, Scope, encoded, repeated
+from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, encoded, repeated
 
 FORMAT = 1
 """The format written here, and the newest that is read."""

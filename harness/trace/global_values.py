@@ -8,8 +8,8 @@ other trace does not have.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.bits.digests import add_shards
 from harness.trace.chain import CHAINED, Key, RecordedValue, Scope, step_root
-from harness.trace.digests import add_shards
 from harness.trace.reader import Trace
 
 RankValue = tuple[int, RecordedValue]

@@ -16,9 +16,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from harness.bits.digests import RAW
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED, read_text
-from harness.trace.digests import RAW
 from harness.trace.reasons import OtherSteps, VerdictCode, VerdictReason
 from harness.trace.values import FLOATS, Float
 

@@ -10,11 +10,11 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+from harness.bits.digests import RAW
 from harness.bits.errors import TraceError
 from harness.bits.files import MAX_JSON_BYTES, open_regular, read_regular
-from harness.trace.chain import RecordedValue, chain_start, next_chain, step_root
+from harness.trace.chain import RecordedValue, chain_start, next_chain, raw_value, step_root
 from harness.trace.curve import CurvePoint, bad_line, parse_curve
-from harness.trace.digests import RAW, raw_value
 from harness.trace.format import (
     DONE,
     HEADER,

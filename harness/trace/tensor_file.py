@@ -17,10 +17,10 @@ from typing import BinaryIO
 
 from xxhash import xxh3_128_digest
 
+from harness.bits.digests import XXH3_128
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED, open_regular, replacing
 from harness.trace.chain import RecordedValue
-from harness.trace.digests import XXH3_128
 
 Buffer = bytes | bytearray | memoryview
 Kept = tuple[RecordedValue, Buffer]

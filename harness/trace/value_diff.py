@@ -10,8 +10,8 @@ from math import inf
 from operator import ne
 from struct import iter_unpack
 
-from harness.trace.chain import DIGEST_BYTES, RecordedValue, Scope
-from harness.trace.digests import RAW, raw_value
+from harness.bits.digests import DIGEST_BYTES, RAW
+from harness.trace.chain import RecordedValue, Scope, raw_value
 from harness.trace.element_diff import ValueDifference, compare
 from harness.trace.format import Columns
 from harness.trace.verdict import Difference

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.bits.digests import SHARDSUM_128
 from harness.bits.errors import TraceError
 from harness.bits.files import open_for_writing, write_replacing
 from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
 from harness.trace.curve import TAKEN, CurvePoint, curve_line
-from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, StepHead, done_payload, frame, step_payload
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
 from harness.trace.manifest import Manifest, finished, manifest_text

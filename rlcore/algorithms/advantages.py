@@ -160,18 +160,6 @@ def gae(
     return TokenAdvantages(advantages, advantages + values)
 
 
-def reinforce_pp(
-    token_rewards: Tensor, loss_mask: Tensor, included: Tensor | None = None, *, gamma: float = 1.0
-) -> TokenAdvantages:
-    """Discounted returns over a sample's loss tokens, and their whitening over the batch as advantages.
-
-    `token_rewards`: floats [samples, positions], a penalty for KL already in it where there is one (kl.in_rewards).
-    Raises as `gae` and `whiten`. REINFORCE++ (arXiv:2501.03262).
-    """
-    returns = discounted_returns(token_rewards, loss_mask, included, gamma=gamma)
-    return TokenAdvantages(whiten(returns, loss_mask, included), returns)
-
-
 def remax(
     token_rewards: Tensor, baselines: Tensor, loss_mask: Tensor, included: Tensor | None = None
 ) -> TokenAdvantages:

@@ -8,7 +8,9 @@ With d = logprobs - ref_logprobs, over tokens of the policy (J. Schulman, Approx
     k3   exp(-d) - 1 + d      unbiased, never negative; its gradient has that of KL(reference, policy)
     k1+, abs+, k3+            the value of the first, the gradient of k2 (straight-through)
 
-In a loss take k2 or one with a plus; in rewards, where no gradient flows, k1 is usual.
+In a loss take k2 or one with a plus; in rewards, where no gradient flows, k1 is usual. Of tokens that an earlier policy
+sampled, each is the estimate of KL(policy, reference) once it is weighted by policy / earlier policy: the gradient of
+k1 and k3 is then unbiased too, since it flows through the weight (DeepSeek-V3.2, arXiv:2512.02556, equation 7).
 """
 
 import math
@@ -26,11 +28,19 @@ MAX_K3 = 10.0
 MAX_ERROR = 0.2
 
 
-def approx_kl(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, estimator: Estimator = "k3") -> Tensor:
+def approx_kl(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    loss_mask: Tensor,
+    estimator: Estimator = "k3",
+    *,
+    old_logprobs: Tensor | None = None,
+) -> Tensor:
     """The estimate at each loss token, [samples, positions], 0 outside the mask.
 
-    Both floats [samples, positions]; the gradient flows through `logprobs`. For k3 the log-ratio is clamped to 20
-    either way, and the estimate to 10. Raises ShapeError, EmptyMaskError, InvalidValueError.
+    All floats [samples, positions]; the gradient flows through `logprobs`. With `old_logprobs`, those of the policy
+    that sampled, it is weighted by policy / old policy. For k3 the log-ratio is clamped to 20 either way, and the
+    estimate to 10. Raises ShapeError, EmptyMaskError, InvalidValueError.
     """
     check_tokens(loss_mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
     check_choice("estimator", estimator, get_args(Estimator))
@@ -46,7 +56,14 @@ def approx_kl(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor, estimat
         case _:
             log_ratio = (-d).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
             value = (log_ratio.exp() - 1.0 - log_ratio).clamp(max=MAX_K3)
-    return value.detach() + (k2 - k2.detach()) if estimator.endswith("+") else value
+    estimate = value.detach() + (k2 - k2.detach()) if estimator.endswith("+") else value
+    if old_logprobs is None:
+        return estimate
+    check_tokens(loss_mask, old_logprobs=old_logprobs)
+    log_weight = only(loss_mask, logprobs) - only(loss_mask, old_logprobs.detach())
+    weight = log_weight.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    # The gradient of k2 is that of the KL for tokens of the policy: the weight only says how many of them there are.
+    return estimate * (weight.detach() if estimator == "k2" or estimator.endswith("+") else weight)
 
 
 def in_rewards(

@@ -3,8 +3,7 @@
     d = logprobs - rollout_logprobs        r = exp(d)        dp = exp(logprobs) - exp(rollout_logprobs)
 
 Which tokens are dropped is decided without a gradient, and never because of a NaN, which has to reach the loss and be
-seen. A dropped token stays in the loss mask, and so in the
-denominators. What a teacher or the reference policy thinks comes in as advantages (`teacher_advantages`).
+seen. A dropped token stays in the loss mask, and so in the denominators.
 """
 
 import math
@@ -56,23 +55,23 @@ def masked_is(
     rollout_logprobs: Tensor,
     advantages: Tensor,
     loss_mask: Tensor,
-    keep: Tensor,
+    keep: Tensor | None = None,
     *,
     level: Level = "token",
-    kl_coef: float = 0.0,
+    proximal_coef: float = 0.0,
     sequence_clip_high: float = 10.0,
 ) -> PolicyLoss:
-    """-w (A - kl_coef d) logprobs on kept tokens, all but logprobs a constant.
+    """-w (A - proximal_coef d) logprobs on kept tokens, all but logprobs a constant.
 
-    All floats [samples, positions]; `keep` bool, as of `masked_is_keep`. w is r at level "token"; at "sequence" it is
-    min(exp(min(sum of d, 10)), sequence_clip_high) and the loss is divided by the sample's own loss tokens. Meant for
-    token-mean, so that dropped tokens count in the denominator.
+    All floats [samples, positions]; `keep` bool, by default that of `masked_is_keep`. w is r at level "token"; at
+    "sequence" it is min(exp(min(sum of d, 10)), sequence_clip_high) and the loss is divided by the sample's own loss
+    tokens. Meant for token-mean, so that dropped tokens count in the denominator.
 
     Raises ShapeError, EmptyMaskError, InvalidValueError. The loss of prime-rl and of surogate.
     """
     check_tokens(loss_mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs, advantages=advantages)
     check_choice("level", level, get_args(Level))
-    keep = _checked_keep(keep, loss_mask)
+    keep = _checked_keep(masked_is_keep(logprobs, rollout_logprobs, loss_mask) if keep is None else keep, loss_mask)
     d = _log_ratio(logprobs, rollout_logprobs, loss_mask).detach()
     if level == "token":
         weight = d.exp()
@@ -80,7 +79,7 @@ def masked_is(
         check_number("sequence_clip_high", sequence_clip_high, 0.0, open_low=True)
         weight = d.sum(dim=-1, keepdim=True).clamp(max=MAX_LOG_SEQUENCE_WEIGHT).exp().clamp(max=sequence_clip_high)
         weight = weight / loss_mask.sum(dim=-1, keepdim=True)
-    coefficient = only(keep, weight * (advantages.detach() - kl_coef * d))
+    coefficient = only(keep, weight * (advantages.detach() - proximal_coef * d))
     return PolicyLoss(-coefficient * only(keep, logprobs), loss_mask & ~keep, torch.zeros_like(loss_mask))
 
 
@@ -92,10 +91,10 @@ def dppo_tv(
     *,
     mask_low: float = 0.2,
     mask_high: float = 0.2,
-    kl_coef: float = 1e-3,
+    proximal_coef: float = 1e-3,
     ratio_cap: float = math.inf,
 ) -> PolicyLoss:
-    """-A r + kl_coef d^2, the first term dropped where it would move a probability that has moved enough.
+    """-A r + proximal_coef d^2, the first term dropped where it would move a probability that has moved enough.
 
     Dropped where A > 0 and dp > mask_high, or A <= 0 and dp < -mask_low; the second term stays. All floats
     [samples, positions]; r is at most `ratio_cap`, in value and gradient.
@@ -106,7 +105,7 @@ def dppo_tv(
     check_number("mask_low", mask_low, 0.0)
     check_number("mask_high", mask_high, 0.0)
     drop = torch.where(advantages > 0, dp > mask_high, dp < -mask_low)
-    return _proximal(logprobs, rollout_logprobs, advantages, drop, loss_mask, kl_coef=kl_coef, ratio_cap=ratio_cap)
+    return _proximal((logprobs, rollout_logprobs, advantages, loss_mask), drop, proximal_coef, ratio_cap)
 
 
 def ipo(
@@ -117,58 +116,32 @@ def ipo(
     *,
     mask_low: float = 0.1,
     mask_high: float = 0.1,
-    kl_coef: float = 1e-3,
+    proximal_coef: float = 1e-3,
     ratio_cap: float = math.inf,
 ) -> PolicyLoss:
     """As `dppo_tv`, but dropped where dp > mask_high or dp < -mask_low, whatever the sign of the advantage.
 
-    An infinite `mask_high` with `teacher_advantages` of the reference policy is the loss that pulls towards it.
     Raises ShapeError, EmptyMaskError, InvalidValueError. The later losses of prime-rl and of surogate.
     """
     dp = _probability_change(logprobs, rollout_logprobs, advantages, loss_mask)
     check_number("mask_low", mask_low, 0.0)
     check_number("mask_high", mask_high, 0.0)
     drop = _outside(dp, (-mask_low, mask_high))
-    return _proximal(logprobs, rollout_logprobs, advantages, drop, loss_mask, kl_coef=kl_coef, ratio_cap=ratio_cap)
-
-
-def teacher_advantages(
-    advantages: Tensor,
-    logprobs: Tensor,
-    teacher_logprobs: Tensor,
-    loss_mask: Tensor,
-    *,
-    adv_coef: float = 1.0,
-    teacher_coef: float = 1.0,
-) -> Tensor:
-    """adv_coef A + teacher_coef (teacher_logprobs - logprobs), without gradient, [samples, positions].
-
-    All floats [samples, positions]; the teacher may be the reference policy. With `adv_coef` 0 it is distillation
-    alone. 0 outside the mask. Raises ShapeError and EmptyMaskError.
-    """
-    check_tokens(loss_mask, advantages=advantages, logprobs=logprobs, teacher_logprobs=teacher_logprobs)
-    distance = only(loss_mask, teacher_logprobs.detach()) - only(loss_mask, logprobs.detach())
-    return adv_coef * only(loss_mask, advantages.detach()) + teacher_coef * distance
+    return _proximal((logprobs, rollout_logprobs, advantages, loss_mask), drop, proximal_coef, ratio_cap)
 
 
 def _proximal(
-    logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    drop: Tensor,
-    loss_mask: Tensor,
-    *,
-    kl_coef: float,
-    ratio_cap: float,
+    given: tuple[Tensor, Tensor, Tensor, Tensor], drop: Tensor, proximal_coef: float, ratio_cap: float
 ) -> PolicyLoss:
-    """-A min(r, ratio_cap) of tokens not dropped + kl_coef d^2; a capped ratio's gradient is the cap, not 0."""
+    """-A min(r, ratio_cap) of tokens not dropped + proximal_coef d^2; a capped ratio's gradient is the cap, not 0."""
+    logprobs, rollout_logprobs, advantages, loss_mask = given
     check_number("ratio_cap", ratio_cap, 0.0, open_low=True)
     keep = loss_mask & ~drop
     d = _log_ratio(logprobs, rollout_logprobs, loss_mask)
     # On inputs: a dropped token's r may be infinite, and its gradient 0 * inf.
     ratio = only(keep, d).detach().exp().clamp(max=ratio_cap)
     moved = only(keep, advantages.detach()) * ratio * (1.0 + only(keep, d - d.detach()))
-    return PolicyLoss(-moved + kl_coef * d.square(), loss_mask & ~keep, torch.zeros_like(loss_mask))
+    return PolicyLoss(-moved + proximal_coef * d.square(), loss_mask & ~keep, torch.zeros_like(loss_mask))
 
 
 def _probability_change(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:

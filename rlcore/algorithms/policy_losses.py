@@ -36,7 +36,7 @@ def ppo_clip(
     *,
     clip_eps_low: float = 0.2,
     clip_eps_high: float = 0.2,
-    dual_clip: float | None = 3.0,
+    dual_clip: float | None = None,
 ) -> PolicyLoss:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), at most -A dual_clip where A < 0; r = exp(logprobs - old_logprobs).
 
@@ -97,12 +97,13 @@ def cispo(
     advantages: Tensor,
     loss_mask: Tensor,
     *,
-    clip_eps_low: float = 0.2,
-    clip_eps_high: float = 0.2,
+    clip_eps_low: float = 1.0,
+    clip_eps_high: float = 4.0,
 ) -> PolicyLoss:
     """-A clip(r, 1 - low, 1 + high) logprobs, the clipped ratio a constant: no token is left without a gradient.
 
-    All floats [samples, positions]; r and its clamp as of `ppo_clip`.
+    All floats [samples, positions]; r and its clamp as of `ppo_clip`. By default there is no lower bound, as in the
+    paper, which does not publish its upper one; a ratio of at most 5 is ScaleRL's (arXiv:2510.13786).
 
     Raises ShapeError, EmptyMaskError, InvalidValueError. CISPO in MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """

@@ -1,4 +1,4 @@
-"""Learning rates, temperatures and exploration noise as pure functions of the step.
+"""Learning rates as pure functions of the step.
 
 A schedule with a state of its own gives other bits after a resume than before it (a recursive cosine differs from its
 closed form), so nothing here remembers anything. Steps count from 0. No step is taken at a learning rate of 0: the
@@ -36,42 +36,8 @@ def cosine_lr(step: int, *, peak: float, num_steps: int, num_warmup_steps: int =
     return constant_lr(step, peak=peak, num_warmup_steps=num_warmup_steps) * (final_ratio + (1 - final_ratio) * left)
 
 
-def linear_temperature(step: int, *, start: float, end: float, num_steps: int) -> float:
-    """From `start` at step 0 to `end` at the last step in a line, and there after it; raises InvalidValueError."""
-    return start + (end - start) * _position(step, num_steps)
-
-
-def cosine_temperature(step: int, *, start: float, end: float, num_steps: int) -> float:
-    """From `start` at step 0 to `end` at the last step in half a cosine, and there after it.
-
-    Raises InvalidValueError.
-    """
-    return start + (end - start) * (1.0 - math.cos(math.pi * _position(step, num_steps))) / 2.0
-
-
-def qerl_sigma(step: int, *, num_steps: int, start: float = 5e-2, end: float = 5e-4, num_stages: int = 10) -> float:
-    """The standard deviation of the noise on the sampler's norm weights, which explores.
-
-    `num_stages` equal intervals of the run: none in the first, then from `start` to `end` in equal factors. Raises
-    InvalidValueError. QeRL (arXiv:2510.11696).
-    """
-    check_number("num_steps", num_steps, 1)
-    check_number("num_stages", num_stages, 1)
-    check_number("start", start, 0.0, open_low=True)
-    check_number("end", end, 0.0, open_low=True)
-    stage = min(max(step, 0) * num_stages // num_steps, num_stages - 1)
-    if stage == 0:
-        return 0.0
-    return start * math.pow(end / start, (stage - 1) / max(num_stages - 2, 1))
-
-
 def _progress(step: int, first: int, num_steps: int, final_ratio: float) -> float:
     """How much of a decay from step `first` to `num_steps` is done, 0 to 1."""
     check_number("final_ratio", final_ratio, 0.0, 1.0)
     check_number("num_steps", num_steps, max(first, 1))
     return 1.0 if step >= num_steps else max(step - first, 0) / (num_steps - first or 1)
-
-
-def _position(step: int, num_steps: int) -> float:
-    check_number("num_steps", num_steps, 1)
-    return min(max(step, 0), num_steps - 1) / (num_steps - 1 or 1)

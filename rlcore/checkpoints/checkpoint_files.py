@@ -11,8 +11,8 @@ from typing import Any
 
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from harness.bits.files import MAX_DEPTH, open_regular, parse_object, read_regular
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.regular_file import MAX_DEPTH, open_regular, parse_object, read_regular
 
 FORMAT = 1
 CHECKSUMS, VALUES, SUFFIX = "checksums.json", "values.json", ".safetensors"
@@ -44,7 +44,7 @@ class Checksums:
         """Those of a checkpoint; raises CheckpointError where they are damaged."""
         path = directory / CHECKSUMS
         try:
-            raw = read_regular(path)
+            raw = read_regular(path, follows_links=True)
             found = parse_object(raw)
             made = cls(found["step"], found["files"])
             # Every byte counts, spaces too: what is not what we would write was not written by us.
@@ -85,7 +85,7 @@ class Checksums:
         """The bytes of a file, checked after they were read; raises CheckpointError."""
         path = directory / name
         try:
-            content = read_regular(path, max_bytes=self.files[name]["num_bytes"])
+            content = read_regular(path, max_bytes=self.files[name]["num_bytes"], follows_links=True)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}", remedy=REMEDY) from error
         self._compare(path, name, {"num_bytes": len(content), "xxh3_128": xxh3_128_hexdigest(content)})
@@ -139,7 +139,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 def _checksum(path: Path) -> dict[str, Any]:
     digest, num_bytes = xxh3_128(), 0
-    with open_regular(path) as file:
+    with open_regular(path, follows_links=True) as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             num_bytes += len(block)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from rlcore.checkpoints.checkpoint import Checkpoint, Writer, load_newest, read_values, save
 from rlcore.errors import CheckpointError
 from rlcore.keys import key
@@ -17,8 +15,7 @@ from rlcore.models.checkpoints import save as save_decoder
 from rlcore.models.config import read_config
 from rlcore.recipes.rollout import prompts_of
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import TrainerState
-from rlcore.weights.source import digest_of
+from rlcore.weights.source import LiveWeights, digest_of
 
 DIRECTORY = "checkpoints"
 """Below a run's."""
@@ -26,19 +23,6 @@ DIRECTORY = "checkpoints"
 
 def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
     """Write what the run needs to begin with `step`; the policy as Hugging Face's tools load it."""
-    tensors: dict[str, Mapping[str, Tensor]] = {}
-    writers: dict[str, Writer] = {}
-    for trainer in state.trainers:
-        if trainer.has_shards:
-            writers[f"{trainer.name}_state"] = trainer.write_state
-            continue
-        saved = trainer.save()
-        tensors[f"{trainer.name}_optimizer"] = saved.optimizer
-        if trainer is not state.policy:
-            tensors[trainer.name] = saved.weights
-    if state.reference is not None:
-        source = state.reference.weights()
-        tensors["reference"] = {name: source.tensors[name] for name in source.names}
 
     def write_policy(path: Path) -> None:
         save_decoder(state.decoder, path)
@@ -51,7 +35,8 @@ def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
         "state": state_digests(state, step),
     }
     keep = state.config.output.keep_checkpoints
-    path = save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy, **writers})
+    writers: dict[str, Writer] = {f"{model.name}_state": model.write_state for model in state.models}
+    path = save(directory, step, {}, values, keep=keep, writers={"policy": write_policy, **writers})
     check_written(state, path)
     return path
 
@@ -63,11 +48,14 @@ def check_written(state: TrainState, path: Path) -> None:
     """
     written = read_config(read_json(path / "policy" / CONFIG))
     found = {**read_values(path), "model": written}
+    exported = load_decoder(path / "policy", dtype=state.policy.weights().dtype)
+    found["weights of the policy"] = digest_of(LiveWeights(exported))
     own = {
         "identity": state.config.identity(),
         "level": state.level,
         "kl_coef": state.kl_coef,
         "model": state.decoder.config,
+        "weights of the policy": found["state"]["weights of the policy"],
     }
     if wrong := [name for name, value in own.items() if found[name] != value]:
         raise CheckpointError(
@@ -95,17 +83,8 @@ def resume(state: TrainState, run: Path) -> Checkpoint:
         which = "" if at_most is None else f" of step {at_most} or before it"
         raise CheckpointError(f"{run} has no whole checkpoint{which}", remedy="start a new run, without output.resume")
     _check_identity(found, state)
-    for trainer in state.trainers:
-        if (shards := found.path / f"{trainer.name}_state").is_dir():
-            trainer.read_state(shards)
-            continue
-        if trainer is state.policy:
-            weights = load_decoder(found.path / "policy", dtype=trainer.weights().dtype).state_dict()
-        else:
-            weights = dict(found.tensors[trainer.name])
-        trainer.load(TrainerState(weights, found.tensors[f"{trainer.name}_optimizer"]))
-    if state.reference is not None:
-        state.reference.load_weights(found.tensors["reference"])
+    for model in state.models:
+        model.read_state(found.path / f"{model.name}_state")
     state.kl_coef = found.values["kl_coef"]
     return found
 

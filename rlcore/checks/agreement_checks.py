@@ -26,7 +26,7 @@ from rlcore.observability.events import (
 )
 from rlcore.observability.metrics import mean
 from rlcore.observability.observers import Observer
-from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.types import Prompt, SampleRequest, StopReason
 
 ROUNDING = 1e-5

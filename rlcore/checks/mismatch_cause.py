@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digests
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.weights.canary import different_layer, policy_logprobs
-from rlcore.weights.digests import tensor_digests
-from rlcore.weights.layouts import layout_of
 from rlcore.weights.target import WeightTarget
 
 
@@ -64,11 +63,9 @@ def _weights(policy: Decoder, target: WeightTarget) -> Cause | None:
     wrong = [name for name in names if found.get(name) != expected[name]]
     if not wrong:
         return None
-    how = layout_of(wrong[0], source, target)
     return Cause(
-        f"{wrong[0]} of the sampler is not the policy's ({len(wrong)} of {len(names)} parameters are not)"
-        + (f": {how}" if how else ""),
-        "repair the sync, and keep all checks of its receipt: they find this before anything is sampled",
+        f"{wrong[0]} of the sampler is not the policy's ({len(wrong)} of {len(names)} parameters are not)",
+        "repair the sync: its receipt finds this before anything is sampled",
     )
 
 

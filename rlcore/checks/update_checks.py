@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.config import OptimizerSection
 from rlcore.data.batch import Batch
 from rlcore.errors import StepError
-from rlcore.trainers.local_parts import local_part
-from rlcore.weights.digests import weights_digest
+from rlcore.trainers.gradients import local_part
 
 NORM_ROUNDING = 1e-2
 """Of a norm; a clip rounds bf16 gradients."""

@@ -1,5 +1,6 @@
 """Build what a run needs: tokenizer, models, optimizers and sampler, warm or from a checkpoint."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.data.tasks import Task
 from rlcore.errors import CheckpointError
-from rlcore.log import Recorder
+from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
-from rlcore.observability.events import RunBegins
+from rlcore.observability.events import ModelsBuilt, RunBegins
 from rlcore.observability.logs import RunLog
 from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
@@ -21,12 +22,12 @@ from rlcore.observability.recording import StepRecorder
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.recipes.rollout import beam_params
 from rlcore.recipes.warm_start import warm_start
-from rlcore.rewards.build import add_reward_model
+from rlcore.rewards.reward_model import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage import check_can_search
 from rlcore.train_state import TrainState
-from rlcore.trainers.models import LocalModels
-from rlcore.trainers.remote import RemoteModels, StepsOfWorkers
+from rlcore.trainers.remote import RecordWithWorkers, build_remote
+from rlcore.trainers.trainer import Models
 from rlcore.types import Tokenizer
 from rlcore.weights.sync import sync
 
@@ -59,21 +60,22 @@ def prepare(
     """
     phases, mismatches, checks = Phases(config.model.device), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
-    remote = () if workers is None else (StepsOfWorkers(workers),)
-    observers = Observers(phases, mismatches, *reports, *checks, *remote, StepRecorder(recorder))
+    record = Record(recorder) if workers is None else RecordWithWorkers(recorder, workers)
+    observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(record))
     observers.emit(RunBegins(config, task.train))
     longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say
     )
 
-    models = LocalModels(config, decoder, observers) if workers is None else RemoteModels(config, workers)
+    models = Models(config, decoder, record)
+    build = models.build if workers is None else partial(build_remote, config, workers)
     state = TrainState(
         config=config,
         level=level,
         task=task,
         tokenizer=tokenizer,
-        policy=models.policy(),
+        policy=build("policy"),
         sampler=build_sampler(config, decoder, tokenizer, longest=longest, report=log.say),
         observers=observers,
         phases=phases,
@@ -86,10 +88,10 @@ def prepare(
         state.warm_start = warm_up(state, log)
     if isinstance(config.algorithm, PpoSection):
         with observers.stage("critic"):
-            state.critic = models.critic(config.algorithm.critic_learning_rate)
+            state.critic = build("critic")
     if config.algorithm.kl_coef:
-        state.reference = models.reference()
-    models.check()
+        state.reference = build("reference")
+    observers.emit(ModelsBuilt({name: trainer.model for name, trainer in models.built.items()}))
     first = 0
     if config.output.resume:
         found = resume(state, Path(config.output.resume))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcore.data.scoring import Scores
 from rlcore.data.trajectory import NOT_SAMPLED, Trajectory
-from rlcore.errors import InvalidValueError, ShapeError
+from rlcore.errors import ShapeError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,31 +50,18 @@ class Batch(Mapping[str, Tensor]):
         return Batch({name: entry.to(device) for name, entry in self.entries.items()})
 
 
-LENGTHS = "lengths"
-"""Entry that `collate` adds: the number of positions of each sample, int64 [samples]."""
-
-
-def collate(sequences: Mapping[str, Sequence[Tensor]], *, pad_values: Mapping[str, float] | None = None) -> Batch:
+def collate(sequences: Mapping[str, Sequence[Tensor]], pad_values: Mapping[str, float] | None = None) -> Batch:
     """Pad named sequences [positions, ...], one per sample, to [samples, positions, ...], and add `lengths`.
 
-    Positions after a sample's end hold the pad value of the entry, 0 (False) by default. Raises InvalidValueError for
-    no sample and for a pad value without its entry, and ShapeError if entries disagree on samples or lengths.
+    Positions after a sample's end hold the pad value of the entry, 0 (False) by default.
     """
-    values = dict(pad_values or {})
-    if unknown := sorted(values.keys() - sequences.keys()):
-        raise InvalidValueError(f"a pad value for {unknown[0]!r}", legal=f"for {', '.join(sequences)}")
-    lengths = {name: [len(part) for part in parts] for name, parts in sequences.items()}
-    if LENGTHS in sequences or not any(lengths.values()):
-        raise InvalidValueError(f"entries {sorted(sequences)}", legal="at least one with a sample, none called lengths")
-    first, *_ = sequences
-    for name, found in lengths.items():
-        if found != lengths[first]:
-            raise ShapeError(f"{name!r} has lengths {found}, {first!r} has {lengths[first]}", legal="equal lengths")
+    values = pad_values or {}
     padded = {
         name: torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=values.get(name, 0))
         for name, parts in sequences.items()
     }
-    return Batch({**padded, LENGTHS: torch.tensor(lengths[first])})
+    lengths = {name: [len(part) for part in parts] for name, parts in sequences.items()}
+    return Batch({**padded, "lengths": torch.tensor(next(iter(lengths.values())))})
 
 
 _TYPECODES = {torch.bool: "B", torch.float32: "f", torch.int64: "q"}

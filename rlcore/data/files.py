@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.bits.files import open_regular, parse_object, read_regular
 from rlcore.data.scoring import check_columns
 from rlcore.errors import InvalidValueError
 from rlcore.keys import permutation
-from rlcore.regular_file import open_regular, parse_object, read_regular
 from rlcore.types import Messages
 
 PROMPT = "prompt"
@@ -54,26 +54,27 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def split_rows(path: Path, num_prompts: int, num_heldout: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """Rows to train on and rows held out, in the order of their keys; rows of one prompt are never on both sides.
+def split_rows(path: Path, num_prompts: int | None, num_heldout: int, seed: int) -> tuple[list[Row], list[Row], int]:
+    """Return rows to train on, all that are not held out by default, rows held out, and how many are neither.
 
-    Raises InvalidValueError where there are too few, and as read_rows does.
+    They are in the order of their keys; rows of one prompt are never on both sides. Raises InvalidValueError where
+    there are too few, and as read_rows does.
     """
     by_prompt: dict[str, list[Row]] = {}
     for row in read_rows(path):
         by_prompt.setdefault(row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt), []).append(row)
-    texts = list(by_prompt)
+    texts, num_rows = list(by_prompt), sum(map(len, by_prompt.values()))
     heldout: list[Row] = []
     train: list[Row] = []
     for index in permutation(len(texts), "task", "file", seed):
         (heldout if len(heldout) < num_heldout else train).extend(by_prompt[texts[index]])
-    if len(train) < num_prompts:
-        num_rows = sum(map(len, by_prompt.values()))
+    if len(train) < (num_prompts or 1):
         raise InvalidValueError(
-            f"{path} has {num_rows} rows of {len(texts)} prompts, and {num_prompts} + {num_heldout} are wanted",
+            f"{path} has {num_rows} rows of {len(texts)} prompts, and {num_prompts or 1} + {num_heldout} are wanted",
             legal=f"task.num_prompts + task.num_heldout at most {num_rows}",
         )
-    return train[:num_prompts], heldout[:num_heldout]
+    train, heldout = train[:num_prompts], heldout[:num_heldout]
+    return train, heldout, num_rows - len(train) - len(heldout)
 
 
 def _row(place: str, values: Mapping[str, Any]) -> Row:
@@ -90,7 +91,8 @@ def _row(place: str, values: Mapping[str, Any]) -> Row:
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        for number, line in enumerate(read_regular(path, max_bytes=MAX_BYTES).splitlines(), start=1):
+        content = read_regular(path, max_bytes=MAX_BYTES, follows_links=True)
+        for number, line in enumerate(content.splitlines(), start=1):
             if not line.strip():
                 continue
             place = f"{path}:{number}"
@@ -113,7 +115,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ) from error
     number, num_bytes = 0, 0
     try:
-        with open_regular(path) as file:
+        with open_regular(path, follows_links=True) as file:
             # A small file can hold rows without end: they are counted as they are unpacked.
             for batch in parquet.ParquetFile(file).iter_batches(BATCH_ROWS):
                 num_bytes += batch.nbytes + BATCH_ROWS

@@ -6,8 +6,11 @@ import difflib
 import importlib
 import inspect
 import math
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlcore.errors import InvalidValueError, RewardError
@@ -18,6 +21,9 @@ TIMEOUT_S = 300.0
 GIVEN = ("prompts", "completions", "completion_ids", "stop_reasons")
 """Lists, one element a completion, that every function is given beside the prompts' own columns."""
 STATE = "trainer_state"
+RLCORE = str(Path(__file__).parents[1])
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+"""Directories of code that no user of ours has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,4 +204,13 @@ def _module(name: str) -> Any:
             ) from error
         raise RewardError(f"module {name} of reward functions needs {error.name}", remedy="install it") from error
     except Exception as error:  # whatever a user's module raises while it is imported
-        raise RewardError(f"module {name} of reward functions raised {type(error).__name__}: {error}") from error
+        raise RewardError(
+            f"module {name} of reward functions raised {type(error).__name__}: {error}{place_of(error)}"
+        ) from error
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of the user's code that raised, or called what raised; empty if there is none."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(RLCORE)]
+    own = [each for each in frames if not each.filename.startswith(LIBRARIES)] or frames
+    return f", at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlcore.data.rewards import GIVEN, STATE, Reward, TrainerState
+from rlcore.data.rewards import GIVEN, STATE, Reward, TrainerState, place_of
 from rlcore.data.trajectory import Trajectory, by_request, completions_of
 from rlcore.errors import InvalidValueError, RewardError, RlcoreError
 from rlcore.keys import permutation
@@ -27,29 +27,26 @@ from rlcore.observability.metrics import mean
 
 NUMBERS = frozenset({int, float, bool})
 _ONE_AT_A_TIME = threading.Lock()
+Columns = Mapping[str, Sequence[Any]]
+"""What reward functions may ask for by name, each [completions]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """What reward functions may ask for by name."""
+class _Call(NamedTuple):
+    reward: Reward
+    arguments: dict[str, Any]
 
-    columns: Mapping[str, Sequence[Any]]
-    """Each [completions]."""
-    state: TrainerState
-    num_completions: int
 
-    def only(self, index: int) -> "Arguments":
-        """Those of one completion."""
-        columns = {name: values[index : index + 1] for name, values in self.columns.items()}
-        return Arguments(columns, self.state, 1)
+class _TookTooLongError(Exception):
+    """By our clock, not the function's own."""
 
-    def bound(self, reward: Reward) -> dict[str, Any]:
-        """Return those this function takes, copied for it and for each completion at every depth.
 
-        No change that it makes in them reaches another function, another completion of the prompt, or the task.
-        """
-        names = accepted(reward, [*self.columns, STATE])
-        return {name: self.state if name == STATE else list(map(_copied, self.columns[name])) for name in names}
+def _call(reward: Reward, columns: Columns, state: TrainerState) -> _Call:
+    """Bind a function to what it takes, copied for it and for each completion at every depth.
+
+    No change that it makes in them reaches another function, another completion of the prompt, or the task.
+    """
+    names = accepted(reward, [*columns, STATE])
+    return _Call(reward, {name: state if name == STATE else list(map(_copied, columns[name])) for name in names})
 
 
 def _copied(value: Any) -> Any:
@@ -81,41 +78,34 @@ def accepted(reward: Reward, available: Iterable[str]) -> list[str]:
     return names if takes_all else [name for name in names if name in wanted]
 
 
-def call_all(rewards: Sequence[Reward], arguments: Arguments) -> list[Any]:
-    """What each function returned, in the order of `rewards`; unchecked.
+def call_all(rewards: Sequence[Reward], columns: Columns, state: TrainerState) -> list[Any]:
+    """Return what each function returned, in the order of `rewards`; unchecked.
 
-    Raises RewardError for the first of them that wants what there is not, raised, or took longer than its timeout.
+    Functions that are not async are called one after another, outside of the event loop: they may run one. Then all
+    async ones run together in it, each within its timeout, and all are waited for, also after one has failed: the
+    reported error is the same whichever was faster. Raises RewardError for the first of them that wants what there is
+    not, raised, or took longer than its timeout.
     """
-    calls = [_Call(reward, arguments.bound(reward)) for reward in rewards]
+    calls = [_call(reward, columns, state) for reward in rewards]
     outcomes = {number: called(call) for number, call in enumerate(calls) if not call.reward.is_async}
-    awaited = [number for number in range(len(calls)) if number not in outcomes]
-    outcomes.update(zip(awaited, _run([calls[number] for number in awaited]), strict=True))
+    waiting = [number for number in range(len(calls)) if number not in outcomes]
+    outcomes.update(zip(waiting, _run([calls[number] for number in waiting]), strict=True))
     for number, reward in enumerate(rewards):
         if isinstance(error := outcomes[number], BaseException):
-            raise _failure(reward, arguments, error) from error
+            raise _failure(reward, columns, state, error) from error
     return [outcomes[number] for number in range(len(calls))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    reward: Reward
-    arguments: dict[str, Any]
-
-
-class _TookTooLongError(Exception):
-    """By our clock, not the function's own."""
-
-
 def called(call: _Call) -> Any:
-    """What a function that is not async returned, or raised."""
+    """Return what a function that is not async returned, or raised."""
     try:
         return call.reward.function(**call.arguments)
-    except (Exception, SystemExit) as error:  # a user's function may raise anything; it is told with its name
+    except (Exception, SystemExit) as error:  # a user's function may raise anything; it is reported with its name
         return error
 
 
 def _run(calls: Sequence[_Call]) -> list[Any]:
-    """What async functions returned, or raised, all running together."""
+    """Return what async functions returned, or raised, all running together."""
     if not calls:
         return []
     try:
@@ -131,7 +121,7 @@ def _run(calls: Sequence[_Call]) -> list[Any]:
 
 @cache
 def _loop() -> asyncio.Runner:
-    """The loop, made when an async function is first called."""
+    """Return the loop of this process: clients that functions keep from step to step are bound to it."""
     runner = asyncio.Runner()
     atexit.register(runner.close)
     return runner
@@ -142,7 +132,7 @@ async def _together(calls: Sequence[_Call]) -> list[Any]:
 
 
 async def awaited(call: _Call) -> Any:
-    """The same of one that is async, within its timeout; raises what it raised."""
+    """Return what an async function returned, within its timeout; raise what it raised."""
     timeout_s = call.reward.timeout_s
     try:
         async with asyncio.timeout(None if math.isinf(timeout_s) else timeout_s) as limit:
@@ -153,32 +143,25 @@ async def awaited(call: _Call) -> Any:
         raise
 
 
-def _failure(reward: Reward, arguments: Arguments, error: BaseException) -> RewardError:
-    """The error to raise; the completion at fault is looked for by giving the function one at a time."""
+def _failure(reward: Reward, columns: Columns, state: TrainerState, error: BaseException) -> RewardError:
+    """Return the error to raise; the completion at fault is found by giving the function one at a time."""
+    num_completions = len(columns[GIVEN[0]])
     if isinstance(error, _TookTooLongError):
         return RewardError(
-            f"reward function {reward.name} took longer than {reward.timeout_s:g} s for "
-            f"{arguments.num_completions} completions",
+            f"reward function {reward.name} took longer than {reward.timeout_s:g} s for {num_completions} completions",
             remedy="check that the service it waits for responds, or raise task.reward_timeout_s",
         )
-    told = f"reward function {reward.name} raised {type(error).__name__}: {error}"
+    said = f"reward function {reward.name} raised {type(error).__name__}: {error}{place_of(error)}"
     legal, remedy = "", "let it return None for a completion without a reward"
     if isinstance(error, RlcoreError):  # of an adapter
-        told, legal, remedy = f"reward function {reward.name}: {error.what}", error.legal, error.remedy
-    if (index := _first_failing(reward, arguments)) is None:
-        return RewardError(f"{told} (for the whole batch, and for no sample alone)", legal=legal, remedy=remedy)
-    columns = {name: values[index] for name, values in arguments.columns.items() if name != "completion_ids"}
-    given = ", ".join(f"{name} {value!r:.60}" for name, value in columns.items())
-    return RewardError(f"{told} (for sample {index}: {given})", legal=legal, remedy=remedy)
-
-
-def _first_failing(reward: Reward, arguments: Arguments) -> int | None:
-    for index in range(arguments.num_completions):
-        call = _Call(reward, arguments.only(index).bound(reward))
-        outcome = _run([call])[0] if reward.is_async else called(call)
-        if isinstance(outcome, BaseException):
-            return index
-    return None
+        said, legal, remedy = f"reward function {reward.name}: {error.what}", error.legal, error.remedy
+    for index in range(num_completions):
+        one = {name: values[index : index + 1] for name, values in columns.items()}
+        call = _call(reward, one, state)
+        if isinstance(_run([call])[0] if reward.is_async else called(call), BaseException):
+            given = ", ".join(f"{name} {value!r:.60}" for name, (value,) in one.items() if name != "completion_ids")
+            return RewardError(f"{said} (for sample {index}: {given})", legal=legal, remedy=remedy)
+    return RewardError(f"{said} (for the whole batch, and for no sample alone)", legal=legal, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +195,7 @@ def score(rewards: Sequence[Reward], trajectories: Sequence[Trajectory], *, step
         raise InvalidValueError(f"rewards {names}", legal="at least one, each with a name of its own")
     if not trajectories:
         return Scores([], {name: [] for name in names})
-    returned = call_all(rewards, _arguments(trajectories, step))
+    returned = call_all(rewards, _arguments(trajectories), TrainerState(step))
     values = [_checked(reward, each, trajectories) for reward, each in zip(rewards, returned, strict=True)]
     totals = [_total(rewards, column, index) for index, column in enumerate(zip(*values, strict=True))]
     return Scores(totals, dict(zip(names, values, strict=True)))
@@ -233,26 +216,21 @@ def check_columns(columns: Iterable[str]) -> None:
         raise InvalidValueError(f"a column {taken[0]!r}", legal=f"any but {', '.join((*GIVEN, STATE))}")
 
 
-def _arguments(trajectories: Sequence[Trajectory], step: int) -> Arguments:
+def _arguments(trajectories: Sequence[Trajectory]) -> Columns:
     prompts = [each.request.prompt for each in trajectories]
     names = list(prompts[0].columns)
     check_columns(names)
     for prompt in prompts:
         if prompt.columns.keys() != prompts[0].columns.keys():
-            raise InvalidValueError(
-                f"prompt {prompt.id} has columns {sorted(prompt.columns)}", legal=f"{sorted(names)}, as the others"
-            )
-    return Arguments(
-        {
-            "prompts": [prompt.text for prompt in prompts],
-            "completions": [each.completion_text for each in trajectories],
-            "completion_ids": [list(each.completion_tokens) for each in trajectories],
-            "stop_reasons": [each.stop_reason.value for each in trajectories],
-            **{name: [prompt.columns[name] for prompt in prompts] for name in names},
-        },
-        TrainerState(step),
-        len(trajectories),
-    )
+            what = f"prompt {prompt.id} has columns {sorted(prompt.columns)}"
+            raise InvalidValueError(what, legal=f"{sorted(names)}, as the others")
+    return {
+        "prompts": [prompt.text for prompt in prompts],
+        "completions": [each.completion_text for each in trajectories],
+        "completion_ids": [list(each.completion_tokens) for each in trajectories],
+        "stop_reasons": [each.stop_reason.value for each in trajectories],
+        **{name: [prompt.columns[name] for prompt in prompts] for name in names},
+    }
 
 
 def _checked(reward: Reward, returned: Any, trajectories: Sequence[Trajectory]) -> list[float | None]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.config_task import TaskSection
+from rlcore.config import TaskSection
 from rlcore.data.files import Row, read_rows, split_rows
 from rlcore.data.generated import EXERCISES, draw
 from rlcore.data.recommendation import recommended
@@ -26,8 +26,12 @@ class Task:
     heldout: tuple[Prompt, ...]
     """To evaluate on; the text of none of them is in `train`."""
     rewards: tuple[Reward, ...]
+    num_unused: int = 0
+    """Rows of its file that are on neither side."""
 
 
+NUM_PROMPTS = 512
+"""Prompts to train on of a task that is drawn, unless the configuration says how many."""
 OWN_REWARDS: Mapping[str, tuple[Reward, ...]] = {"recommendation": (Reward("recommended", recommended),)}
 """Rewards of tasks whose completions are not compared with the right one character by character."""
 
@@ -40,41 +44,45 @@ def alphabet(name: str, path: str = "") -> str:
     return "".join(sorted({character for text in texts if isinstance(text, str) for character in text}))
 
 
-def make_task(section: TaskSection, tokenizer: Tokenizer, seed: int) -> Task:
+def make_task(
+    section: TaskSection, tokenizer: Tokenizer, seed: int, *, context: int | None = None, num_new_tokens: int = 0
+) -> Task:
     """The task of a configuration; the same for the same arguments, on any machine.
 
-    The reward of a model is added by `rlcore.rewards.build`.
-
-    Raises InvalidValueError where there are too few prompts, or the tokenizer cannot read one; RewardError where a
-    reward function wants a column that prompts do not have.
+    `context` is the most tokens that the model reads, `num_new_tokens` the most after a prompt. The reward of a model
+    is added by `rlcore.rewards.reward_model`. Raises InvalidValueError where there are too few prompts, or the
+    tokenizer cannot read one, or the model has no room for it; RewardError where a reward function wants a column that
+    prompts do not have.
     """
+    num_unused = 0
     if section.name == "file":
-        train, heldout = split_rows(Path(section.path), section.num_prompts, section.num_heldout, seed)
+        train, heldout, num_unused = split_rows(Path(section.path), section.num_prompts, section.num_heldout, seed)
         if not section.rewards and section.reward_model is None:
             _check_answers([*heldout, *train])
     else:
-        num_examples = section.num_heldout + section.num_prompts
-        drawn = draw(section.name, (section.min_length, section.max_length), num_examples, seed)
+        num_prompts = NUM_PROMPTS if section.num_prompts is None else section.num_prompts
+        drawn = draw(section.name, (section.min_length, section.max_length), section.num_heldout + num_prompts, seed)
         rows = [Row(each.prompt, {"answer": each.answer, "data_source": section.name}, "") for each in drawn]
         heldout, train = rows[: section.num_heldout], rows[section.num_heldout :]
-    prompts = _prompts([*heldout, *train], tokenizer)
-    rewards = _rewards(section, prompts[0].columns)
-    return Task(section.name, prompts[len(heldout) :], prompts[: len(heldout)], rewards)
-
-
-def _prompts(rows: Sequence[Row], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
-    encoded = [_encoded(row, tokenizer) for row in rows]
-    ids = prompt_ids(tokens for _, tokens in encoded)
-    return tuple(Prompt(id, *own, row.columns) for id, own, row in zip(ids, encoded, rows, strict=True))
-
-
-def _encoded(row: Row, tokenizer: Tokenizer) -> tuple[str, tuple[int, ...]]:
-    try:
-        text, tokens = tokenizer.encode_prompt(row.prompt)
-        return text, tuple(tokens)
-    except InvalidValueError as error:
+    rows, texts, tokens = [*heldout, *train], list[str](), list[tuple[int, ...]]()
+    for row in rows:
         place = f"{row.place}: " if row.place else ""
-        raise InvalidValueError(f"{place}{error.what}", legal=error.legal, remedy=error.remedy) from error
+        try:
+            text, encoded = tokenizer.encode_prompt(row.prompt)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"{place}{error.what}", legal=error.legal, remedy=error.remedy) from error
+        texts.append(text)
+        tokens.append(tuple(encoded))
+        if context is not None and len(tokens[-1]) + num_new_tokens > context:
+            raise InvalidValueError(
+                f"{place}a prompt of {len(tokens[-1])} tokens, and up to {num_new_tokens} after it",
+                legal=f"{context} together: the model reads no more",
+                remedy="leave the prompt out, or a smaller sampling.max_tokens",
+            )
+    named = zip(prompt_ids(tokens), texts, tokens, rows, strict=True)
+    prompts = tuple(Prompt(id, text, of_row, row.columns) for id, text, of_row, row in named)
+    rewards = _rewards(section, prompts[0].columns)
+    return Task(section.name, prompts[len(heldout) :], prompts[: len(heldout)], rewards, num_unused)
 
 
 def _check_answers(rows: Sequence[Row]) -> None:

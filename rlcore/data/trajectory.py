@@ -34,7 +34,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Consecutive tokens of one author."""
+    """Consecutive tokens of one author. Raises InvalidValueError for one that cannot be."""
 
     role: Role
     begin: int
@@ -45,38 +45,22 @@ class Turn:
     """Text of its tokens, without special tokens."""
     stop_reason: StopReason | None = None
     """Reason for which an assistant turn ended; None for the others."""
-    reward: float | None = None
-    """Reward of this turn from its environment; None if the environment gives none."""
 
     def __post_init__(self) -> None:
-        """Check the turn by itself. Raises InvalidValueError and NonFiniteError."""
         if not isinstance(self.role, Role):
-            raise InvalidValueError(
-                f"role {self.role!r}", legal=", ".join(map(str, Role)), remedy="pass a Role: Role.TOOL, not 'tool'"
-            )
+            raise InvalidValueError(f"role {self.role!r}", legal=", ".join(map(str, Role)))
         if not 0 <= self.begin < self.end:
-            raise InvalidValueError(
-                f"a turn of tokens {self.begin} to {self.end}",
-                legal="0 <= begin < end: at least one token",
-                remedy="leave out a turn without tokens",
-            )
+            raise InvalidValueError(f"a turn of tokens {self.begin} to {self.end}, which needs at least one token")
         if (self.stop_reason is not None) != (self.role is Role.ASSISTANT):
-            raise InvalidValueError(
-                f"stop reason {self.stop_reason!r} for a turn of role {self.role.value}",
-                legal="a StopReason for an assistant turn, None for the others",
-                remedy="report why the sampler ended the turn",
-            )
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise NonFiniteError(
-                f"reward {self.reward!r} for the turn of tokens {self.begin} to {self.end}",
-                legal="a finite number, or None",
-                remedy="return None if the environment has no reward for the turn",
-            )
+            raise InvalidValueError(f"stop reason {self.stop_reason!r} for a turn of role {self.role.value}")
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A prompt and everything that followed it, token by token."""
+    """A prompt and everything that followed it, token by token.
+
+    Raises ShapeError, InvalidValueError and NonFiniteError for parts that do not belong together.
+    """
 
     request: SampleRequest
     tokens: tuple[int, ...]
@@ -94,17 +78,49 @@ class Trajectory:
     """Digest of the weights by policy version, for each version that sampled a token."""
 
     def __post_init__(self) -> None:
-        """Check that all parts belong together. Raises ShapeError, InvalidValueError and NonFiniteError."""
         for name in ("loss_mask", "logprobs", "policy_versions"):
             if len(values := getattr(self, name)) != len(self.tokens):
-                raise ShapeError(
-                    f"{name} of {self.name} has {len(values)} values for {len(self.tokens)} tokens",
-                    legal="one value per token",
-                    remedy="give prompt and tool tokens values too: False, 0.0 and NOT_SAMPLED",
-                )
-        self._check_tiling()
+                raise ShapeError(f"{name} of {self.name} has {len(values)} values for {len(self.tokens)} tokens")
+        roles = [turn.role for turn in self.turns]
+        if Role.ASSISTANT not in roles or roles[0] is not Role.PROMPT or Role.PROMPT in roles[1:]:
+            legal = "a prompt first, then assistant and tool turns, of them at least one of the assistant"
+            raise InvalidValueError(f"{self.name} has turns {[role.value for role in roles]}", legal=legal)
+        begins = [0, *(turn.end for turn in self.turns)]
+        if [turn.begin for turn in self.turns] != begins[:-1] or begins[-1] != len(self.tokens):
+            spans = [(turn.begin, turn.end) for turn in self.turns]
+            legal = f"spans that tile tokens 0 to {len(self.tokens)}: each begins where the one before ends"
+            raise InvalidValueError(f"{self.name} has turns of tokens {spans}", legal=legal)
+        prompt = self.request.prompt.tokens
+        if (begin := self.tokens[: self.num_prompt_tokens]) != prompt:
+            what = f"{self.name} begins with tokens {list(begin)[:8]}"
+            raise InvalidValueError(what, legal=f"those of its prompt, {list(prompt)[:8]}; nothing is tokenised again")
         self._check_tokens()
-        self._check_versions()
+
+    def _check_tokens(self) -> None:
+        if not_bits := set(self.loss_mask) - {False, True}:
+            raise InvalidValueError(f"the loss mask of {self.name} holds {not_bits.pop()!r}", legal="True or False")
+        others = [turn for turn in self.turns if turn.role is not Role.ASSISTANT]
+        for turn in others:
+            if True in self.loss_mask[turn.begin : turn.end]:
+                where = f"the {turn.role.value} turn of tokens {turn.begin} to {turn.end}"
+                raise InvalidValueError(f"the loss mask of {self.name} is set in {where}, which no policy sampled")
+        if not all(map(math.isfinite, compress(self.logprobs, self.loss_mask))):
+            learned = compress(range(len(self.tokens)), self.loss_mask)
+            position = next(at for at in learned if not math.isfinite(self.logprobs[at]))
+            what = f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}"
+            raise NonFiniteError(what, remedy="check the weights of the sampler for NaN", phases=("rollout",))
+        versions = self.policy_versions
+        if (
+            set(versions) != {NOT_SAMPLED, *self.weights_digests}
+            or any(set(versions[turn.begin : turn.end]) != {NOT_SAMPLED} for turn in others)
+            or NOT_SAMPLED in compress(versions, self.loss_mask)
+        ):
+            raise InvalidValueError(
+                f"{self.name} has policy versions {sorted(set(versions))}, and digests of"
+                f" {sorted(self.weights_digests)}",
+                legal=f"a version with a digest for each token under the loss mask, {NOT_SAMPLED} in prompt and tool"
+                " turns, and no digest of another version",
+            )
 
     @property
     def name(self) -> str:
@@ -115,11 +131,6 @@ class Trajectory:
     def num_prompt_tokens(self) -> int:
         """Number of tokens of the prompt."""
         return self.turns[0].end
-
-    @property
-    def prompt_tokens(self) -> tuple[int, ...]:
-        """Token ids of the prompt."""
-        return self.tokens[: self.num_prompt_tokens]
 
     @property
     def assistant_turns(self) -> tuple[Turn, ...]:
@@ -159,110 +170,33 @@ class Trajectory:
         return self.stop_reason is StopReason.LENGTH and not self.is_branch
 
     @property
-    def completion(self) -> Turn:
-        """Assistant turn of a trajectory that has only one. Raises InvalidValueError if it has several."""
-        turns = self.assistant_turns
-        if len(turns) > 1:
-            raise InvalidValueError(
-                f"{self.name} has {len(turns)} assistant turns",
-                legal="one, where a single completion is read",
-                remedy="read its turns one by one",
-            )
-        return turns[0]
-
-    @property
     def completion_tokens(self) -> tuple[int, ...]:
         """Token ids of the only completion, forced ones included. Raises InvalidValueError if there are several."""
-        return self.tokens[self._completion_span]
+        return self.tokens[self._completion[0].begin : self._completion[-1].end]
 
     @property
     def completion_logprobs(self) -> tuple[float, ...]:
         """Log-probabilities of `completion_tokens`. Raises InvalidValueError as `completion_tokens`."""
-        return self.logprobs[self._completion_span]
+        return self.logprobs[self._completion[0].begin : self._completion[-1].end]
 
     @property
     def completion_text(self) -> str:
         """Text of the only completion, turn by turn. Raises InvalidValueError as `completion_tokens`."""
-        return "".join(turn.text for turn in self._completion_turns)
+        return "".join(turn.text for turn in self._completion)
 
     @property
-    def _completion_turns(self) -> tuple[Turn, ...]:
+    def _completion(self) -> tuple[Turn, ...]:
         """A reasoning, what was forced and an item are one completion; turns between which others spoke are several."""
-        has_tools = any(turn.role is Role.TOOL for turn in self.turns)
-        return (self.completion,) if has_tools or not self.is_branch else self.turns[1:]
-
-    @property
-    def _completion_span(self) -> slice:
-        turns = self._completion_turns
-        return slice(turns[0].begin, turns[-1].end)
+        if self.is_branch and all(turn.role is not Role.TOOL for turn in self.turns):
+            return self.turns[1:]
+        if len(turns := self.assistant_turns) > 1:
+            what = f"{self.name} has {len(turns)} assistant turns"
+            raise InvalidValueError(what, legal="one, where a single completion is read")
+        return turns
 
     def tokens_of(self, turn: Turn) -> tuple[int, ...]:
         """Return the token ids of a turn."""
         return self.tokens[turn.begin : turn.end]
-
-    def _check_tiling(self) -> None:
-        roles = [turn.role for turn in self.turns]
-        if Role.ASSISTANT not in roles or roles[0] is not Role.PROMPT or Role.PROMPT in roles[1:]:
-            raise InvalidValueError(
-                f"{self.name} has turns {[role.value for role in roles]}",
-                legal="a prompt first, then assistant and tool turns, of them at least one of the assistant",
-                remedy="put all tokens before the first sampled one into the prompt",
-            )
-        begins = [0, *(turn.end for turn in self.turns)]
-        if [turn.begin for turn in self.turns] != begins[:-1] or begins[-1] != len(self.tokens):
-            raise InvalidValueError(
-                f"{self.name} has turns of tokens {[(turn.begin, turn.end) for turn in self.turns]}",
-                legal=f"spans that tile tokens 0 to {len(self.tokens)}: each begins where the one before ends",
-                remedy="give every token to exactly one turn",
-            )
-        if self.prompt_tokens != self.request.prompt.tokens:
-            raise InvalidValueError(
-                f"{self.name} begins with tokens {list(self.prompt_tokens)[:8]}",
-                legal=f"those of its prompt, {list(self.request.prompt.tokens)[:8]}",
-                remedy="keep the prompt's tokens; nothing is tokenised again",
-            )
-
-    def _check_tokens(self) -> None:
-        if not_bits := set(self.loss_mask) - {False, True}:
-            raise InvalidValueError(
-                f"the loss mask of {self.name} holds {not_bits.pop()!r}",
-                legal="True or False for each token",
-                remedy="weigh losses in the advantages, not in the mask",
-            )
-        for turn in self.turns:
-            if turn.role is not Role.ASSISTANT and True in self.loss_mask[turn.begin : turn.end]:
-                raise InvalidValueError(
-                    f"the loss mask of {self.name} is set in the {turn.role.value} turn of tokens {turn.begin} to"
-                    f" {turn.end}",
-                    legal="set within assistant turns only",
-                    remedy="clear the mask of tokens that no policy sampled",
-                )
-        if not all(map(math.isfinite, compress(self.logprobs, self.loss_mask))):
-            position = next(
-                at for at in compress(range(len(self.tokens)), self.loss_mask) if not math.isfinite(self.logprobs[at])
-            )
-            raise NonFiniteError(
-                f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}",
-                legal="a finite number for each token under the loss mask",
-                remedy="check the weights of the sampler for NaN",
-                phases=("rollout",),
-            )
-
-    def _check_versions(self) -> None:
-        versions = self.policy_versions
-        observed = [versions[turn.begin : turn.end] for turn in self.turns if turn.role is not Role.ASSISTANT]
-        if (
-            set(versions) != {NOT_SAMPLED, *self.weights_digests}
-            or any(set(each) != {NOT_SAMPLED} for each in observed)
-            or NOT_SAMPLED in compress(versions, self.loss_mask)
-        ):
-            raise InvalidValueError(
-                f"{self.name} has policy versions {sorted(set(versions))}, and digests of"
-                f" {sorted(self.weights_digests)}",
-                legal=f"a version with a digest for each token under the loss mask, {NOT_SAMPLED} in prompt and tool"
-                " turns, and no digest of another version",
-                remedy="report version and digest of the weights that sampled each token",
-            )
 
 
 def build_single_turn(

@@ -20,7 +20,7 @@ from enum import StrEnum
 from types import FunctionType
 from typing import Any
 
-from rlcore.distributed.nearest import nearest
+from harness.bits.text import nearest
 from rlcore.errors import InvalidValueError
 
 DATA = "data"

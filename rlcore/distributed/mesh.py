@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from rlcore.distributed.nearest import nearest
+from harness.bits.text import nearest
 from rlcore.errors import InvalidValueError
 
 DATA_AXES = ("data", "replicate", "shard")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from rlcore.distributed.level_variables import MOVE_BITS, OF_THREADS, spreads
+from harness.bits.levels import MOVE_BITS, OF_THREADS, is_of_spreading
 from rlcore.errors import LevelError
 
 HASH = 'hash("rlcore")'
@@ -111,7 +111,7 @@ def check_reports(reports: Sequence[ProcessReport], level: str, environment: Map
 
 
 def _is_compared(name: str, level: str) -> bool:
-    return level == "deterministic" or not (name in OF_SPREADING or spreads(name))
+    return level == "deterministic" or not (name in OF_SPREADING or is_of_spreading(name))
 
 
 def _of_variables(report: ProcessReport, level: str, environment: Mapping[str, str]) -> list[_Mismatch]:

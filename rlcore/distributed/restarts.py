@@ -1,5 +1,6 @@
 """What happens when a worker dies: the run ends with the cause, or starts again from its last checkpoint."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
@@ -40,23 +41,20 @@ def run_with_restarts(
     what it started when it raises. `deaths` are the errors that mean a worker's death; any other error ends the run. So
     does a death under the policy `fail`, as it is. Raises PlacementError, with every cause, after the last restart.
     """
-    causes: list[Exception] = []
+    causes: list[str] = []
     while True:
         try:
             return start(len(causes))
         except deaths as death:
             if policy.on_worker_death == "fail":
                 raise
-            causes.append(death)
+            causes.append(f"{type(death).__name__}: {death}".splitlines()[0])
             if len(causes) > policy.max_restarts:
                 raise PlacementError(
                     f"workers died {len(causes)} times: "
-                    + "; ".join(f"{at + 1}. {_first_line(cause)}" for at, cause in enumerate(causes)),
+                    + "; ".join(f"{at + 1}. {cause}" for at, cause in enumerate(causes)),
                     legal=f"at most {policy.max_restarts} restarts (max_restarts)",
                     remedy="mend the cause, then resume the run from its last checkpoint",
                 ) from death
-            say(f"restart {len(causes)} of {policy.max_restarts} from the last checkpoint: {_first_line(death)}")
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+            say(f"restart {len(causes)} of {policy.max_restarts} from the last checkpoint: {causes[-1]}")
+        gc.collect()  # what the error held of the last start: engines of samplers that have not died

@@ -16,13 +16,13 @@ from functools import partial, wraps
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, TypeVar, cast
 
+from harness.bits.text import nearest
 from rlcore.distributed.backends.base import Backend, Launch, Started
 from rlcore.distributed.backends.in_process import InProcess
 from rlcore.distributed.calls import Failure, place
 from rlcore.distributed.dispatch import DATA, Entry, public_methods
 from rlcore.distributed.futures import Future, Pending
 from rlcore.distributed.mesh import Mesh, data_parallel
-from rlcore.distributed.nearest import nearest
 from rlcore.distributed.scatter import Scattered, collect, scatter
 from rlcore.distributed.worker import Worker, WorkerSpec
 from rlcore.errors import InvalidValueError, WorkerError

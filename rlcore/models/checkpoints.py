@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.bits.files import check_regular, parse_object, read_regular
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.config import DecoderConfig, read_config, written_config
 from rlcore.models.decoder import Decoder
-from rlcore.regular_file import check_regular, parse_object, read_regular
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 SHARD_BYTES = 5_000_000_000
@@ -251,7 +251,7 @@ def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file of a checkpoint; raises CheckpointError."""
     try:
-        return parse_object(read_regular(path))
+        return parse_object(read_regular(path, follows_links=True))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", legal="a Hugging Face checkpoint") from error
 

@@ -14,8 +14,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from harness.bits.files import parse_object, read_regular
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.regular_file import parse_object, read_regular
 from rlcore.types import Messages
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -128,7 +128,7 @@ class HubTokenizer:
 
     def is_saved_in(self, directory: Path) -> bool:
         """Return whether a directory has the files it was loaded from, byte for byte. OSError where one is missing."""
-        return all(read_regular(directory / name) == content for name, content in self.files.items())
+        return self.files == {name: read_regular(directory / name, follows_links=True) for name in self.files}
 
     @classmethod
     def load(cls, directory: Path) -> "HubTokenizer":
@@ -146,7 +146,8 @@ class HubTokenizer:
                 legal=f"eos_token in {CONFIGS[0]}, or eos_token_id in {CONFIGS[-1]}",
             )
         pads = _named(directory, backend, "pad") or ends
-        files = {name: read_regular(directory / name) for name in FILES if (directory / name).is_file()}
+        present = [name for name in FILES if (directory / name).is_file()]
+        files = {name: read_regular(directory / name, follows_links=True) for name in present}
         return cls(files, eos_id=ends[0], pad_id=pads[0], stop_ids=ends[1:])
 
 
@@ -205,7 +206,7 @@ def _backend(directory: Path) -> Tokenizer:
             remedy="write one: transformers.AutoTokenizer.from_pretrained(...).save_pretrained(directory)",
         )
     try:
-        return Tokenizer.from_buffer(read_regular(path))
+        return Tokenizer.from_buffer(read_regular(path, follows_links=True))
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
 
@@ -242,6 +243,6 @@ def _tokens(config: Mapping[str, Any], *keys: str) -> Iterator[object]:
 
 def _config(path: Path) -> Mapping[str, Any]:
     try:
-        return parse_object(read_regular(path)) if path.is_file() else {}
+        return parse_object(read_regular(path, follows_links=True)) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error

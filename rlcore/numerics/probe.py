@@ -27,7 +27,7 @@ from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.level import ALL_THREADS, Strategy, check_invariant_device, check_settings, following
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.norms import rms_norm
-from rlcore.numerics.product import be_strict, linear
+from rlcore.numerics.product import hold_mkl_mode, linear
 
 STRATEGIES = (Strategy(), Strategy("pad16_keys512", keys=512), Strategy("tile32", 32, 32, 64, is_tiled=True))
 """From cheap to dear. Torch's own operation is not among them, even where it seems to hold."""
@@ -142,11 +142,11 @@ def certify(
 ) -> InvarianceReport:
     """Return the first of the strategies that holds for these products and heads.
 
-    `length` is the most keys there will be. Raises LevelError where none holds, and for any device but a CPU. MKL is
-    asked to be strict first (`product.be_strict`).
+    `length` is the most keys there will be. Raises LevelError where none holds, and for any device but a CPU. MKL's
+    mode is held first (`hold_mkl_mode`).
     """
     check_invariant_device(device)
-    be_strict(os.environ)
+    hold_mkl_mode(os.environ)
     check_settings(ALL_THREADS)
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
     found = _measured(None, THREADS, dtype, _operations(shapes[:1], heads[:1], length))

@@ -5,7 +5,9 @@ torch itself gives fp32 products to MKL, which uses half the width of such a pro
 as long. On Intel's own MKL is the faster one (figures and dates are in rlcore/DESIGN.md, "Numerics").
 """
 
+import ctypes
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from rlcore.errors import LevelError
 from rlcore.numerics.level import active, in_tiles, padded
 from rlcore.numerics.row_sum import expand_rows
 
@@ -30,14 +33,45 @@ LIBRARY = library(str(torch.cpu.get_capabilities().get("cpu_name", "")))
 """Whose they are in this process: for good, since the bits are others."""
 
 
-def be_strict(environ: MutableMapping[str, str]) -> None:
-    """Have MKL add each product's numbers in one order for any rows and threads, unless its variable is set.
+_MODES = {1: "OFF", 2: "AUTO", 3: "COMPATIBLE"}
+_STRICT = 0x10000
 
-    Its strict mode, which costs nothing measurable. MKL reads the variable at its first work in a process, which may be
-    a cosine, or in an import: after that nothing changes, and the probe says what holds.
+
+def hold_mkl_mode(environ: MutableMapping[str, str]) -> None:
+    """Have MKL compute in the one mode that level invariant is defined with, unless the variable is set to another.
+
+    AUTO, and strict on Intel's processors, where each product's numbers are then added in one order for any rows and
+    threads; strict mode costs nothing measurable. MKL reads the variable at its first work in a process: LevelError if
+    that was before this, or the variable has another value.
     """
-    if LIBRARY == "torch" and HAS_MKL and environ.get("MKL_CBWR", "AUTO").upper() == "AUTO":
-        environ["MKL_CBWR"] = "AUTO,STRICT"
+    if not HAS_MKL:
+        return
+    wanted = mkl_mode()
+    if environ.get("MKL_CBWR", "AUTO").upper() == "AUTO":
+        environ["MKL_CBWR"] = wanted
+    if (found := _mode_in_effect()) not in ("", wanted, "AUTO,STRICT"):
+        raise LevelError(
+            f"MKL computes in mode {found} and MKL_CBWR is {environ['MKL_CBWR']}: MKL reads it once, at its first work",
+            legal=f"MKL_CBWR={wanted} before that",
+            remedy=f"export MKL_CBWR={wanted} before Python starts, or enter the level before anything is computed;"
+            " rlharness train sets it",
+        )
+
+
+def mkl_mode() -> str:
+    """Return the value of MKL_CBWR that level invariant is defined with on this processor."""
+    return "AUTO,STRICT" if LIBRARY == "torch" else "AUTO"
+
+
+def _mode_in_effect() -> str:
+    """Return the mode that MKL computes in, read by now: as its variable spells it; empty where it cannot be asked."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    try:
+        mode = int(library.mkl_serv_cbwr_get(-1))
+    except AttributeError:  # another MKL than the one that torch's own builds bring along
+        return ""
+    branch = mode & (_STRICT - 1)
+    return _MODES.get(branch, f"number {branch}") + (",STRICT" if mode & _STRICT else "")
 
 
 def _is_onednns(x: Tensor, weight: Tensor) -> bool:

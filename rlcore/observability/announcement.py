@@ -5,8 +5,7 @@ A user reads these before anything is computed, so that no surprise costs a chec
 
 from collections.abc import Iterator
 
-from rlcore.config import RunConfig
-from rlcore.config_deployment import DeploymentSection
+from rlcore.config import DeploymentSection, RunConfig
 
 
 def announcement(config: RunConfig, *, level: str, num_parameters: int) -> str:

@@ -23,7 +23,7 @@ from rlcore.weights.receipts import Receipt
 from rlcore.weights.target import WeightTarget
 
 if TYPE_CHECKING:
-    from rlcore.trainers.base import MicrobatchLoss
+    from rlcore.trainers.gradients import MicrobatchLoss
     from rlcore.weights.source import WeightSource
 
 

@@ -1,25 +1,23 @@
 """The observer that hands values to a recorder, in canonical order."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from rlcore.config import PpoSection
-from rlcore.log import Named, Record, Recorder
+from rlcore.log import Record
 from rlcore.observability.events import (
     AdvantagesEstimated,
     BatchExtended,
     Evaluated,
     Event,
-    GradientsReduced,
     PassesDone,
     RolloutBatched,
     StepBegins,
     StepEnds,
     Updated,
-    WeightsMoved,
     WeightsSynced,
 )
 from rlcore.observability.observers import Observer
@@ -28,9 +26,8 @@ from rlcore.observability.observers import Observer
 class StepRecorder(Observer):
     """Records what a step reads of its batch, its losses, gradients, weights and optimizer state."""
 
-    def __init__(self, recorder: Recorder, *, own: Callable[[Named], Named] = iter) -> None:
-        """Record into `recorder`; of tensors that several ranks have, `own` yields those that this one records."""
-        self._record = Record(recorder, own=own)
+    def __init__(self, record: Record) -> None:
+        self._record = record
         self._evaluated: Evaluated | None = None
 
     def observe(self, event: Event) -> None:
@@ -51,11 +48,6 @@ class StepRecorder(Observer):
                 self._advantages(batch, isinstance(section, PpoSection))
             case PassesDone():
                 self._passes(event)
-            case GradientsReduced(trainer, gradients):
-                self._record.all("backward", ((f"{trainer}.{name}", value) for name, value in gradients.items()))
-            case WeightsMoved():
-                moved = _moved(event)
-                self._record.all("optimizer", ((f"{event.trainer}.{name}", value) for name, value in moved))
             case Updated(trainer, _, learning_rate, norm):
                 self._record("backward", f"{trainer}.gradient_norm", norm)
                 self._record("optimizer", f"{trainer}.learning_rate", learning_rate)
@@ -105,11 +97,3 @@ class StepRecorder(Observer):
         rewards = [math.nan if reward is None else reward for reward in self._evaluated.scores.rewards]
         self._record("reward", "evaluation.rewards", torch.tensor(rewards, dtype=torch.float64))
         self._evaluated = None
-
-
-def _moved(event: WeightsMoved) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights and what the optimizer keeps of each."""
-    for name, parameter in event.model.named_parameters():
-        yield name, parameter.detach()
-        for kind, value in sorted(event.optimizer.state[parameter].items()):
-            yield f"{name}.{kind}", value

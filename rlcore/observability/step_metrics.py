@@ -9,7 +9,7 @@ from rlcore.data.batch import Batch
 from rlcore.data.scoring import Scores
 from rlcore.data.trajectory import Trajectory, by_request
 from rlcore.observability.metrics import mean, merge, of_completions
-from rlcore.trainers.base import Update
+from rlcore.trainers.trainer import Update
 
 
 class StepMetrics:

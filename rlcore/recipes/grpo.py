@@ -13,7 +13,7 @@ from torch import nn
 from rlcore.algorithms import advantages
 from rlcore.algorithms.aggregation import Denominators
 from rlcore.algorithms.kl import approx_kl
-from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
+from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.config import GrpoSection, RunConfig
 from rlcore.data.batch import Batch
@@ -26,9 +26,19 @@ from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_log
 from rlcore.recipes.rollout import rollout
 from rlcore.recipes.update import update
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 
-MISMATCH_LOSSES: Mapping[str, Callable[..., PolicyLoss]] = {"dppo_tv": dppo_tv, "ipo": ipo, "masked_is": masked_is}
+LOSSES: Mapping[str, tuple[Callable[..., PolicyLoss], bool]] = {
+    "ppo_clip": (ppo_clip, False),
+    "gspo": (gspo, False),
+    "cispo": (cispo, False),
+    "dppo_tv": (dppo_tv, True),
+    "ipo": (ipo, True),
+    "masked_is": (masked_is, True),
+}
+"""Losses by name, and whether each compares with the sampler, not with the policy before the step."""
+LOSS_SETTINGS = ("clip_eps_low", "clip_eps_high", "dual_clip", "mask_low", "mask_high", "proximal_coef")
+"""Settings that go to the loss if they are given; what is left out is as the loss has it."""
 
 
 def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics:
@@ -103,28 +113,12 @@ def policy_loss(
         losses = losses + section.kl_coef * observed["ref_kl"]
     if section.entropy_coef:
         losses = losses - section.entropy_coef * view.entropy
-    return view.share(denominators, losses, section.aggregation, **observed)
+    return view.share(denominators, losses, config.aggregation, **observed)
 
 
 def surrogate_of(section: GrpoSection, view: PolicyView) -> PolicyLoss:
     """Compute losses of tokens by the ratio of the policy to the one before the step, or to the sampler."""
-    given = (view.logprobs, view.old_logprobs, view.advantages, view.loss_mask)
-    low, high = section.clip_eps_low, section.clip_eps_high
-    match section.loss:
-        case "ppo_clip":
-            return ppo_clip(*given, clip_eps_low=low, clip_eps_high=high, dual_clip=section.dual_clip)
-        case "gspo":
-            return gspo(*given, clip_eps_low=low, clip_eps_high=high)
-        case "cispo":
-            return cispo(*given, clip_eps_low=low, clip_eps_high=high)
-        case "dppo_tv" | "ipo" | "masked_is":
-            return mismatch_loss(section, view)
-
-
-def mismatch_loss(section: GrpoSection, view: PolicyView) -> PolicyLoss:
-    """Compute a loss by the ratio to the sampler; a setting of None selects the loss's own default."""
-    given = [view.logprobs, view.rollout_logprobs, view.advantages, view.loss_mask]
-    if section.loss == "masked_is":
-        given.append(masked_is_keep(view.logprobs, view.rollout_logprobs, view.loss_mask))
-    asked = {"mask_low": section.mask_low, "mask_high": section.mask_high, "kl_coef": section.proximal_coef}
-    return MISMATCH_LOSSES[section.loss](*given, **{name: value for name, value in asked.items() if value is not None})
+    loss, is_to_sampler = LOSSES[section.loss]
+    reference = view.rollout_logprobs if is_to_sampler else view.old_logprobs
+    asked = {name: value for name in LOSS_SETTINGS if (value := getattr(section, name)) is not None}
+    return loss(view.logprobs, reference, view.advantages, view.loss_mask, **asked)

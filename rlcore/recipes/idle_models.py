@@ -4,10 +4,10 @@ from pathlib import Path
 
 from rlcore.errors import PlacementError
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import Reader
+from rlcore.trainers.trainer import Trainer
 
 
-def rest(state: TrainState, *models: Reader | None) -> None:
+def rest(state: TrainState, *models: Trainer | None) -> None:
     """Let those of the models that `deployment.offload` names leave their devices until they are used again.
 
     Raises PlacementError if they cannot.

@@ -24,8 +24,9 @@ from rlcore.data.minibatches import Minibatch
 from rlcore.observability.events import BatchExtended, PolicyMatched
 from rlcore.recipes.idle_models import rest
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import MicrobatchLoss, Reader, Reading
+from rlcore.trainers.gradients import MicrobatchLoss, Reading
 from rlcore.trainers.scoring import in_bulk, score
+from rlcore.trainers.trainer import Trainer
 
 
 class PolicyView(NamedTuple):
@@ -119,7 +120,7 @@ def add_ref_logprobs(state: TrainState, batch: Batch) -> Batch:
     return batch
 
 
-def logprobs_in_bulk(state: TrainState, reader: Reader, batch: Batch) -> Tensor:
+def logprobs_in_bulk(state: TrainState, reader: Trainer, batch: Batch) -> Tensor:
     """Compute log-probabilities of a whole batch, without a gradient."""
     return read_in_bulk(state, reader, batch, partial(logprobs, temperature=state.config.sampling.temperature))
 
@@ -129,7 +130,7 @@ def logprobs(policy: nn.Module, microbatch: Microbatch, *, temperature: float) -
     return score(policy, microbatch, temperature).logprobs
 
 
-def read_in_bulk(state: TrainState, reader: Reader, batch: Batch, reading: Reading) -> Tensor:
+def read_in_bulk(state: TrainState, reader: Trainer, batch: Batch, reading: Reading) -> Tensor:
     """Read [samples, positions] of a whole batch, without a gradient, with the trainer's budget."""
     with state.observers.stage("reference"):
         return in_bulk(batch, reader, reading, token_budget=state.config.runtime.token_budget)

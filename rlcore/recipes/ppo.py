@@ -25,7 +25,7 @@ from rlcore.recipes.policy_pass import add_old_logprobs, add_ref_logprobs, read_
 from rlcore.recipes.rollout import rollout
 from rlcore.recipes.update import update
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.scoring import values
 
 

@@ -6,7 +6,8 @@ from rlcore.data.minibatches import Minibatch
 from rlcore.observability.events import PassesDone, Updated
 from rlcore.recipes.policy_pass import match_policy
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import Loss, Trainer, Update
+from rlcore.trainers.gradients import Loss
+from rlcore.trainers.trainer import Trainer, Update
 
 
 def update(state: TrainState, trainer: Trainer, minibatch: Minibatch, loss: Loss, step: int) -> Update:

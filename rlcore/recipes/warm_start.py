@@ -20,7 +20,7 @@ from rlcore.keys import epoch_items
 from rlcore.observability.events import WarmStartBegins, WarmStartEnds
 from rlcore.observability.warm_start_record import WarmStart, WarmStep
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.scoring import score
 from rlcore.types import Prompt, Tokenizer
 from rlcore.weights.source import digest_of

@@ -8,13 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import tensor_digests, weights_digest
 from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.models.streams import kept_streams
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.weights.digests import tensor_digests, weights_digest
 from rlcore.weights.receipts import Check
-from rlcore.weights.target import Difference, ParameterSpec, TargetState, WeightTarget
+from rlcore.weights.target import NamedTensors, ParameterSpec, TargetState, WeightTarget
 
 
 class FencedTarget(WeightTarget, Protocol):
@@ -22,94 +22,119 @@ class FencedTarget(WeightTarget, Protocol):
 
     @property
     def policy_version(self) -> int:
-        """Version of the last commit."""
+        """Version of the last commit; 0 before the first."""
 
     @property
     def weights_digest(self) -> str:
-        """Digest of the last commit."""
+        """Digest of the last commit; before the first, that of the weights it began with."""
 
     def sampling(self) -> AbstractContextManager[None]:
-        """As `LocalTarget.sampling`."""
+        """Hold the weights as they are while completions are drawn inside.
+
+        Raises WeightSyncError if they are drawn in another thread, if a sync has begun and not committed, and if the
+        weights were written without a sync, before or during it.
+        """
 
 
-class LocalTarget:
-    """The weights of a decoder that only this target writes.
+class OfTarget:
+    """What a sampler with a fenced target says of its weights, as `Sampler`."""
 
-    A sampler draws inside `sampling()`. Drawing and writing exclude each other, in whatever threads they are called.
-    """
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._lock = threading.Lock()
-        self._is_sampling = False
-        self._begun: int | None = None
-        self._policy_version, self._weights_digest = 0, weights_digest(self._parameters())
-        self._num_writes = self._count_writes()
+    _target: FencedTarget
 
     @property
     def policy_version(self) -> int:
-        """Version of the last commit; 0 before the first."""
-        return self._policy_version
+        return self._target.policy_version
 
     @property
     def weights_digest(self) -> str:
-        """Digest of the last commit; before the first, that of the decoder's own weights."""
-        return self._weights_digest
+        return self._target.weights_digest
 
     @property
-    def is_sampling(self) -> bool:
-        """Whether completions are being drawn."""
-        return self._is_sampling
+    def weight_target(self) -> FencedTarget:
+        return self._target
+
+
+class Fence:
+    """Drawing and loading exclude each other, in whatever threads they are called."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_sampling = False
+
+    @contextmanager
+    def idle(self, what: str) -> Iterator[None]:
+        """Let nothing be drawn inside. Raises WeightSyncError with `what` is wanted while completions are drawn."""
+        with self._lock:
+            if self.is_sampling:
+                raise WeightSyncError(
+                    f"{what} while the sampler runs", check=Check.FENCE, remedy="wait until sample() has returned"
+                )
+            yield
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Let nothing be loaded inside."""
+        with self.idle("completions are being drawn"):
+            self.is_sampling = True
+        try:
+            yield
+        finally:
+            self.is_sampling = False
+
+
+class LocalTarget:
+    """The weights of a decoder that only this target writes, as `FencedTarget`."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.fence = Fence()
+        self._begun: int | None = None
+        self.policy_version, self.weights_digest = 0, weights_digest(self._parameters())
+        self._num_writes = self._count_writes()
 
     def describe(self) -> TargetState:
-        """As `WeightTarget.describe`."""
         specs = {name: ParameterSpec.of(parameter) for name, parameter in self._parameters().items()}
-        return TargetState(self._policy_version, self._weights_digest, specs)
+        return TargetState(self.policy_version, self.weights_digest, specs)
 
     def begin(self, policy_version: int) -> None:
         """As `WeightTarget.begin`; nothing outlives a call of `sample`, so nothing has to be dropped."""
-        with self._lock:
-            if self._is_sampling:
-                raise WeightSyncError(
-                    "weights are being loaded while the sampler runs",
-                    check=Check.FENCE,
-                    remedy="wait until sample() has returned",
-                )
+        with self.fence.idle("weights are being loaded"):
             self._begun = policy_version
 
     @torch.no_grad()
-    def poison(self, names: Sequence[str]) -> None:
-        """As `WeightTarget.poison`."""
-        self._check_begun()
-        parameters = self._parameters()
-        for name in names:
-            parameters[name].fill_(float("nan"))
-
-    @torch.no_grad()
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+    def write(self, weights: NamedTensors) -> None:
         """As `WeightTarget.write`. Raises WeightSyncError for a name, type or shape that it does not have."""
         self._check_begun()
         parameters = self._parameters()
-        for name, tensor in chunk.items():
-            found = check_fits(name, tensor, parameters)
-            found.copy_(tensor)
-        return list(chunk)
+        for name, tensor in weights:
+            check_fits(name, tensor, parameters).copy_(tensor)
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        """As `WeightTarget.digests`."""
         parameters = self._parameters()
         return tensor_digests({name: parameters[name] for name in names})
 
-    def compare(self, chunk: Mapping[str, Tensor]) -> Mapping[str, Difference]:
-        """As `WeightTarget.compare`."""
-        parameters = self._parameters()
-        return {name: _difference(parameters[name].detach(), tensor) for name, tensor in chunk.items()}
-
     @torch.no_grad()
     def canary(self, tokens: Tensor) -> Tensor:
-        """As `WeightTarget.canary`."""
         tokens = tokens.to(self._decoder.embedding.device)
         return token_logprobs(self._decoder(tokens[None, :-1])[0], tokens[1:]).cpu()
+
+    def commit(self, weights_digest: str) -> None:
+        self.policy_version, self.weights_digest = self._check_begun(), weights_digest
+        self._num_writes = self._count_writes()
+        self._begun = None
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        with self.fence.sampling():
+            if self._begun is not None:
+                raise WeightSyncError(
+                    f"the sync of version {self._begun} has begun, and has not ended",
+                    check=Check.FENCE,
+                    remedy="sample after a sync that passed; after one that failed, sync with previous=None",
+                )
+            self._check_writes()
+            yield
+            self._check_writes()
 
     def streams(self, tokens: Tensor) -> Mapping[str, Tensor]:
         """Return the streams of a pass over all tokens but the last, to find the layer that differs."""
@@ -122,50 +147,13 @@ class LocalTarget:
         """Pass over all tokens but the last, by the way it samples."""
         self._decoder.hidden(tokens[None, :-1].to(self._decoder.embedding.device))
 
-    def commit(self, weights_digest: str) -> None:
-        """As `WeightTarget.commit`."""
-        with self._lock:
-            self._policy_version, self._weights_digest = self._check_begun(), weights_digest
-            self._num_writes = self._count_writes()
-            self._begun = None
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Hold the weights as they are while completions are drawn inside.
-
-        Raises WeightSyncError if they are drawn in another thread, if a sync has begun and not committed, and if the
-        weights were written without a sync, before or during it.
-        """
-        with self._lock:
-            if self._is_sampling:
-                raise WeightSyncError(
-                    "completions are being drawn while the sampler runs",
-                    check=Check.FENCE,
-                    remedy="wait until sample() has returned",
-                )
-            if self._begun is not None:
-                raise WeightSyncError(
-                    f"the sync of version {self._begun} has begun, and has not ended",
-                    check=Check.FENCE,
-                    remedy="sample after a sync that passed; after one that failed, sync with previous=None",
-                )
-            self._check_writes()
-            self._is_sampling = True
-        try:
-            yield
-            self._check_writes()
-        finally:
-            self._is_sampling = False
-
     def _parameters(self) -> dict[str, Tensor]:
         """Return the live parameters, under the names of `Decoder.named_parameters()`."""
         return {**dict(self._decoder.named_parameters())}
 
     def _check_begun(self) -> int:
         if self._begun is None:
-            raise WeightSyncError(
-                "weights were written without begin()", check=Check.FENCE, legal="begin, poison, write, commit"
-            )
+            raise WeightSyncError("weights were written without begin()", check=Check.FENCE)
         return self._begun
 
     def _count_writes(self) -> int:
@@ -193,36 +181,3 @@ def check_fits(name: str, tensor: Tensor, parameters: Mapping[str, Tensor]) -> T
             parameter=name,
         )
     return found
-
-
-def _difference(found: Tensor, wanted: Tensor) -> Difference:
-    """Compare a parameter with a tensor, by bits."""
-    num_nan = 0 if found.is_meta else int(found.isnan().sum())
-    if found.is_meta or found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return Difference(found.numel(), num_nan)
-    if not found.numel():
-        return Difference(0, 0)
-    words = (tensor.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8) for tensor in (found, wanted))
-    first, second = words
-    return Difference(int((first != second).any(dim=-1).sum()), num_nan)
-
-
-class OfTarget:
-    """What a sampler with a fenced target says of its weights."""
-
-    _target: FencedTarget
-
-    @property
-    def policy_version(self) -> int:
-        """As `Sampler.policy_version`; 0 until weights are committed."""
-        return self._target.policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        """As `Sampler.weights_digest`."""
-        return self._target.weights_digest
-
-    @property
-    def weight_target(self) -> FencedTarget:
-        """As `Sampler.weight_target`."""
-        return self._target

@@ -10,38 +10,47 @@ invariant it moves no bit.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context, copy_context
-from itertools import pairwise
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from rlcore.data.trajectory import Trajectory
-from rlcore.errors import InvalidValueError
-from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress, Sampler
-from rlcore.samplers.replica_target import ReplicaTarget
+from rlcore.errors import InvalidValueError, WeightSyncError
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress
+from rlcore.samplers.local_target import Fence, FencedTarget, OfTarget
 from rlcore.types import SampleRequest
+from rlcore.weights.receipts import Check
+from rlcore.weights.target import NamedTensors, TargetState
+from rlcore.weights.transports.packing import chunks
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
+CHUNK_BYTES = 256 << 20
+"""Weights that are fetched before each replica gets them."""
 
 
-def replicate(samplers: Sequence[Sampler], *, run_together: bool) -> "ReplicaSampler":
-    """Return a sampler of these replicas; it answers `next_tokens` if all of them do. As `ReplicaSampler`."""
-    can_search = all(isinstance(each, NextTokenSampler) for each in samplers)
-    kind = SearchingReplicaSampler if can_search else ReplicaSampler
-    return kind(samplers, run_together=run_together)
+class Replica(NextTokenSampler, Protocol):
+    """A sampler that can be one of several."""
+
+    @property
+    def weight_target(self) -> FencedTarget:
+        """As `Sampler.weight_target`."""
 
 
-class ReplicaSampler:
-    """Several samplers as one, as `rlcore.samplers.base.Sampler`.
+class ReplicaSampler(OfTarget):
+    """Several samplers as one, as `rlcore.samplers.base.NextTokenSampler`.
 
     `run_together` gives each a thread, which computes at the caller's level; without it they run one after another.
     """
 
-    def __init__(self, samplers: Sequence[Sampler], *, run_together: bool) -> None:
+    def __init__(self, samplers: Sequence[Replica], *, run_together: bool) -> None:
         """Take samplers with equal weights. Raises InvalidValueError for none."""
         if not samplers:
             raise InvalidValueError("0 replicas", legal="1 or more")
@@ -49,19 +58,9 @@ class ReplicaSampler:
         self._target = ReplicaTarget([each.weight_target for each in samplers])
 
     @property
-    def policy_version(self) -> int:
-        """As `Sampler.policy_version`."""
-        return self._samplers[0].policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        """As `Sampler.weights_digest`."""
-        return self._samplers[0].weights_digest
-
-    @property
-    def weight_target(self) -> ReplicaTarget:
-        """As `Sampler.weight_target`: the target of all replicas."""
-        return self._target
+    def max_length(self) -> int:
+        """As `NextTokenSampler.max_length`: the least of the replicas'."""
+        return min(each.max_length for each in self._samplers)
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         """As `Sampler.sample`. If several replicas fail, the error is that of the first of them."""
@@ -77,52 +76,104 @@ class ReplicaSampler:
                 assert counts is not None and counts.error is not None
                 raise counts.error from None
 
+    def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        """As `NextTokenSampler.next_tokens`."""
+        with self._target.sampling():
+            return self._by_share(list(requests), lambda number, share: self._samplers[number].next_tokens(share))
+
     def _by_share(
         self, asked: Sequence[Asked], compute: Callable[[int, Sequence[Asked]], list[Answer]]
     ) -> list[Answer]:
-        """Let each replica compute its share; return the answers in the order of what is asked."""
-        calls = [(number, share) for number, share in enumerate(_shares(asked, len(self._samplers))) if share]
+        """Let each replica compute its share; return the answers in the order of what is asked.
+
+        Shares are split in order and differ by one at most: completions of a prompt mostly stay together.
+        """
+        count, num_threads = len(self._samplers), torch.get_num_threads()
+        shares = [asked[len(asked) * n // count : len(asked) * (n + 1) // count] for n in range(count)]
+        calls = [(number, share) for number, share in enumerate(shares) if share]
         if not self._run_together or len(calls) < 2:
-            return [answer for call in calls for answer in context_of_caller().run(compute, *call)]
-        num_threads = torch.get_num_threads()
+            return [answer for call in calls for answer in compute(*call)]
 
         def in_thread(number: int, share: Sequence[Asked]) -> list[Answer]:
             torch.set_num_threads(num_threads)  # torch counts per thread
             return compute(number, share)
 
         with ThreadPoolExecutor(len(calls), "replica") as pool:
-            contexts = [(context_of_caller(), *call) for call in calls]
-            running = [pool.submit(context.run, in_thread, number, share) for context, number, share in contexts]
+            # The level of determinism is in the caller's context, and a new thread has none.
+            running = [pool.submit(copy_context().run, partial(in_thread, *call)) for call in calls]
         return [answer for each in running for answer in each.result()]
 
 
-class SearchingReplicaSampler(ReplicaSampler):
-    """Replicas that beams can be searched with, as `rlcore.samplers.base.NextTokenSampler`."""
+class ReplicaTarget:
+    """Several targets as one, as `FencedTarget`: their answers have to be equal.
+
+    Raises WeightSyncError, naming the replica, for an answer that differs from the other replicas'.
+    """
+
+    def __init__(self, targets: Sequence[FencedTarget]) -> None:
+        self._targets, self._fence = tuple(targets), Fence()
 
     @property
-    def max_length(self) -> int:
-        """As `NextTokenSampler.max_length`: the least of the replicas'."""
-        return min(each.max_length for each in self._searching())
+    def policy_version(self) -> int:
+        return self._targets[0].policy_version
 
-    def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
-        """As `NextTokenSampler.next_tokens`."""
-        samplers = self._searching()
-        with self._target.sampling():
-            return self._by_share(list(requests), lambda number, share: samplers[number].next_tokens(share))
+    @property
+    def weights_digest(self) -> str:
+        return self._targets[0].weights_digest
 
-    def _searching(self) -> list[NextTokenSampler]:
-        return [each for each in self._samplers if isinstance(each, NextTokenSampler)]
+    def sampling(self) -> AbstractContextManager[None]:
+        """Keep syncs away from all replicas while any of them draws."""
+        return self._fence.sampling()
+
+    def describe(self) -> TargetState:
+        """As `WeightTarget.describe`; replicas have memory of their own, and the first one's is returned."""
+        states = [each.describe() for each in self._targets]
+        _agree([state.policy_version for state in states], Check.FENCE, "the version")
+        _agree([state.weights_digest for state in states], Check.HELD, "the digest of the weights")
+        return states[0]
+
+    def begin(self, policy_version: int) -> None:
+        """As `WeightTarget.begin`: no replica begins while any of them draws."""
+        with self._fence.idle("weights are being loaded"):
+            for each in self._targets:
+                each.begin(policy_version)
+
+    def write(self, weights: NamedTensors) -> None:
+        for chunk in chunks(weights, CHUNK_BYTES):
+            for each in self._targets:
+                each.write(chunk.items())
+
+    def digests(self, names: Sequence[str]) -> Mapping[str, str]:
+        found = [each.digests(names) for each in self._targets]
+        for name in names:
+            _agree([each.get(name) for each in found], Check.READ_BACK, "the digest", name)
+        return found[0]
+
+    def canary(self, tokens: Tensor) -> Tensor:
+        """As `WeightTarget.canary`; log-probabilities of replicas are equal to the bit."""
+        found = [each.canary(tokens) for each in self._targets]
+        _agree([each.tolist() for each in found], Check.CANARY, "the canary")
+        return found[0]
+
+    def commit(self, weights_digest: str) -> None:
+        for each in self._targets:
+            each.commit(weights_digest)
 
 
-def context_of_caller() -> Context:
-    """Return a copy of the caller's context: the level of determinism is in it, and a new thread has none."""
-    return copy_context()
-
-
-def _shares(asked: Sequence[Asked], num_replicas: int) -> Iterator[Sequence[Asked]]:
-    """Split in order, into shares that differ by one at most: completions of a prompt mostly stay together."""
-    ends = [len(asked) * number // num_replicas for number in range(num_replicas + 1)]
-    return (asked[first:end] for first, end in pairwise(ends))
+def _agree(answers: Sequence[object], check: Check, what: str, parameter: str = "") -> None:
+    """Raise WeightSyncError with the first replica whose answer is not the most frequent one."""
+    texts = [repr(each) for each in answers]
+    expected, count = Counter(texts).most_common(1)[0]
+    if count == len(texts):
+        return
+    number = next(at for at, text in enumerate(texts) if text != expected)
+    raise WeightSyncError(
+        f"of replica {number} of {len(texts)}: {what} is {texts[number]:.80}, and {expected:.80} of replica "
+        f"{texts.index(expected)}",
+        check=check,
+        parameter=parameter,
+        remedy="find who else writes that replica's weights, or loses them; then sync with previous=None",
+    )
 
 
 class _CancelledError(Exception):

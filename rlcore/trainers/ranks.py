@@ -1,45 +1,29 @@
-"""The ranks that train together: small values that they exchange.
+"""The ranks that train together, as a grid: those of a row share out the weights, those of a column hold one shard.
 
-Every method is collective: each rank of the group calls it, in the same order.
+             shard 0   shard 1
+replica 0    rank 0    rank 1        (2, 2): hybrid;  (1, 4): fully sharded;  (4, 1): plain data parallelism
+replica 1    rank 2    rank 3
 """
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+
+from rlcore.config import DeploymentSection
+from rlcore.errors import InvalidValueError, NonFiniteError
 
 
 class Ranks:
-    """The ranks of a process group, which was created with a timeout."""
+    """The ranks of a process group. Every method is collective: each rank calls it, in the same order."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None, device: str = "cpu") -> None:
-        found = group or dist.group.WORLD
-        assert found is not None, "the process group is initialized"
-        self.group = found
-        self.device = device
-        """Device of what is exchanged: cuda for a group of NCCL."""
-        self.rank = dist.get_rank(self.group)
-        self.size = dist.get_world_size(self.group)
-
-    def extent(self, value: int) -> tuple[int, int]:
-        """Return the smallest and the largest value of all ranks, by one exchange of a fixed size."""
-        both = torch.tensor([value, -value], device=self.device)
-        dist.all_reduce(both, op=dist.ReduceOp.MIN, group=self.group)
-        smallest, largest_negative = both.tolist()
-        return smallest, -largest_negative
-
-    def gather(self, own: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, by rank; all have one type and shape."""
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own.contiguous(), group=self.group)
-        return found
-
-    def gather_numbers(self, own: Sequence[float]) -> list[list[float]]:
-        """Return the numbers of all ranks, by rank; all have as many. Exact: they travel in fp64."""
-        own_values = torch.tensor(own, dtype=torch.float64, device=self.device)
-        return [values.tolist() for values in self.gather(own_values)]
+    def __init__(self, group: dist.ProcessGroup, device: str = "cpu") -> None:
+        self.group, self.device = group, device
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def gather_objects(self, own: Any) -> list[Any]:
         """Return the values of all ranks, by rank; they are pickled."""
@@ -47,8 +31,102 @@ class Ranks:
         dist.all_gather_object(found, own, group=self.group)
         return found
 
-    def broadcast(self, value: Any, source: int) -> Any:
-        """Return the value of one rank; it is pickled."""
-        values = [value]
-        dist.broadcast_object_list(values, group=self.group, group_src=source)
-        return values[0]
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The microbatches of an update by rank."""
+
+    num_microbatches: int
+    """Number of values in the canonical tree; some may be absent."""
+    numbers: tuple[tuple[int, ...], ...]
+    """Numbers of the microbatches of each rank, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGrid:
+    """Groups of a grid that this rank belongs to."""
+
+    world: Ranks
+    """All ranks that train together."""
+    shard: Ranks
+    """Ranks of this replica: each has a shard of the weights."""
+    replicate: Ranks
+    """Ranks that have the same shard, one of each replica."""
+
+    def by_replica(self, assignment: Assignment) -> Assignment:
+        """Return what each replica computes, all of its ranks together."""
+        size = self.shard.size
+        rows = (assignment.numbers[first : first + size] for first in range(0, self.world.size, size))
+        return Assignment(assignment.num_microbatches, tuple(tuple(sorted(sum(row, ()))) for row in rows))
+
+
+def build_grid(
+    num_shards: int, *, timeout_s: float, members: Sequence[int] | None = None, device: str = "cpu"
+) -> RankGrid | None:
+    """Build the groups of a grid of `members`, or of all ranks of the default group; None on other ranks.
+
+    Every rank of the default group calls it. `timeout_s` bounds each collective: a group of its own does not take over
+    that of the default one. Raises InvalidValueError if the replicas would not have `num_shards` ranks each.
+    """
+    ranks = list(range(dist.get_world_size()) if members is None else members)
+    if num_shards < 1 or len(ranks) % num_shards:
+        raise InvalidValueError(f"{num_shards} shards for {len(ranks)} ranks", legal="a divisor of the number of ranks")
+    rows = [ranks[first : first + num_shards] for first in range(0, len(ranks), num_shards)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    own: dict[str, Ranks] = {}
+    for kind, groups in (("world", [ranks]), ("shard", rows), ("replicate", columns)):
+        for each in groups:
+            group = dist.new_group(each, timeout=timedelta(seconds=timeout_s))
+            if dist.get_rank() in each:
+                own[kind] = Ranks(group, device)
+    return RankGrid(**own) if own else None
+
+
+def join_grid(section: DeploymentSection, device: str) -> RankGrid:
+    """Join the ranks that the environment names: over NCCL if models are on GPUs, else over gloo.
+
+    A process that sees several GPUs computes on that of its number among the ranks of its host.
+    """
+    is_gpu = device.startswith("cuda")
+    if is_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=section.timeout_s))
+    num_shards = {"none": 1, "full": section.num_ranks, "hybrid": section.num_ranks // section.num_copies}
+    grid = build_grid(num_shards[section.sharding], timeout_s=section.timeout_s, device=device if is_gpu else "cpu")
+    assert grid is not None, "every rank is a member"
+    return grid
+
+
+def agree(ranks: Ranks, own: Sequence[int], num_microbatches: int | None) -> Assignment:
+    """Agree on the microbatches of each rank before the first pass; None: all that the ranks have together.
+
+    Ranks that disagree would wait for each other until the group's timeout, or add up a wrong sum. Raises
+    InvalidValueError on every rank if they expect different numbers of microbatches, or if a microbatch is not one of
+    these or has two ranks.
+    """
+    found = ranks.gather_objects((num_microbatches, tuple(own)))
+    expected, numbers = [count for count, _ in found], tuple(each for _, each in found)
+    if len(set(expected)) > 1:
+        raise InvalidValueError(
+            "ranks expect different numbers of microbatches: "
+            + ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(expected)),
+            legal="one number on all ranks: that of the whole minibatch",
+        )
+    everything = sorted(sum(numbers, ()))
+    count = len(everything) if num_microbatches is None else num_microbatches
+    for number in everything:
+        owners = [rank for rank, each in enumerate(numbers) for other in each if other == number]
+        if len(owners) > 1 or not 0 <= number < count:
+            raise InvalidValueError(
+                f"microbatch {number} of {count} was given to ranks {owners}",
+                legal=f"each of 0 to {count - 1} to one rank, once",
+            )
+    if not everything:
+        raise InvalidValueError("no rank has a microbatch", legal="one microbatch or more, over all ranks")
+    return Assignment(count, numbers)
+
+
+def raise_first(ranks: Ranks, failed: tuple[int, NonFiniteError] | None) -> None:
+    """Raise, on every rank, the error of the first microbatch whose loss is not finite, if there is one."""
+    if found := [each for each in ranks.gather_objects(failed) if each]:
+        raise min(found, key=lambda each: each[0])[1]

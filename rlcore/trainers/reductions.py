@@ -6,19 +6,67 @@ The tree is that of `rlcore.numerics.tree_sum`: its bits do not depend on the nu
 computed which microbatch. The library's sum is of fixed order for a fixed number of ranks.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from rlcore.data.microbatches import Microbatch
 from rlcore.numerics.tree_sum import NodePosition, TreeSum, complete_subtrees
-from rlcore.trainers.assignment import Assignment
-from rlcore.trainers.ranks import Ranks
+from rlcore.trainers.gradients import (
+    GradientSum,
+    Loss,
+    MicrobatchLoss,
+    OneProcess,
+    full_tensor,
+    non_finite_loss,
+)
+from rlcore.trainers.ranks import Assignment, RankGrid, Ranks, agree, raise_first
 
 BUCKET_ELEMENTS = 1 << 20
 """Elements that a rank sends at once, over all of its sums: never a flat copy of the model."""
+
+
+class Replicas(OneProcess):
+    """Adds up the gradients of ranks that hold all weights each, once an update; no rank waits for another before.
+
+    Ranks may have any number of microbatches, or none.
+    """
+
+    def __init__(self, model: nn.Module, grid: RankGrid, *, is_canonical: bool) -> None:
+        super().__init__(model)
+        self.grid, self.group, self.is_canonical = grid, grid.world.group, is_canonical
+
+    def backward(
+        self, own: Sequence[Microbatch], loss: Loss, num_microbatches: int | None
+    ) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
+        """Make the passes of this rank; return their losses, and the sum of all ranks' gradients by parameter, fp32."""
+        assignment = agree(self.grid.world, [each.number for each in own], num_microbatches)
+        num_values = assignment.num_microbatches if self.is_canonical else max(1, len(own))
+        parameters, found = list(self.model.parameters()), []
+        total, failed = GradientSum(parameters, num_values), None
+        for place, microbatch in enumerate(own):
+            computed = loss(self.model, microbatch)
+            if failed := non_finite_loss(computed.loss, microbatch):
+                break
+            found.append(total.add_pass(microbatch.number if self.is_canonical else place, computed))
+        raise_first(self.grid.world, failed)
+        return tuple(found), list(self._sums(parameters, total, assignment))
+
+    def _sums(self, parameters: Sequence[nn.Parameter], own: GradientSum, assignment: Assignment) -> Iterator[Tensor]:
+        """Yield the sum over ranks for each parameter, fp32; the own sums of a bucket are freed as it goes."""
+        for bucket in buckets([parameter.numel() for parameter in parameters], bucket_width(assignment)):
+            trees, shapes = [own.take(index) for index in bucket], [parameters[index].shape for index in bucket]
+            sizes = [shape.numel() for shape in shapes]
+            if self.is_canonical:
+                flat = canonical_sum(self.grid.world, assignment, flat_nodes(trees), sum(sizes))
+            else:
+                flat = total_row(trees, sizes, self.grid.world.device)
+                dist.all_reduce(flat, group=self.group)
+            del trees
+            for shape, part in zip(shapes, torch.split(flat, sizes), strict=True):
+                yield part.view(shape)
 
 
 def canonical_sum(ranks: Ranks, assignment: Assignment, own: Sequence[Tensor], num_elements: int) -> Tensor:
@@ -80,31 +128,36 @@ def flat_nodes(trees: Sequence[TreeSum]) -> list[Tensor]:
     return [values[0] if len(values) == 1 else torch.cat(values) for values in by_node]
 
 
-def total_row(trees: Sequence[TreeSum], shapes: Sequence[torch.Size], device: str) -> Tensor:
+def total_row(trees: Sequence[TreeSum], sizes: Sequence[int], device: str) -> Tensor:
     """Return the sums of a part, those of several tensors beside each other: fp32 [elements]; zeros if it has none."""
     totals = [tree.total() for tree in trees]
     return torch.cat(
         [
-            torch.zeros(shape.numel(), device=device) if total is None else total.reshape(-1)
-            for total, shape in zip(totals, shapes, strict=True)
+            torch.zeros(size, device=device) if total is None else total.reshape(-1)
+            for total, size in zip(totals, sizes, strict=True)
         ]
     )
 
 
-def native_sum(ranks: Ranks, own: Tensor) -> Tensor:
-    """Return the sum over ranks as the library adds them, equal on all ranks; `own` [elements] is written over."""
-    dist.all_reduce(own, group=ranks.group)
-    return own
-
-
 def buckets(sizes: Sequence[int], max_elements: int) -> Iterator[range]:
     """Divide tensors of these sizes, in their order, into runs of at most `max_elements`; a larger one stands alone."""
-    bucket_of, filled, number = [], 0, 0
-    for size in sizes:
+    begin = filled = 0
+    for index, size in enumerate(sizes):
         if filled and filled + size > max_elements:
-            filled, number = 0, number + 1
+            yield range(begin, index)
+            begin, filled = index, 0
         filled += size
-        bucket_of.append(number)
-    for _, indices in groupby(range(len(sizes)), key=bucket_of.__getitem__):
-        members = list(indices)
-        yield range(members[0], members[-1] + 1)
+    if sizes:
+        yield range(begin, len(sizes))
+
+
+def owned(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor whole on one rank only: tensor i on rank i modulo the number of ranks.
+
+    Collective: every rank passes the same names in the same order, and iterates to the end. Beside its shards a rank
+    holds one tensor at a time.
+    """
+    for index, (name, tensor) in enumerate(named):
+        found = full_tensor(tensor)
+        if index % grid.world.size == grid.world.rank:
+            yield name, found

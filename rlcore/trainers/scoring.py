@@ -13,7 +13,8 @@ from rlcore.data.batch import Batch
 from rlcore.data.microbatches import Microbatch, microbatches_by_budget
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
-from rlcore.trainers.base import Reader, Reading
+from rlcore.trainers.gradients import Reading
+from rlcore.trainers.trainer import Trainer
 
 
 class Scored(NamedTuple):
@@ -39,7 +40,7 @@ def values(critic: nn.Module, microbatch: Microbatch) -> Tensor:
     return expected[:, microbatch.first - 1 :]
 
 
-def in_bulk(batch: Batch, reader: Reader, reading: Reading, *, token_budget: int) -> Tensor:
+def in_bulk(batch: Batch, reader: Trainer, reading: Reading, *, token_budget: int) -> Tensor:
     """Read [samples, positions] of a dense batch, without a gradient, 0 where nothing is learned.
 
     Passes are made up to suit the budget: at level invariant a row's bits do not depend on which rows share its pass.

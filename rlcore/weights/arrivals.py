@@ -13,18 +13,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from harness.bits.tensor_digests import combined_digest, digests_of
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.weights.canary import canary_distance
-from rlcore.weights.digests import combined_digest, digests_of
-from rlcore.weights.receipts import Check, Receipt
-from rlcore.weights.verify import changed_names, check_policy_changed
+from rlcore.weights.receipts import Check, Receipt, changed_names
+from rlcore.weights.sync import check_digests, check_policy_changed
 
 
 class SamplerAnswers(Protocol):
     """What a sampler says of its weights: plain values, from whatever process."""
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the digest of each parameter (`rlcore.weights.digests.tensor_digest`); unknown ones are absent."""
+        """Return the digest of each parameter (`harness.bits.tensor_digests`); unknown ones are absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,51 +66,17 @@ def receipt_for(
     expected = digests_of(counted())
     if previous is not None and has_learned:
         check_policy_changed(expected, previous)
-    found = sampler.digests(tuple(expected))
-    _check_digests(expected, found, previous)
-    checks = [Check.COVERAGE, Check.READ_BACK] + ([Check.LIVENESS] if previous is not None else [])
-    distance = 0.0
-    if canary is not None:
-        distance = canary_distance(canary.expected, canary.given, canary.dtype)
-        checks.append(Check.CANARY)
+    check_digests(expected, sampler.digests(tuple(expected)), previous)
     return Receipt(
         policy_version=policy_version,
         weights_digest=combined_digest(expected),
         parameters=expected,
         tied=(),
-        num_changed=None if previous is None else len(changed_names(expected, expected, previous)),
+        num_changed=None if previous is None else len(changed_names(expected, previous)),
         canary=() if canary is None else tuple(canary.given.tolist()),
-        canary_distance=distance,
-        checks=tuple(sorted(check.value for check in checks)),
+        canary_distance=0.0 if canary is None else canary_distance(canary.expected, canary.given, canary.dtype),
         num_bytes=num_bytes,
         duration_s=perf_counter() - began,
-    )
-
-
-def _check_digests(expected: Mapping[str, str], found: Mapping[str, str], previous: Receipt | None) -> None:
-    different = [name for name in expected if found.get(name) != expected[name]]
-    if not different:
-        return
-    name, extent = different[0], f"({len(different)} of {len(expected)} parameters)"
-    if name not in found:
-        raise WeightSyncError(
-            f"is missing in the sampler {extent}",
-            check=Check.COVERAGE,
-            parameter=name,
-            remedy="send the sampler's own names: those of its checkpoint",
-        )
-    if previous is not None and found[name] == previous.parameters.get(name):
-        raise WeightSyncError(
-            f"has changed in the policy since version {previous.policy_version}, and not in the sampler {extent}",
-            check=Check.LIVENESS,
-            parameter=name,
-            remedy="look for what skips it: adapters that are not merged, a sync to a sleeping engine, a frozen base",
-        )
-    raise WeightSyncError(
-        f"of the sampler has other bits than the policy's {extent}",
-        check=Check.READ_BACK,
-        parameter=name,
-        remedy="compare types and layouts: a conversion on the way changes every digest",
     )
 
 
@@ -131,12 +97,12 @@ class VllmWorkers:
                 raise InvalidValueError(answer["refused"], legal=answer["legal"], remedy=answer["remedy"])
         first: dict[str, str] = answers[0]["digests"]
         for number, answer in enumerate(answers):
-            wrong = [name for name in names if answer["digests"].get(name) != first.get(name)]
-            if wrong:
-                raise WeightSyncError(
-                    f"differs between workers 0 and {number}",
-                    check=Check.READ_BACK,
-                    parameter=wrong[0],
-                    remedy="send the weights to every replica",
-                )
+            for name in names:
+                if answer["digests"].get(name) != first.get(name):
+                    raise WeightSyncError(
+                        f"differs between workers 0 and {number}",
+                        check=Check.READ_BACK,
+                        parameter=name,
+                        remedy="send the weights to every replica",
+                    )
         return first

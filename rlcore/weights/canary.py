@@ -1,4 +1,4 @@
-"""A fixed sequence, and what a policy thinks of it: shows that a sampler computes with the weights it holds."""
+"""A fixed sequence, and its log-probabilities: shows that a sampler computes with the weights it holds."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
@@ -23,14 +23,14 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 def canary_tokens(config: DecoderConfig) -> Tensor:
-    """The canary of a vocabulary, int64 [tokens]: the same in every run, so that receipts of runs compare."""
+    """Return the canary of a vocabulary, int64 [tokens]: the same in every run, so that receipts of runs compare."""
     length = min(NUM_TOKENS, config.max_length)
     return torch.tensor([key("canary", position) % config.vocab_size for position in range(length)])
 
 
 @torch.no_grad()
 def policy_logprobs(policy: Decoder, tokens: Tensor) -> Tensor:
-    """What a policy gives each token after the first: [length] -> fp32 [length - 1], on the CPU."""
+    """Return a policy's log-probability of each token after the first: [length] -> fp32 [length - 1], on the CPU."""
     tokens = tokens.to(policy.embedding.device)
     logits = policy.logits(policy.hidden(tokens[None, :-1]))
     return token_logprobs(logits, tokens[None, 1:])[0].cpu()
@@ -54,31 +54,29 @@ def different_layer(policy: Decoder, target: WeightTarget, tokens: Tensor) -> st
 def canary_distance(
     expected: Tensor, given: Tensor, dtype: torch.dtype, explain: Callable[[], str] = lambda: ""
 ) -> float:
-    """The largest distance of log-probabilities, in nats; `dtype` is that of the weights.
+    """Return the largest distance of log-probabilities, in nats; `dtype` is that of the weights.
 
     `explain` says more of a difference at level invariant. Raises WeightSyncError where any bit differs at level
     invariant, or by more than rounding outside it.
     """
     tolerance = 0.0 if is_invariant() else TOLERANCES.get(dtype, max(TOLERANCES.values()))
-    if given.shape != expected.shape or given.dtype != expected.dtype:
+    if (given.shape, given.dtype) != (expected.shape, expected.dtype):
         raise WeightSyncError(
             f"the sampler gives {given.dtype} {list(given.shape)}",
             check=Check.CANARY,
             legal=f"{expected.dtype} {list(expected.shape)}",
         )
     distances = (given.cpu() - expected).abs()
-    # Not `distances > tolerance`: NaN has to fail.
-    wrong = (~(distances <= tolerance)).nonzero().flatten().tolist()
+    wrong = (~(distances <= tolerance)).nonzero().flatten().tolist()  # NaN too
     if wrong:
-        first = wrong[0]
-        said = explain() if is_invariant() else ""
-        why = f"; {said}" if said else ""
+        first, why = wrong[0], explain() if is_invariant() else ""
         raise WeightSyncError(
             f"{len(wrong)} of {len(expected)} log-probabilities differ, the first at token {first + 1}: "
-            f"{given[first].item():.9g} of the sampler, {expected[first].item():.9g} of the policy{why}",
+            f"{given[first].item():.9g} of the sampler, {expected[first].item():.9g} of the policy"
+            + (f"; {why}" if why else ""),
             check=Check.CANARY,
             legal=f"a distance of at most {tolerance:g}",
             remedy="let the sampler drop what it has made of older weights: caches, fused or converted copies; else"
             " compare the operations of both",
         )
-    return max((float(distance) for distance in distances), default=0.0)
+    return max(distances.tolist(), default=0.0)

@@ -11,8 +11,8 @@ from operator import index
 from typing import Any
 from urllib.parse import urlsplit
 
+from harness.bits.files import parse_object
 from rlcore.errors import InvalidValueError
-from rlcore.regular_file import parse_object
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_ANSWER_BYTES = 1 << 28

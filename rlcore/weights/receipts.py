@@ -1,4 +1,4 @@
-"""What is checked when weights go to a sampler, and the receipt that says that it was."""
+"""The checks of a weight sync, and the receipt that says that they passed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +10,18 @@ class Check(StrEnum):
 
     FENCE = "fence"
     """Versions rise, and nothing is sampled between the begin and the commit of a sync."""
+    COVERAGE = "coverage"
+    """Each parameter of the policy is in the sampler, with its type and shape, and none besides."""
     OWNERSHIP = "ownership"
-    """The sampler's weights are in memory of their own: not the policy's, and no two parameters at one address."""
+    """The sampler's weights are in memory of their own, not the policy's."""
     HELD = "held"
     """Until now the sampler holds what the last receipt says, to the bit."""
-    COVERAGE = "coverage"
-    """Each parameter is written exactly once and to its last element; none is missing, none left over."""
-    READ_BACK = "read-back"
-    """Each parameter of the sampler has the digest of the policy's."""
     LIVENESS = "liveness"
     """What has changed in the policy since the last receipt has changed in the sampler."""
-    IDEMPOTENCE = "idempotence"
-    """Written twice, the weights have the bits they have when written once."""
+    READ_BACK = "read-back"
+    """Each parameter of the sampler has the digest of the policy's."""
     CANARY = "canary"
     """The sampler gives a fixed sequence the policy's log-probabilities: it computes with what it holds."""
-
-
-ALL_CHECKS = frozenset(Check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +34,18 @@ class Receipt:
     parameters: Mapping[str, str]
     """The digest of each, by the policy's names."""
     tied: tuple[tuple[str, ...], ...]
-    """Names that are one parameter, such as a head that is the embedding; each group is written as one."""
+    """Names that are one parameter, such as a head that is the embedding."""
     num_changed: int | None
     """Parameters that are not those of the receipt before; None for the first."""
     canary: tuple[float, ...]
     """Log-probabilities the sampler gave the canary; empty where that was not checked."""
     canary_distance: float
     """The largest distance to those of the policy, in nats; 0 at level invariant."""
-    checks: tuple[str, ...]
-    """Those that were made, in alphabetical order."""
     num_bytes: int
     """Weights that were written."""
     duration_s: float
+
+
+def changed_names(digests: Mapping[str, str], receipt: Receipt) -> list[str]:
+    """Return the parameters whose digest is not that of the receipt."""
+    return [name for name, digest in digests.items() if digest != receipt.parameters.get(name)]

@@ -1,149 +1,70 @@
-"""A weight target in another process: each question is a small message over a channel, tensors travel by a transport.
+"""A weight target in another process: each question is a call over a channel, tensors travel by a transport.
 
-    trainer                                           the target's process
-    RemoteTarget ── Question ──▶ channel ──▶ Answerer ──▶ WeightTarget
-                 ◀── answer ────         ◀──
+    trainer                                        the target's process
+    RemoteTarget ── method, arguments ──▶ channel ──▶ Answerer ──▶ WeightTarget
+                 ◀── answer, or error ──         ◀──
 
-A channel is a function: it delivers one question, waits, and returns the answer of `Answerer`. The level of determinism
-belongs to a process: switch it on in the target's too.
+The level of determinism belongs to a process: switch it on in the target's too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.weights.target import Difference, TargetState, WeightTarget
-from rlcore.weights.transports.parcels import Attachments, Inline, Parcel
+from rlcore.weights.target import NamedTensors, TargetState, WeightTarget
+from rlcore.weights.transports.packing import Transport
+from rlcore.weights.transports.shared_memory import SharedMemory
 
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A call of a weight target's method. It can be pickled, and holds no tensor."""
-
-    method: str
-    """Name of a method of `WeightTarget`."""
-    given: tuple[Any, ...] = ()
-    """Numbers, texts and parcels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An answer in place of a value: the WeightSyncError that the target raised."""
-
-    what: str
-    check: str
-    parameter: str
-    legal: str
-    remedy: str
-
-    @classmethod
-    def of(cls, error: WeightSyncError) -> "Failure":
-        """Return what an error consists of."""
-        what = error.what.removeprefix(f"{error.check}: ").removeprefix(f"{error.parameter} ")
-        return cls(what, error.check, error.parameter, error.legal, error.remedy)
-
-    def error(self) -> WeightSyncError:
-        """Return the error again."""
-        return WeightSyncError(
-            self.what, check=self.check, parameter=self.parameter, legal=self.legal, remedy=self.remedy
-        )
-
-
-Ask = Callable[[Question], Any]
-"""A channel: returns what `Answerer` answered in the target's process, or raises what the channel itself suffers."""
+Ask = Callable[..., Any]
+"""A channel: delivers a method's name and its plain arguments to `Answerer`; returns its answer or raises its error."""
 
 
 class RemoteTarget:
     """As `rlcore.weights.target.WeightTarget`, by questions over a channel."""
 
-    def __init__(self, ask: Ask) -> None:
-        """Ask by this channel; every call is one question, and none is repeated."""
-        self._channel = ask
+    def __init__(self, ask: Ask, transport: Transport | None = None) -> None:
+        """Ask by this channel; tensors go through memory that both processes map, unless by another transport."""
+        self._ask, self._transport = ask, transport or SharedMemory()
 
     def describe(self) -> TargetState:
-        """As `WeightTarget.describe`; regions name the address space of the target's process."""
         return cast(TargetState, self._ask("describe"))
 
     def begin(self, policy_version: int) -> None:
-        """As `WeightTarget.begin`."""
         self._ask("begin", policy_version)
 
-    def poison(self, names: Sequence[str]) -> None:
-        """As `WeightTarget.poison`."""
-        self._ask("poison", tuple(names))
-
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        """As `WeightTarget.write`: the tensors travel within the message."""
-        return self.receive(Inline.of(chunk))
-
-    def receive(self, parcel: Parcel) -> list[str]:
-        """Let the target write the tensors of a parcel; return the names that were written."""
-        return list(cast(Sequence[str], self._ask("write", parcel)))
+    def write(self, weights: NamedTensors) -> None:
+        self._transport.send(weights, partial(self._ask, "write"))
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        """As `WeightTarget.digests`."""
         return cast(Mapping[str, str], self._ask("digests", tuple(names)))
 
-    def compare(self, chunk: Mapping[str, Tensor]) -> Mapping[str, Difference]:
-        """As `WeightTarget.compare`: the tensors travel within the message."""
-        return cast(Mapping[str, Difference], self._ask("compare", Inline.of(chunk)))
-
     def canary(self, tokens: Tensor) -> Tensor:
-        """As `WeightTarget.canary`."""
-        answer = cast(Inline, self._ask("canary", tuple(tokens.tolist())))
-        return answer.open(Attachments())["canary"]
+        return torch.tensor(self._ask("canary", tokens.tolist()), dtype=torch.float32)
 
     def commit(self, weights_digest: str) -> None:
-        """As `WeightTarget.commit`."""
         self._ask("commit", weights_digest)
-
-    def _ask(self, method: str, *given: Any) -> Any:
-        """Return the answer; raises the target's WeightSyncError."""
-        answer = self._channel(Question(method, given))
-        if isinstance(answer, Failure):
-            raise answer.error()
-        return answer
 
 
 class Answerer:
-    """Answers questions about a target in its own process; `close` releases what parcels have opened."""
+    """Answers questions about a target in its own process."""
 
     def __init__(self, target: WeightTarget) -> None:
         """Answer for this target."""
         self._target = target
-        self._attachments = Attachments()
+        self._opened: dict[str, Any] = {}
 
-    def __call__(self, question: Question) -> Any:
-        """Return a plain value, or a Failure where the target raises WeightSyncError.
-
-        Raises InvalidValueError for a method that weight targets do not have.
-        """
-        try:
-            return self._answer(question)
-        except WeightSyncError as error:
-            return Failure.of(error)
-
-    def close(self) -> None:
-        """Release what parcels have opened: blocks of shared memory, process groups."""
-        self._attachments.close()
-
-    def _answer(self, question: Question) -> Any:
-        match question.method, question.given:
+    def __call__(self, method: str, *given: Any) -> Any:
+        """Return a plain value; raises WeightSyncError, and ValueError for a method that weight targets do not have."""
+        match method, given:
             case "write", (parcel,):
-                return tuple(self._target.write(parcel.open(self._attachments)))
-            case "compare", (parcel,):
-                return dict(self._target.compare(parcel.open(self._attachments)))
-            case "canary", (tokens,):
-                return Inline.of({"canary": self._target.canary(torch.tensor(tokens, dtype=torch.int64))})
+                return self._target.write(parcel.open(self._opened).items())
             case "digests", (names,):
                 return dict(self._target.digests(names))
-            case ("describe" | "begin" | "poison" | "commit") as method, given:
+            case "canary", (tokens,):
+                return self._target.canary(torch.tensor(tokens)).tolist()
+            case "describe" | "begin" | "commit", _:
                 return getattr(self._target, method)(*given)
-        raise InvalidValueError(
-            f"question {question.method!r} to a weight target",
-            legal="describe, begin, poison, write, digests, compare, canary, commit",
-        )
+        raise ValueError(f"question {method!r} to a weight target")

@@ -7,12 +7,13 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import combined_digest, tensor_digests
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.coverage import Groups, tied_names
-from rlcore.weights.digests import combined_digest, tensor_digests
 from rlcore.weights.target import ParameterSpec
+
+Groups = tuple[tuple[str, ...], ...]
 
 
 class WeightSource(Protocol):
@@ -45,7 +46,7 @@ class WeightSource(Protocol):
         """Return the digest of each tensor."""
 
     def logprobs(self, tokens: Tensor) -> Tensor:
-        """Return what the policy gives each token after the first: [length] -> fp32 [length - 1], on the CPU."""
+        """Return the log-probability of each token after the first: [length] -> fp32 [length - 1], on the CPU."""
 
     def decoder(self) -> Decoder:
         """Return a decoder with these weights, to look into."""
@@ -74,49 +75,45 @@ def describe(source: WeightSource) -> SourceDescription:
 
 
 class LiveWeights:
-    """The weights of a model of this process, as they are when they are read."""
+    """The weights of a model of this process, as they are when they are read, as `WeightSource`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     @property
     def config(self) -> DecoderConfig:
-        """Sizes of the model."""
         return cast(DecoderConfig, self._model.config)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights."""
         return next(self._model.parameters()).dtype
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The live tensors, detached."""
         return {name: p.detach() for name, p in self._model.named_parameters(remove_duplicate=False)}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters in the model's order; of tied ones only the first."""
         return tuple(name for name, _ in self._model.named_parameters())
 
     @property
     def tied(self) -> Groups:
-        """Groups of names that are one parameter."""
-        return tied_names(self._model)
+        groups: dict[object, list[str]] = {}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            place = (parameter.device, parameter.data_ptr(), parameter.shape, parameter.stride())
+            has_memory = parameter.numel() and not parameter.is_meta
+            groups.setdefault(place if has_memory else name, []).append(name)
+        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
     def specs(self) -> dict[str, ParameterSpec]:
-        """Return type, shape and memory of each tensor."""
         return {name: ParameterSpec.of(tensor) for name, tensor in self.tensors.items()}
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of each tensor."""
         return tensor_digests(self.tensors)
 
     @torch.no_grad()
     def logprobs(self, tokens: Tensor) -> Tensor:
-        """Return what the policy gives each token after the first."""
         return policy_logprobs(self.decoder(), tokens)
 
     def decoder(self) -> Decoder:
-        """Return the live model."""
         return cast(Decoder, self._model)

@@ -1,14 +1,14 @@
 """The weights of a sampler, as a sync sees them: questions and answers, never a tensor of the sampler.
 
-    describe ─▶ begin ─▶ poison ─▶ write, write, ... ─▶ digests ─▶ canary ─▶ commit
+    describe ─▶ begin ─▶ write ─▶ digests ─▶ canary ─▶ commit
 
-A target may be in this process or in another one. Its answers are plain values, and the tensors that it is handed are
-the trainer's, so each question can travel over a pipe or a network: `rlcore.weights.remote` lets it.
+A target may be in this process or in another one: its answers are plain values, and `rlcore.weights.remote` carries
+the questions.
 """
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol
@@ -16,20 +16,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+NamedTensors = Iterable[tuple[str, Tensor]]
+"""Names and tensors, one after the other: nothing needs all of a model at once."""
 _INTERPRETER = uuid.uuid4().hex
-
-
-def address_space() -> str:
-    """Return the name of this process's memory: no two processes have the same, forked ones included."""
-    return f"{_INTERPRETER}-{os.getpid()}"
 
 
 class Region(NamedTuple):
     """The memory of a parameter from its first byte to its last; what lies between belongs to it too."""
 
-    process: str
-    """Address space, as `address_space` names it."""
-    device: str
+    space: tuple[str, str]
+    """Address space: the process, forked ones apart, and the device."""
     begin: int
     """Address of the first byte."""
     end: int
@@ -37,35 +33,28 @@ class Region(NamedTuple):
 
 
 class ParameterSpec(NamedTuple):
-    """Type, shape and device of a parameter."""
+    """Type, shape and memory of a parameter."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     region: Region | None
-    """Memory of the elements; None if there are none, or if they have no memory (device meta)."""
-    is_meta: bool
+    """None if no other process or tensor can have the same memory."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "ParameterSpec":
         """Describe a tensor of this process."""
-        shape, is_meta = tuple(tensor.shape), tensor.is_meta
-        if is_meta or 0 in shape:
-            return cls(tensor.dtype, shape, None, is_meta)
-        itemsize = tensor.element_size()
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, tensor.stride(), strict=True))
-        begin = tensor.data_ptr()
-        region = Region(address_space(), str(tensor.device), begin, begin + reach * itemsize)
-        return cls(tensor.dtype, shape, region, is_meta)
-
-    @property
-    def num_elements(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
+        region = None
+        if tensor.numel() and not tensor.is_meta:
+            pairs = zip(tensor.shape, tensor.stride(), strict=True)
+            reach = 1 + sum((size - 1) * stride for size, stride in pairs)
+            begin, process = tensor.data_ptr(), f"{_INTERPRETER}-{os.getpid()}"
+            region = Region((process, str(tensor.device)), begin, begin + reach * tensor.element_size())
+        return cls(tensor.dtype, tuple(tensor.shape), region)
 
     @property
     def num_bytes(self) -> int:
         """Size of the elements in bytes."""
-        return self.num_elements * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
@@ -83,15 +72,6 @@ class TargetState:
     """Each parameter, by the policy's names; tied parameters may have one name or all."""
 
 
-class Difference(NamedTuple):
-    """Comparison of a parameter with a tensor."""
-
-    num_differing: int
-    """Elements whose bits differ; all of them if type or shape differ."""
-    num_nan: int
-    """Elements of the parameter that are NaN."""
-
-
 class WeightTarget(Protocol):
     """The weights of a sampler, written by a sync and checked by its questions.
 
@@ -105,21 +85,14 @@ class WeightTarget(Protocol):
     def begin(self, policy_version: int) -> None:
         """Stop sampling and open the weights for writing; drop everything computed from older weights.
 
-        Legal again before `commit`: a second load then begins as the first did. Raises WeightSyncError (fence) while
-        completions are drawn.
+        Raises WeightSyncError (fence) while completions are drawn.
         """
 
-    def poison(self, names: Sequence[str]) -> None:
-        """Fill these parameters with NaN, as torch's `fill_` writes it."""
-
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        """Write these tensors over the parameters of their names; return the names that were written."""
+    def write(self, weights: NamedTensors) -> None:
+        """Write these tensors over the parameters of their names."""
 
     def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the digest of each parameter as it is now (`rlcore.weights.digests.tensor_digest`)."""
-
-    def compare(self, chunk: Mapping[str, Tensor]) -> Mapping[str, Difference]:
-        """Compare parameters with these tensors; asked only to explain digests that differ."""
+        """Return the digest of each parameter as it is now (`harness.bits.tensor_digests.tensor_digest`)."""
 
     def canary(self, tokens: Tensor) -> Tensor:
         """Return the log-probability of each token but the first, by the way it samples: [length] -> fp32 [length - 1].

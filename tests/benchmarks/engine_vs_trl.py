@@ -32,7 +32,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.probe import machine
-from rlcore.numerics.product import be_strict, product
+from rlcore.numerics.product import mkl_mode, product
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = Path(__file__).parent / "one_step"
@@ -146,7 +146,7 @@ def children(size: Size) -> Iterator[list[Child]]:
         for name, command in commands(size, model).items():
             own = dict(environ)
             if name == INVARIANT:  # as `rlharness train` starts it
-                be_strict(own)
+                own["MKL_CBWR"] = mkl_mode()
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

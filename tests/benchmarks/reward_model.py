@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,6 @@ from rlcore.models.config import DecoderConfig
 from rlcore.numerics.probe import machine
 from rlcore.rewards.reward_model import Scorer, TorchScorer
 from rlcore.samplers.vllm.pooling import VllmScorer
-from rlcore.samplers.vllm.stock_kernels import leave_weights_unpacked
 from rlcore.samplers.vllm.versions import installed_version
 from tests.support.reward_models import CONFIG, sequences_of, write_reward_model
 
@@ -59,8 +58,7 @@ def measure(of: DecoderConfig) -> bool:
         classifier = write_reward_model(directory, of)
 
         def served(*, is_serial: bool, is_packed: bool = True) -> Scorer:
-            with nullcontext() if is_packed else leave_weights_unpacked():
-                return VllmScorer.start(directory, max_length=96, batch_size=16, is_serial=is_serial)
+            return VllmScorer(directory, max_length=96, batch_size=16, is_serial=is_serial, is_packed=is_packed)
 
         held = partial(at_level, "invariant", of, length=96)
         scorers: dict[str, Scorer] = {

@@ -30,7 +30,6 @@ from rlcore.numerics.probe import STRATEGIES, machine
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.samplers.vllm.engine import Engine, EngineSettings
 from rlcore.samplers.vllm.sampler import VllmSampler
-from rlcore.samplers.vllm.stock import StockEngine
 from rlcore.samplers.vllm.versions import installed_version
 from tests.rlcore.training.recorded import config, trained
 from tests.support.parity import num_different, requests_of
@@ -74,8 +73,8 @@ def print_bits(name: str, of: DecoderConfig) -> None:
             parameter.mul_(3 if parameter.dim() == 2 else 1)
     settings = EngineSettings(max_length=of.max_length, concurrency=16, block_size=32)
     with redirect_stdout(sys.stderr):
-        stock = VllmSampler(StockEngine.start(decoder, settings), TOKENIZER)
-        own = VllmSampler(Engine.start(decoder, settings), TOKENIZER)
+        stock = VllmSampler(Engine(decoder, replace(settings, is_stock=True)), TOKENIZER)
+        own = VllmSampler(Engine(decoder, settings), TOKENIZER)
     print(f"{name} model, {sum(each.numel() for each in decoder.parameters()):,} parameters")
     for label, sampler, strategy in (
         ("vLLM's model", stock, None),

@@ -4,28 +4,24 @@
     python tests/benchmarks/vllm_sampler.py --sizes 127k --rounds 15
 
 In the environment of constraints-vllm.txt. 64 completions of 32 tokens, at level invariant and off. The model that vLLM
-brings draws by its own seeded sampler, and promises no bits. A sync is one to the engine: with all checks of a receipt,
-and without any. A time is the least of the rounds, of processor time. Where the engine is a process of its own, it is
-that of both processes, and the part of this one follows. At level invariant all of rlcore's samplers must have the same
-tokens and log-probabilities: exit status 1 if not.
+brings promises no bits. A sync is one to the engine: with all checks of a receipt, and without any. A time is the least
+of the rounds, of the processor time of both processes, and the part of this one follows. At level invariant rlcore's
+decoder must have the same tokens and log-probabilities in vLLM: exit status 1 if not.
 """
 
 import argparse
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
 
 from rlcore.keys import completion_key
-from rlcore.models.checkpoints import save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
@@ -33,14 +29,11 @@ from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.probe import certify, machine
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.samplers.vllm.engine import Engine, EngineSettings
-from rlcore.samplers.vllm.process_engine import ProcessEngine
 from rlcore.samplers.vllm.sampler import VllmSampler
-from rlcore.samplers.vllm.versions import engine_arguments, installed_version, isolated
+from rlcore.samplers.vllm.versions import installed_version
 from rlcore.types import Prompt, SampleRequest, SamplingParams
-from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.sync import sync
 from tests.conformance.sampler_suite import bits
-from tests.support.vllm_engines import declare_entry_point
 
 NUM_PROMPTS, GROUP_SIZE, NUM_TOKENS, PROMPT = 8, 8, 32, "reverse: "
 TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz0123456789: ")
@@ -72,39 +65,6 @@ def requests() -> list[SampleRequest]:
     ]
 
 
-def stock(decoder: Decoder, wanted: list[SampleRequest]) -> Callable[[], object]:
-    """Return a rollout by the Qwen3 that vLLM brings, with these weights."""
-    with isolated(), tempfile.TemporaryDirectory() as directory:
-        from vllm import SamplingParams
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        save(decoder, Path(directory))
-        required: dict[str, Any] = {
-            "model": directory,
-            "skip_tokenizer_init": True,
-            "dtype": "float32",
-            "enforce_eager": True,
-            "max_model_len": decoder.config.max_length,
-            "max_num_seqs": len(wanted),
-            "disable_log_stats": True,
-        }
-        engine = LLMEngine.from_engine_args(engine_arguments(required, {"kv_cache_memory_bytes": 64 << 20}))
-    count = 0
-
-    def roll_out() -> None:
-        nonlocal count
-        for each in wanted:
-            count += 1
-            params = SamplingParams(
-                max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0, detokenize=False, seed=each.key % 2**31
-            )
-            engine.add_request(str(count), {"prompt_token_ids": list(each.prompt.tokens)}, params)
-        while engine.has_unfinished_requests():
-            engine.step()
-
-    return roll_out
-
-
 def processor_s(process_id: int) -> float:
     """Return the processor time that a process has taken, by its clock in Linux."""
     return time.clock_gettime(~process_id << 3 | 2)
@@ -132,7 +92,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    declare_entry_point()
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, vLLM {installed_version()}, {machine()}, load {os.getloadavg()[0]:.1f};"
         f" fp32, 1 thread; {len(requests())} completions of {NUM_TOKENS} tokens"
@@ -158,39 +117,48 @@ def measure(size: str, config: DecoderConfig, num_rounds: int) -> bool:
     )
     local = TorchSampler(decoder, tokenizer, concurrency=64)
     with redirect_stdout(sys.stderr):
-        served = VllmSampler(Engine.start(decoder, SETTINGS), tokenizer)
-        process = ProcessEngine.start(decoder, SETTINGS)
-        apart = VllmSampler(process, tokenizer)
-        theirs = stock(decoder, wanted)
+        engines = [Engine(decoder, replace(SETTINGS, is_stock=is_stock)) for is_stock in (False, True)]
+    served, stock = (VllmSampler(engine, tokenizer) for engine in engines)
     with following(held.strategy), torch.no_grad():
-        is_equal = bits(local.sample(wanted)) == bits(served.sample(wanted)) == bits(apart.sample(wanted))
+        is_equal = bits(local.sample(wanted)) == bits(served.sample(wanted))
     num_tokens = len(wanted) * NUM_TOKENS
     print(f"{size}: {'equal' if is_equal else 'DIFFERENT'} bits at level invariant")
-    for name, call, strategy, processes in (
-        ("rlcore's sampler, invariant", lambda: local.sample(wanted), held.strategy, ()),
-        ("rlcore's decoder in vLLM, invariant", lambda: served.sample(wanted), held.strategy, ()),
-        ("the same in a process of its own", lambda: apart.sample(wanted), held.strategy, process.process_ids),
-        ("rlcore's decoder in vLLM, off", lambda: served.sample(wanted), None, ()),
-        ("vLLM's own model, off", theirs, None, ()),
+    for name, sampler, strategy, processes in (
+        ("rlcore's sampler, invariant", local, held.strategy, ()),
+        ("rlcore's decoder in vLLM, invariant", served, held.strategy, (engines[0].pid,)),
+        ("rlcore's decoder in vLLM, off", served, None, (engines[0].pid,)),
+        ("vLLM's own model, off", stock, None, (engines[1].pid,)),
     ):
-        taken, own = least_s(call, strategy, num_rounds, *processes)
+        taken, own = least_s(partial(sampler.sample, wanted), strategy, num_rounds, *processes)
         print(f"  {name:36} {taken * 1e3:7.1f} ms  {num_tokens / taken:7.0f} tokens/s, {own * 1e3:.1f} ms here")
-    for where, sampler, processes in (("", served, ()), (" to a process", apart, process.process_ids)):
-        for name, checks in (("with its receipt", ALL_CHECKS), ("without checks", frozenset[Check]())):
-            taken, own = least_s(syncs(decoder, sampler, checks), held.strategy, num_rounds, *processes)
-            print(f"  {f'a sync{where} {name}':36} {taken * 1e3:7.1f} ms, {own * 1e3:.1f} ms here")
-    process.close()
+    for name, send in (("with its receipt", syncs), ("without checks", writes)):
+        taken, own = least_s(send(decoder, served), held.strategy, num_rounds, engines[0].pid)
+        print(f"  {f'a sync {name}':36} {taken * 1e3:7.1f} ms, {own * 1e3:.1f} ms here")
+    for engine in engines:
+        engine.close()
     return is_equal
 
 
-def syncs(decoder: Decoder, sampler: VllmSampler, checks: frozenset[Check]) -> Callable[[], object]:
+def syncs(decoder: Decoder, sampler: VllmSampler) -> Callable[[], object]:
     """Return a call that sends the weights to the engine once more, after a first sync."""
     target = sampler.weight_target
     receipt = sync(decoder, target, target.policy_version + 1, None)
 
     def send() -> None:
         nonlocal receipt
-        receipt = sync(decoder, target, receipt.policy_version + 1, receipt, checks=checks)
+        receipt = sync(decoder, target, receipt.policy_version + 1, receipt)
+
+    return send
+
+
+def writes(decoder: Decoder, sampler: VllmSampler) -> Callable[[], object]:
+    """Return a call that sends the weights without a check."""
+    target, parameters = sampler.weight_target, [(name, each.detach()) for name, each in decoder.named_parameters()]
+
+    def send() -> None:
+        target.begin(target.policy_version + 1)
+        target.write(parameters)
+        target.commit(target.weights_digest)
 
     return send
 

@@ -1,18 +1,30 @@
 """Files that another process may have replaced: what is opened, how much is read, and that nothing is waited for."""
 
+import json
 import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits import files as regular_file
-from harness.bits.files import CHUNK_BYTES, POLL_BYTES, open_for_writing, open_regular, read_regular, read_text
+from harness.bits.files import (
+    CHUNK_BYTES,
+    MAX_DEPTH,
+    POLL_BYTES,
+    check_regular,
+    open_for_writing,
+    open_regular,
+    parse_object,
+    read_regular,
+    read_text,
+)
 from harness.process.growing_file import GrowingFile, GrowingLines
 
 LINES = st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"")), max_size=12)
@@ -65,8 +77,10 @@ def test_links_are_followed_only_where_that_is_wanted_and_only_to_regular_files(
     assert read_regular(tmp_path / "link", follows_links=True) == b"text"
     with pytest.raises(OSError, match="it is a symbolic link"):
         read_regular(tmp_path / "link")
-    with pytest.raises(OSError, match="it is a device"):
-        read_regular(tmp_path / "endless", follows_links=True)
+    check_regular(tmp_path / "link")
+    for use in (check_regular, lambda path: open_regular(path, follows_links=True)):
+        with pytest.raises(OSError, match="it is a device"):
+            use(tmp_path / "endless")
 
 
 def test_a_file_beyond_the_limit_is_refused_and_not_read(tmp_path: Path) -> None:
@@ -160,3 +174,35 @@ def test_a_file_that_is_there_already_is_not_taken_for_ones_own(tmp_path: Path) 
     (tmp_path / "report").symlink_to("elsewhere")
     with pytest.raises(FileExistsError):
         GrowingFile(tmp_path / "report").make()
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), values))
+def test_an_object_is_parsed_as_json_does(value: dict[str, Any]) -> None:
+    assert parse_object(json.dumps(value).encode()) == value
+
+
+def nested(depth: int, opened: str, closed: str) -> bytes:
+    return f'{{"a": {opened * (depth - 1)}1{closed * (depth - 1)}}}'.encode()
+
+
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}"), ("[0, ", "]")])
+def test_an_object_may_be_as_deep_as_is_allowed(opened: str, closed: str) -> None:
+    assert "a" in parse_object(nested(MAX_DEPTH, opened, closed))
+    for depth in (MAX_DEPTH + 1, 900, 100_000):
+        with pytest.raises(ValueError, match=f"more than {MAX_DEPTH} levels deep"):
+            parse_object(nested(depth, opened, closed))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"3", b'"a"', b"null", b"{", b"\xff", b'{"a": 1} x', b'{"a": ' + b"9" * 9999]
+)
+def test_what_is_no_object_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_object(content)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.bits.levels import DETERMINISTIC, INVARIANT, LOWERED, MOVE_BITS, OFF, SETTINGS, WORKSPACES, level_variables
+from harness.bits.levels import DETERMINISTIC, INVARIANT, MOVE_BITS, OFF, SETTINGS, level_variables
+from harness.doctor.bit_variables import LOWERED, WORKSPACES
 from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
 from tests.support.manual import section
@@ -100,8 +101,8 @@ def test_an_entry_that_holds_invariant_is_given_what_settles_how_something_is_co
     strict = level_variables(INVARIANT, {}, is_held_by_entry=True, is_intels=True)
     assert strict == invariant | {"MKL_CBWR": "AUTO,STRICT"}
     assert level_variables(DETERMINISTIC, {}, is_intels=True) == rerun
-    chosen = level_variables(INVARIANT, {"MKL_CBWR": "AVX2"}, is_held_by_entry=True, is_intels=True)
-    assert chosen["MKL_CBWR"] == "AVX2"
+    chosen = level_variables(INVARIANT, {"MKL_CBWR": "auto"}, is_held_by_entry=True, is_intels=True)
+    assert chosen["MKL_CBWR"] == "auto"
     told = perturbation(rerun, 1)
     assert {f"variable {name}" for name in free} == told.keys() & {f"variable {name}" for name in rerun}, (
         "what is of no matter is what the fingerprint tells as such"
@@ -111,6 +112,22 @@ def test_an_entry_that_holds_invariant_is_given_what_settles_how_something_is_co
         UsageError, match="the level 'invariant' conflicts with variables that are set: NCCL_NVLS_ENABLE=1"
     ):
         level_variables(INVARIANT, {"NCCL_NVLS_ENABLE": "1"}, is_held_by_entry=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "legal"),
+    [
+        ("MKL_CBWR", "COMPATIBLE", "MKL_CBWR=AUTO or AUTO,STRICT"),
+        ("MKL_CBWR", "AVX2", "MKL_CBWR=AUTO or AUTO,STRICT"),
+        ("ATEN_CPU_CAPABILITY", "default", "ATEN_CPU_CAPABILITY not set"),
+        ("ONEDNN_MAX_CPU_ISA", "AVX2", "ONEDNN_MAX_CPU_ISA not set"),
+    ],
+)
+def test_what_moves_bits_and_repeats_them_is_legal_at_deterministic_alone(name: str, value: str, legal: str) -> None:
+    assert level_variables(DETERMINISTIC, {name: value})
+    with pytest.raises(UsageError, match=f"{name}={value}") as refused:
+        level_variables(INVARIANT, {name: value}, is_held_by_entry=True)
+    assert (refused.value.legal, refused.value.remedy) == (legal, f"unset {name}")
 
 
 def test_every_variable_of_a_level_is_part_of_the_fingerprint() -> None:

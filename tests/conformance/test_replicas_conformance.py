@@ -7,7 +7,7 @@ import pytest
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
 from rlcore.samplers.base import NextTokenSampler
-from rlcore.samplers.replicas import replicate
+from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
@@ -22,7 +22,7 @@ class TestReplicas(SamplerConformance):
         count, run_together = request.param
         decoder = decoder_of("qwen3", spread=6.0)
         with following(STRATEGIES[0]):
-            yield lambda concurrency: replicate(
+            yield lambda concurrency: ReplicaSampler(
                 [TorchSampler(decoder, TOKENIZER, concurrency=concurrency) for _ in range(count)],
                 run_together=run_together,
             )
@@ -38,7 +38,7 @@ class TestSearchingReplicas(NextTokensConformance):
         decoder = decoder_of("qwen3", spread=6.0)
 
         def replicas(concurrency: int) -> NextTokenSampler:
-            made = replicate(
+            made = ReplicaSampler(
                 [TorchSampler(decoder, TOKENIZER, concurrency=concurrency) for _ in range(2)], run_together=True
             )
             assert isinstance(made, NextTokenSampler)

@@ -173,10 +173,10 @@ def kill(part: Part) -> None:
 
 def digest(part: Part) -> None:
     """Digests where the tensors lie: equal to the reference for every dtype and layout, across word 2^31, and fast."""
+    from harness.bits.digests import shardsum
     from harness.recording.gpu_digest import Shard
     from harness.recording.sharded_digest import digest_placed
     from harness.recording.tensors import tensor_bytes
-    from harness.trace.digests import shardsum
 
     differing = []
     names = [name for name in dir(torch) if name.startswith(("float8", "bfloat16", "float16", "float32", "float64"))]
@@ -212,9 +212,9 @@ def _shard(tensor: torch.Tensor) -> Any:
 
 
 def _is_reference(shard: Any, words: torch.Tensor, first: int) -> bool:
+    from harness.bits.digests import shardsum
     from harness.recording.sharded_digest import digest_placed
     from harness.recording.tensors import tensor_bytes
-    from harness.trace.digests import shardsum
 
     return bool(digest_placed([shard])[0].digest == shardsum(tensor_bytes(words), 4, first))
 

@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from rlcore.data.microbatches import Microbatch
-from rlcore.trainers.base import Trainer
-from rlcore.trainers.parallel import build_parallel
-from rlcore.trainers.rank_grid import build_grid
+from rlcore.trainers.ranks import build_grid
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.source import digest_of
 from tests.support.rank_training import NUM_MICROBATCHES, Odd, local_trainer, microbatches_of, negative_likelihood
 
@@ -42,7 +41,7 @@ def main() -> int:
     grid = build_grid(1, timeout_s=60.0, device="cuda")
     assert grid is not None and grid.world.size == 1
     alone = trained(local_trainer(model=model()))
-    over_nccl = trained(build_parallel(local_trainer(model=model()), grid, is_canonical=True))
+    over_nccl = trained(local_trainer(model=model(), grid=grid))
     if over_nccl != alone:
         print(f"over NCCL {over_nccl}, alone {alone}", file=sys.stderr)
         return 1

@@ -87,8 +87,8 @@ def test_digests_of_weights_are_those_of_the_host_and_weights_stay_on_the_gpu(
     """Every kind of tensor; then how fast, printed for the documents."""
     from torch.profiler import ProfilerActivity, profile
 
-    from rlcore.weights import gpu_digests
-    from rlcore.weights.digests import tensor_digests
+    from harness.bits import gpu_digests
+    from harness.bits.tensor_digests import tensor_digests
 
     pytest.importorskip("triton")
     assert gpu_digests.problem(torch.device("cuda", torch.cuda.current_device())) == ""

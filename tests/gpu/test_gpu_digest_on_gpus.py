@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from harness.bits.digests import add_shards, shardsum  # noqa: E402
 from harness.recording import gpu_digest, gpu_memory  # noqa: E402
 from harness.recording.gpu_batch import GPU, kernel_problem, lanes_by_kernel  # noqa: E402
 from harness.recording.gpu_digest import Shard  # noqa: E402
 from harness.recording.sharded_digest import digest_placed  # noqa: E402
 from harness.recording.tensors import tensor_bytes  # noqa: E402
-from harness.trace.digests import add_shards, shardsum  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),

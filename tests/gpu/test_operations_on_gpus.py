@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from harness.bits.digests import shardsum  # noqa: E402
 from harness.recording.op_log import OpLog  # noqa: E402
 from harness.recording.op_mode import OpMode  # noqa: E402
 from harness.recording.tensors import tensor_bytes  # noqa: E402
-from harness.trace.digests import shardsum  # noqa: E402
 from harness.trace.ops import OpRecord, compare_ops, read_ops  # noqa: E402
 
 pytestmark = [

@@ -12,15 +12,17 @@ import pytest
 import torch
 from torch import nn
 
+from harness.bits.tensor_digests import tensor_digests
 from harness.fixtures import StartRayCluster
+from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.determinism import worker_environment
 from rlcore.distributed.dispatch import Collect, Entry, Table
-from rlcore.distributed.level_variables import worker_environment
-from rlcore.distributed.offload import offload, state_tensors
 from rlcore.distributed.placement.plan import Pool, Role, make_plan
 from rlcore.distributed.process_report import GPU, ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.worker import Worker
 from rlcore.distributed.worker_group import start_group
-from rlcore.weights.digests import tensor_digests
+from rlcore.trainers.offload import OffloadedState
+from rlcore.trainers.trainer import Trainer
 
 LEVEL = "deterministic"
 pytestmark = [
@@ -62,15 +64,14 @@ def test_a_worker_of_a_plan_has_the_gpu_of_its_slot(ray_cluster: StartRayCluster
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["host memory", "files"])
 def test_an_idle_role_leaves_the_gpu_and_comes_back_with_every_bit(tmp_path: Path, is_mapped: bool) -> None:
     model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
-    model(torch.randn(8, 512, device="cuda")).square().sum().backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    before = tensor_digests(state_tensors(model, optimizer))
+    trainer = Trainer("policy", model, 1e-3, section=OptimizerSection(learning_rate=1e-3), runtime=RuntimeSection())
+    trainer.gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
+    trainer.optimizer_step(learning_rate=1e-3, max_norm=None)
+    before = tensor_digests(trainer.state())
     held = torch.cuda.memory_allocated()
-    state = offload(model, optimizer, directory=tmp_path if is_mapped else None)
+    state = OffloadedState(model, trainer.masters, trainer.optimizer, trainer.state, tmp_path if is_mapped else None)
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert held - torch.cuda.memory_allocated() >= state.num_bytes > 3 * 4 * 2 * 512 * 2048
+    assert held - torch.cuda.memory_allocated() > 3 * 4 * 2 * 512 * 2048
     state.wake()
     assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
-    assert tensor_digests(state_tensors(model, optimizer)) == before
+    assert tensor_digests(trainer.state()) == before

@@ -20,18 +20,21 @@ SHARDED = {**ON_RAY, "deployment.sharding": "full"}
 HYBRID = {**SHARDED, "deployment.num_ranks": "4", "deployment.sharding": "hybrid", "deployment.num_copies": "2"}
 VLLM = {"sampler.name": "vllm"}
 SCENARIOS = ("grpo_sorting", "grpo_reverse_text", "ppo_arithmetic", "grpo_recommendation")
-ALGORITHMS: dict[str, Mapping[str, str]] = {
-    "gspo": {"loss": "gspo", "advantage": "grpo", "aggregation": "seq-mean-token-mean", "kl_coef": "0.05"},
+CLIP = {"clip_eps_low": 0.2, "clip_eps_high": 0.2}
+ALGORITHMS: dict[str, Mapping[str, str | float]] = {
+    "gspo": {"loss": "gspo", "advantage": "grpo", "aggregation": "seq-mean-token-mean", "kl_coef": 0.05, **CLIP},
     "cispo": {
         "loss": "cispo",
         "advantage": "dr_grpo",
         "aggregation": "seq-mean-token-sum-norm",
-        "entropy_coef": "0.01",
+        "entropy_coef": 0.01,
+        **CLIP,
     },
     "dppo": {"loss": "dppo_tv", "advantage": "reinforce_pp_baseline", "aggregation": "seq-mean-token-sum"},
     "ipo": {"loss": "ipo", "advantage": "remax", "aggregation": "token-mean"},
-    "masked-is": {"loss": "masked_is", "advantage": "rloo", "kl_coef": "0.05", "kl_estimator": "k2"},
+    "masked-is": {"loss": "masked_is", "advantage": "rloo", "kl_coef": 0.05, "kl_estimator": "k2"},
 }
+"""Sections `algorithm` of GRPO, whole: a setting that the scenario has may not go with the loss."""
 LOGICAL, PHYSICAL, SHARD = 0, 1, 2
 SCOPES = {LOGICAL: "logical", PHYSICAL: "physical", SHARD: "shard"}
 
@@ -93,7 +96,7 @@ def cases() -> Iterator[Case]:
     updates = {"training.num_epochs": "2", "training.num_minibatches": "2"}
     yield Case("ppo_arithmetic", where="in two epochs of two minibatches", settings=updates)
     for name, algorithm in ALGORITHMS.items():
-        settings = {f"algorithm.{key}": value for key, value in algorithm.items()}
+        settings = {"algorithm": json.dumps({"name": "grpo", **algorithm})}
         yield Case("grpo_reverse_text", where=f"with {name}", settings=settings)
 
 

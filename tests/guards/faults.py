@@ -17,7 +17,7 @@ from tests.guards.guard import ROOT, Context, Row, rlharness
 from tests.guards.planted.fault import FAULTS, Fault, named
 from tests.guards.planted.honest_pairs import alarms, left_behind
 from tests.guards.planted.settings import payload
-from tests.guards.planted.trials import CHAOS, ENGINE, GATE, NOTHING, REPLAY, Finding, Trial
+from tests.guards.planted.trials import CHAOS, ENGINE, GATE, NOTHING, REPLAY, Finding, findings
 from tests.guards.planted.workers import Workers
 
 MEANS = (ENGINE, REPLAY, CHAOS, GATE, NOTHING)
@@ -58,13 +58,12 @@ def drawn() -> list[Fault]:
 
 def tried(faults: Sequence[Fault], num_pairs: int, work: Path) -> Iterator[Row]:
     """Yield a row for each fault, then those of all of them."""
-    findings = []
+    num_localised = 0
     with Workers(work) as workers:
         goldens = workers.goldens(fault.setting for fault in faults)
-        for fault in faults:
-            findings.append(Trial(workers, fault, goldens[fault.setting]).finding())
-            yield Row(fault.name, problem(findings[-1]))
-        num_localised = sum(each.is_localised for each in findings)
+        for found in findings(workers, faults, goldens):
+            num_localised += found.is_localised
+            yield Row(found.fault.name, problem(found))
         if len(faults) == len(FAULTS):
             is_red = num_localised < LEAST_LOCALISED * len(faults)
             yield Row("phases", f"{num_localised} of {len(faults)} are right" if is_red else "")
@@ -114,11 +113,10 @@ def main() -> int:
     is_red = False
     with tempfile.TemporaryDirectory(prefix="faults-") as work, Workers(Path(work)) as workers:
         goldens = workers.goldens(fault.setting for fault in faults)
-        for fault in faults:
-            found = Trial(workers, fault, goldens[fault.setting]).finding()
+        for found in findings(workers, faults, goldens):
             is_red |= bool(red := problem(found))
             place = f"step {found.step}, {' or '.join(found.phases) or '-'} {found.leaf}".rstrip()
-            print(f"{fault.name}: {found.check} ({found.how}), {place}")
+            print(f"{found.fault.name}: {found.check} ({found.how}), {place}")
             print(f"    {found.what}" + (f"\n    RED {red}" if red else ""), flush=True)
     return 1 if is_red else 0
 

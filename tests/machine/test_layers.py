@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Severity
 from harness.doctor.bootstrap import WALK_S
 from harness.doctor.distributed_probe import LIMITS_S
 from harness.doctor.layers import (
@@ -25,6 +24,7 @@ from harness.doctor.layers import (
     verdict_of_ray,
     verdicts_of_ranks,
 )
+from harness.machine.findings import Severity
 
 KEYS = ("store", "gloo", "nccl", "collective")
 MET = (

@@ -12,11 +12,11 @@ from itertools import product
 import pytest
 import torch
 
+from harness.bits.digests import BLOCK_WORDS
 from harness.recording import digest_cache, names, sharded_digest, tensors
 from harness.recording.gpu_batch import Gpu, Value, lanes_by_kernel
 from harness.recording.gpu_digest import Shard, lanes_by_torch
 from harness.recording.gpu_table import ROWS, Row, Runs
-from harness.trace.digests import BLOCK_WORDS
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 

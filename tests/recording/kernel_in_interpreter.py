@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from harness.bits.digests import add_shards, shardsum
 from harness.recording.gpu_batch import GPU, Sample, Value, kernel_problem, lanes_by_kernel, sample_runs
 from harness.recording.gpu_digest import Shard, lanes_by_torch, lanes_digest, lanes_of_shard, words_of
 from harness.recording.tensors import tensor_bytes
-from harness.trace.digests import add_shards, shardsum
 
 HOST = torch.device("cpu")
 GENERATOR = torch.Generator().manual_seed(1)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.bits.digests import BLOCK_WORDS, add_shards, shardsum
 from harness.bits.errors import TraceError
 from harness.fixtures import StartRanks
 from harness.recording.gpu_batch import lanes_by_kernel
@@ -25,7 +26,6 @@ from harness.recording.gpu_digest import (
 from harness.recording.gpu_table import Level, Runs, rows_of
 from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import tensor_bytes
-from harness.trace.digests import BLOCK_WORDS, add_shards, shardsum
 from tests.recording.counted_gpu import CountedGpu
 from tests.support.triton_interpreter import run_interpreted
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.bits.digests import digest
 from harness.bits.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.op_log import OpLog
@@ -18,7 +19,6 @@ from harness.recording.op_mode import OpMode
 from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
 from harness.recording.recording_config import RunEnded
 from harness.trace.chain import RecordedValue, Scope
-from harness.trace.digests import digest
 from harness.trace.ops import read_ops
 from harness.trace.values import Float
 

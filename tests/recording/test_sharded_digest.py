@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from harness.bits.digests import RAW, SHARDSUM_128, shardsum
 from harness.recording import gpu_batch, gpu_memory
 from harness.recording.gpu_batch import Gpu, kernel_problem, lanes_by_kernel, lanes_of
 from harness.recording.gpu_digest import lanes_digest
@@ -10,7 +11,6 @@ from harness.recording.recorder import look
 from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import digest_tensor
 from harness.trace.chain import Scope
-from harness.trace.digests import RAW, SHARDSUM_128, shardsum
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
 HOST = torch.device("cpu")

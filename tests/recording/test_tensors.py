@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.bits.digests import digest
 from harness.bits.errors import TraceError
 from harness.recording.tensors import DTYPES, digest_tensor, dtype_name, strided_parts, tensor_bytes
-from harness.trace.digests import digest
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor import containers, directories, environment, gpus, packages, rank_variables
 from harness.doctor.bit_variables import check_bit_variables, check_hash_seed
 from harness.doctor.cgroup_limits import GroupLimits
@@ -18,6 +17,7 @@ from harness.doctor.directories import Directory, Limit, Trial
 from harness.doctor.examination import in_order
 from harness.doctor.host import Answer
 from harness.doctor.packages import Installed
+from harness.machine.findings import Finding, Severity
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.render.findings import findings_json, findings_text, fix_lines

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.bits.digests import SHARDSUM_128, shardsum
 from harness.render.report import grid as grids
 from harness.render.report import grid_data as grid_data_module
 from harness.render.report.grid import Grid, difference_grid
 from harness.render.report.grid_data import KINDS, NO_RANK, grid_data
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
-from harness.trace.digests import SHARDSUM_128, shardsum
 from harness.trace.reader import Trace
 from harness.trace.verdict import Difference, Kind
 from tests.support.traces import (

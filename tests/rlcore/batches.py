@@ -70,7 +70,6 @@ def batch_of(seed: int, num_samples: int, num_positions: int) -> Batch:
         "old_logprobs": logprobs + noise(0.3),
         "rollout_logprobs": logprobs + noise(0.3),
         "ref_logprobs": logprobs + noise(0.5),
-        "teacher_logprobs": logprobs + noise(0.5),
         "advantages": noise(),
         "values": values,
         "old_values": values + noise(0.3),

@@ -1,10 +1,7 @@
-"""MKL is asked to be strict when tests are collected, for as cheap a strategy as in a run.
-
-Where something computed before, in an import say, it is not, and tests hold with a dearer one.
-"""
+"""MKL computes in the mode of level invariant from the collection on: it keeps the mode of its first work."""
 
 import os
 
-from rlcore.numerics.product import be_strict
+from rlcore.numerics.product import hold_mkl_mode
 
-be_strict(os.environ)
+hold_mkl_mode(os.environ)

@@ -17,7 +17,6 @@ from rlcore.algorithms.advantages import (
     gae,
     grpo,
     per_token,
-    reinforce_pp,
     reinforce_pp_baseline,
     remax,
     rloo,
@@ -202,12 +201,10 @@ def test_remax_of_a_reward_at_the_end_is_reward_minus_baseline(batch: Batch) -> 
 
 @SEEDED
 @given(batch=batches(min_samples=2, min_positions=2))
-def test_reinforce_pp_of_a_reward_at_the_end(batch: Batch) -> None:
-    """Without discount every token has its sample's reward, as with the baseline where every group is of one."""
+def test_reinforce_pp_where_every_group_is_of_one_is_the_whitened_reward(batch: Batch) -> None:
     rewards, mask = batch["rewards"], batch.loss_mask
-    found = reinforce_pp(at_last_token(rewards, mask), mask)
-    assert torch.equal(found.returns, per_token(rewards, mask))
-    assert torch.equal(found.advantages, reinforce_pp_baseline(rewards, torch.arange(len(rewards)), mask))
+    alone = reinforce_pp_baseline(rewards, torch.arange(len(rewards)), mask)
+    assert torch.equal(alone, whiten(per_token(rewards, mask), mask))
 
 
 @SEEDED
@@ -233,10 +230,6 @@ def test_tokens_of_samples_not_included_count_nowhere(batch: Batch, poison: floa
     if left.loss_mask.sum() > 1:
         pairs += [
             (whiten(spoilt["values"], mask, included), whiten(left["values"], left.loss_mask)),
-            (
-                reinforce_pp(spoilt["token_rewards"], mask, included).advantages,
-                reinforce_pp(left["token_rewards"], left.loss_mask).advantages,
-            ),
             (
                 reinforce_pp_baseline(rewards, groups, mask, included),
                 reinforce_pp_baseline(left["rewards"], left["groups"], left.loss_mask),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
+from rlcore.config import FOREIGN, GrpoSection, PpoSection, RunConfig, read_config
 from rlcore.errors import InvalidValueError
 
 LEAST: dict[str, Any] = {"task": {"name": "sorting"}, "algorithm": {"name": "grpo"}}
@@ -67,7 +67,7 @@ def test_what_no_key_takes_is_refused_by_its_key_without_pydantics_words(
         ("model.family", "gpt", "model.family is 'gpt'", "'llama', 'qwen2' or 'qwen3'"),
         ("algorithm.name", "pgo", "algorithm.name is 'pgo'", "'grpo', 'ppo'"),
         ("algorithm", 3, "algorithm is 3", "keys with values"),
-        ("training", None, "training is None", "keys with values"),
+        ("training", 3, "training is 3", "keys with values"),
         ("runtime.sampling_threads", 10**6, "runtime.sampling_threads is 1000000", "1024 or less"),
         ("deployment.num_ranks", 10**12, "deployment.num_ranks is 1000000000000", "65536 or less"),
     ],
@@ -143,3 +143,91 @@ def test_what_does_not_fit_together_is_told_with_what_would(training: dict[str, 
 def test_one_completion_a_prompt_is_enough_where_nothing_is_compared(algorithm: dict[str, str]) -> None:
     found = read_config({**LEAST, "algorithm": algorithm, "training": {"group_size": 1}})
     assert found.training.group_size == 1
+
+
+WITHOUT_EFFECT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"model": {"width": 32}}, {"model": {"path": "mine"}}),
+    ({"model": {"family": "llama", "is_tied": False}}, {"model": {"path": "mine"}}),
+    ({"task": {"path": "mine.jsonl"}}, {}),
+    ({"task": {"reward_timeout_s": 3.0}}, {}),
+    ({"warm_start": {"check_every": 3}}, {}),
+    ({"algorithm": {"clip_eps_low": 0.1}}, {"algorithm": {"loss": "ipo"}}),
+    ({"algorithm": {"clip_eps_high": 0.1}}, {"algorithm": {"loss": "masked_is"}}),
+    ({"algorithm": {"dual_clip": 3.0}}, {"algorithm": {"loss": "gspo"}}),
+    ({"algorithm": {"mask_low": 0.1}}, {}),
+    ({"algorithm": {"mask_high": 0.1}}, {"algorithm": {"loss": "masked_is"}}),
+    ({"algorithm": {"proximal_coef": 0.1}}, {"algorithm": {"loss": "gspo"}}),
+    ({"algorithm": {"kl_estimator": "k3"}}, {}),
+    ({"algorithm": {"kl_target": 0.1}}, {"algorithm": {"name": "ppo"}}),
+    ({"algorithm": {"kl_horizon": 10}}, {"algorithm": {"name": "ppo", "kl_coef": 0.1}}),
+    ({"correction": {"low": 0.4}}, {}),
+    ({"correction": {"high": 4.0}}, {"correction": {"max_mean_k3": 0.1}}),
+    ({"correction": {"outside": "icepop"}}, {}),
+    ({"correction": {"low": 0.4}}, {"correction": {"weights": "token"}}),
+    ({"optimizer": {"final_ratio": 0.1}}, {}),
+    ({"deployment": {"offload_directory": "/"}}, {}),
+    ({"output": {"resume_step": 3}}, {}),
+)
+
+
+@pytest.mark.parametrize(("setting", "others"), WITHOUT_EFFECT)
+def test_a_setting_without_effect_is_refused_and_null_takes_it_back(
+    setting: dict[str, Any], others: dict[str, Any]
+) -> None:
+    ((section, values),) = setting.items()
+    payload = {name: {**LEAST.get(name, {}), **others.get(name, {})} for name in {*LEAST, *others, section}}
+    read_config(payload)
+    with pytest.raises(InvalidValueError) as refused:
+        read_config({**payload, section: {**payload[section], **values}})
+    said = ", ".join(f"{section}.{key} is {value!r}" for key, value in values.items())
+    assert refused.value.what == f"{said}, which has no effect here"
+    assert refused.value.legal.startswith("with")
+    assert read_config({**payload, section: {**payload[section], **dict.fromkeys(values)}}) == read_config(payload)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "aggregation"),
+    [
+        ({}, "token-mean"),
+        ({"loss": "gspo"}, "seq-mean-token-mean"),
+        ({"loss": "gspo", "advantage": "dr_grpo"}, "seq-mean-token-mean"),
+        ({"advantage": "dr_grpo"}, "seq-mean-token-sum-norm"),
+        ({"advantage": "dr_grpo", "loss": "cispo"}, "seq-mean-token-sum-norm"),
+        ({"advantage": "dr_grpo", "loss": "masked_is"}, "token-mean"),
+        ({"advantage": "dr_grpo", "aggregation": "token-mean"}, "token-mean"),
+        ({"name": "ppo"}, "token-mean"),
+        ({"name": "ppo", "aggregation": "token-sum"}, "token-sum"),
+    ],
+)
+def test_an_aggregation_that_is_left_out_is_that_of_the_loss_and_the_advantage(
+    algorithm: dict[str, Any], aggregation: str
+) -> None:
+    assert read_config({**LEAST, "algorithm": {"name": "grpo", **algorithm}}).aggregation == aggregation
+
+
+def test_items_and_their_reasonings_have_no_common_horizon() -> None:
+    stages = {"stop_strings": [";"], "two_stage": {"num_beams": 2, "max_item_tokens": 3}}
+    found = read_config({**LEAST, "algorithm": {"name": "grpo", "advantage": "dr_grpo"}, "sampling": stages})
+    assert found.aggregation == "token-mean"
+
+
+@pytest.mark.parametrize(
+    ("foreign", "ours"),
+    [
+        ("algorithm.beta", "algorithm.kl_coef"),
+        ("algorithm.epsilon_high", "algorithm.clip_eps_high"),
+        ("training.num_generations", "training.group_size"),
+        ("training.max_completion_length", "sampling.max_tokens"),
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("algorithm.adv_estimator", "algorithm.advantage"),
+    ],
+)
+def test_a_name_of_another_library_is_refused_with_ours(foreign: str, ours: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_config(with_value(foreign, 1))
+    assert refused.value.what == f"unknown key {foreign}"
+    assert refused.value.legal.startswith(f"{ours}? All: ")
+
+
+def test_every_name_of_ours_beside_a_foreign_one_is_a_key() -> None:
+    assert set(FOREIGN) <= {dotted for dotted, _ in KEYS}

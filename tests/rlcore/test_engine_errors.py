@@ -9,7 +9,7 @@ import pytest
 from rlcore import errors
 from rlcore.errors import InvalidValueError, RlcoreError
 
-KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
 
 
 def test_a_refusal_reads_in_three_lines() -> None:

@@ -65,6 +65,26 @@ def test_whose_gradient_is_whose(seed: int) -> None:
 
 
 @SEEDED
+@given(seed=st.integers(0, 2**32 - 1))
+def test_of_tokens_of_an_earlier_policy_value_and_gradient_are_those_of_the_policy(seed: int) -> None:
+    policy, reference = policies(seed)
+    earlier = (policy + 0.3 * reference.sin()).log_softmax(-1)
+    everywhere = torch.ones_like(policy, dtype=torch.bool)
+
+    def over_earlier(x: Tensor, estimator: Estimator) -> Tensor:
+        logprobs, ref_logprobs = x.log_softmax(-1), reference.log_softmax(-1)
+        estimates = approx_kl(logprobs, ref_logprobs, everywhere, estimator, old_logprobs=earlier)
+        return (earlier.exp() * estimates).sum()
+
+    for estimator in ("k1", "k3", "k1+", "k3+"):
+        torch.testing.assert_close(over_earlier(policy, estimator), true_kl(policy, reference))
+    for estimator in ("k1", "k2", "k3", "k1+", "abs+", "k3+"):
+        found = gradient(lambda x, e=estimator: over_earlier(x, e), policy)  # type: ignore[misc]
+        forward = gradient(lambda x: true_kl(x, reference), policy)
+        torch.testing.assert_close(found, forward, atol=1e-9, rtol=1e-7)
+
+
+@SEEDED
 @given(batch=batches(), estimator=st.sampled_from(ESTIMATORS))
 def test_gradients(batch: Batch, estimator: Estimator) -> None:
     logprobs, ref_logprobs, mask = batch["logprobs"], batch["ref_logprobs"], batch.loss_mask

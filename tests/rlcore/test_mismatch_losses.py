@@ -7,10 +7,9 @@ from typing import get_args
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcore.algorithms.mismatch_losses import Level, dppo_tv, ipo, masked_is, masked_is_keep, teacher_advantages
+from rlcore.algorithms.mismatch_losses import Level, dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss
 from rlcore.errors import InvalidValueError, ShapeError
 from tests.rlcore.batches import SEEDED, Batch, batches
@@ -59,7 +58,7 @@ def test_gradients_of_masked_is(level: Level, batch: Batch) -> None:
     weight = d.exp() if level == "token" else d.sum(-1, keepdim=True).exp().clamp(max=1.2) / mask.sum(-1, keepdim=True)
 
     def losses(x: Tensor) -> Tensor:
-        options = {"kl_coef": 0.3, "sequence_clip_high": 1.2}
+        options = {"proximal_coef": 0.3, "sequence_clip_high": 1.2}
         return masked_is(x, rollout, advantages, mask, keep, level=level, **options).losses
 
     def frozen(x: Tensor) -> Tensor:
@@ -74,7 +73,7 @@ def test_gradients_of_masked_is(level: Level, batch: Batch) -> None:
 @given(batch=batches())
 def test_gradients_of_dppo_and_ipo(loss: Callable[..., PolicyLoss], batch: Batch) -> None:
     tensors = (batch["rollout_logprobs"], batch["advantages"], batch.loss_mask)
-    assert is_gradient(lambda x: loss(x, *tensors, kl_coef=0.2).losses, batch["logprobs"])
+    assert is_gradient(lambda x: loss(x, *tensors, proximal_coef=0.2).losses, batch["logprobs"])
 
 
 @every_proximal
@@ -123,7 +122,7 @@ def test_an_infinite_ratio_that_is_dropped_is_harmless(loss: Callable[..., Polic
     logprobs, rollout = row(-0.01, -0.01, -0.01).float(), row(-90, -0.01, -0.01).float()
 
     def losses(x: Tensor) -> Tensor:
-        return loss(x, rollout, row(1, 1, 1).float(), THREE, kl_coef=0.0).losses
+        return loss(x, rollout, row(1, 1, 1).float(), THREE, proximal_coef=0.0).losses
 
     assert losses(logprobs)[0].tolist() == pytest.approx([0.0, -1.0, -1.0])
     assert gradient(losses, logprobs)[0].tolist() == pytest.approx([0.0, -1.0, -1.0])
@@ -134,21 +133,6 @@ def test_an_infinite_weight_that_is_dropped_is_harmless() -> None:
     keep = masked_is_keep(logprobs, rollout, THREE, geometric=WIDE, sequence=WIDE)
     assert keep[0].tolist() == [False, True, True]
     assert masked_is(logprobs, rollout, row(1, 1, 1).float(), THREE, keep).losses.isfinite().all()
-
-
-@SEEDED
-@given(batch=batches(), adv_coef=st.floats(0, 2), teacher_coef=st.floats(0, 2))
-def test_a_teacher_mixes_into_the_advantages(batch: Batch, adv_coef: float, teacher_coef: float) -> None:
-    found = teacher_advantages(
-        batch["advantages"],
-        batch["logprobs"],
-        batch["teacher_logprobs"],
-        batch.loss_mask,
-        adv_coef=adv_coef,
-        teacher_coef=teacher_coef,
-    )
-    expected = adv_coef * batch["advantages"] + teacher_coef * (batch["teacher_logprobs"] - batch["logprobs"])
-    torch.testing.assert_close(found, torch.where(batch.loss_mask, expected, 0.0))
 
 
 def test_what_cannot_be_used() -> None:

@@ -39,13 +39,15 @@ def token(number: float) -> Tensor:
 def test_ppo_by_hand(  # noqa: PLR0917 - a row of the table
     ratio: float, advantage: float, loss: float, slope: float, clipped: bool, capped: bool
 ) -> None:
+    bounds = {"clip_eps_low": 0.2, "clip_eps_high": 0.3, "dual_clip": 3.0}
+
     def found(logprobs: Tensor) -> Tensor:
-        return ppo_clip(logprobs, token(0.0), token(advantage), ONE, clip_eps_low=0.2, clip_eps_high=0.3).losses
+        return ppo_clip(logprobs, token(0.0), token(advantage), ONE, **bounds).losses
 
     at = token(math.log(ratio))
     assert found(at).item() == pytest.approx(loss)
     assert gradient(found, at).item() == pytest.approx(slope)
-    kind = ppo_clip(at, token(0.0), token(advantage), ONE, clip_eps_low=0.2, clip_eps_high=0.3)
+    kind = ppo_clip(at, token(0.0), token(advantage), ONE, **bounds)
     assert (kind.clipped.item(), kind.capped.item()) == (clipped, capped)
 
 

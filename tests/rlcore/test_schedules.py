@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.algorithms.schedules import (
-    constant_lr,
-    cosine_lr,
-    cosine_temperature,
-    linear_lr,
-    linear_temperature,
-    qerl_sigma,
-)
+from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.errors import InvalidValueError
 from tests.rlcore.batches import SEEDED
 
@@ -63,31 +56,6 @@ def test_a_decay(schedule: Schedule, num_steps: int, warmup: int, final_ratio: f
     assert rate(num_steps + 7) == rate(num_steps)
 
 
-@SEEDED
-@given(start=st.floats(0.1, 2), end=st.floats(0.1, 2), num_steps=st.integers(1, 50), step=st.integers(-5, 60))
-def test_temperatures(start: float, end: float, num_steps: int, step: int) -> None:
-    for schedule in (linear_temperature, cosine_temperature):
-        assert schedule(0, start=start, end=end, num_steps=num_steps) == start
-        found = schedule(step, start=start, end=end, num_steps=num_steps)
-        assert min(start, end) - 1e-12 <= found <= max(start, end) + 1e-12
-        if num_steps > 1:
-            assert schedule(num_steps - 1, start=start, end=end, num_steps=num_steps) == pytest.approx(end)
-
-
-@SEEDED
-@given(num_steps=st.integers(1, 200), num_stages=st.integers(1, 12))
-def test_noise(num_steps: int, num_stages: int) -> None:
-    sigmas = [qerl_sigma(step, num_steps=num_steps, num_stages=num_stages) for step in range(num_steps)]
-    assert sigmas[0] == 0.0
-    noisy = [sigma for sigma in sigmas if sigma]
-    assert noisy == sorted(noisy, reverse=True)
-    assert len(set(sigmas)) == min(num_steps, num_stages)
-    if num_steps % num_stages == 0 and num_stages > 2:
-        assert noisy[0] == 0.05
-        assert noisy[-1] == pytest.approx(5e-4)
-        assert all(sigmas.count(sigma) == num_steps // num_stages for sigma in sigmas)
-
-
 def test_what_cannot_be_used() -> None:
     calls: tuple[Callable[[], object], ...] = (
         lambda: constant_lr(-1, peak=1.0),
@@ -96,10 +64,6 @@ def test_what_cannot_be_used() -> None:
         lambda: linear_lr(0, peak=1.0, num_steps=0),
         lambda: cosine_lr(0, peak=1.0, num_steps=3, num_warmup_steps=4),
         lambda: cosine_lr(0, peak=1.0, num_steps=3, final_ratio=1.5),
-        lambda: linear_temperature(0, start=1.0, end=1.0, num_steps=0),
-        lambda: qerl_sigma(0, num_steps=0),
-        lambda: qerl_sigma(0, num_steps=1, num_stages=0),
-        lambda: qerl_sigma(0, num_steps=1, end=0.0),
     )
     for call in calls:
         with pytest.raises(InvalidValueError):

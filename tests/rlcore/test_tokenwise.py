@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, sample_shares
-from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep, teacher_advantages
+from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import cispo, gspo, ppo_clip
 from rlcore.algorithms.value_loss import value_loss
 from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 def masked_is_of(level: str) -> Callable[..., Any]:
     def loss(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Any:
         keep = masked_is_keep(logprobs, rollout_logprobs, loss_mask, token=(0.8, 2.0))
-        return masked_is(logprobs, rollout_logprobs, advantages, loss_mask, keep, level=level, kl_coef=0.1)  # type: ignore[arg-type]
+        return masked_is(logprobs, rollout_logprobs, advantages, loss_mask, keep, level=level, proximal_coef=0.1)  # type: ignore[arg-type]
 
     return loss
 
@@ -97,7 +97,6 @@ LOSSES = {
 }
 CASES = {
     **LOSSES,
-    "teacher_advantages": Case(teacher_advantages, ("advantages", "logprobs", "teacher_logprobs")),
     "in_rewards": Case(penalised, ("token_rewards", "old_logprobs", "ref_logprobs")),
     "mismatch": Case(correction.mismatch, ("old_logprobs", "rollout_logprobs")),
     "token_weights": Case(correction.token_weights, ("log_ratio",)),
@@ -112,7 +111,6 @@ CASES = {
     "discounted_returns": Case(advantages.discounted_returns, ("token_rewards",)),
     "per_token": Case(spread, ("rewards",)),
     "at_last_token": Case(advantages.at_last_token, ("rewards",)),
-    "reinforce_pp": Case(advantages.reinforce_pp, ("token_rewards",), shares_statistics=True),
     "reinforce_pp_baseline": Case(advantages.reinforce_pp_baseline, ("rewards", "groups"), shares_statistics=True),
     "whiten": Case(advantages.whiten, ("values",), shares_statistics=True),
 }

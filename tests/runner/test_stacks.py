@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.bits.clock import SystemClock
+from harness.process.clock import SystemClock
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessSpec, Supervisors

@@ -115,11 +115,9 @@ def loss_and_gradients(config: RunConfig, policy: Decoder, batch: Batch) -> tupl
             logprobs.detach(),
             microbatch["advantages"],
             mask,
-            clip_eps_low=algorithm.clip_eps_low,
-            clip_eps_high=algorithm.clip_eps_high,
-            dual_clip=algorithm.dual_clip,
+            **{name: value for name in ("clip_eps_low", "clip_eps_high") if (value := getattr(algorithm, name))},
         )
-        loss = sample_shares(surrogate.losses, mask, algorithm.aggregation, denominators).sum()
+        loss = sample_shares(surrogate.losses, mask, config.aggregation, denominators).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
         for tree, parameter in zip(sums, parameters, strict=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from harness.bits.findings import Finding, Severity
+from harness.machine.findings import Finding, Severity
 
 
 def sound(findings: Iterable[Finding]) -> list[Finding]:

@@ -25,7 +25,6 @@ from rlcore.rewards.reward_model import TorchScorer
 from rlcore.samplers.base import Progress
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.vllm.pooling import VllmScorer
-from rlcore.samplers.vllm.stock_kernels import leave_weights_unpacked
 from rlcore.types import SampleRequest
 from tests.rlcore.training.recorded import Digests, RecordedValue, config, first_difference, recorded
 
@@ -76,7 +75,7 @@ def _passes_by_budget() -> Any:
 
 def _no_context() -> Any:
     """Replicas compute in an empty context: the level does not reach them."""
-    return patch("rlcore.samplers.replicas.context_of_caller", Context)
+    return patch("rlcore.samplers.replicas.copy_context", Context)
 
 
 def _sampling(change: Callable[[Sample, ReplicaSampler, Sequence[SampleRequest]], list[Trajectory]]) -> Any:
@@ -134,13 +133,13 @@ def _rewards_in_batches() -> Iterator[None]:
     def plain(classifier: Classifier, *, batch_size: int, held: object) -> TorchScorer:
         return TorchScorer(classifier, batch_size=batch_size, held=partial(following, None))
 
-    start = VllmScorer.start
+    start = VllmScorer.__init__
 
-    def batched(directory: Path, **options: Any) -> VllmScorer:
-        with leave_weights_unpacked():  # packed ones happen to hold on some processors
-            return start(directory, **options | {"is_serial": False})
+    def batched(scorer: VllmScorer, directory: Path, **options: Any) -> None:
+        # Weights that are packed happen to hold on some processors.
+        start(scorer, directory, **options | {"is_serial": False, "is_packed": False})
 
-    with patch("rlcore.rewards.build.TorchScorer", plain), patch.object(VllmScorer, "start", batched):
+    with patch("rlcore.rewards.reward_model.TorchScorer", plain), patch.object(VllmScorer, "__init__", batched):
         yield
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from harness.bits.files import parse_object
 from rlcore.checkpoints import checkpoint as own_checkpoints
 from rlcore.checkpoints.checkpoint_files import CHECKSUMS, VALUES, Checksums
 from rlcore.checkpoints.state_shards import read_state, write_state
@@ -25,8 +26,6 @@ from rlcore.models.classifier import Classifier, load_classifier, save_classifie
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
-from rlcore.regular_file import parse_object
-from rlcore.trainers.base import TrainerState
 from rlcore.weights.completions_api import CompletionsServer
 from tests.support.hostile_readers import Read, Reader, json_lines, of_file, write_files
 
@@ -142,7 +141,7 @@ def _resealed(files: Mapping[str, bytes]) -> Read:
 
 def _reader_of_shards() -> Reader:
     weights = {"a": torch.arange(6.0).view(2, 3)}
-    state = TrainerState(weights, {"a.exp_avg": torch.ones(2, 3), "a.step": torch.ones(())})
+    state = {**weights, "a.exp_avg": torch.ones(2, 3), "a.step": torch.ones(())}
     (name, content), *_ = _written(lambda at: write_state(at, state, None)).items()
     parameters = {name: torch.nn.Parameter(torch.zeros(tensor.shape)) for name, tensor in weights.items()}
     return Reader(

@@ -6,9 +6,8 @@ import pytest
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from rlcore.checkpoints.checkpoint import save
-from rlcore.checkpoints.state_shards import read_state, write_state
-from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.ranks import Ranks
+from rlcore.trainers.trainer import Trainer
 from tests.support.rank_training import (
     NUM_MICROBATCHES,
     Case,
@@ -22,7 +21,7 @@ from tests.support.rank_training import (
 )
 
 
-def step_of(trainer: LocalTrainer, step: int, ranks: Ranks | None) -> None:
+def step_of(trainer: Trainer, step: int, ranks: Ranks | None) -> None:
     """Make one update."""
     microbatches = microbatches_of(step)
     own = microbatches if ranks is None else shuffled(microbatches, ranks.size)[ranks.rank]
@@ -36,7 +35,7 @@ def saved(case: Case, directory: str) -> None:
     if built is not None:
         trainer, grid = built
         step_of(trainer, 0, grid.world)
-        write_state(Path(directory), trainer.save(), grid.world.group)
+        trainer.write_state(Path(directory))
 
 
 def resumed(case: Case, directory: str) -> Trained | None:
@@ -45,7 +44,7 @@ def resumed(case: Case, directory: str) -> Trained | None:
     if built is None:
         return None
     trainer, grid = built
-    trainer.load(read_state(Path(directory), dict(trainer.model.named_parameters()), grid.world.group))
+    trainer.read_state(Path(directory))
     step_of(trainer, 1, grid.world)
     return trained(trainer)
 
@@ -86,5 +85,5 @@ def failing_save(case: Case, directory: str, rank: int) -> str:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError) as caught:
         if grid.world.rank == rank:
             patch.setattr(HuggingFaceStorageWriter, "write_data", full)
-        write_state(Path(directory), trainer.save(), grid.world.group)
+        trainer.write_state(Path(directory))
     return str(caught.value)

@@ -6,18 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlcore.config import OptimizerSection, RuntimeSection
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.data.microbatches import divide_among_workers
 from rlcore.errors import ReplicaError
-from rlcore.observability.events import Event, GradientsReduced
-from rlcore.observability.observers import Observer, Observers
-from rlcore.trainers.local import LocalTrainer
-from rlcore.trainers.local_parts import local_part
-from rlcore.trainers.parallel import build_parallel
-from rlcore.trainers.rank_grid import RankGrid, build_grid
-from rlcore.trainers.sentinel import ReplicaSentinel
-from rlcore.weights.digests import tensor_digest
-from tests.support.rank_training import NUM_MICROBATCHES, Odd, microbatches_of, negative_likelihood
+from rlcore.trainers.gradients import local_part
+from rlcore.trainers.ranks import RankGrid, build_grid
+from rlcore.trainers.trainer import Trainer
+from tests.support.rank_training import NUM_MICROBATCHES, local_trainer, microbatches_of, negative_likelihood
 
 
 @dataclass(frozen=True)
@@ -50,18 +45,6 @@ class Outcome(NamedTuple):
     what: str
 
 
-class _Flip(Observer):
-    """Flips a bit of a gradient when it is reduced."""
-
-    def __init__(self, case: Corruption) -> None:
-        self._case, self.is_due = case, False
-
-    def observe(self, event: Event) -> None:
-        """Flip."""
-        if self.is_due and isinstance(event, GradientsReduced):
-            flip([*event.gradients.values()][self._case.index], self._case.bit)
-
-
 def flip(tensor: Tensor, bit: int) -> None:
     """Change one bit of this rank's memory, which torch does not know of."""
     memory = local_part(tensor.detach()).reshape(-1).view(torch.uint8).numpy()
@@ -74,11 +57,7 @@ def corrupted_training(case: Corruption) -> Outcome:
     """Train with the fault."""
     grid = build_grid(case.num_shards, timeout_s=120)
     assert grid is not None
-    fault = _Flip(case)
-    observers = Observers(fault, *([ReplicaSentinel(grid, case.every)] if case.every else []))
-    section, runtime = OptimizerSection(learning_rate=0.01), RuntimeSection(training_threads=1)
-    local = LocalTrainer("policy", Odd(), 0.01, section=section, runtime=runtime, observers=observers)
-    trainer = build_parallel(local, grid, is_canonical=True)
+    trainer = local_trainer(grid=grid, sentinel_every=case.every)
     for update in range(case.num_updates):
         is_hit = (update, grid.world.rank) == (case.update, case.rank)
         parameter = list(trainer.model.parameters())[case.index]
@@ -86,21 +65,23 @@ def corrupted_training(case: Corruption) -> Outcome:
             flip(parameter, case.bit)
         if is_hit and case.kind == "moment":
             flip(trainer.optimizer.state[parameter]["exp_avg"], case.bit)
-        fault.is_due = is_hit and case.kind == "gradient"
         try:
-            step_once(trainer, update, grid)
+            backward(trainer, update, grid)
+            if is_hit and case.kind == "gradient":
+                assert trainer.gradients is not None
+                flip(trainer.gradients[case.index], case.bit)
+            trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
         except ReplicaError as error:
             return Outcome(update, held(trainer), error.ranks, error.names, error.what)
     return Outcome(case.num_updates, held(trainer), (), (), "")
 
 
-def step_once(trainer: LocalTrainer, update: int, grid: RankGrid) -> None:
-    """One update on this rank."""
+def backward(trainer: Trainer, update: int, grid: RankGrid) -> None:
+    """Make the passes of an update on this rank."""
     own = divide_among_workers(microbatches_of(update), grid.world.size)[grid.world.rank]
     trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
-    trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
 
 
-def held(trainer: LocalTrainer) -> dict[str, str]:
+def held(trainer: Trainer) -> dict[str, str]:
     """Digests of what this rank holds of the weights."""
     return {name: tensor_digest(local_part(p.detach())) for name, p in trainer.model.named_parameters()}

@@ -7,20 +7,15 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from rlcore.checkpoints.state_shards import read_state, write_state
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.tree_sum import complete_subtrees
-from rlcore.observability.observers import Observers
-from rlcore.trainers.assignment import Assignment
-from rlcore.trainers.local import LocalTrainer
-from rlcore.trainers.parallel import build_parallel
-from rlcore.trainers.rank_grid import RankGrid, build_grid
-from rlcore.trainers.reductions import BUCKET_ELEMENTS, canonical_sum, native_sum
+from rlcore.trainers.ranks import Assignment, RankGrid, build_grid
+from rlcore.trainers.reductions import BUCKET_ELEMENTS, canonical_sum
+from rlcore.trainers.trainer import Trainer
 from tests.support.rank_questions import policy_loss
 
 CONFIG = DecoderConfig("qwen3", 1031, 136, 4, 4, 2, 34, 368, max_length=64)
@@ -37,12 +32,11 @@ def microbatches() -> list[Microbatch]:
     return [Microbatch(number, (number,), each, 1) for number, each in enumerate(tokens)]
 
 
-def local_trainer() -> LocalTrainer:
-    """Build the trainer of one process."""
-    model, section = Decoder(CONFIG).initialise(0), OptimizerSection(learning_rate=1e-3)
-    return LocalTrainer(
-        "policy", model, 1e-3, section=section, runtime=RuntimeSection(training_threads=1), observers=Observers()
-    )
+def trainer_of(grid: RankGrid, *, is_canonical: bool = True) -> Trainer:
+    """Build the trainer of a rank."""
+    section, runtime = OptimizerSection(learning_rate=1e-3), RuntimeSection(training_threads=1)
+    model = Decoder(CONFIG).initialise(0)
+    return Trainer("policy", model, 1e-3, section=section, runtime=runtime, grid=grid, is_canonical=is_canonical)
 
 
 def least_s(calls: Mapping[str, Callable[[], object]], num_rounds: int) -> dict[str, float]:
@@ -72,7 +66,7 @@ def steps_s(num_shards: int, num_rounds: int) -> Seconds:
     own = divide_among_workers(microbatches(), grid.world.size)[grid.world.rank]
 
     def updates(is_canonical: bool) -> Callable[[], object]:
-        trainer = build_parallel(local_trainer(), grid, is_canonical=is_canonical)
+        trainer = trainer_of(grid, is_canonical=is_canonical)
 
         def update() -> None:
             trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
@@ -88,10 +82,10 @@ def sums_s(num_rounds: int) -> Seconds:
     world = grid_of(1).world
     count = NUM_MICROBATCHES // world.size
 
-    def sums(add: Callable[[], Tensor]) -> Callable[[], object]:
+    def sums(add: Callable[[], object]) -> Callable[[], object]:
         return lambda: [add() for _ in range(NUM_BUCKETS)]
 
-    calls = {"library": sums(partial(native_sum, world, torch.ones(BUCKET_ELEMENTS)))}
+    calls = {"library": sums(partial(dist.all_reduce, torch.ones(BUCKET_ELEMENTS), group=world.group))}
     for name, numbers in {
         "neighbours": tuple(tuple(range(rank * count, (rank + 1) * count)) for rank in range(world.size)),
         "scattered": tuple(tuple(range(rank, NUM_MICROBATCHES, world.size)) for rank in range(world.size)),
@@ -105,11 +99,11 @@ def sums_s(num_rounds: int) -> Seconds:
 def state_s(directory: str, num_rounds: int) -> Seconds:
     """Measure what leaves fully sharded ranks: the weights tensor by tensor, and a checkpoint."""
     grid = grid_of(dist.get_world_size())
-    trainer = build_parallel(local_trainer(), grid, is_canonical=True)
+    trainer = trainer_of(grid)
     own = divide_among_workers(microbatches(), grid.world.size)[grid.world.rank]
     trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
     trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
-    path, parameters = Path(directory), dict(trainer.model.named_parameters())
+    path = Path(directory)
 
     def stream() -> None:
         for _ in trainer.weights().tensors.values():
@@ -119,8 +113,8 @@ def state_s(directory: str, num_rounds: int) -> Seconds:
         {
             "stream": stream,
             "digests": trainer.weights().digests,
-            "save": partial(write_state, path, trainer.save(), grid.world.group),
-            "load": partial(read_state, path, parameters, grid.world.group),
+            "save": partial(trainer.write_state, path),
+            "load": partial(trainer.read_state, path),
         },
         num_rounds,
     )

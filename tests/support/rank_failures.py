@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from rlcore.data.microbatches import Microbatch
 from rlcore.errors import RlcoreError
-from rlcore.trainers import fully_sharded
-from rlcore.trainers.assignment import Assignment
-from rlcore.trainers.base import MicrobatchLoss
-from rlcore.trainers.local_parts import local_part
-from rlcore.trainers.parallel import build_parallel
-from rlcore.trainers.rank_grid import build_grid
-from rlcore.trainers.ranks import Ranks
+from rlcore.trainers import fsdp
+from rlcore.trainers.gradients import MicrobatchLoss, local_part
+from rlcore.trainers.ranks import Assignment, Ranks, build_grid
 from tests.support.rank_training import (
     NUM_MICROBATCHES,
     Case,
@@ -115,17 +111,15 @@ class Scaled(Odd):
         self.scale = nn.Parameter(torch.tensor(1.0))
 
 
-def errors_of_models() -> tuple[str, str, str]:
-    """Shard a model whose parameters are not all read, one with a number for a parameter, and one on one rank."""
-    grid, alone = build_grid(4, timeout_s=120), build_grid(1, timeout_s=120)
+def errors_of_models() -> tuple[str, str]:
+    """Shard a model whose parameters are not all read, and one with a number for a parameter."""
+    grid = build_grid(4, timeout_s=120)
     assert grid is not None
-    assert alone is not None
-    trainer = build_parallel(local_trainer(model=Partial()), grid, is_canonical=True)
+    trainer = local_trainer(model=Partial(), grid=grid)
     own = own_of(grid.world)
     return (
         error_of(lambda: trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)),
-        error_of(lambda: build_parallel(local_trainer(model=Scaled()), grid, is_canonical=True)),
-        error_of(lambda: fully_sharded.FullyShardedTrainer(local_trainer(), alone, is_canonical=True)),
+        error_of(lambda: local_trainer(model=Scaled(), grid=grid)),
     )
 
 
@@ -134,7 +128,7 @@ def errors_without_the_guard(timeout_s: float) -> str:
     grid = build_grid(2, timeout_s=timeout_s, members=range(2))
     if grid is None:
         return ""
-    trainer = build_parallel(local_trainer(), grid, is_canonical=True)
+    trainer = local_trainer(grid=grid)
     microbatches = microbatches_of(0)
 
     own = microbatches[:2] if grid.world.rank == 0 else microbatches[2:3]
@@ -144,5 +138,5 @@ def errors_without_the_guard(timeout_s: float) -> str:
         return Assignment(NUM_MICROBATCHES, numbers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fully_sharded, "agree_on_assignment", believed)
+        patch.setattr(fsdp, "agree", believed)
         return error_of(lambda: trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES))

@@ -9,13 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rlcore.checkpoints.optimizer_state import optimizer_tensors
 from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
-from rlcore.trainers.base import MicrobatchLoss
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.gradients import MicrobatchLoss
+from rlcore.trainers.reductions import owned
 from rlcore.trainers.scoring import score
-from rlcore.trainers.shards import owned
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.canary import canary_tokens
 from tests.support.rank_training import (
     CONFIG,
@@ -66,7 +65,7 @@ class Answers:
         )
 
 
-def answers_of(trainer: LocalTrainer, own: list[list[Microbatch]]) -> Answers:
+def answers_of(trainer: Trainer, own: list[list[Microbatch]]) -> Answers:
     """Ask a trainer with these microbatches of two steps."""
     trainer.forward_backward(own[0], policy_loss, num_microbatches=NUM_MICROBATCHES)
     trainer.weights().logprobs(canary_tokens(CONFIG))  # a pass without a gradient leaves no full weights to be moved
@@ -109,10 +108,8 @@ def owned_values(case: Case) -> dict[str, str]:
         if step == 0:
             trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
     assert trainer.gradients is not None
-    named = dict(trainer.model.named_parameters())
-    moments = optimizer_tensors(trainer.optimizer, named.items())
-    gradients = {f"{name}.grad": each for name, each in zip(named, trainer.gradients, strict=True)}
-    return digests(dict(owned({**named, **gradients, **moments}.items(), grid)))
+    gradients = {f"{name}.grad": each for name, each in zip(trainer.masters, trainer.gradients, strict=True)}
+    return digests(dict(owned({**trainer.state(), **gradients}.items(), grid)))
 
 
 class Wide(nn.Module):

@@ -9,19 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlcore.checks.observers import OptimizerChecks
+from harness.bits.tensor_digests import tensor_digest
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.observability.observers import Observers
 from rlcore.trainers import reductions
-from rlcore.trainers.base import MicrobatchLoss
-from rlcore.trainers.local import LocalTrainer
-from rlcore.trainers.parallel import build_parallel
-from rlcore.trainers.rank_grid import RankGrid, build_grid
-from rlcore.trainers.shards import full_tensor
-from rlcore.weights.digests import tensor_digest
+from rlcore.trainers.gradients import MicrobatchLoss, full_tensor
+from rlcore.trainers.ranks import RankGrid, build_grid
+from rlcore.trainers.trainer import Trainer
 
 CONFIG = DecoderConfig(
     family="qwen2", vocab_size=37, width=18, num_layers=2, num_heads=3, num_kv_heads=1, head_width=6, ffn_width=23
@@ -98,8 +94,8 @@ class Trained(NamedTuple):
     norms: tuple[float, ...]
     gradients: dict[str, str]
     """Of the last step, before clipping."""
-    weights: dict[str, str]
-    moments: dict[str, str]
+    state: dict[str, str]
+    """Weights, and what the optimizer keeps."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +111,27 @@ class Case:
     bucket_elements: int = reductions.BUCKET_ELEMENTS
 
 
-def local_trainer(dtype: torch.dtype = torch.float32, model: nn.Module | None = None) -> LocalTrainer:
-    """Build the trainer of one process."""
+def local_trainer(
+    dtype: torch.dtype = torch.float32,
+    model: nn.Module | None = None,
+    *,
+    grid: RankGrid | None = None,
+    is_canonical: bool = True,
+    sentinel_every: int = 0,
+) -> Trainer:
+    """Build the trainer of one process, or of a rank of a grid."""
     section, runtime = OptimizerSection(learning_rate=0.01, weight_decay=0.1), RuntimeSection(training_threads=1)
     model = (Odd() if model is None else model).to(dtype)
-    return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers(OptimizerChecks()))
+    return Trainer(
+        "policy",
+        model,
+        0.01,
+        section=section,
+        runtime=runtime,
+        grid=grid,
+        is_canonical=is_canonical,
+        sentinel_every=sentinel_every,
+    )
 
 
 def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) -> Trained:
@@ -139,12 +151,12 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
 
 
-def parallel_trainer(case: Case, model: nn.Module | None = None) -> tuple[LocalTrainer, RankGrid] | None:
+def parallel_trainer(case: Case, model: nn.Module | None = None) -> tuple[Trainer, RankGrid] | None:
     """Build the trainer of this rank; None if it is not one of the case's. Every rank calls it."""
     grid = build_grid(case.num_shards, timeout_s=120, members=range(case.num_ranks))
     if grid is None:
         return None
-    return build_parallel(local_trainer(case.dtype, model), grid, is_canonical=case.is_canonical), grid
+    return local_trainer(case.dtype, model, grid=grid, is_canonical=case.is_canonical), grid
 
 
 def parallel_training(case: Case) -> Trained | None:
@@ -157,7 +169,7 @@ def parallel_training(case: Case) -> Trained | None:
         return training_of(case, *built)
 
 
-def training_of(case: Case, trainer: LocalTrainer, grid: RankGrid) -> Trained:
+def training_of(case: Case, trainer: Trainer, grid: RankGrid) -> Trained:
     """Train on this rank."""
     norms, gradients = [], dict[str, str]()
     for step in range(NUM_STEPS):
@@ -174,7 +186,6 @@ def training_of(case: Case, trainer: LocalTrainer, grid: RankGrid) -> Trained:
     return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
 
 
-def trained(trainer: LocalTrainer) -> Trained:
+def trained(trainer: Trainer) -> Trained:
     """Return the digests of weights and moments; collective if they are sharded."""
-    weights, moments = ({name: full_tensor(each) for name, each in part.items()} for part in trainer.save())
-    return Trained((), {}, digests(weights), digests(moments))
+    return Trained((), {}, digests({name: full_tensor(each) for name, each in trainer.state().items()}))

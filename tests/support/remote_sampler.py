@@ -29,9 +29,9 @@ from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.remote import Answerer, RemoteTarget
-from rlcore.weights.sync import IN_PROCESS
 from rlcore.weights.target import WeightTarget
-from rlcore.weights.transports.base import Transport
+from rlcore.weights.transports.packing import Transport
+from rlcore.weights.transports.shared_memory import SharedMemory
 
 TIMEOUT_S = 120.0
 
@@ -80,8 +80,8 @@ class RemoteHost:
     """A process that keeps samplers and weight targets."""
 
     def __init__(self) -> None:
-        self.transport: Transport = IN_PROCESS
-        """Transport that tests of targets use."""
+        self.transport: Callable[[], Transport] = SharedMemory
+        """Builds the transport of each target."""
         context = multiprocessing.get_context("spawn")
         (self._work, work), (self._control, control) = context.Pipe(), context.Pipe()
         self._process = context.Process(target=_serve, args=(work, control), daemon=True)
@@ -153,7 +153,7 @@ class HostedTarget(RemoteTarget):
     """A target of the other process, and the methods that faulty ones have besides."""
 
     def __init__(self, host: RemoteHost, number: int) -> None:
-        super().__init__(partial(host.control, number, "answer"))
+        super().__init__(partial(host.control, number, "answer"), host.transport())
         self._host, self._number = host, number
 
     def ask(self, method: str, *given: Any) -> None:

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
+from harness.bits.digests import RAW, XXH3_128, digest
 from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope
-from harness.trace.digests import RAW, XXH3_128, digest
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.ops import OPS, Operation, OpValue, ops_name
 from harness.trace.reader import Trace, read_trace

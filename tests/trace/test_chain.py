@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_128_digest
 
 import harness.trace
-from harness.trace import chain, digests, format
+from harness.bits import digests
+from harness.trace import chain, format
 from harness.trace.chain import RecordedValue, Scope
 from tests.support.traces import SEEDED, any_leaf, any_leaves, names
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
+from harness.bits.digests import SHARDSUM_128
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
-from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import MAX_FIELD_CHARS
 from harness.trace.reader import read_trace

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import harness.trace
 from harness import __version__
+from harness.bits.digests import digest
 from harness.bits.errors import TraceError
 from harness.bits.files import MAX_JSON_BYTES
 from harness.trace import curve
 from harness.trace.chain import RecordedValue, next_chain
 from harness.trace.curve import parse_curve
 from harness.trace.diff import diff
-from harness.trace.digests import digest
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest

@@ -18,7 +18,7 @@ from harness.trace.renames import (
     current_key,
 )
 from harness.trace.verdict import Kind
-from rlcore.config_faults import RENAMED
+from rlcore.config import RENAMED
 from tests.support.traces import manifest_of, steps_of, write
 
 

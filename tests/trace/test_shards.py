@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
-from harness.trace.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.reader import Trace, read_trace, verify
 from harness.trace.reasons import Incomparable, TraceFault, VerdictCode
 from harness.trace.verdict import Kind

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.lab.bisect.bisection import BisectOptions, bisect
 from harness.lab.bisect.criterion import parse_criterion
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.render.bisect import bisection_json, bisection_text

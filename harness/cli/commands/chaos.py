@@ -5,7 +5,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
@@ -17,6 +16,7 @@ from harness.lab.chaos.search import PerturbationSearch
 from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
 from harness.lab.experiments.program_input import read_input
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.render.chaos import chaos_json, chaos_text

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.bits.clock import SystemClock
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.launcher import LaunchContext, open_launcher
@@ -21,6 +20,7 @@ from harness.lab.reproduce.debugger.opening import open_debugger
 from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.lab.reproduce.plan import check_machine
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id
 from harness.process.user_cache import cache_path

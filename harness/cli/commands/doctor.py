@@ -5,11 +5,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.bits.findings import Severity
 from harness.doctor.diagnosis import DoctorOptions, check_limits, diagnose
+from harness.machine.findings import Severity
+from harness.process.clock import SystemClock
 from harness.process.interruption import Interruption
 from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.render.console import say, show

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.gate_options import gate_options
 from harness.cli.commands.result import show_result
@@ -12,6 +11,7 @@ from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.worktrees import CHILD, Checkout
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.gate import run_gate
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.render.gate import gate_json, gate_text

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import put
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import show
 from harness.render.junit import JUnitReporter

@@ -10,7 +10,6 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.scenario_arguments import scenario_options
@@ -24,6 +23,7 @@ from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
 from harness.lab.replay.replay import record_all
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.process.run_directory import new_run_id
 from harness.render.console import say, show

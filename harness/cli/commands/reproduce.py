@@ -12,7 +12,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from harness.bits.clock import SystemClock
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
@@ -26,6 +25,7 @@ from harness.lab.reproduce.execution import reproduce
 from harness.lab.reproduce.options import ReproduceOptions, check_options
 from harness.lab.reproduce.plan import REPRODUCTIONS, check_machine, named_run, plan_step, plan_stop
 from harness.lab.reproduce.result import Reproduction, with_bundle
+from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.render.run_lines import RunLines

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.bits.clock import Clock
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.run_options import make_options
+from harness.process.clock import Clock
 from harness.process.invocation import Invocation, terminal_columns
 from harness.render.chart import chart, deselected_lines, plan_json
 from harness.render.console import say, show

@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from harness.bits.clock import Clock
 from harness.bits.errors import UsageError
 from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
 from harness.lab.chaos.conditions import busy_argv, crashing, environ_of, going_on, launched, marking
@@ -19,6 +18,7 @@ from harness.lab.experiments.perturbation_factors import CRASH, LATENCY, Perturb
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec
+from harness.process.clock import Clock
 from harness.process.scratch import remove_tree
 from harness.trace.reader import Trace, read_trace
 

@@ -18,7 +18,6 @@ from math import inf
 from pathlib import Path
 from typing import Protocol
 
-from harness.bits.clock import Clock, SystemClock
 from harness.bits.files import UNLIMITED, read_regular
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.out_directory import OutDirectory
@@ -26,6 +25,7 @@ from harness.lab.experiments.recording_result import Problem, finish
 from harness.lab.experiments.run import Display, Run
 from harness.lab.experiments.run_spec import RunSpec, notes_on, prepare
 from harness.process.child_env import ATTEMPT_MARKER
+from harness.process.clock import Clock, SystemClock
 from harness.process.growing_file import GrowingFile
 from harness.process.interruption import Interruption
 from harness.process.scratch import remove_tree

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import Signals
 
-from harness.bits.clock import Clock
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED, read_text, write_replacing
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count
 from harness.lab.experiments.missing_data import unanswered
 from harness.lab.experiments.run_spec import RunSpec
+from harness.process.clock import Clock
 from harness.process.exhaustion import shortage_at
 from harness.process.supervisor.process_tree import read_process
 from harness.recording.recording_config import PROCESSES, Report

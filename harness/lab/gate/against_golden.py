@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness.bits.clock import Clock
 from harness.bits.errors import UsageError
 from harness.bits.text import path_text
 from harness.lab.experiments.worktrees import Checkout
@@ -23,6 +22,7 @@ from harness.lab.gate.plan import GateContext, GateOptions
 from harness.lab.gate.reasons import GoldensKept, Named, NoGolden, Reason, ReasonCode
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import HEAD, Recorder, disagreement
+from harness.process.clock import Clock
 from harness.trace.mapped_libraries import deciding
 
 LEAST_AGREEING = 2

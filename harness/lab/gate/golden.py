@@ -17,6 +17,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from harness.bits.digests import digest
 from harness.bits.errors import HarnessError
 from harness.bits.files import MALFORMED, MAX_JSON_BYTES, read_text, replacing
 from harness.lab.gate.change import DECIDING, SYNC, Change, Finding, change_of_identity
@@ -36,7 +37,6 @@ from harness.trace.attribution import kind_of
 from harness.trace.chain import CHAINED, PHASES, RecordedValue
 from harness.trace.curve import NAMES, CurvePoint, curve_line, parse_curve
 from harness.trace.curve_diff import is_cost
-from harness.trace.digests import digest
 from harness.trace.element_diff import numbers
 from harness.trace.layout import CURVE
 from harness.trace.reader import Trace

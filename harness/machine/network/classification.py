@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from harness.bits.findings import Finding, Severity
+from harness.machine.findings import Finding, Severity
 from harness.machine.network.interface_rules import RAY_VARIABLE, Pick, export_line, in_words, make_rules
 from harness.machine.network.interfaces import HostNetwork, is_loopback
 from harness.machine.network.reach import Reach

@@ -13,13 +13,13 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.bits.clock import Clock
-from harness.bits.findings import Finding, Severity
+from harness.machine.findings import Finding, Severity
 from harness.machine.network.classification import IN_ALL_S, NAMES_S, REACH_S, classify_network, unreachable
 from harness.machine.network.interface_rules import Pick, in_words
 from harness.machine.network.interfaces import Interface, read_nccl_settings, read_network
 from harness.machine.network.reach import Reach, reach_own
 from harness.machine.network.several_nodes import names_to_resolve, why_several_nodes
+from harness.process.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.bits.clock import Clock
 from harness.machine.fan_out import fan_out
 from harness.machine.network.interfaces import Address
+from harness.process.clock import Clock
 
 AT_ONCE = 256
 """Probes at a time, each with two sockets: below the usual limit of 1024 open files."""

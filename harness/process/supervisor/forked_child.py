@@ -6,7 +6,7 @@ import select
 import signal
 from collections.abc import Collection, Iterator
 
-from harness.bits.clock import Clock
+from harness.process.clock import Clock
 from harness.process.supervisor import process_tree
 
 SETTLE_S = 1.0

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
 
-from harness.bits.clock import Clock, SystemClock
 from harness.bits.files import UNLIMITED, open_for_writing
+from harness.process.clock import Clock, SystemClock
 from harness.process.growing_file import GrowingFile, GrowingLines
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.containment import (

@@ -5,7 +5,7 @@ import os
 import select
 import signal
 
-from harness.bits.clock import SystemClock
+from harness.process.clock import SystemClock
 from harness.process.supervisor import process_tree
 from harness.process.supervisor.containment import group_members, kill_group, remove_group
 from harness.process.supervisor.process_tree import Process

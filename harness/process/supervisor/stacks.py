@@ -5,9 +5,9 @@ import io
 import os
 import subprocess
 
-from harness.bits.clock import Clock
 from harness.bits.files import open_for_writing
 from harness.bits.redaction import redact_text
+from harness.process.clock import Clock
 from harness.process.supervisor.process_tree import Process, command_line
 
 MAX_PROCESSES = 64

@@ -9,9 +9,9 @@ from typing import TextIO
 
 from rich.text import Text
 
-from harness.bits.clock import Clock
 from harness.bits.text import count, one_line
 from harness.lab.experiments.run import run_of_all
+from harness.process.clock import Clock
 from harness.render.console import say
 from harness.render.live.frame import FrameStyle
 from harness.render.live.screen import Line, Screen, terminal_size

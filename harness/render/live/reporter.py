@@ -14,7 +14,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from harness.bits.clock import Clock
+from harness.process.clock import Clock
 from harness.render.live.frame import FrameStyle, Picture, frame
 from harness.render.live.screen import Line, Screen, terminal_size
 from harness.render.sentences import Sentence, Tone, alive, head_lines, running_line, sentences

@@ -14,7 +14,8 @@ from math import ceil
 from operator import ne
 from struct import iter_unpack
 
-from harness.trace.chain import DIGEST_BYTES, PHASES, Key, RecordedValue, Scope
+from harness.bits.digests import DIGEST_BYTES
+from harness.trace.chain import PHASES, Key, RecordedValue, Scope
 from harness.trace.format import Columns
 from harness.trace.global_values import paired_global_values, shard_sums
 from harness.trace.reader import Trace

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
+from harness.bits.digests import DIGEST_BYTES, RAW
 from harness.bits.text import one_line
 from harness.render.report.grid import First, Grid
-from harness.trace.chain import DIGEST_BYTES, RecordedValue
-from harness.trace.digests import RAW
+from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference, compare
 from harness.trace.reader import Trace
 from harness.trace.values import ELEMENT_BYTES

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.errors import CollectionError
-from harness.bits.files import json_objects, open_regular, read_text
+from harness.bits.files import open_regular, read_text
+from harness.process.program_output import json_objects
 
 MAX_OUTPUT_BYTES = 1 << 16
 UNWRITABLE = "the list of test files cannot be written"

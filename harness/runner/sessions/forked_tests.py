@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from harness.bits.clock import SystemClock
 from harness.plugin import timeout_of_item
+from harness.process.clock import SystemClock
 from harness.process.exhaustion import reason_of
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.fork_hazards import cuda_is_initialized, num_threads_kept

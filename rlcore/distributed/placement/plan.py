@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlcore.distributed.nearest import nearest
+from harness.bits.text import nearest
 from rlcore.distributed.placement.inventory import Node, amount, inventory_text
 from rlcore.distributed.placement.packing import Free, Request, pack, room
 from rlcore.errors import InvalidValueError, PlacementError

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from harness.bits.text import nearest
 from rlcore.distributed.backends.ray_actors import RayActors
-from rlcore.distributed.nearest import nearest
 from rlcore.distributed.placement.plan import Plan
 from rlcore.distributed.placement.ray_cluster import usages
 from rlcore.distributed.placement.waiting import departed, waiting_text

@@ -1,28 +1,144 @@
-"""An engine of vLLM in this process, around a copy of the decoder."""
+"""vLLM in a process of its own: the engine of a sampler, or of a reward model.
+
+    this process                       the engine's process
+    add, rank ───▶ LLMEngine ───────▶ scheduler, passes
+    step      ◀───           ◀───────
+    ask       ──────────────────────▶ EngineExtension, between passes
+
+The engine computes on while the caller looks at what was drawn. Its process ends with the last reference to it, with
+`close`, and with the trainer's process, however that ends.
+"""
 
 import json
+import os
+import pickle
+import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from math import ceil
+from multiprocessing import connection
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
-import torch
-from torch import Tensor
-
-from rlcore.errors import InvalidValueError
+from harness.bits.tensor_digests import weights_digest
+from rlcore.errors import InvalidValueError, RlcoreError, WorkerDiedError, WorkerError
 from rlcore.models.config import written_config
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.local_target import FencedTarget
-from rlcore.samplers.vllm.exchange import Drawn, LocalExchange
-from rlcore.samplers.vllm.plugin import register_model
-from rlcore.samplers.vllm.shared_process import keep_process_group
-from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
+from rlcore.samplers.vllm.plugin import Trainer, register_model
+from rlcore.samplers.vllm.stock import check_head_width
+from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
+from rlcore.weights.remote import RemoteTarget
 
+EXTENSION = "rlcore.samplers.vllm.extension.EngineExtension"
+BLOCK_MULTIPLE = 32
+"""Blocks of the cache of vLLM's own attention on a CPU have a multiple of so many tokens."""
+SPAWNED = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a trainer has threads
+    "OMP_NUM_THREADS": "1",  # until a level says otherwise: products of more threads may have other bits
+    "PYTHONWARNINGS": "ignore",  # this and what follows: lines that no user can act upon
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_LOGS": "-torch._library.triton",
+}
+"""Variables of the engine's process."""
 Report = Callable[[str], None]
+
+
+class EngineProcess:
+    """An LLMEngine whose scheduler and model are in a child process."""
+
+    def __init__(
+        self, role: str, arguments: Mapping[str, Any], trainer: Trainer, *, device: str, report: Report
+    ) -> None:
+        """Start it with vLLM's arguments; `report` receives a line of what took seconds.
+
+        Raises InvalidValueError where vLLM computes on another device or refuses the arguments, WorkerError where the
+        process does not start.
+        """
+        self.role, began = role, perf_counter()
+        with isolated():
+            check_device(device)
+            from vllm import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
+
+            register_model()
+            engine_args = EngineArgs(
+                **arguments,
+                skip_tokenizer_init=True,
+                seed=0,
+                enforce_eager=True,
+                async_scheduling=False,
+                use_tqdm_on_load=False,
+                disable_log_stats=True,
+                additional_config=trainer,
+            )
+            try:
+                with patch.dict(os.environ, SPAWNED):
+                    self.llm = LLMEngine.from_engine_args(engine_args, enable_multiprocessing=True)
+            except ValueError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise InvalidValueError(
+                    f"vLLM refuses these settings of the {role}: {reason}", legal="see `sampler`"
+                ) from error
+            except RuntimeError as error:
+                raise WorkerError(
+                    f"the {role}'s process ended while it started: {error}",
+                    role=role,
+                    remedy="correct what its own lines above name",
+                ) from error
+        self._core = core = self.llm.engine_core
+        (self._process,) = core.resources.engine_manager.processes
+        parts = (self._process, core.resources, core.utility_results, core.outputs_queue)
+        threading.Thread(target=_tell_of_death, args=parts, name="rlcore-engine", daemon=True).start()
+        report(f"{role}: engine ready after {perf_counter() - began:.1f} s")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        return int(self._process.pid)
+
+    def close(self) -> None:
+        """End the process, which has nothing to save."""
+        self._core.shutdown(timeout=0.0)
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Raise WorkerDiedError where a call inside finds that the process has ended."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            yield
+        except EngineDeadError as error:
+            self._process.join(10.0)
+            time.sleep(0.1)  # or another thread has asked the system how it ended, and not kept the answer yet
+            code = self._process.exitcode or 0
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise WorkerDiedError(
+                f"the {self.role}'s process, pid {self.pid}, {how}",
+                role=self.role,
+                rank=0,
+                pid=self.pid,
+                remedy="resume from the last checkpoint: --set output.resume=RUN; or let a run do so by itself: --set"
+                " deployment.on_worker_death=restart. The kernel's log says whether memory was short",
+            ) from error
+
+
+def _tell_of_death(process: Any, resources: Any, utility_results: dict[int, Any], outputs: Any) -> None:
+    """Wake the callers who wait for a process that has ended: vLLM's own watch lets them wait for ever."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    connection.wait([process.sentinel])
+    resources.engine_dead = True  # so that no call begins to wait from now on
+    for future in list(utility_results.values()):
+        if not future.done():
+            future.set_exception(EngineDeadError())
+    outputs.put(EngineDeadError())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +155,8 @@ class EngineSettings:
     """Blocks of the cache; 0: as many as `concurrency` requests of the greatest length fill."""
     max_batched_tokens: int = 8192
     """Tokens of one pass: longer prompts are read in chunks."""
+    is_stock: bool = False
+    """Whether the model is vLLM's own, and not rlcore's decoder."""
 
     def check(self) -> None:
         """Raise InvalidValueError if the cache does not hold one request of the greatest length."""
@@ -56,124 +174,156 @@ class EngineSettings:
         """Blocks of the cache; vLLM keeps one of them empty."""
         return self.num_blocks or self.concurrency * ceil(self.max_length / self.block_size) + 1
 
-    @property
-    def size(self) -> str:
-        """Size of the cache, for people."""
-        return f"{self.blocks * self.block_size:,} tokens in {self.blocks:,} blocks"
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that a pass drew for one request."""
 
-class Engine(LocalExchange):
-    """vLLM's engine in this process. It computes at the level of the caller of `step`."""
-
-    def __init__(self, engine: Any, decoder: Decoder, pages: list[Tensor], settings: EngineSettings) -> None:
-        """Wrap an engine; `Engine.start` builds one."""
-        super().__init__(decoder.config, max_length=settings.max_length, concurrency=settings.concurrency)
-        self.decoder, self.settings = decoder, settings
-        self._engine, self._pages = engine, pages
+    request_id: str
+    tokens: list[int]
+    logprobs: list[float]
+    is_finished: bool
+    ranked: list[tuple[int, float]]
+    """Of a request for several log-probabilities: tokens with them, in no order, -inf for none; empty for others."""
 
     @classmethod
-    def start(cls, decoder: Decoder, settings: EngineSettings, report: Report = lambda line: None) -> "Engine":
-        """Build an engine with a copy of the decoder's weights; `report` receives a line before what takes seconds.
+    def of(cls, output: Any) -> "Drawn":
+        """Read what vLLM says of a request, a RequestOutput."""
+        (one,) = output.outputs
+        tokens, reported = list(one.token_ids), one.logprobs or ()
+        logprobs = [entry[token].logprob for entry, token in zip(reported, tokens, strict=True)]
+        ranked = [(token, of.logprob) for entry in reported if len(entry) > 1 for token, of in entry.items()]
+        return cls(output.request_id, tokens, logprobs, bool(output.finished), ranked)
 
-        Raises InvalidValueError where vLLM cannot be used here, or not with these settings.
-        """
-        number = installed_version()
-        began = perf_counter()
-        report(f"sampler: loading vLLM {number}")
+
+class Engine(EngineProcess):
+    """The engine of a sampler, with a copy of a decoder's weights. Earlier requests are served first."""
+
+    def __init__(self, decoder: Decoder, settings: EngineSettings, report: Report = lambda line: None) -> None:
+        """As `EngineProcess`. Raises InvalidValueError where vLLM cannot be used here too."""
+        report(f"sampler: loading vLLM {installed_version()}")
+        self.config, self.settings = decoder.config, settings
+        self._numbers = count()
+        dtype, device = str(decoder.embedding.dtype).removeprefix("torch."), str(decoder.embedding.device)
+        config_json = written_config(decoder.config, dtype)
+        page = 2 * decoder.config.num_kv_heads * decoder.config.head_width * decoder.embedding.element_size()
+        cache_bytes = settings.blocks * settings.block_size * page * decoder.config.num_layers
         with isolated(), tempfile.TemporaryDirectory(prefix="rlcore-vllm-") as directory:
-            check_device(str(decoder.embedding.device))
-            from vllm.v1.engine.llm_engine import LLMEngine
+            from rlcore.samplers.vllm.draw import KeyedDraw
+            from rlcore.samplers.vllm.model import ARCHITECTURE
 
-            keep_process_group()
-            register_model()
-            write_model(decoder, Path(directory))
-            report(f"sampler: imported in {perf_counter() - began:.1f} s, starting the engine")
-            with refusals():
-                engine = LLMEngine.from_engine_args(arguments(directory, decoder, settings))
-        model = engine.model_executor.driver_worker.model_runner.model
-        with torch.no_grad():
-            model.decoder.load_state_dict(decoder.state_dict())
-        report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {settings.size}")
-        return cls(engine, model.decoder, model.pages(), settings)
+            if settings.is_stock:
+                check_head_width(
+                    decoder.config.head_width,
+                    "sampler.model stock with a model",
+                    "--set sampler.model=own computes any width; or choose another model.width or model.num_heads",
+                )
+            else:
+                config_json["architectures"] = [ARCHITECTURE]
+            Path(directory, "config.json").write_text(json.dumps(config_json), "utf-8")
+            arguments = {
+                "model": directory,
+                "load_format": "dummy",
+                "dtype": dtype,
+                "max_model_len": settings.max_length,
+                "max_num_seqs": settings.concurrency,
+                "max_num_batched_tokens": settings.max_batched_tokens,
+                "enable_chunked_prefill": True,
+                "enable_prefix_caching": True,
+                "block_size": settings.block_size,
+                "num_gpu_blocks_override": settings.blocks,
+                "logprobs_mode": "processed_logits",
+                "max_logprobs": -1,  # as many as the vocabulary has
+                "logits_processors": [KeyedDraw],
+                "scheduling_policy": "priority",
+                "worker_extension_cls": EXTENSION,
+                "kv_cache_memory_bytes": cache_bytes,
+            }
+            super().__init__("sampler", arguments, Trainer(decoder.config, False), device=device, report=report)
+        parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
+        first = RemoteTarget(self.ask)
+        first.begin(0)
+        first.write(parameters.items())
+        first.commit(weights_digest(parameters))
+        report(f"sampler: {settings.blocks * settings.block_size:,} tokens in {settings.blocks:,} blocks")
 
-    def _queue(self, number: int, prompt: list[int], wanted: Any) -> None:
-        self._engine.add_request(str(number), {"prompt_token_ids": prompt}, wanted, priority=number)
+    def add(
+        self,
+        prompt: Sequence[int],
+        drawn_by: Mapping[str, Any],
+        *,
+        max_tokens: int = 1,
+        stop_ids: Sequence[int] = (),
+        num_logprobs: int = 0,
+        is_streamed: bool = True,
+    ) -> str:
+        """Queue a request whose tokens are drawn as `draw.draw_argument` has said; return its id.
 
-    def build_target(self) -> FencedTarget:
-        """As `Exchange.build_target`."""
-        from rlcore.samplers.vllm.target import VllmTarget
+        They are returned as they are drawn, or together at the end, which costs vLLM and its caller less; with the
+        log-probability of each, or of `num_logprobs` tokens.
+        """
+        from vllm import SamplingParams as EngineParams
+        from vllm.sampling_params import RequestOutputKind
 
-        return VllmTarget(self)
+        number = next(self._numbers)
+        wanted = EngineParams(
+            max_tokens=max_tokens,
+            temperature=0.0,  # the largest logit: KeyedDraw has drawn it
+            logprobs=num_logprobs,  # and that of the drawn token
+            ignore_eos=True,  # it is one of the stop ids
+            stop_token_ids=list(stop_ids),
+            detokenize=False,
+            extra_args=dict(drawn_by),
+            output_kind=RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY,
+        )
+        with self.alive():
+            self.llm.add_request(str(number), {"prompt_token_ids": list(prompt)}, wanted, priority=number)
+        return str(number)
 
     def step(self) -> list[Drawn]:
-        """As `Exchange.step`: compute one pass."""
-        return [Drawn.of(output) for output in self._engine.step()]
+        """Wait for a pass; return what it drew."""
+        with self.alive():
+            return [Drawn.of(output) for output in self.llm.step()]
+
+    def first_tokens(self, request_ids: Sequence[str]) -> list[Drawn]:
+        """Return what is drawn for requests of one token each, in their order; however it ends, none is left."""
+        found: dict[str, Drawn] = {}
+        left = set(request_ids)
+        try:
+            while left:
+                found |= {drawn.request_id: drawn for drawn in self.step() if drawn.request_id in left}
+                left -= found.keys()
+        finally:
+            if left:
+                self.abort(sorted(left))
+        return [found[each] for each in request_ids]
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """As `Exchange.abort`."""
-        self._engine.abort_request(list(request_ids))
+        """Drop requests; of an engine that has ended, nothing."""
+        self.llm.abort_request(list(request_ids))
 
     def preempt(self) -> None:
-        """As `Exchange.preempt`."""
-        self._engine.reset_prefix_cache(reset_running_requests=True)
+        """Let all running requests begin again, from their prompts and the tokens that they have."""
+        with self.alive():
+            self.llm.reset_prefix_cache(reset_running_requests=True)
 
     def reset_cache(self) -> bool:
-        """As `Exchange.reset_cache`."""
-        return bool(self._engine.reset_prefix_cache())
+        """Forget the keys and values of finished requests; return whether vLLM did: not while others run."""
+        with self.alive():
+            return bool(self.llm.reset_prefix_cache())
 
     def clear_pages(self) -> None:
-        """As `Exchange.clear_pages`."""
+        """Overwrite all keys and values with zeros: those of failed logits are NaN."""
         self.reset_cache()
-        for pages in self._pages:
-            pages.zero_()
+        self.ask("clear_pages")
 
-
-def write_model(decoder: Decoder, directory: Path) -> None:
-    """Write the config.json from which vLLM builds its model; weights are copied in memory."""
-    from rlcore.samplers.vllm.model import ARCHITECTURE, OWN_ARCHITECTURE
-
-    found = written_config(decoder.config, str(decoder.embedding.dtype).removeprefix("torch."))
-    (own,) = found["architectures"]
-    content = found | {"architectures": [ARCHITECTURE], OWN_ARCHITECTURE: own}
-    (directory / "config.json").write_text(json.dumps(content, indent=2), "utf-8")
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Raise InvalidValueError in place of vLLM's ValueError for settings that do not fit together."""
-    try:
-        yield
-    except ValueError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise InvalidValueError(f"vLLM refuses these settings: {reason}", legal="see `sampler`") from error
-
-
-def arguments(directory: str, decoder: Decoder, settings: EngineSettings, **more: Any) -> Any:
-    """Return vLLM's EngineArgs for the model in a directory that `write_model` has written."""
-    from rlcore.samplers.vllm.keyed_draw import KeyedDraw
-
-    dtype = str(decoder.embedding.dtype).removeprefix("torch.")
-    required = {
-        "model": directory,
-        "skip_tokenizer_init": True,
-        "load_format": "dummy",
-        "dtype": dtype,
-        "seed": 0,
-        "enforce_eager": True,
-        "max_model_len": settings.max_length,
-        "max_num_seqs": settings.concurrency,
-        "max_num_batched_tokens": settings.max_batched_tokens,
-        "enable_chunked_prefill": True,
-        "enable_prefix_caching": True,
-        "block_size": settings.block_size,
-        "num_gpu_blocks_override": settings.blocks,
-        "logprobs_mode": "processed_logits",
-        "max_logprobs": -1,  # as many as the vocabulary has
-        "logits_processors": [KeyedDraw],
-        "scheduling_policy": "priority",
-        "disable_log_stats": True,
-    }
-    page = 2 * decoder.config.num_kv_heads * decoder.config.head_width * decoder.embedding.element_size()
-    cache_bytes = settings.blocks * settings.block_size * page * decoder.config.num_layers
-    preferred = {"kv_cache_memory_bytes": cache_bytes, "async_scheduling": False}
-    return engine_arguments(required | more, preferred)
+    def ask(self, method: str, *given: Any) -> Any:
+        """Return the answer of the `EngineExtension` to a method of `EngineAnswerer`; raises RlcoreError."""
+        message = pickle.dumps((method, *given), pickle.HIGHEST_PROTOCOL)
+        with self.alive():
+            (reply,) = self.llm.collective_rpc("rlcore_answer", args=(message,))
+        is_error, answer = pickle.loads(reply)
+        if is_error:
+            assert isinstance(answer, RlcoreError)
+            raise answer
+        return answer

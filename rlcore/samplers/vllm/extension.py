@@ -5,61 +5,117 @@ ever sees half of a sync.
 """
 
 import pickle
+import signal
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 
-from rlcore.errors import RlcoreError
+from rlcore.determinism import at_level, check_level
+from rlcore.errors import LevelError, RlcoreError
+from rlcore.models.config import DecoderConfig
+from rlcore.numerics.level import active, longest
 from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.vllm.levels import Level, LevelSwitch
-from rlcore.weights.remote import Answerer, Question
-
-if TYPE_CHECKING:
-    from rlcore.samplers.vllm.model import RlcoreForCausalLM
+from rlcore.samplers.vllm.stock import decoder_of, kept_streams_of
+from rlcore.weights.remote import Answerer
 
 _set_num_threads = torch.set_num_threads  # vLLM's worker replaces it on a CPU, after this module is imported
 
 
-class EngineAnswerer(Answerer):
-    """Answers the questions of a weight target, and those of a sampler: enter, leave, follow, clear_pages."""
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How a thread computes: plain values, which pass between processes."""
 
-    def __init__(self, model: "RlcoreForCausalLM") -> None:
+    name: str
+    strategy: str | None
+    """Name of the kernel strategy of level invariant."""
+    longest: int | None
+    """Most keys of attention, as certified."""
+    num_threads: int
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return the level of the calling thread."""
+        strategy = active()
+        if strategy is not None:
+            return cls("invariant", strategy.name, longest(), torch.get_num_threads())
+        name = "deterministic" if torch.are_deterministic_algorithms_enabled() else "off"
+        return cls(name, None, None, torch.get_num_threads())
+
+
+class EngineAnswerer(Answerer):
+    """Answers the questions of a weight target, and those of a sampler."""
+
+    def __init__(self, runner: Any, config: DecoderConfig) -> None:
         torch.set_num_threads = _set_num_threads
-        self._local, self._model = LocalTarget(model.decoder), model
-        self._levels = LevelSwitch(model.decoder.config, model.decoder.embedding)
-        self._sampling = ExitStack()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the trainer ends this process
+        self._runner = runner
+        self._decoder = decoder_of(runner.model, config)
+        self._local = LocalTarget(self._decoder)
+        self._level: Level | None = None
+        self._held, self._sampling, self._watching = ExitStack(), ExitStack(), ExitStack()
         super().__init__(self._local)
 
-    def _answer(self, question: Question) -> Any:
-        match question.method, question.given:
+    def __call__(self, method: str, *given: Any) -> Any:
+        """As `Answerer`; raises LevelError where a level does not hold here."""
+        match method, given:
             case "follow", (Level() as level,):
-                self._levels.follow(level)
+                self._follow(level)
             case "enter", (Level() as level,):
-                self._levels.follow(level)
+                self._follow(level)
                 self._sampling.enter_context(self._local.sampling())
             case "leave", ():
                 self._sampling.close()
             case "clear_pages", ():
-                for pages in self._model.pages():
+                for pages in self._runner.kv_caches:
                     pages.zero_()
+            case "watch", (Level() as level,):
+                self._follow(level)
+                self._kept = self._watching.enter_context(kept_streams_of(self._runner.model, self._decoder))
+            case "streams", (num_tokens,):
+                self._watching.close()
+                return dict(self._kept.streams(num_tokens))
             case _:
-                return super()._answer(question)
+                return super().__call__(method, *given)
         return None
+
+    def _follow(self, level: Level) -> None:
+        """Compute at this level from now on. Raises LevelError where it does not hold in this process."""
+        if level == self._level:
+            check_level(level.name)
+            return
+        self._held.close()
+        self._level = None
+        torch.set_num_threads(level.num_threads)
+        config, like = self._decoder.config, self._decoder.embedding
+        length = level.longest or config.max_length
+        report = self._held.enter_context(
+            at_level(level.name, config, dtype=like.dtype, device=str(like.device), length=length)
+        )
+        if report is not None and report.strategy.name != level.strategy:
+            raise LevelError(
+                f"the engine's process holds level invariant by {report.strategy.name}",
+                legal=f"{level.strategy}, as the trainer",
+                remedy="run both with the same libraries on one machine",
+            )
+        self._level = level
 
 
 class EngineExtension:
     """What vLLM's worker answers beyond its own methods."""
 
     model_runner: Any
+    vllm_config: Any
 
     def rlcore_answer(self, message: bytes) -> bytes:
-        """Answer a pickled Question; the reply is pickled too: whether it is an error, and the answer or the error."""
+        """Answer a pickled (method, *arguments); the reply is pickled too: (is an error, the error or answer)."""
         answerer = self.__dict__.get("rlcore_answerer")
         if answerer is None:
-            answerer = self.__dict__["rlcore_answerer"] = EngineAnswerer(self.model_runner.model)
+            config = self.vllm_config.additional_config.config
+            answerer = self.__dict__["rlcore_answerer"] = EngineAnswerer(self.model_runner, config)
         try:
-            reply = False, answerer(pickle.loads(message))
+            reply = False, answerer(*pickle.loads(message))
         except RlcoreError as error:
             reply = True, error
         return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)

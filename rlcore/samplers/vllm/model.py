@@ -4,21 +4,22 @@ At level invariant a row's bits do not depend on its company, so that these are 
 the trainer. No layer of vLLM computes anything, so none prepacks weights: they are written by name.
 """
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
 
-from rlcore.models.checkpoints import CONFIG, fill, read_json
-from rlcore.models.config import read_config
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.vllm.attention import PagedCacheBackend
-from rlcore.samplers.vllm.paged_attention import PagedBackend, PagedPass
+from rlcore.samplers.vllm.attention import PagedBackend, PagedPass
 from rlcore.samplers.vllm.versions import pages_of
 
 if TYPE_CHECKING:
@@ -26,17 +27,73 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "RlcoreForCausalLM"
 """Name in vLLM's registry; stock models keep theirs."""
-OWN_ARCHITECTURE = "rlcore_architecture"
-"""Key of config.json with the architecture that rlcore reads."""
+
+
+class PlanBuilder(AttentionMetadataBuilder[PagedPass]):
+    """Builds the plan of a pass, once for all layers."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._block_size: int = kv_cache_spec.block_size
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> PagedPass:
+        """As `AttentionMetadataBuilder.build`."""
+        given = common_attn_metadata
+        return PagedPass.of(
+            given.query_start_loc_cpu[: given.num_reqs + 1].tolist(),
+            given.seq_lens[: given.num_reqs].tolist(),
+            given.block_table_tensor[: given.num_reqs],
+            given.slot_mapping[: given.num_actual_tokens],
+            self._block_size,
+        )
+
+
+class NoAttention(AttentionImpl[Any]):
+    """An implementation that is never called: the model attends by `PagedBackend`."""
+
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        """Take what vLLM's layer passes to every implementation."""
+
+    def forward(self, *tensors: Any, **options: Any) -> torch.Tensor:
+        """Raise AssertionError."""
+        raise AssertionError("the model attends by PagedBackend")
+
+
+class PagedCacheBackend(AttentionBackend):
+    """A backend that stands for memory alone: a cache of any head width and block size."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16]
+    forward_includes_kv_cache_update = True  # or vLLM writes the cache first, in a layout of its kernels
+
+    @staticmethod
+    def get_name() -> str:
+        """Return the name that vLLM keeps for backends of others."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[NoAttention]:
+        """As `AttentionBackend.get_impl_cls`."""
+        return NoAttention
+
+    @staticmethod
+    def get_builder_cls() -> type[PlanBuilder]:
+        """As `AttentionBackend.get_builder_cls`."""
+        return PlanBuilder
+
+    @staticmethod
+    def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *_: Any) -> Any:
+        """Return the shape of a layer's cache, for versions of vLLM that ask the backend."""
+        return num_blocks, block_size, num_kv_heads, 2 * head_size
 
 
 class RlcoreForCausalLM(nn.Module):
-    """The decoder of a config.json that `engine.write_model` has written."""
+    """The decoder of the configuration that the trainer has given."""
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
-        found = read_json(Path(vllm_config.model_config.model) / CONFIG)
-        config = read_config(found | {"architectures": [found[OWN_ARCHITECTURE]]})
+        config = vllm_config.additional_config.config
         self.decoder = Decoder(config).requires_grad_(False)
         self.caches = nn.ModuleList(
             Attention(
@@ -69,10 +126,6 @@ class RlcoreForCausalLM(nn.Module):
     def compute_logits(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """Return the logits [rows, vocabulary] of rows of the stream."""
         return self.decoder.logits(hidden_states[None])[0]
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Write tensors of a checkpoint, as vLLM's own loaders and weight updates bring them; return the parameters."""
-        return {f"decoder.{name}" for name in fill(self.decoder, weights)}
 
     def pages(self) -> list[Tensor]:
         """Return the caches of all layers as rows; vLLM allocates them after the model."""

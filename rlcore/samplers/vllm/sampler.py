@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.errors import InvalidValueError, NonFiniteError
+from rlcore.errors import NonFiniteError
 from rlcore.samplers.base import (
     NextToken,
     NextTokenRequest,
@@ -28,8 +28,10 @@ from rlcore.samplers.base import (
 )
 from rlcore.samplers.local_target import OfTarget
 from rlcore.samplers.stopping import StopText, reason
-from rlcore.samplers.vllm.exchange import Drawn, Exchange
-from rlcore.types import SampleRequest, StopReason, Tokenizer
+from rlcore.samplers.vllm.draw import draw_argument
+from rlcore.samplers.vllm.engine import Drawn, Engine
+from rlcore.samplers.vllm.target import VllmTarget
+from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
 
 @dataclass(slots=True)
@@ -61,18 +63,14 @@ class VllmSampler(OfTarget):
     """
 
     def __init__(
-        self, engine: Exchange, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
+        self, engine: Engine, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
     ) -> None:
-        most = engine.concurrency
-        concurrency = most if concurrency is None else concurrency
-        if not 1 <= concurrency <= most:
-            raise InvalidValueError(f"concurrency {concurrency}", legal=f"1 to {most}, as the engine was started with")
-        config = engine.config
-        check_options(config, tokenizer, preempt_every=preempt_every)
+        check_options(engine.config, tokenizer, preempt_every=preempt_every)
         self.engine, self._tokenizer = engine, tokenizer
-        self._concurrency, self._preempt_every = concurrency, preempt_every
-        self._limits = replace(config, max_length=engine.max_length)
-        self._target = engine.build_target()
+        self._concurrency = engine.settings.concurrency if concurrency is None else concurrency
+        self._preempt_every = preempt_every
+        self._limits = replace(engine.config, max_length=engine.settings.max_length)
+        self._target = VllmTarget(engine)
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         """As `Sampler.sample`.
@@ -98,7 +96,12 @@ class VllmSampler(OfTarget):
         found: list[list[NextToken]] = []
         with self._target.sampling(), torch.inference_mode(), self._no_nan_stays():
             for begin in range(0, len(requests), self._concurrency):
-                found += self._ranked(requests[begin : begin + self._concurrency])
+                few = requests[begin : begin + self._concurrency]
+                for request, drawn in zip(few, self.engine.first_tokens(list(map(self._rank, few))), strict=True):
+                    if any(math.isnan(logprob) for _, logprob in drawn.ranked):
+                        raise not_finite(request)
+                    falling = sorted(drawn.ranked, key=lambda pair: (-pair[1], pair[0]))
+                    found.append([NextToken(*each) for each in falling if each[1] > -math.inf])
         return found
 
     @contextmanager
@@ -110,22 +113,13 @@ class VllmSampler(OfTarget):
             self.engine.clear_pages()
             raise
 
-    def _ranked(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
-        known = self._tokenizer.vocab_size
-        asked = [
-            self.engine.rank(
-                each.sequence, temperature=each.temperature, num_tokens=each.num_tokens, num_tokens_known=known
-            )
-            for each in requests
-        ]
-        answers = [drawn.ranked for drawn in self.engine.first_tokens(asked)]
-        for request, answer in zip(requests, answers, strict=True):
-            if any(math.isnan(logprob) for _, logprob in answer):
-                raise not_finite(request)
-        return [
-            [NextToken(*each) for each in sorted(answer, key=lambda pair: (-pair[1], pair[0])) if each[1] > -math.inf]
-            for answer in answers
-        ]
+    def _rank(self, request: NextTokenRequest) -> str:
+        """Queue the question for the most probable next tokens."""
+        num_tokens = min(request.num_tokens, self._limits.vocab_size)
+        params = SamplingParams(1, temperature=request.temperature)
+        drawn_by = draw_argument(0, params, num_ranked=num_tokens, num_tokens_known=self._tokenizer.vocab_size)
+        # More log-probabilities than the drawn token's tell this request from a completion.
+        return self.engine.add(request.sequence, drawn_by, num_logprobs=max(num_tokens, 2))
 
     def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
         waiting = deque(enumerate(requests))
@@ -136,10 +130,18 @@ class VllmSampler(OfTarget):
             while waiting or running:
                 while waiting and len(running) < self._concurrency:
                     number, request = waiting.popleft()
-                    running[self._add(request)] = _Running(number, request, self._text(request))
+                    stops = request.params.stop_strings
+                    text = StopText(self._tokenizer, stops) if stops else None
+                    running[self._add(request)] = _Running(number, request, text)
                 drawn = self.engine.step()
                 for each in drawn:
-                    self._take(each, running, done)
+                    ours = running[each.request_id]
+                    has_stop_string = ours.put(each)
+                    if has_stop_string or each.is_finished:
+                        del running[each.request_id]
+                        if not each.is_finished:
+                            self.engine.abort([each.request_id])
+                        done[ours.number] = self._trajectory(ours, has_stop_string)
                 # Passes that only read prompts do not count: a prompt of many chunks would never be read to its end.
                 num_drawing += bool(drawn)
                 if drawn and running and self._preempt_every and num_drawing % self._preempt_every == 0:
@@ -153,51 +155,30 @@ class VllmSampler(OfTarget):
         return [done[number] for number in range(len(requests))]
 
     def _add(self, request: SampleRequest) -> str:
-        params, vocab_size = request.params, self._limits.vocab_size
-        stops = sorted({stop for stop in (self._tokenizer.eos_id, *params.stop_ids) if 0 <= stop < vocab_size})
+        params, stops = request.params, {self._tokenizer.eos_id, *request.params.stop_ids}
         return self.engine.add(
             request.prompt.tokens,
+            draw_argument(request.key, params),
             max_tokens=params.max_tokens,
-            stop_ids=stops,
-            key=request.key,
-            params=params,
+            stop_ids=sorted(stop for stop in stops if 0 <= stop < self._limits.vocab_size),
             is_streamed=bool(params.stop_strings or self._preempt_every),
         )
 
-    def _text(self, request: SampleRequest) -> StopText | None:
-        stops = request.params.stop_strings
-        return StopText(self._tokenizer, stops) if stops else None
-
-    def _take(self, drawn: Drawn, running: dict[str, _Running], done: dict[int, Trajectory]) -> None:
-        """Append what a pass drew for a request, and finish it if it is done."""
-        ours = running[drawn.request_id]
-        has_stop_string = ours.put(drawn)
-        if not (has_stop_string or drawn.is_finished):
-            return
-        if not drawn.is_finished:
-            self.engine.abort([drawn.request_id])
-        del running[drawn.request_id]
-        self._check_finite(ours)
-        why = reason(ours.tokens, ours.request.params, self._tokenizer.eos_id, by_text=has_stop_string)
-        done[ours.number] = self._trajectory(ours, why)
-
-    def _check_finite(self, ours: _Running) -> None:
-        if math.isfinite(sum(ours.logprobs)):
-            return
-        position = next(at for at, value in enumerate(ours.logprobs) if not math.isfinite(value))
-        raise NonFiniteError(
-            f"token {position} of {named(ours.request)} has log-probability {ours.logprobs[position]}",
-            remedy="check the weights that the sampler received: logits are NaN or infinite",
-            phases=("rollout",),
-        )
-
-    def _trajectory(self, ours: _Running, why: StopReason) -> Trajectory:
+    def _trajectory(self, ours: _Running, has_stop_string: bool) -> Trajectory:
+        """Return a completion that is done. Raises NonFiniteError."""
+        if not math.isfinite(sum(ours.logprobs)):
+            position = next(at for at, value in enumerate(ours.logprobs) if not math.isfinite(value))
+            raise NonFiniteError(
+                f"token {position} of {named(ours.request)} has log-probability {ours.logprobs[position]}",
+                remedy="check the weights that the sampler received: logits are NaN or infinite",
+                phases=("rollout",),
+            )
         return build_single_turn(
             ours.request,
             ours.tokens,
             ours.logprobs,
             text=self._tokenizer.decode(ours.tokens),
-            stop_reason=why,
+            stop_reason=reason(ours.tokens, ours.request.params, self._tokenizer.eos_id, by_text=has_stop_string),
             policy_version=self._target.policy_version,
             weights_digest=self._target.weights_digest,
         )

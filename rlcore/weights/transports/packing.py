@@ -1,13 +1,35 @@
-"""Named tensors as one run of bytes, and back: the layout is plain values, the bytes travel by a transport."""
+"""Named tensors in parcels: the layout is plain values, the bytes travel by a transport.
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+trainer: chunks ─▶ buffer ─▶ parcel ──question──▶ the target's process: open ─▶ views ─▶ target.write
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from rlcore.weights.target import NamedTensors
+
 ALIGNMENT = 64
 """Bytes: every tensor begins at a multiple of it, which every type and every vector unit accepts."""
+
+
+class Parcel(Protocol):
+    """Tensors on their way to another process. It can be pickled."""
+
+    def open(self, opened: dict[str, Any]) -> Mapping[str, Tensor]:
+        """Return the tensors, in the target's process; they are valid until the question is answered.
+
+        `opened` keeps what parcels have opened there: blocks of shared memory, process groups.
+        """
+
+
+class Transport(Protocol):
+    """Carries named tensors to one target in another process."""
+
+    def send(self, weights: NamedTensors, deliver: Callable[[Parcel], object]) -> None:
+        """Send each tensor once; `deliver` lets the target write a parcel, and returns when it has."""
 
 
 class Entry(NamedTuple):
@@ -21,6 +43,20 @@ class Entry(NamedTuple):
     """Offset of the first byte."""
     end: int
     """Offset after the last byte."""
+
+
+def chunks(weights: NamedTensors, max_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors in their order, together up to `max_bytes`, and at least one at a time."""
+    chunk: dict[str, Tensor] = {}
+    num_bytes = 0
+    for name, tensor in weights:
+        if chunk and num_bytes + tensor.nbytes > max_bytes:
+            yield chunk
+            chunk, num_bytes = {}, 0
+        chunk[name] = tensor
+        num_bytes += tensor.nbytes
+    if chunk:
+        yield chunk
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> tuple[Entry, ...]:

@@ -9,9 +9,9 @@ The default group of either process is not used: both may have one, of other ran
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -22,19 +22,16 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from rlcore.distributed.backends.rendezvous import listening_store
 from rlcore.errors import InvalidValueError
-from rlcore.weights.target import WeightTarget
-from rlcore.weights.transports.base import NamedTensors
-from rlcore.weights.transports.in_process import chunks
-from rlcore.weights.transports.packing import Entry, fill, layout_of, num_bytes_of, views
-from rlcore.weights.transports.parcels import Attachments, ParcelTarget, parcel_target
+from rlcore.weights.target import NamedTensors
+from rlcore.weights.transports.packing import Entry, Parcel, chunks, fill, layout_of, num_bytes_of, views
 
 TRAINER, TARGET = 0, 1
 BACKENDS = ("gloo", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
-class _Address:
-    """Meeting point of a group, and how it sends."""
+class Invitation:
+    """A parcel without tensors: the target's process joins the group."""
 
     host: str
     port: int
@@ -42,50 +39,21 @@ class _Address:
     """Name of the group, which no other group has."""
     backend: str
     device: str
-    """Device of the buffers: that of nccl is a GPU."""
-    timeout_s: float
+    timeout: timedelta
 
-    def join(self, rank: int, store: Any = None) -> "_Group":
-        """Return the group, when both have joined it."""
-        timeout = timedelta(seconds=self.timeout_s)
-        store = store or TCPStore(self.host, self.port, is_master=False, timeout=timeout)
+    def join(self, rank: int, store: Any) -> Any:
+        """Return the group, when both have joined it; it has the store as long as it lives."""
         prefixed = PrefixStore(self.name, store)
-        if self.backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            return _Group(dist.ProcessGroupNCCL(prefixed, rank, 2, options), store, self.device)
-        return _Group(dist.ProcessGroupGloo(prefixed, rank, 2, timeout), store, self.device)
+        if self.backend == "gloo":
+            return dist.ProcessGroupGloo(prefixed, rank, 2, self.timeout)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self.timeout
+        return dist.ProcessGroupNCCL(prefixed, rank, 2, options)
 
-
-@dataclass(slots=True)
-class _Group:
-    """A group of two."""
-
-    group: Any
-    store: Any
-    """It is held: a group reads it until its end."""
-    device: str
-
-    def broadcast(self, buffer: Tensor) -> Any:
-        """Begin to send the trainer's buffer, or to receive it; return what waits for the end."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = TRAINER, 0
-        return self.group.broadcast([buffer], options)
-
-    def close(self) -> None:
-        """Leave the group."""
-        self.group = self.store = None
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """A parcel without tensors: the target's process joins the group."""
-
-    address: _Address
-
-    def open(self, attachments: Attachments) -> Mapping[str, Tensor]:
+    def open(self, opened: dict[str, Any]) -> Mapping[str, Tensor]:
         """As `Parcel.open`."""
-        attachments.get(self.address.name, lambda: self.address.join(TARGET))
+        store = TCPStore(self.host, self.port, is_master=False, timeout=self.timeout)
+        opened["group"] = self.join(TARGET, store)
         return {}
 
 
@@ -93,20 +61,26 @@ class Invitation:
 class BroadcastChunk:
     """Tensors that the trainer broadcasts while this is asked."""
 
-    group: str
+    device: str
     layout: tuple[Entry, ...]
 
-    def open(self, attachments: Attachments) -> Mapping[str, Tensor]:
+    def open(self, opened: dict[str, Any]) -> Mapping[str, Tensor]:
         """As `Parcel.open`."""
-        group: _Group = attachments.opened[self.group]
-        buffer = torch.empty(num_bytes_of(self.layout), dtype=torch.uint8, device=group.device)
-        group.broadcast(buffer).wait()
+        buffer = torch.empty(num_bytes_of(self.layout), dtype=torch.uint8, device=self.device)
+        _broadcast(opened["group"], buffer).wait()
         return views(self.layout, buffer)
 
 
+def _broadcast(group: Any, buffer: Tensor) -> Any:
+    """Begin to send the trainer's buffer, or to receive it; return what waits for the end."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = TRAINER, 0
+    return group.broadcast([buffer], options)
+
+
 @dataclass(slots=True)
-class ProcessGroupTransport:
-    """Writes to one target in another process. `nccl` sends between GPUs; it has not run there yet."""
+class ProcessGroup:
+    """Sends to another process. `nccl` sends between GPUs; it has not run there yet."""
 
     backend: str = "gloo"
     host: str = "127.0.0.1"
@@ -116,9 +90,7 @@ class ProcessGroupTransport:
     max_chunk_bytes: int = 64 << 20
     timeout_s: float = 60.0
     """Longest wait for the other process."""
-    _group: _Group | None = field(default=None, init=False)
-    _name: str = field(default="", init=False)
-    _target: ParcelTarget | None = field(default=None, init=False)
+    _group: Any = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -128,39 +100,25 @@ class ProcessGroupTransport:
                 f"backend nccl with buffers on {self.device}", legal="cuda", remedy="backend='gloo' sends from a CPU"
             )
 
-    def __call__(self, weights: NamedTensors, target: WeightTarget) -> list[str]:
-        """As `Transport.__call__`; raises InvalidValueError for a target of this process."""
-        receiver, written = parcel_target(target, self.backend), list[str]()
-        group = self._joined(receiver)
-        try:
-            for chunk in chunks(weights, self.max_chunk_bytes):
-                layout = layout_of(chunk)
-                buffer = torch.empty(num_bytes_of(layout), dtype=torch.uint8, device=self.device)
-                fill(layout, chunk, buffer)
-                sent = group.broadcast(buffer)
-                written += receiver.receive(BroadcastChunk(self._name, layout))
-                sent.wait()
-        except BaseException:
-            self.close()  # the two may not agree which chunk is next
-            raise
-        return written
+    def send(self, weights: NamedTensors, deliver: Callable[[Parcel], object]) -> None:
+        """As `Transport.send`."""
+        group, self._group = self._group or self._joined(deliver), None
+        for chunk in chunks(weights, self.max_chunk_bytes):
+            layout = layout_of(chunk)
+            buffer = torch.empty(num_bytes_of(layout), dtype=torch.uint8, device=self.device)
+            fill(layout, chunk, buffer)
+            sent = _broadcast(group, buffer)
+            deliver(BroadcastChunk(self.device, layout))
+            sent.wait()
+        self._group = group  # not after a failure: the two may not agree which chunk is next
 
-    def close(self) -> None:
-        """Leave the group; the next call builds another one."""
-        if self._group is not None:
-            self._group.close()
-        self._group = self._target = None
-
-    def _joined(self, target: ParcelTarget) -> _Group:
-        """Return the group of the trainer and this target."""
-        if self._group is None or self._target is not target:
-            self.close()
-            self._name = f"rlcore-weights-{uuid.uuid4().hex}"
-            timeout = timedelta(seconds=self.timeout_s)
-            store = listening_store(self.host, timeout)
-            address = _Address(self.host, store.port, self._name, self.backend, self.device, self.timeout_s)
-            with ThreadPoolExecutor(1) as executor:  # both wait until the other has come
-                joining = executor.submit(address.join, TRAINER, store)
-                target.receive(Invitation(address))
-                self._group, self._target = joining.result(), target
-        return self._group
+    def _joined(self, deliver: Callable[[Parcel], object]) -> Any:
+        """Return the group of both processes."""
+        timeout = timedelta(seconds=self.timeout_s)
+        store = listening_store(self.host, timeout)
+        name = f"rlcore-weights-{uuid.uuid4().hex}"
+        invitation = Invitation(self.host, store.port, name, self.backend, self.device, timeout)
+        with ThreadPoolExecutor(1) as executor:  # both wait until the other has come
+            joining = executor.submit(invitation.join, TRAINER, store)
+            deliver(invitation)
+            return joining.result()

@@ -26,7 +26,7 @@ from rlcore.observability.observers import Observers
 from rlcore.observability.phases import TIMED, Phases
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.train_state import TrainState
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.trainer import Trainer
 from rlcore.types import Prompt
 from rlcore.weights.sync import sync
 from tests.benchmarks.one_step.turns import Turns
@@ -94,14 +94,7 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
         level=arguments.level,
         task=Task("vowels", prompts, (), (Reward("vowels", vowels),)),
         tokenizer=tokenizer,
-        policy=LocalTrainer(
-            "policy",
-            decoder,
-            rate,
-            section=config.optimizer,
-            runtime=config.runtime,
-            observers=observers,
-        ),
+        policy=Trainer("policy", decoder, rate, section=config.optimizer, runtime=config.runtime),
         sampler=TorchSampler(decoder, tokenizer, concurrency=len(prompts) * arguments.group_size),
         observers=observers,
         phases=phases,

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.guards.features.feature import Feature, Run, Seen
 
-_BASE = {
+_BASE: dict[str, Any] = {
     "seed": 3,
     "model": {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_width": 8, "ffn_width": 16},
     "task": {"name": "sorting", "num_prompts": 8, "num_heldout": 1, "max_length": 5, "rewards": ["rewards:of_text"]},
@@ -116,7 +116,8 @@ _OPTIMIZERS: list[Variant] = [
 ]
 _OTHERS: list[Variant] = [
     *_values("sampling", temperature=0.3, top_k=2, top_p=0.5, min_p=0.99, stop_strings=["a"]),
-    *_values("model", path=_CHECKPOINT, dtype="bfloat16"),
+    *_values("model", {f"model.{key}": None for key in _BASE["model"]}, path=_CHECKPOINT),
+    *_values("model", dtype="bfloat16"),
     *_values("task", num_prompts=2, shuffles_rewards=True),
     *_values("sampling.two_stage", _STAGES, forced_text=":"),
     ("sampling.two_stage.max_item_tokens", 2, _STAGES, "that it is needed", _needed),

@@ -8,15 +8,15 @@ What the fault did goes into fault.json beside the trace.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcore.entrypoint import run as run_engine
 from rlcore.log import PartRecorder, Recorder, SharedRecorder
-from tests.guards.planted.fault import Deeds, named, planted
+from tests.guards.planted.fault import Deeds, Fault, named, planted
 
 DEEDS = "fault.json"
 _for_life = ExitStack()
@@ -29,8 +29,7 @@ class StepWatch:
 
     recorder: Recorder
     deeds: Deeds
-    names: Sequence[str]
-    """Of the faults."""
+    fault: Fault | None
 
     def begin_step(self, step: int) -> None:
         """As a recorder's."""
@@ -50,13 +49,13 @@ class StepWatch:
     def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
         """As a recorder's."""
         assert isinstance(self.recorder, SharedRecorder)
-        return [partial(open_in_rank, opener, self.names) for opener in self.recorder.share(num_others)]
+        return [partial(open_in_rank, opener, self.fault) for opener in self.recorder.share(num_others)]
 
 
-def open_in_rank(opener: Callable[[], PartRecorder], names: Sequence[str]) -> PartRecorder:
-    """Put faults into a process that trains with others, for as long as it lives, and open its recorder."""
-    for name in names:
-        _for_life.enter_context(planted(named(name), Deeds()))
+def open_in_rank(opener: Callable[[], PartRecorder], fault: Fault | None) -> PartRecorder:
+    """Put a fault into a process that trains with others, for as long as it lives, and open its recorder."""
+    if fault is not None:
+        _for_life.enter_context(planted(fault, Deeds()))
     return opener()
 
 
@@ -64,13 +63,13 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     """Call the engine's entry with the fault that `fault.name` names; with none where there is no such key."""
     payload = dict(config)
     asked = {"name": "", "has_receipts": True, **payload.pop("fault", {})}
-    names = [asked["name"]] * bool(asked["name"]) + ["no_receipts"] * (not asked["has_receipts"])
-    deeds = Deeds()
+    fault, deeds = named(asked["name"]) if asked["name"] else None, Deeds()
+    if not asked["has_receipts"]:
+        unchecked = named("no_receipts")
+        fault = unchecked if fault is None else replace(fault, edits=(*fault.edits, *unchecked.edits))
     try:
-        with ExitStack() as faults:
-            for name in names:
-                faults.enter_context(planted(named(name), deeds))
-            run_engine(payload, level=level, directory=directory, recorder=StepWatch(recorder, deeds, names))
+        with nullcontext() if fault is None else planted(fault, deeds):
+            run_engine(payload, level=level, directory=directory, recorder=StepWatch(recorder, deeds, fault))
     finally:
         told = {"is_reached": deeds.is_reached, "step": deeds.step}
         (directory / DEEDS).write_text(json.dumps(told) + "\n", "utf-8")

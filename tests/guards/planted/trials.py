@@ -9,7 +9,8 @@ What two traces are to each other is `harness.trace.diff`'s to say. A fault of m
 way whatever is perturbed, is for the gate alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,18 +73,27 @@ class _Seen:
     what: str
 
 
+def findings(workers: Workers, faults: Sequence[Fault], goldens: Mapping[str, Run]) -> Iterator[Finding]:
+    """Try faults, as many side by side as there are workers; findings come in the order of the faults."""
+
+    def found(number: int, fault: Fault) -> Finding:
+        return Trial(workers, fault, goldens[fault.setting], number).finding()
+
+    with ThreadPoolExecutor(workers.num_workers) as pool:
+        yield from pool.map(found, range(len(faults)), faults)
+
+
 class Trial:
     """The runs of one fault."""
 
-    def __init__(self, workers: Workers, fault: Fault, golden: Run) -> None:
-        self._workers, self._fault, self._golden = workers, fault, golden
+    def __init__(self, workers: Workers, fault: Fault, golden: Run, first: int) -> None:
+        """`first` is the number of the worker of its first run; they count round."""
+        self._workers, self._fault, self._golden, self._first = workers, fault, golden, first
         self._runs: list[Run] = []
 
     def finding(self) -> Finding:
         """Carry it out."""
-        first, second = (self._workers.start(self._payload(), worker=worker) for worker in (0, 1))
-        a, b = self._kept(first.result()), self._kept(second.result())
-        check, seen = self._found(a, b)
+        check, seen = self._found(self._run())
         return Finding(
             fault=self._fault,
             check=check,
@@ -95,10 +105,11 @@ class Trial:
             what=seen.what,
         )
 
-    def _found(self, a: Run, b: Run) -> tuple[str, _Seen]:
+    def _found(self, a: Run) -> tuple[str, _Seen]:
         """The first check that sees something, and what it sees."""
         if (seen := _refusal(a)) is not None:
             return ENGINE, seen
+        b = self._run(worker=1)
         if (seen := _refusal(b) or _difference(a.trace, b.trace, "the same again")) is not None:
             return REPLAY, seen
         if (seen := next(self._chaos(a), None)) is not None:
@@ -107,36 +118,27 @@ class Trial:
             return GATE, seen
         return NOTHING, _Seen(None, (), "", "", "")
 
-    def _payload(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return payload(self._fault.setting, {"fault.name": self._fault.name, **(values or {})})
-
-    def _kept(self, run: Run) -> Run:
+    def _run(self, values: Mapping[str, Any] | None = None, *, lost_after: int | None = None, worker: int = 0) -> Run:
+        asked = payload(self._fault.setting, {"fault.name": self._fault.name, **(values or {})})
+        run = self._workers.run(asked, lost_after=lost_after, worker=self._first + worker)
         self._runs.append(run)
         return run
 
     def _chaos(self, a: Run) -> Iterator[_Seen]:
         """What moves under perturbations: the single one that does it where there is one."""
-        together = self._workers.start(self._payload(TOGETHER.values), worker=0)
-        lost = self._kept(self._workers.run(self._lost(), lost_after=CRASH_AFTER, worker=1))
-        seen = _of_a_perturbed(a, self._kept(together.result()), TOGETHER)
-        if seen is not None:
+        if (seen := _of_a_perturbed(a, self._run(TOGETHER.values), TOGETHER)) is not None:
             for each in SINGLE:
-                run = self._kept(self._workers.run(self._payload(each.values), worker=1))
-                if (alone := _of_a_perturbed(a, run, each)) is not None:
+                if (alone := _of_a_perturbed(a, self._run(each.values, worker=1), each)) is not None:
                     yield alone
             yield seen
-        if self._fault.is_in_ranks:
-            run = self._kept(self._workers.run(self._payload(RANKS.values), worker=1))
-            if (seen := _of_a_perturbed(a, run, RANKS)) is not None:
-                yield seen
+        if self._fault.is_in_ranks and (seen := _of_a_perturbed(a, self._run(RANKS.values), RANKS)) is not None:
+            yield seen
+        lost = self._run({"output.checkpoint_every": CHECKPOINT_EVERY}, lost_after=CRASH_AFTER)
         if lost.end != "lost":
             yield _of_a_perturbed(a, lost, CRASH) or _Seen(None, (), "", CRASH.name, f"{lost.end}: {lost.what}")
-        resumed = self._kept(self._workers.run(self._payload({"output.resume": str(lost.directory)}), worker=1))
+        resumed = self._run({"output.resume": str(lost.directory)}, worker=1)
         if (seen := _of_a_resumed(a, lost, resumed, self._workers.new_directory())) is not None:
             yield seen
-
-    def _lost(self) -> dict[str, Any]:
-        return self._payload({"output.checkpoint_every": CHECKPOINT_EVERY})
 
 
 def _of_a_perturbed(a: Run, run: Run, perturbation: Perturbation) -> _Seen | None:

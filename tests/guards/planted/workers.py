@@ -17,7 +17,7 @@ from select import select
 from types import TracebackType
 from typing import Any, Self
 
-from rlcore.distributed.level_variables import worker_environment
+from rlcore.determinism import worker_environment
 from tests.guards.guard import ROOT
 from tests.guards.planted.settings import LEVEL, payload
 from tests.guards.planted.worker import TRACE

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Severity
-from harness.bits.levels import LOWERED, MOVE_BITS
-from harness.doctor.bit_variables import check_bit_variables, check_hash_seed
+from harness.bits.levels import MOVE_BITS
+from harness.doctor.bit_variables import LOWERED, check_bit_variables, check_hash_seed
+from harness.machine.findings import Severity
 from tests.support.finding_checks import severities, sound
 
 VALUES = st.sampled_from(["0", "1", "2", "TRUE", "any", "bf16", ":4096:8", ":8:8", "4,2", "x", "", " "])

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.bits.findings import Finding, Severity
+from harness.machine.findings import Finding, Severity
 from harness.render.findings import findings_text
 from tests.support.networks.host import Host, why_not
 from tests.support.networks.situations import black_holed_host, good_host, lossy_host, nameless_host

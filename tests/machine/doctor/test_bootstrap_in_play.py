@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor import bootstrap
 from harness.doctor.bootstrap import Bootstrap, find_layer, waiting_for
+from harness.machine.findings import Finding, Severity
 from tests.support.scripted_attempts import Script, ScriptedAttempts
 
 KEYS = ("store", "gloo", "collective")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Severity
 from harness.doctor.cgroup_limits import GroupLimits
 from harness.doctor.containers import check_containment, check_group_limits
+from harness.machine.findings import Severity
 from tests.support.finding_checks import severities, sound
 
 GB = 10**9

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor import directories
 from harness.doctor.directories import (
     Directory,
@@ -27,6 +26,7 @@ from harness.doctor.directories import (
 )
 from harness.doctor.host import Answer, Host, module_command
 from harness.doctor.lock_trial import STEPS, fastest
+from harness.machine.findings import Finding, Severity
 from harness.process.scratch import MAX_TMPDIR_BYTES, Mount
 from tests.support.fake_clock import FakeClock
 from tests.support.finding_checks import severities, sound

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor import environment
 from harness.doctor.environment import check_ray_variables, classify_address, endpoint
 from harness.doctor.host import Answer, Host
+from harness.machine.findings import Finding, Severity
 from tests.support.finding_checks import severities, sound
 
 

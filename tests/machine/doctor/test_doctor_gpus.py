@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor.gpus import (
     Torch,
     check_driver,
@@ -23,6 +22,7 @@ from harness.doctor.gpus import (
     read_torch,
 )
 from harness.doctor.host import Answer, Host, module_command
+from harness.machine.findings import Finding, Severity
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from tests.support.finding_checks import severities, sound

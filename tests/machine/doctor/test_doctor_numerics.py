@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor.host import Answer, Host
 from harness.doctor.numerics import SURVEY, check_numerics, inspect_numerics
+from harness.machine.findings import Finding, Severity
 from tests.support.finding_checks import sound
 
 NAIVE = [

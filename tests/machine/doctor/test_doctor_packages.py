@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Severity
 from harness.doctor.host import Answer, Host
 from harness.doctor.packages import (
     Installed,
@@ -21,6 +20,7 @@ from harness.doctor.packages import (
     inspect_versions,
     read_installed,
 )
+from harness.machine.findings import Severity
 from tests.support.finding_checks import severities, sound
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.bits.findings import Severity
 from harness.doctor.gpus import check_torch, read_torch
 from harness.doctor.host import Answer
+from harness.machine.findings import Severity
 from tests.machine.doctor.test_doctor_gpus import CUDA_TORCH, health, health_of
 from tests.support.finding_checks import severities, sound
 

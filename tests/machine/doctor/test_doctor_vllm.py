@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor import vllm_setup
 from harness.doctor.host import Answer, Host
 from harness.doctor.packages import Installed
@@ -22,6 +21,7 @@ from harness.doctor.vllm_setup import (
     missing_library,
     processor_flags,
 )
+from harness.machine.findings import Finding, Severity
 from rlcore.samplers.vllm import versions
 from tests.support.finding_checks import severities, sound
 

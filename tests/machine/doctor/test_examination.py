@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor.examination import Check, examine
 from harness.doctor.host import Answer, Host
+from harness.machine.findings import Finding, Severity
 from tests.support.finding_checks import sound
 
 

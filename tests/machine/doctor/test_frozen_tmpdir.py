@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.bits.clock import SystemClock
+from harness.process.clock import SystemClock
 from tests.support.suite_runs import environment
 
 NEEDED = ("mkfs.ext4", "mount", "umount", "fsfreeze")

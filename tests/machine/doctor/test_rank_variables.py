@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bits.findings import Finding, Severity
 from harness.doctor import rank_variables
 from harness.doctor.host import Answer, Host
 from harness.doctor.rank_variables import check_numbers, check_ranks, classify_address, classify_port, inspect_ranks
+from harness.machine.findings import Finding, Severity
 from tests.support.finding_checks import severities, sound
 
 PLACE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}

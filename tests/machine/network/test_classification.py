@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.bits.findings import Severity
+from harness.machine.findings import Severity
 from harness.machine.network.classification import classify_network
 from harness.machine.network.interface_rules import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE
 from harness.machine.network.interfaces import HostNetwork

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.bits.findings import Finding, Severity
+from harness.machine.findings import Finding, Severity
 from harness.render.findings import findings_text
 from tests.machine.network.pretended import ROOT, environment
 from tests.support.networks.host import Done, Host, host, why_not
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.full
 GOLDEN = ROOT / "tests" / "golden"
 PREFLIGHT = """
 import asyncio, json, os
-from harness.bits.clock import SystemClock
+from harness.process.clock import SystemClock
 from harness.machine.network.preflight import preflight
 found = asyncio.run(preflight(dict(os.environ), SystemClock()))
 print(json.dumps({"pins": dict(found.pins), "took_s": found.took_s, "notes": found.notes}))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.bits.clock import SystemClock
 from harness.machine.network.classification import IN_ALL_S, NAMES_S, classify_network
 from harness.machine.network.interface_rules import GLOO_VARIABLE
 from harness.machine.network.preflight import Preflight, preflight
+from harness.process.clock import SystemClock
 from tests.machine.network.machines import interface, network, reached
 
 

@@ -4,9 +4,9 @@ import asyncio
 import errno
 import socket
 
-from harness.bits.clock import SystemClock
 from harness.machine.network.interfaces import Address
 from harness.machine.network.reach import reach_own, reason
+from harness.process.clock import SystemClock
 
 
 def test_own_addresses_answer_and_others_cannot_be_bound() -> None:

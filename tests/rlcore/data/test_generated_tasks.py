@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.config_task import TaskSection
+from rlcore.config import TaskSection
 from rlcore.data import recommendation
 from rlcore.data.generated import EXERCISES, draw
 from rlcore.data.tasks import alphabet, make_task
@@ -177,7 +177,7 @@ def test_no_global_state_is_read_or_changed(name: str) -> None:
 @pytest.mark.full
 def test_other_processes_and_hash_seeds_make_the_same_tasks() -> None:
     code = (
-        "from rlcore.config_task import TaskSection as S\n"
+        "from rlcore.config import TaskSection as S\n"
         "from rlcore.models.tokenizer import CharacterTokenizer as T\n"
         "from rlcore.data.tasks import alphabet, make_task\n"
         f"for name in {NAMES!r}:\n"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.config_task import TaskSection
+from rlcore.config import TaskSection
 from rlcore.data.files import read_rows, split_rows
 from rlcore.data.tasks import alphabet, make_task
 from rlcore.errors import InvalidValueError, RewardError
@@ -118,7 +118,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_no_prompt_is_on_both_sides(tmp_path: Path, texts: list[str], sizes: tuple[int, int], seed: int) -> None:
     path = written(tmp_path, [{"prompt": text, "row": row} for row, text in enumerate(texts)])
     try:
-        train, heldout = split_rows(path, *sizes, seed)
+        train, heldout, num_unused = split_rows(path, *sizes, seed)
     except InvalidValueError:
         return
     assert (len(train), len(heldout)) == sizes
@@ -126,13 +126,16 @@ def test_no_prompt_is_on_both_sides(tmp_path: Path, texts: list[str], sizes: tup
     taken = [row.columns["row"] for row in (*train, *heldout)]
     assert len({*taken}) == len(taken)
     assert [texts[row] for row in taken] == [row.prompt for row in (*train, *heldout)]
-    assert (train, heldout) == split_rows(path, *sizes, seed)
+    assert (train, heldout, num_unused) == split_rows(path, *sizes, seed)
+    assert len(train) + len(heldout) + num_unused == len(texts)
 
 
 def test_rows_of_one_prompt_are_all_trained_on(tmp_path: Path) -> None:
-    path = written(tmp_path, [{"prompt": text, "row": row} for row, text in enumerate("abab")])
-    train, (heldout,) = split_rows(path, 2, 1, 0)
+    path = written(tmp_path, [{"prompt": text, "answer": "", "row": row} for row, text in enumerate("abab")])
+    train, (heldout,), num_unused = split_rows(path, None, 1, 0)
     assert [row.columns["row"] for row in train] == ([1, 3] if heldout.prompt == "a" else [0, 2])
+    assert num_unused == 1, "the other row of the prompt that is held out"
+    assert make_task(section(path, num_prompts=1), CharacterTokenizer("ab"), 0).num_unused == 2
 
 
 def test_the_seed_decides_which(tmp_path: Path) -> None:
@@ -183,6 +186,15 @@ def test_a_prompt_that_has_no_tokens_is_told_with_its_place(tmp_path: Path) -> N
     path = written(tmp_path, [{"prompt": text, "answer": ""} for text in ("a", "ab", "ac?")])
     with pytest.raises(InvalidValueError, match=rf"{path}:3: '\?' in a text"):
         make_task(section(path), CharacterTokenizer("abc"), 0)
+
+
+def test_a_prompt_that_the_model_has_no_room_for_is_told_with_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"prompt": text, "answer": ""} for text in ("a", "ab", "abc")])
+    tokenizer = CharacterTokenizer("abc")
+    assert len(make_task(section(path), tokenizer, 0, context=7, num_new_tokens=4).train) == 2
+    with pytest.raises(InvalidValueError, match=rf"{path}:3: a prompt of 3 tokens, and up to 4 after it") as raised:
+        make_task(section(path), tokenizer, 0, context=6, num_new_tokens=4)
+    assert raised.value.legal == "6 together: the model reads no more"
 
 
 @pytest.mark.parametrize("answer", [3, None, ["a"]], ids=repr)

@@ -1,6 +1,7 @@
 """Scores: in the order of the completions whatever ran when, None left out, faults told with their place."""
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.data.rewards import Reward, TrainerState
+from rlcore.data.rewards import Reward, TrainerState, verl
 from rlcore.data.scoring import Scores, score, shuffled
 from rlcore.errors import InvalidValueError, RewardError
 from rlcore.types import StopReason
@@ -254,6 +255,33 @@ def test_an_exception_names_function_and_sample_and_keeps_its_cause() -> None:
         scored(function)
     assert "sample 1: prompts 'prompt 1', completions 'bb'" in str(raised.value)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def parsed(text: str) -> float:
+    return float(json.loads(text)["reward"])
+
+
+def by_another_function(completions: list[str], **_: Any) -> list[float]:
+    return [parsed(text) for text in completions]
+
+
+async def awaited_another_function(completions: list[str], **_: Any) -> list[float]:
+    return by_another_function(completions)
+
+
+def verls_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
+    return parsed(solution_str)
+
+
+@pytest.mark.parametrize("function", [by_another_function, awaited_another_function, verl(verls_score)])
+def test_the_users_own_line_is_reported_and_neither_ours_nor_a_librarys(function: Callable[..., Any]) -> None:
+    columns = {"data_source": "x", "answer": "y"}
+    with pytest.raises(RewardError) as raised:
+        scored(function, ["{}"], **{name: [value] for name, value in columns.items()})
+    line = parsed.__code__.co_firstlineno + 1
+    assert f"raised KeyError: 'reward', at {__file__}:{line} in parsed (for sample 0:" in raised.value.what
+    with pytest.raises(RewardError, match=rf"raised JSONDecodeError: .*, at {__file__}:{line} in parsed"):
+        scored(function, ["not JSON"], **{name: [value] for name, value in columns.items()})
 
 
 def test_an_exception_of_the_whole_batch_says_so() -> None:

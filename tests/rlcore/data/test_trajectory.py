@@ -25,7 +25,7 @@ def test_any_sequence_of_turns_tiles(parts: Parts) -> None:
     trajectory = trajectory_of(parts)
     assert [(turn.role, list(trajectory.tokens_of(turn))) for turn in trajectory.turns] == parts
     assert sum(turn.end - turn.begin for turn in trajectory.turns) == len(trajectory.tokens)
-    assert list(trajectory.prompt_tokens) == parts[0][1] and trajectory.num_prompt_tokens == len(parts[0][1])
+    assert trajectory.num_prompt_tokens == len(parts[0][1])
     sampled = [token for role, tokens in parts if role is Role.ASSISTANT for token in tokens]
     assert list(trajectory.loss_tokens) == sampled
     assert len(trajectory.assistant_turns) == sum(role is Role.ASSISTANT for role, _ in parts)
@@ -74,7 +74,7 @@ def test_a_trajectory_of_one_turn_is_a_completion_and_back(
         policy_version=version,
         weights_digest="digest",
     )
-    assert trajectory.tokens == (*prompt, *drawn) and trajectory.prompt_tokens == tuple(prompt)
+    assert trajectory.tokens == (*prompt, *drawn)
     assert trajectory.loss_mask == (False,) * len(prompt) + (True,) * len(drawn)
     assert trajectory.policy_versions == (NOT_SAMPLED,) * len(prompt) + (version,) * len(drawn)
     again = build_single_turn(
@@ -91,7 +91,7 @@ def test_a_trajectory_of_one_turn_is_a_completion_and_back(
 
 
 def test_a_single_completion_is_not_read_of_several_turns() -> None:
-    for name in ("completion", "completion_tokens", "completion_logprobs", "completion_text"):
+    for name in ("completion_tokens", "completion_logprobs", "completion_text"):
         with pytest.raises(InvalidValueError, match="sample 0 of prompt p has 2 assistant turns"):
             getattr(TWO_TURNS, name)
     assert TWO_TURNS.stop_reason is StopReason.LENGTH
@@ -165,9 +165,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[RlcoreError], str]] = {
 def test_parts_that_do_not_belong_together_are_refused(
     change: dict[str, Any], kind: type[RlcoreError], said: str
 ) -> None:
-    with pytest.raises(kind, match=said) as refused:
+    with pytest.raises(kind, match=said):
         replace(TWO_TURNS, **change)
-    assert refused.value.legal and refused.value.remedy
 
 
 def test_outside_the_mask_log_probabilities_are_not_looked_at() -> None:
@@ -189,14 +188,11 @@ def test_an_assistant_turn_may_be_left_out_of_the_loss() -> None:
         ({"end": 2}, InvalidValueError, "a turn of tokens 2 to 2"),
         ({"stop_reason": None}, InvalidValueError, "stop reason None for a turn of role assistant"),
         ({"role": Role.TOOL}, InvalidValueError, "for a turn of role tool"),
-        ({"reward": NAN}, NonFiniteError, "reward nan for the turn of tokens 2 to 4"),
     ],
 )
 def test_a_turn_is_refused_by_itself(change: dict[str, Any], kind: type[RlcoreError], said: str) -> None:
-    assert replace(FIRST, reward=0.5).reward == 0.5
-    with pytest.raises(kind, match=said) as refused:
+    with pytest.raises(kind, match=said):
         replace(FIRST, **change)
-    assert refused.value.legal and refused.value.remedy
 
 
 def test_a_trajectory_cannot_be_written() -> None:

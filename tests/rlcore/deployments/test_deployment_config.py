@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rlcore.config import read_config
-from rlcore.controllers.deployment import deployed, plan_of, roles_of
 from rlcore.distributed.placement.inventory import Node
 from rlcore.entrypoint import resumed_config, train
 from rlcore.errors import InvalidValueError, LevelError, PlacementError
 from rlcore.log import NullRecorder
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog
+from rlcore.trainers.deployment import deployed, plan_of, roles_of
 
 
 def payload(**section: Any) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import ray
 import torch
 from ray.util import placement_group, remove_placement_group
 
-from rlcore.controllers import deployment
 from rlcore.distributed.backends.ray_actors import RayActors
 from rlcore.distributed.futures import Future
 from rlcore.distributed.worker import WorkerSpec
@@ -26,7 +25,7 @@ from rlcore.distributed.worker_group import WorkerGroup, start_colocated, start_
 from rlcore.entrypoint import train
 from rlcore.errors import InvalidValueError, LevelError, ReplicaError, StepError, WorkerDiedError, WorkerError
 from rlcore.log import NullRecorder
-from rlcore.trainers import worker
+from rlcore.trainers import deployment, worker
 from tests.rlcore.distributed.conformance import *  # noqa: F403  # the tests of every backend
 from tests.rlcore.distributed.conformance import AdderView, in_other_processes_an_error_that_cannot_travel_is_described
 from tests.rlcore.distributed.workers import Adder, Faulty, Ranks

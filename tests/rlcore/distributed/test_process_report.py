@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.distributed.level_variables import LEVEL_VARIABLES, worker_environment
+from harness.bits.levels import SETTINGS
+from rlcore.determinism import worker_environment
 from rlcore.distributed.process_report import (
     BENCHMARK,
     DETERMINISTIC,
@@ -68,7 +69,9 @@ def test_processes_that_agree_start(level: str) -> None:
     check_reports(reports_at(level), level, worker_environment(level, {}))
 
 
-@given(st.sampled_from(LEVELS), st.sampled_from(sorted(LEVEL_VARIABLES)), st.integers(0, 2), st.booleans())
+@given(
+    st.sampled_from(LEVELS), st.sampled_from([setting.name for setting in SETTINGS]), st.integers(0, 2), st.booleans()
+)
 def test_a_variable_that_is_not_in_effect_refuses_to_start(level: str, name: str, at: int, is_set: bool) -> None:
     environment = worker_environment(level, {})
     planted = changed(reports_at(level), at, name, "other" if is_set else None)

@@ -106,33 +106,66 @@ def test_mkl_multiplies_on_its_makers_processors(processor: str, has_mkl: bool, 
     assert module.library(processor, has_mkl=has_mkl, has_onednn=has_onednn) == library
 
 
+LEVEL = """
+import os, sys, torch
+from rlcore.determinism import at_level
+from rlcore.models.config import DecoderConfig
+if "late" in sys.argv:
+    torch.randn(30, 30) @ torch.randn(30, 30)
+config = DecoderConfig("llama", 11, 16, num_layers=1, num_heads=2, num_kv_heads=1, head_width=8, ffn_width=24)
+with at_level("invariant", config, length=8):
+    torch.manual_seed(0)
+    x = torch.randn(1, 64, 64)
+    print((x @ x).double().abs().sum().item(), os.environ["MKL_CBWR"])
+"""
+
+
+def entered(mode: str | None, *given: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program that enters level invariant as a library's user, with this MKL_CBWR from its start on."""
+    env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | variables
+    env |= {} if mode is None else {"MKL_CBWR": mode}
+    return subprocess.run([sys.executable, "-c", LEVEL, *given], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_variable_that_was_not_set_is_set_in_time() -> None:
+    unset, chosen = entered(None), entered(module.mkl_mode())
+    assert unset.returncode == 0, unset.stderr
+    assert unset.stdout == chosen.stdout
+    assert unset.stdout.split()[1] == module.mkl_mode()
+
+
+@pytest.mark.skipif(not module.HAS_MKL, reason="this torch has no MKL")
+def test_mkl_that_has_computed_before_is_refused() -> None:
+    late = entered(None, "late")
+    assert f"legal:  MKL_CBWR={module.mkl_mode()} before that" in late.stderr
+    assert f"remedy: export MKL_CBWR={module.mkl_mode()} before Python starts" in late.stderr
+    assert entered(module.mkl_mode(), "late").returncode == 0
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [({}, "AUTO,STRICT"), ({"MKL_CBWR": "auto"}, "AUTO,STRICT"), ({"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE")],
+    ("name", "value", "legal"),
+    [
+        ("MKL_CBWR", "COMPATIBLE", "MKL_CBWR=AUTO or AUTO,STRICT"),
+        ("ATEN_CPU_CAPABILITY", "default", "ATEN_CPU_CAPABILITY not set"),
+    ],
 )
-def test_mkl_is_strict_where_nobody_chose_otherwise(before: dict[str, str], after: str) -> None:
-    environ = dict(before)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "HAS_MKL", True)
-        with by("oneDNN"):
-            module.be_strict(environ)
-            assert environ == before, "who does not multiply is asked nothing"
-        with by("torch"):
-            module.be_strict(environ)
-            assert environ == {"MKL_CBWR": after}
+def test_a_variable_with_other_bits_is_refused(name: str, value: str, legal: str) -> None:
+    refused = entered(None, **{name: value})
+    assert f"LevelError: the level 'invariant' conflicts with variables that are set: {name}={value}" in refused.stderr
+    assert f"legal:  {legal}\n  remedy: unset {name}" in refused.stderr
 
 
 def rows_alone(chosen: str) -> str:
     """Whether a row has the bits it has alone, and a product those of one thread, where MKL_CBWR is this."""
     env = {**os.environ, "MKL_CBWR": chosen, "MKL_DYNAMIC": "FALSE"}
-    code = "import os; from rlcore.numerics.product import be_strict; be_strict(os.environ); " + ROWS_ALONE
+    code = ROWS_ALONE
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 @needs_strict_mkl
 def test_strict_products_take_rows_one_by_one_whatever_the_threads() -> None:
-    assert rows_alone("AUTO") == "True True"
+    assert rows_alone("AUTO,STRICT") == "True True"
 
 
 @needs_strict_mkl

@@ -91,15 +91,6 @@ def test_gae(verl: Peer, batch: Batch, gamma: float, lam: float) -> None:
 
 
 @SEEDED
-@given(batch=live_batches(), gamma=SHARES)
-def test_reinforce_pp(verl: Peer, batch: Batch, gamma: float) -> None:
-    tensors = {name: batch[name] for name in ("token_rewards", "loss_mask")}
-    theirs, found = verl("reinforce_pp", **tensors, gamma=gamma), advantages.reinforce_pp(**tensors, gamma=gamma)
-    assert_close(found.returns, theirs["returns"])
-    assert_close(found.advantages, theirs["advantages"])
-
-
-@SEEDED
 @given(batch=live_batches())
 def test_remax(verl: Peer, batch: Batch) -> None:
     tensors = {name: batch[name] for name in ("token_rewards", "baselines", "loss_mask")}
@@ -251,7 +242,7 @@ def test_the_gradient_of_dppo_tv(verl: Peer, batch: Batch, clip: Clip) -> None:
             batch.loss_mask,
             mask_low=clip.low,
             mask_high=clip.high,
-            kl_coef=0.0,
+            proximal_coef=0.0,
             ratio_cap=clip.dual,
         )
 

@@ -111,7 +111,7 @@ def value_of_dppo_tv(verl: Peer) -> None:
         rollout_logprobs=b["old_logprobs"],
         advantages=b["advantages"],
         loss_mask=b.loss_mask,
-        kl_coef=0.0,
+        proximal_coef=0.0,
     )
     ours = aggregate(found.losses, b.loss_mask, "token-mean", count(b.loss_mask))
     assert abs(ours.item() - theirs["loss"]) > 0.01

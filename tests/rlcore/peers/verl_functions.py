@@ -3,7 +3,6 @@
 Masks and samples are verl's: float masks, rewards of tokens, an array of objects for the groups.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,6 @@ def group_relative(
 def gae(token_rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> dict[str, Any]:
     """Whitened advantages, and returns."""
     found = core_algos.compute_gae_advantage_return(token_rewards, values, _floats(loss_mask, values), gamma, lam)
-    return dict(zip(("advantages", "returns"), found, strict=True))
-
-
-def reinforce_pp(token_rewards: Tensor, loss_mask: Tensor, gamma: float) -> dict[str, Any]:
-    """Whitened returns, and returns."""
-    found = core_algos.compute_reinforce_plus_plus_outcome_advantage(
-        token_rewards, _floats(loss_mask, token_rewards), config=SimpleNamespace(gamma=gamma)
-    )
     return dict(zip(("advantages", "returns"), found, strict=True))
 
 
@@ -142,7 +133,6 @@ FUNCTIONS = {
     for each in (
         group_relative,
         gae,
-        reinforce_pp,
         remax,
         whiten,
         policy_loss,

@@ -1,6 +1,6 @@
 """Replicas: weights reach all of them or the one that differs is named; threads compute at the caller's level."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following, is_invariant
 from rlcore.numerics.probe import STRATEGIES, num_threads
-from rlcore.samplers.base import NextTokenSampler, Progress
-from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.replica_target import ReplicaTarget
-from rlcore.samplers.replicas import replicate
+from rlcore.samplers.base import Progress
+from rlcore.samplers.local_target import FencedTarget, LocalTarget
+from rlcore.samplers.replicas import ReplicaSampler, ReplicaTarget
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest
 from rlcore.weights.receipts import Check
 from rlcore.weights.sync import sync
-from rlcore.weights.target import TargetState, WeightTarget
+from rlcore.weights.target import NamedTensors, TargetState
 from tests.rlcore.training.recorded import config, first_difference, recorded
 from tests.support.samplers import TOKENIZER, decoder_of, requests_of
 
@@ -50,45 +49,28 @@ class Watched(TorchSampler):
 def test_threads_compute_as_the_caller_does(count: int) -> None:
     samplers = [Watched(decoder_of()) for _ in range(2)]
     with following(STRATEGIES[0]), num_threads(count):
-        replicate(samplers, run_together=True).sample(requests_of(1))
+        ReplicaSampler(samplers, run_together=True).sample(requests_of(1))
         assert torch.get_num_threads() == count
     assert all(each.computed == {(True, count)} for each in samplers)
 
 
 def test_the_error_is_that_of_the_first_replica_that_fails() -> None:
     failures = [None, KeyError("second"), KeyError("third")]
-    sampler = replicate([Watched(decoder_of(), failure) for failure in failures], run_together=True)
+    sampler = ReplicaSampler([Watched(decoder_of(), failure) for failure in failures], run_together=True)
     with pytest.raises(KeyError, match="second"):
         sampler.sample(requests_of(2))
     with pytest.raises(KeyError, match="second"), sampler.weight_target.sampling():
         raise KeyError("second")  # nothing is left locked
 
 
-def test_beams_need_all_of_them() -> None:
-    class Blind:
-        """A sampler that answers no `next_tokens`."""
-
-        def __init__(self) -> None:
-            self.weight_target = TorchSampler(decoder_of(), TOKENIZER).weight_target
-            self.policy_version, self.weights_digest = 0, ""
-
-        def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
-            return []
-
-    able = TorchSampler(decoder_of(), TOKENIZER)
-    assert isinstance(replicate([able, able], run_together=False), NextTokenSampler)
-    assert not isinstance(replicate([able, Blind()], run_together=False), NextTokenSampler)
-
-
 # ------------------------------------------------------------------------------------------------------------- weights
 
 
 class Forgetful(LocalTarget):
-    """Reports a parameter as written, and leaves it out."""
+    """Leaves a parameter out."""
 
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        super().write({name: tensor for name, tensor in chunk.items() if name != "norm"})
-        return list(chunk)
+    def write(self, weights: NamedTensors) -> None:
+        super().write((name, tensor) for name, tensor in weights if name != "embedding")
 
 
 class Deaf(LocalTarget):
@@ -105,28 +87,20 @@ class Behind(LocalTarget):
         return replace(super().describe(), policy_version=7)
 
 
-class Short(LocalTarget):
-    """Does not say what it has written."""
-
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        return list(super().write(chunk))[1:]
-
-
-def local(kind: Callable[[Decoder], WeightTarget] = LocalTarget) -> WeightTarget:
+def local(kind: Callable[[Decoder], FencedTarget] = LocalTarget) -> FencedTarget:
     return kind(decoder_of())
 
 
 @pytest.mark.parametrize(
     ("kind", "check", "what"),
     [
-        (Forgetful, Check.READ_BACK, "norm of replica 2 of 3: the digest is"),
+        (Forgetful, Check.READ_BACK, "embedding of replica 2 of 3: the digest is"),
         (Deaf, Check.CANARY, "of replica 2 of 3: the canary is"),
         (Behind, Check.FENCE, "of replica 2 of 3: the version is 7, and 0 of replica 0"),
-        (Short, Check.COVERAGE, "of replica 2 of 3: the names written"),
     ],
 )
 def test_a_replica_that_answers_differently_is_named(
-    kind: Callable[[Decoder], WeightTarget], check: Check, what: str
+    kind: Callable[[Decoder], FencedTarget], check: Check, what: str
 ) -> None:
     policy = decoder_of(spread=10.0)
     assert sync(policy, ReplicaTarget([local(), local(), local()]), 1, None).policy_version == 1
@@ -144,13 +118,6 @@ def test_a_replica_that_is_written_between_syncs_is_named() -> None:
         policy.embedding.add_(1)
     with pytest.raises(WeightSyncError, match="embedding of replica 1 of 2"):
         sync(policy, target, 2, receipt)
-
-
-def test_replicas_of_one_memory_are_refused() -> None:
-    decoder = decoder_of()
-    with pytest.raises(WeightSyncError, match="of replica 1 is in the memory of replica 0") as caught:
-        sync(decoder_of(), ReplicaTarget([LocalTarget(decoder), LocalTarget(decoder)]), 1, None)
-    assert caught.value.check == Check.OWNERSHIP
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs

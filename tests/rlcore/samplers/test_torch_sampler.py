@@ -18,6 +18,7 @@ from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
+from rlcore.samplers.batching import ContinuousBatch, Finished
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
@@ -249,3 +250,47 @@ def test_a_cache_that_grows_changes_nothing(invariant: Strategy, monkeypatch: py
     monkeypatch.setattr(batching, "TOKENS_AHEAD", 1)
     monkeypatch.setattr(batching, "PREFILL_TOKENS", 20)
     assert said(sampler_of(decoder_of(spread=4.0)).sample(requests)) == roomy
+
+
+# ------------------------------------------------------------------------------------------------------ put and step
+
+
+MIXED = [
+    SamplingParams(max_tokens=4),
+    SamplingParams(max_tokens=25, temperature=0.7, stop_ids=(5,)),
+    SamplingParams(max_tokens=12, temperature=0.0, stop_strings=("ab", "q")),
+    SamplingParams(max_tokens=40, top_p=0.9, stop_ids=(7, 8, 9)),
+]
+
+
+@settings(max_examples=12)
+@given(
+    arrivals=st.lists(st.integers(0, 30), min_size=8, max_size=8),
+    concurrency=st.integers(1, 5),
+    every=st.integers(0, 6),
+)
+def test_the_time_of_admission_moves_no_bit(
+    invariant: Strategy, arrivals: list[int], concurrency: int, every: int
+) -> None:
+    """Requests come between two tokens of others, of other lengths, with more stop tokens than any before."""
+    decoder = decoder_of(spread=4.0)
+    requests = [request_of("hello"[: 1 + at % 5], at, params=MIXED[at % 4]) for at in range(8)]
+    alone = []
+    with torch.inference_mode():
+        for request in requests:
+            alone += ContinuousBatch(decoder, TOKENIZER, concurrency=1).run([request])
+        batch = ContinuousBatch(decoder, TOKENIZER, concurrency=concurrency, preempt_every=every)
+        numbers, found, clock = dict[int, int](), dict[int, Finished](), 0
+        while len(found) < len(requests):
+            for at, arrival in enumerate(arrivals):
+                if arrival == clock:
+                    numbers[batch.put(requests[at])] = at
+            for each in batch.step():
+                found[numbers[each.running.number]] = each
+            clock += 1
+        assert len(batch) == 0 and batch.step() == []
+    for at, expected in enumerate(alone):
+        assert found[at].running.request is requests[at]
+        assert found[at].running.tokens == expected.running.tokens
+        assert found[at].running.logprobs == expected.running.logprobs
+        assert found[at].reason == expected.reason

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from xxhash import xxh3_128_hexdigest
 
+from harness.bits.tensor_digests import tensor_digest, weights_digest
 from rlcore.checkpoints.checkpoint import load, load_newest, save
 from rlcore.checkpoints.checkpoint_files import CHECKSUMS, Checksums
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.weights.digests import tensor_digest, weights_digest
 from tests.rlcore.training.small_checkpoints import names, saved, small, step_read
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimizerSection, RuntimeSection
-from rlcore.observability.observers import Observers
-from rlcore.trainers.local import LocalTrainer, global_norm
+from rlcore.trainers.gradients import global_norm
+from rlcore.trainers.trainer import Trainer
 
 
 class Pair(nn.Module):
@@ -22,7 +22,7 @@ def test_a_step_is_torchs_own_with_the_gradient_clipped() -> None:
     """Over two steps, the first below the bound: Adam's first step is the same whatever the gradient's scale."""
     ours, theirs = Pair(), Pair()
     section = OptimizerSection(learning_rate=0.1)
-    trainer = LocalTrainer("policy", ours, 0.1, section=section, runtime=RuntimeSection(), observers=Observers())
+    trainer = Trainer("policy", ours, 0.1, section=section, runtime=RuntimeSection())
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.05, weight_decay=0.0)
     for flat in (torch.linspace(0.1, -0.05, 8), torch.linspace(-1, 1, 8)):
         trainer.gradients = [flat[:6].reshape(2, 3).clone(), flat[6:].clone()]

@@ -71,15 +71,6 @@ def test_a_microbatch_that_travels_takes_along_the_rows_of_its_samples_alone() -
 
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:
-    two, one = [torch.ones(2), torch.ones(3)], torch.ones(1)
-    with pytest.raises(ShapeError, match=r"'loss_mask' has lengths \[3, 2\], 'tokens' has \[2, 3\]"):
-        collate({"tokens": two, "loss_mask": two[::-1]})
-    with pytest.raises(InvalidValueError, match="at least one with a sample"):
-        collate({"tokens": []})
-    with pytest.raises(InvalidValueError, match="a pad value for 'token'"):
-        collate({"tokens": [one]}, pad_values={"token": 0})
-    with pytest.raises(InvalidValueError, match="none called lengths"):
-        collate({"lengths": [one]})
     for entry in (torch.zeros(3), torch.zeros(())):
         with pytest.raises(ShapeError, match="entries of a batch have sizes"):
             Batch({"rewards": torch.zeros(2)}).extended(values=entry)

@@ -45,19 +45,17 @@ def greedy(costs: Sequence[float], num_parts: int) -> list[float]:
 
 
 @PROPERTY
-@given(COSTS, st.integers(1, 9), st.booleans())
-def test_each_item_is_in_one_part(costs: list[float], num_parts: int, equal_sizes: bool) -> None:
-    parts = balanced(costs, num_parts, equal_sizes=equal_sizes)
+@given(COSTS, st.integers(1, 9))
+def test_each_item_is_in_one_part(costs: list[float], num_parts: int) -> None:
+    parts = balanced(costs, num_parts)
     assert len(parts) == num_parts
     assert is_division(parts, len(costs))
-    if equal_sizes:
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @PROPERTY
-@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=30), st.integers(1, 9), st.booleans())
-def test_parts_differ_by_the_dearest_item_at_most(costs: list[int], num_parts: int, equal_sizes: bool) -> None:
-    loads = sums(costs, balanced(costs, num_parts, equal_sizes=equal_sizes))
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=30), st.integers(1, 9))
+def test_parts_differ_by_the_dearest_item_at_most(costs: list[int], num_parts: int) -> None:
+    loads = sums(costs, balanced(costs, num_parts))
     assert max(loads) - min(loads) <= max(costs)
 
 
@@ -69,33 +67,29 @@ def test_near_the_best_there_is(costs: list[int], num_parts: int) -> None:
         max(sums(costs, [[i for i, at in enumerate(places) if at == part] for part in range(num_parts)]))
         for places in itertools.product(range(num_parts), repeat=len(costs))
     )
-    found = max(sums(costs, balanced(costs, num_parts, equal_sizes=False)))
+    found = max(sums(costs, balanced(costs, num_parts)))
     assert best <= found <= best * (4 / 3 - 1 / (3 * num_parts)) + 1e-9
 
 
 def test_by_hand() -> None:
     assert attention_cost(100) == 2_467_600
-    assert balanced([8, 7, 6, 5, 4], 2, equal_sizes=False) == [[0, 2], [1, 3, 4]]
-    assert balanced([1, 1, 1, 1], 2, equal_sizes=False) == [[0, 3], [1, 2]], "ties go by index"
-    assert balanced([10, 1, 1, 1], 2, equal_sizes=False) == [[0], [1, 2, 3]]
-    assert balanced([10, 1, 1, 1], 2, equal_sizes=True) == [[0, 3], [1, 2]]
-    assert balanced([], 3, equal_sizes=True) == [[], [], []]
-    assert balanced([0, 0, 0], 2, equal_sizes=True) == [[0], [1, 2]]
-    assert balanced([5], 3, equal_sizes=False) == [[0], [], []]
+    assert balanced([8, 7, 6, 5, 4], 2) == [[0, 2], [1, 3, 4]]
+    assert balanced([1, 1, 1, 1], 2) == [[0, 3], [1, 2]], "ties go by index"
+    assert balanced([10, 1, 1, 1], 2) == [[0], [1, 2, 3]]
+    assert balanced([], 3) == [[], [], []]
+    assert balanced([5], 3) == [[0], [], []]
 
 
 # -------------------------------------------------------------------------------------------------------- microbatches
 
 
 @settings(max_examples=5 * settings().max_examples)
-@given(LENGTHS, st.integers(1, 2_000), st.integers(1, 5), st.sampled_from([1, 7, 16]))
-def test_never_above_the_budget(lengths: list[int], more: int, min_parts: int, multiple: int) -> None:
+@given(LENGTHS, st.integers(1, 2_000), st.sampled_from([1, 7, 16]))
+def test_never_above_the_budget(lengths: list[int], more: int, multiple: int) -> None:
     max_tokens = max([padded_tokens([length], multiple) for length in lengths], default=0) + more
-    min_parts = min(min_parts, max(1, len(lengths)))
-    parts = partition_by_budget(lengths, max_tokens=max_tokens, min_parts=min_parts, multiple=multiple)
+    parts = partition_by_budget(lengths, max_tokens=max_tokens, multiple=multiple)
     assert is_division(parts, len(lengths))
     assert all(parts), "none is empty"
-    assert len(parts) >= min_parts or not lengths
     for part in parts:
         longest = max(1, *(lengths[index] for index in part))
         assert len(part) * multiple * -(-longest // multiple) <= max_tokens
@@ -121,12 +115,6 @@ def test_a_sample_above_the_budget_is_named() -> None:
     with pytest.raises(InvalidValueError, match=r"item 1 has length 17, padded 32\n  legal:  31 tokens"):
         partition_by_budget([1, 17], max_tokens=31, multiple=16)
     assert partition_by_budget([1, 17], max_tokens=32, multiple=16) == [[0], [1]]
-    with pytest.raises(InvalidValueError, match="length of item 0 is -1"):
-        partition_by_budget([-1], max_tokens=10)
-    with pytest.raises(InvalidValueError, match="min_parts is 3"):
-        partition_by_budget([1, 1], max_tokens=10, min_parts=3)
-    with pytest.raises(InvalidValueError, match="min_parts is 0"):
-        partition_by_budget([1, 1], max_tokens=10, min_parts=0)
 
 
 # ------------------------------------------------------------------------------------------------- workers, repetition
@@ -136,7 +124,7 @@ def test_no_hash_and_no_rerun_changes_a_part() -> None:
     code = (
         "import random; from rlcore.data.microbatches import balanced, partition_by_budget; d = random.Random(3);"
         "lengths = [d.randint(1, 3) for _ in range(60)];"  # many ties
-        "print(balanced(lengths, 7, equal_sizes=False), partition_by_budget(lengths, max_tokens=20))"
+        "print(balanced(lengths, 7), partition_by_budget(lengths, max_tokens=20))"
     )
     told = {
         subprocess.run(
@@ -149,11 +137,3 @@ def test_no_hash_and_no_rerun_changes_a_part() -> None:
         for hash_seed in ("0", "1", "2")
     }
     assert len(told) == 1
-
-
-@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf")])
-def test_costs_that_cannot_be_used(cost: float) -> None:
-    with pytest.raises(InvalidValueError, match="the cost of item 1"):
-        balanced([1, cost], 2, equal_sizes=False)
-    with pytest.raises(InvalidValueError, match="num_parts is 0"):
-        balanced([1], 0, equal_sizes=False)

@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     of = with_section(SHORT, "output", {"checkpoint_every": 1, "keep_checkpoints": 3})
     with pytest.raises(Lost):
         recorded(with_section(of, "training", {"num_steps": 6}), tmp_path / "lost", stop_after=3)
-    newest = tmp_path / "lost" / "checkpoints" / "step-000003" / "policy_optimizer.safetensors"
+    newest = tmp_path / "lost" / "checkpoints" / "step-000003" / "policy_state" / "state.safetensors"
     damaged = bytearray(newest.read_bytes())
     damaged[-1] ^= 1
     newest.write_bytes(damaged)

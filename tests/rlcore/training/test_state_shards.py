@@ -1,42 +1,81 @@
-"""A state in shards is read as far as its files bear it out."""
+"""The state of a trainer in files: what is of another model is refused, and nothing of it is loaded."""
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.checkpoints.state_shards import read_state, write_state
+from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import CheckpointError
-from rlcore.trainers.base import TrainerState
+from rlcore.trainers.trainer import Trainer
 
-STATE = TrainerState({"a": torch.arange(6.0).view(2, 3)}, {"a.step": torch.ones(())})
+FILE = "state.safetensors"
 
 
-def written(directory: Path, offset: int) -> Path:
-    """Write a state; its shard is said to begin so many rows into the whole. Return the shard's file."""
-    write_state(directory, STATE, None)
-    (path,) = directory.glob("*.safetensors")
-    content = path.read_bytes()
+def stepped(seed: int) -> Trainer:
+    """A trainer after a step."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    trainer = Trainer("policy", model, 0.1, section=OptimizerSection(learning_rate=0.1), runtime=RuntimeSection())
+    trainer.gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
+    trainer.optimizer_step(learning_rate=0.1, max_norm=None)
+    return trainer
+
+
+def test_a_state_is_read_to_the_bit(tmp_path: Path) -> None:
+    one, other = stepped(0), stepped(1)
+    one.write_state(tmp_path)
+    other.read_state(tmp_path)
+    assert weights_digest(other.state()) == weights_digest(one.state())
+    for trainer in (one, other):
+        trainer.gradients = [torch.ones_like(parameter) for parameter in trainer.model.parameters()]
+        trainer.optimizer_step(learning_rate=0.1, max_norm=None)
+    assert weights_digest(other.state()) == weights_digest(one.state())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.update({"2.weight": torch.zeros(1)}), r"2.weight of .* is \[1\]\n  legal:  absent"),
+        (lambda t: t.update({"2.weight.exp_avg": torch.zeros(1)}), r"2.weight.exp_avg of .* is \[1\]"),
+        (lambda t: t.update({"0.weight.exp_avg": torch.zeros(2)}), r"0.weight.exp_avg of .* is \[2\]\n.* \[5, 6\]"),
+        (lambda t: t.pop("0.weight"), r"0.weight of .* is absent"),
+        (lambda t: t.pop("0.bias.exp_avg_sq"), r"0.bias.exp_avg_sq of .* is absent"),
+        (lambda t: t.pop("0.weight.step"), r"0.weight.step of .* is absent"),
+        (lambda t: t.clear(), "0.bias of .* is absent"),
+    ],
+)
+def test_state_of_another_model_changes_nothing(
+    change: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    trainer = stepped(0)
+    trainer.write_state(tmp_path)
+    before, tensors = weights_digest(trainer.state()), load_file(tmp_path / FILE)
+    change(tensors)
+    save_file(tensors, tmp_path / FILE)
+    with pytest.raises(CheckpointError, match=message):
+        trainer.read_state(tmp_path)
+    assert weights_digest(trainer.state()) == before
+
+
+def test_no_memory_is_taken_for_more_than_the_model_has(tmp_path: Path) -> None:
+    """A shard is said to begin so many rows into the whole."""
+    parameters = {"a": nn.Parameter(torch.zeros(2, 3))}
+    write_state(tmp_path, {"a": torch.arange(6.0).view(2, 3)}, None)
+    assert torch.equal(read_state(tmp_path, parameters, None)["a"], torch.arange(6.0).view(2, 3))
+    content = (tmp_path / FILE).read_bytes()
     (length,) = struct.unpack_from("<Q", content)
     header = json.loads(content[8 : 8 + length])
-    key = "DCP_SHARDING_INFO"
-    described = json.loads(header["__metadata__"][key])
-    described["weights.a"]["saved_offsets"] = [offset, 0]
-    header["__metadata__"][key] = json.dumps(described)
-    changed = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + length :])
-    return path
-
-
-def test_no_memory_is_taken_for_more_than_the_files_have(tmp_path: Path) -> None:
-    parameters = {"a": torch.nn.Parameter(torch.zeros(2, 3))}
-    path = written(tmp_path, 0)
-    assert torch.equal(read_state(tmp_path, parameters, None).weights["a"], STATE.weights["a"])
-    path.unlink()
-    for offset in (10**6, 2**40):
-        path = written(tmp_path, offset)
-        with pytest.raises(CheckpointError, match=r"describes .* bytes of tensors, and has"):
+    for offset in (1, 10**6, 2**40):
+        header["__metadata__"] = {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": [offset, 0]}})}
+        changed = json.dumps(header).encode()
+        (tmp_path / FILE).write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + length :])
+        with pytest.raises(CheckpointError, match=r"a of .* is \[\d+, 3\]\n  legal:  \[2, 3\]"):
             read_state(tmp_path, parameters, None)
-        path.unlink()

@@ -17,13 +17,13 @@ from rlcore.determinism import at_level
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Critic, Decoder
 from rlcore.numerics.log_softmax import log_softmax
+from rlcore.observability.events import StepBegins
 from rlcore.observability.logs import RunLog
 from rlcore.recipes.grpo import grpo_step
 from rlcore.recipes.policy_pass import correction_weights
 from rlcore.recipes.ppo import ppo_step
 from rlcore.train_state import TrainState
-from rlcore.trainers.frozen import FrozenModel
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.trainer import Trainer
 from rlcore.weights.sync import sync
 from tests.rlcore.training.recorded import config, recorded, trained
 from tests.support.run_configs import with_section
@@ -66,6 +66,7 @@ def state_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off")
     finally:
         log.close()
     state.receipt = sync(state.decoder, state.sampler.weight_target, 0, None)
+    state.observers.emit(StepBegins(0, None))
     return state
 
 
@@ -91,7 +92,7 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget:
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
     with torch.no_grad():  # a reference that is not the policy
-        reference = cast(FrozenModel, state.reference).model
+        reference = cast(Trainer, state.reference).model
         cast(Decoder, reference).embedding.mul_(1.5)
     policy = copy.deepcopy(state.decoder)
     section = of.algorithm
@@ -117,7 +118,7 @@ def test_a_ppo_step_has_the_gradients_of_its_paper(tmp_path: Path) -> None:
                 optimizer={"max_gradient_norm": None})  # fmt: skip
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
-    critic = cast(Critic, cast(LocalTrainer, state.critic).model)
+    critic = cast(Critic, cast(Trainer, state.critic).model)
     with torch.no_grad():
         critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
         critic.value_head.bias.fill_(0.2)
@@ -186,7 +187,7 @@ def test_a_critic_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path
                 algorithm={"name": "ppo", "critic_learning_rate": 0.05, "value_clip_eps": None})  # fmt: skip
     state = trained(of, tmp_path)
     with torch.no_grad():
-        expected = cast(LocalTrainer, state.critic).model(torch.tensor([state.task.train[0].tokens]))
+        expected = cast(Trainer, state.critic).model(torch.tensor([state.task.train[0].tokens]))
     assert float(expected[0, -1]) == pytest.approx(5.0, abs=0.2)
 
 
@@ -213,7 +214,7 @@ def started(of: RunConfig, directory: Path) -> tuple[Kept, TrainState, Decoder]:
     """What a step begins with, of two updates of one model; and the reference, which is not the policy."""
     recorder = Kept()
     state = state_of(of, directory, recorder)
-    reference = cast(Decoder, cast(FrozenModel, state.reference).model)
+    reference = cast(Decoder, cast(Trainer, state.reference).model)
     with torch.no_grad():
         reference.embedding.mul_(1.5)
     return recorder, state, reference
@@ -258,7 +259,7 @@ def test_ppo_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path, agg
         "kl_coef": 0.3, "kl_target": 0.01, "kl_horizon": 100, "whitens_advantages": True,
     })  # fmt: skip
     recorder, state, reference = started(of, tmp_path)
-    critic = cast(Critic, cast(LocalTrainer, state.critic).model)
+    critic = cast(Critic, cast(Trainer, state.critic).model)
     with torch.no_grad():
         critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
     policy, old_critic, section = copy.deepcopy(state.decoder), copy.deepcopy(critic), of.algorithm

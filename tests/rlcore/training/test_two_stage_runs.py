@@ -14,6 +14,7 @@ from rlcore.config import RunConfig
 from rlcore.data.trajectory import Trajectory, by_request
 from rlcore.entrypoint import train
 from rlcore.errors import InvalidValueError, LevelError
+from rlcore.log import Record
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import AdvantagesEstimated, RolloutBatched
 from rlcore.observability.recording import StepRecorder
@@ -84,7 +85,7 @@ def seen(of: RunConfig, directory: Path, monkeypatch: pytest.MonkeyPatch) -> See
     Seen.rollouts, Seen.advantages = [], []
     monkeypatch.setattr("rlcore.controllers.setup.StepRecorder", Seen)
     train(of, level="invariant", directory=directory, recorder=Digests())
-    return Seen(Digests())
+    return Seen(Record(Digests()))
 
 
 @pytest.mark.full

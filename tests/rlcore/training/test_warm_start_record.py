@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import rlcore.trainers.local as update_module
+import rlcore.trainers.gradients as update_module
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from tests.rlcore.training.recorded import Digests, RecordedValue, config, first_difference, recorded

@@ -1,7 +1,7 @@
 """Real weight targets of small decoders: one that is right, and one for each way to be wrong."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.target import TargetState
+from rlcore.weights.target import NamedTensors, TargetState
 
 CONFIG = DecoderConfig("qwen3", 40, 32, 2, 4, 2, 8, 48, max_length=64)
 """Heads together are as wide as the stream, so that `out` is square: its transpose fits."""
@@ -83,9 +83,9 @@ class Buffering(Target):
     """A load clears what is no parameter: the positions that its attention computes with."""
 
     @torch.no_grad()
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+    def write(self, weights: NamedTensors) -> None:
         self.decoder._rotations = torch.zeros_like(self.decoder._rotations)
-        return super().write(chunk)
+        super().write(weights)
 
 
 class Sleeping(Target):
@@ -103,27 +103,20 @@ class Copying(Target):
     """Writes into copies of its parameters."""
 
     @torch.no_grad()
-    def poison(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._parameters()[name].clone().fill_(float("nan"))
-
-    @torch.no_grad()
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        for name, tensor in chunk.items():
+    def write(self, weights: NamedTensors) -> None:
+        for name, tensor in weights:
             self._parameters()[name].clone().copy_(tensor)
-        return list(chunk)
 
 
 class QueriesOnly(Target):
     """Knows the queries of its last layer only, and skips what it does not know from the second version on."""
 
     @torch.no_grad()
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        for name, tensor in chunk.items():
+    def write(self, weights: NamedTensors) -> None:
+        for name, tensor in weights:
             is_skipped = name == "layers.1.qkv" and self._begun != 1
             rows = len(tensor) // 2 if is_skipped else len(tensor)
             self._parameters()[name][:rows].copy_(tensor[:rows])
-        return list(chunk)
 
 
 class Rewriting(Target):
@@ -131,17 +124,15 @@ class Rewriting(Target):
 
     num_loads = 0
 
-    def begin(self, policy_version: int) -> None:
-        super().begin(policy_version)
-        self.num_loads += 1
-
     @torch.no_grad()
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        written = super().write(chunk)
-        if self.num_loads > 1 and "layers.0.out" in chunk:
-            out = self._parameters()["layers.0.out"]
-            out.copy_(self.spoiled(out))
-        return written
+    def write(self, weights: NamedTensors) -> None:
+        super().write(self.counted(weights))
+
+    def counted(self, weights: NamedTensors) -> Iterable[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            self.num_loads += name == "layers.0.out"
+            is_spoiled = name == "layers.0.out" and self.num_loads > 1
+            yield name, self.spoiled(tensor) if is_spoiled else tensor
 
     @staticmethod
     def spoiled(tensor: Tensor) -> Tensor:

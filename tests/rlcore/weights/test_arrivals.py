@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import tensor_digests, weights_digest
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.weights.arrivals import Canary, VllmWorkers, receipt_for
-from rlcore.weights.digests import tensor_digests, weights_digest
-from rlcore.weights.hub_views import hub_views
 from rlcore.weights.receipts import Check
-from rlcore.weights.vllm_extension import WeightAnswers
+from rlcore.weights.vllm_extension import WeightAnswers, hub_views
 
 
 class Linear(nn.Module):
@@ -94,7 +93,6 @@ def test_fused_parameters_have_the_digests_of_their_parts() -> None:
     assert receipt.parameters == tensor_digests(tensors)
     assert receipt.weights_digest == weights_digest(tensors)
     assert (receipt.policy_version, receipt.num_changed) == (3, None)
-    assert receipt.checks == ("coverage", "read-back")
     assert receipt.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
     views = hub_views(model)
     assert torch.equal(views["lm_head.weight"], tensors["embed_tokens.weight"]), "tied weights have both names"
@@ -108,7 +106,7 @@ def test_a_second_receipt_counts_what_has_changed() -> None:
     tensors["layers.1.v_proj.weight"] += 1
     deliver(model, tensors)
     second = receipt_for(tensors.items(), workers(model), 2, previous=first, has_learned=True)
-    assert (second.num_changed, second.checks) == (1, ("coverage", "liveness", "read-back"))
+    assert second.num_changed == 1
     with pytest.raises(WeightSyncError, match="no bit of it has changed") as caught:
         receipt_for(tensors.items(), workers(model), 3, previous=second, has_learned=True)
     assert caught.value.check == Check.LIVENESS
@@ -167,7 +165,7 @@ def test_log_probabilities_are_compared_where_both_sides_give_them() -> None:
     deliver(model, tensors)
     expected = torch.tensor([-1.0, -2.0])
     receipt = receipt_for(tensors.items(), workers(model), 1, canary=Canary(expected, expected + 1e-6))
-    assert "canary" in receipt.checks and 0 < receipt.canary_distance < 1e-5
+    assert 0 < receipt.canary_distance < 1e-5
     with pytest.raises(WeightSyncError) as caught:
         receipt_for(tensors.items(), workers(model), 1, canary=Canary(expected, expected + 0.1))
     assert caught.value.check == Check.CANARY

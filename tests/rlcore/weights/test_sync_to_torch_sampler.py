@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
@@ -11,7 +12,6 @@ from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import Strategy, following
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
-from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Check
 from rlcore.weights.sync import sync
 from tests.rlcore.weights.targets import learn

@@ -16,8 +16,8 @@ import torch
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.fixtures.ray_nodes import RayCluster, start_ray_cluster
+from rlcore.determinism import worker_environment
 from rlcore.distributed.dispatch import Collect, Entry, Table
-from rlcore.distributed.level_variables import worker_environment
 from rlcore.distributed.placement import ray_reservation
 from rlcore.distributed.placement.plan import Plan, Pool, Role, make_plan
 from rlcore.distributed.placement.ray_cluster import ray_nodes, usages

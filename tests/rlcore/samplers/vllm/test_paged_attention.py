@@ -11,7 +11,7 @@ from rlcore.models.config import FAMILIES
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers.vllm.paged_attention import PagedBackend, PagedPass
+from rlcore.samplers.vllm.attention import PagedBackend, PagedPass
 from tests.support.samplers import decoder_of
 
 

@@ -161,7 +161,7 @@ def test_a_trainer_of_a_transformers_model_gets_receipts(
         with torch.no_grad():
             model.model.layers[1].self_attn.v_proj.weight.add_(0.01)
     assert receipt is not None
-    assert (receipt.num_changed, receipt.checks) == (1, ("canary", "coverage", "liveness", "read-back"))
+    assert receipt.num_changed == 1 and receipt.canary
     with pytest.raises(WeightSyncError) as caught:
         receipt_for(model.named_parameters(), VllmWorkers(server.collective_rpc), 3, previous=receipt)
     assert caught.value.check == Check.LIVENESS
