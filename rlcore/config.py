@@ -176,6 +176,8 @@ class GrpoSection(PolicySection):
     kl_coef: AtLeast0 = 0.0
     """In the loss, towards the reference policy; 0 does without one."""
     kl_estimator: Literal["k2", "k1+", "abs+", "k3", "k3+"] = "k3"
+    weighs_kl: bool | None = None
+    """Each token's KL counts policy / policy before the step times, as in TRL; None: if a step has several updates."""
 
 
 class PpoSection(PolicySection):
@@ -418,7 +420,7 @@ EFFECTIVE: tuple[tuple[str, str, Callable[[RunConfig], Any], str], ...] = (
     ("algorithm", "dual_clip", _uses("ppo_clip"), "with loss ppo_clip"),
     ("algorithm", "mask_low mask_high", _uses("dppo_tv", "ipo"), "with loss dppo_tv, ipo"),
     ("algorithm", "proximal_coef", _uses("dppo_tv", "ipo", "masked_is"), "with loss dppo_tv, ipo, masked_is"),
-    ("algorithm", "kl_estimator kl_target", lambda c: c.algorithm.kl_coef, "with algorithm.kl_coef"),
+    ("algorithm", "kl_estimator kl_target weighs_kl", lambda c: c.algorithm.kl_coef, "with algorithm.kl_coef"),
     ("algorithm", "kl_horizon", lambda c: getattr(c.algorithm, "kl_target", None), "with algorithm.kl_target"),
     ("correction", "outside low high", lambda c: c.correction.weights != "none", "with correction.weights"),
     ("correction", "low", lambda c: c.correction.outside == "icepop", "with correction.outside: icepop"),
@@ -457,22 +459,14 @@ def _misfits(config: RunConfig) -> Iterator[InvalidValueError]:
         yield InvalidValueError(what, legal=f"{config.correction.high} or less")
     yield from _training_misfits(config)
     if sampling.two_stage is not None and not sampling.stop_strings:
-        yield InvalidValueError(
-            "sampling.two_stage without sampling.stop_strings: no reasoning would lead to an item",
-            legal="one text or more that ends a reasoning",
-            remedy="sampling.stop_strings: ['</think>'], or the text that your prompts ask for",
-        )
+        what = "sampling.two_stage without sampling.stop_strings: no reasoning would lead to an item"
+        yield InvalidValueError(what, legal="one text or more that ends a reasoning: ['</think>'], say")
     if sampling.two_stage is not None and isinstance(algorithm, PpoSection):
-        yield InvalidValueError(
-            "algorithm.name is ppo, and sampling.two_stage is set: the value of a reasoning is that of several items",
-            legal="grpo",
-            remedy="algorithm.name: grpo, or leave sampling.two_stage out",
-        )
+        what = "algorithm.name is ppo, and sampling.two_stage is set: the value of a reasoning is that of several items"
+        yield InvalidValueError(what, legal="grpo", remedy="algorithm.name: grpo, or leave sampling.two_stage out")
     elif sampling.two_stage is not None and getattr(algorithm, "advantage", "") == "remax":
-        yield InvalidValueError(
-            "algorithm.advantage is remax, and sampling.two_stage is set: a greedy completion has no items",
-            legal="grpo, dr_grpo, rloo, reinforce_pp_baseline",
-        )
+        what = "algorithm.advantage is remax, and sampling.two_stage is set: a greedy completion has no items"
+        yield InvalidValueError(what, legal="grpo, dr_grpo, rloo, reinforce_pp_baseline")
     if _is_hybrid(config) and (deployment.num_copies == 1 or deployment.num_ranks % deployment.num_copies):
         copies = [str(n) for n in range(2, deployment.num_ranks + 1) if deployment.num_ranks % n == 0]
         yield InvalidValueError(

@@ -19,6 +19,7 @@ from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.level import check_invariant_device, check_settings, is_invariant
 from rlcore.numerics.probe import THREADS, InvarianceReport, certify, check_threads, invariant
+from rlcore.numerics.product import hold_mkl_mode
 
 _WORKSPACE = next(setting for setting in SETTINGS if setting.name == "CUBLAS_WORKSPACE_CONFIG")
 
@@ -40,8 +41,6 @@ def at_level(
     """
     if level not in LEVELS:
         raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
-    if level == INVARIANT:
-        _check_variables(level, os.environ)
     check_level_of_device(level, device)
     with _deterministic_algorithms(level):  # which are what the probe has to look at
         invariance_report = None
@@ -74,10 +73,13 @@ def _check_variables(level: str, environ: Mapping[str, str]) -> None:
 def check_level_of_device(level: str, device: str) -> None:
     """See that a level can be held on a device, before anything is computed there; asks no driver.
 
-    Raises LevelError: for level invariant on a GPU, and for another level without the workspace that cuBLAS needs.
+    Raises LevelError: for level invariant on a GPU, with variables that move its bits, or with MKL in another mode; and
+    for another level without the workspace that cuBLAS needs.
     """
-    if level == "invariant":
+    if level == INVARIANT:
         check_invariant_device(device)
+        _check_variables(level, os.environ)
+        hold_mkl_mode(os.environ)
     if level == "off" or torch.device(device).type != "cuda":
         return
     found = os.environ.get(_WORKSPACE.name, "")

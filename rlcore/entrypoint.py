@@ -8,29 +8,37 @@ recorded in the first of them.
 """
 
 from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlcore.checkpoints.checkpoint import load_newest
-from rlcore.checkpoints.resume import DIRECTORY
-from rlcore.config import RunConfig, read_config
-from rlcore.controllers.setup import longest_sequence, prepare
-from rlcore.controllers.synchronous import loop
-from rlcore.data.tasks import make_task
+from rlcore.checkpoints.resume import DIRECTORY, check_state, resume
+from rlcore.checks import Checks
+from rlcore.config import PpoSection, RunConfig, read_config
+from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
-from rlcore.errors import InvalidValueError, WorkerDiedError
-from rlcore.log import Recorder
+from rlcore.errors import CheckpointError, InvalidValueError, WorkerDiedError
+from rlcore.log import Clock, Record, Recorder, RunLog, announcement
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
+from rlcore.models.decoder import Decoder
 from rlcore.numerics.probe import num_threads
-from rlcore.observability.announcement import announcement
-from rlcore.observability.logs import RunLog, check_output
-from rlcore.samplers.build import check_level_of_sampler, check_sampler
-from rlcore.train_state import TrainState
+from rlcore.rewards.reward_model import add_reward_model
+from rlcore.samplers.build import build_sampler, check_level_of_sampler, check_sampler
+from rlcore.samplers.two_stage import check_can_search
+from rlcore.train import TrainState, beam_params, loop, warm_start
 from rlcore.trainers.deployment import deployed
+from rlcore.trainers.remote import RecordWithWorkers, build_remote
+from rlcore.trainers.trainer import Models
+from rlcore.types import Tokenizer
+
+if TYPE_CHECKING:
+    from rlcore.trainers.worker import ModelWorker
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:
@@ -48,48 +56,19 @@ def config_schema() -> dict[str, Any]:
 
 def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder) -> TrainState:
     """Train as a configuration that has been read says; return the state at the end."""
-    reward_model = config.task.reward_model
-    for name, directory_given in (
-        ("model.path", config.model.path),
-        ("output.resume", config.output.resume),
-        ("deployment.offload_directory", config.deployment.offload_directory),
-        ("task.reward_model.path", reward_model.path if reward_model else ""),
-    ):
-        if directory_given and not Path(directory_given).is_dir():
-            raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
-    check_device(config.model.device, level)
-    check_sampler(config)
-    check_level_of_sampler(config, level)
-    check_output(config.output)
+    check(config, level)
     keep_freed_memory()
     tokenizer, decoder = build_model(config)
     task = make_task(config.task, tokenizer, config.seed)
-    dtype = decoder.embedding.dtype
     threads = config.runtime.training_threads, config.runtime.sampling_threads
-    section, length = config.model, longest_sequence(task, config, tokenizer)
-    held = at_level(
-        level,
-        decoder.config,
-        dtype=dtype,
-        device=section.device,
-        length=length,
-        threads=threads,
-    )
+    dtype, device, length = decoder.embedding.dtype, config.model.device, longest_sequence(task, config, tokenizer)
+    held = at_level(level, decoder.config, dtype=dtype, device=device, length=length, threads=threads)
     log = RunLog(directory, config.output)
 
     def start(num_restarts: int) -> TrainState:
         own = resumed_config(config, directory) if num_restarts else config
         with deployed(own, level, length, recorder, log.say) as workers:
-            state, first = prepare(
-                own,
-                level,
-                task,
-                tokenizer=tokenizer,
-                decoder=decoder,
-                recorder=recorder,
-                log=log,
-                workers=workers,
-            )
+            state, first = prepare(own, level, task, tokenizer, decoder, recorder=recorder, log=log, workers=workers)
             loop(state, first, directory, log)
             return state
 
@@ -102,12 +81,26 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
             log.close()
 
 
-def resumed_config(config: RunConfig, directory: Path) -> RunConfig:
-    """Return the configuration that continues from the run's own newest checkpoint; unchanged if there is none yet."""
-    if load_newest(directory / DIRECTORY) is None:
-        return config
-    output = config.output.model_copy(update={"resume": str(directory), "resume_step": None})
-    return config.model_copy(update={"output": output})
+def check(config: RunConfig, level: str) -> None:
+    """Check what can be checked before anything is built. Raises InvalidValueError and LevelError."""
+    reward_model = config.task.reward_model
+    for name, directory_given in (
+        ("model.path", config.model.path),
+        ("output.resume", config.output.resume),
+        ("deployment.offload_directory", config.deployment.offload_directory),
+        ("task.reward_model.path", reward_model.path if reward_model else ""),
+    ):
+        if directory_given and not Path(directory_given).is_dir():
+            raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
+    check_device(config.model.device, level)
+    check_sampler(config)
+    check_level_of_sampler(config, level)
+    if config.output.tensorboard and not find_spec("tensorboard"):
+        raise InvalidValueError(
+            "output.tensorboard is true, and the package tensorboard is not installed",
+            legal="false; metrics.jsonl has the same numbers",
+            remedy="pip install 'rlharness[tensorboard]'",
+        )
 
 
 def check_device(name: str, level: str) -> None:
@@ -121,3 +114,74 @@ def check_device(name: str, level: str) -> None:
             f"model.device {name!r}: {str(error).splitlines()[0]}",
             legal="cpu, or cuda where torch.cuda.is_available()",
         ) from error
+
+
+def longest_sequence(task: Task, config: RunConfig, tokenizer: Tokenizer) -> int:
+    """Return the tokens of the longest prompt with a completion of the greatest length, and an item after it."""
+    beams = beam_params(config, tokenizer)
+    num_item_tokens = len(beams.forced) + beams.max_tokens if beams else 0
+    longest_prompt = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout))
+    return longest_prompt + config.sampling.max_tokens + num_item_tokens
+
+
+def resumed_config(config: RunConfig, directory: Path) -> RunConfig:
+    """Return the configuration that continues from the run's own newest checkpoint; unchanged if there is none yet."""
+    if load_newest(directory / DIRECTORY) is None:
+        return config
+    output = config.output.model_copy(update={"resume": str(directory), "resume_step": None})
+    return config.model_copy(update={"output": output})
+
+
+def prepare(
+    config: RunConfig,
+    level: str,
+    task: Task,
+    tokenizer: Tokenizer,
+    decoder: Decoder,
+    *,
+    recorder: Recorder,
+    log: RunLog,
+    workers: "ModelWorker | None" = None,
+) -> tuple[TrainState, int]:
+    """Build what a step needs, warm or from a checkpoint; return it with the number of the first step.
+
+    `workers` is the handle of those that train the models, None to train them in this process.
+    """
+    longest = longest_sequence(task, config, tokenizer)
+    task = add_reward_model(
+        task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say
+    )
+    record = Record(recorder) if workers is None else RecordWithWorkers(recorder, workers)
+    build = Models(config, decoder, record).build if workers is None else partial(build_remote, config, workers)
+    state = TrainState(
+        config=config,
+        level=level,
+        task=task,
+        tokenizer=tokenizer,
+        policy=build("policy"),
+        sampler=build_sampler(config, decoder, tokenizer, longest=longest, report=log.say),
+        record=record,
+        clock=Clock(config.model.device),
+        kl_coef=config.algorithm.kl_coef,
+    )
+    if config.sampling.two_stage is not None:
+        check_can_search(state.sampler)
+    if not config.output.resume and config.warm_start.num_steps:
+        warm_start(state, log)
+    if isinstance(config.algorithm, PpoSection):
+        state.critic = build("critic")
+    if config.algorithm.kl_coef:
+        state.reference = build("reference")
+    first = 0
+    if config.output.resume:
+        found = resume(state, Path(config.output.resume))
+        first = found.step
+        if first >= config.training.num_steps:
+            raise CheckpointError(
+                f"{found.path} has all {config.training.num_steps} steps of this run",
+                remedy="a larger training.num_steps, where the learning rate is constant",
+            )
+        check_state(state, found)
+        log.say("\n".join([*(f"skipped {reason}" for reason in found.skipped), f"step {first} from {found.path}"]))
+    state.checks = Checks(state, log.say)
+    return state, first

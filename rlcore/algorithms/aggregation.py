@@ -5,7 +5,6 @@ depend on the split; here the caller counts the whole batch once and hands the c
 and gradients, then ADD UP to those of the batch: ranks sum gradients, they do not average them.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from rlcore.algorithms.bounds import check_choice, check_number
 from rlcore.algorithms.masks import check_tokens, only
-from rlcore.errors import InvalidValueError
 
 Mode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 
@@ -27,29 +25,6 @@ class Denominators:
     num_samples: float
     horizon: float | None = None
     """The constant that seq-mean-token-sum-norm divides by: the longest completion that is allowed, say."""
-
-
-def count(loss_mask: Tensor, horizon: float | None = None) -> Denominators:
-    """The counts of one part of a batch; loss_mask is bool [samples, positions].
-
-    Raises ShapeError and EmptyMaskError.
-    """
-    check_tokens(loss_mask)
-    return Denominators(int(loss_mask.sum()), len(loss_mask), horizon)
-
-
-def total(parts: Iterable[Denominators]) -> Denominators:
-    """The counts of a batch from those of its parts, which share one horizon; raises InvalidValueError."""
-    parts = list(parts)
-    horizons = {part.horizon for part in parts}
-    if len(horizons) != 1:
-        raise InvalidValueError(f"horizons {sorted(map(str, horizons))}", legal="one, the same in each of some parts")
-    return Denominators(sum(p.num_tokens for p in parts), sum(p.num_samples for p in parts), horizons.pop())
-
-
-def aggregate(losses: Tensor, loss_mask: Tensor, mode: Mode, denominators: Denominators) -> Tensor:
-    """This part's share of the batch's loss, a scalar; arguments and errors as of `sample_shares`."""
-    return sample_shares(losses, loss_mask, mode, denominators).sum()
 
 
 def sample_shares(losses: Tensor, loss_mask: Tensor, mode: Mode, denominators: Denominators) -> Tensor:

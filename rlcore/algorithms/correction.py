@@ -6,18 +6,11 @@ Either tokens are weighted (importance sampling: the losses, after clipping, tim
 is not learned from (rejection: a mask). Neither carries a gradient.
 """
 
-import math
-from typing import Literal, get_args
-
-import torch
 from torch import Tensor
 
-from rlcore.algorithms.bounds import check_choice, check_number
+from rlcore.algorithms.bounds import check_number
 from rlcore.algorithms.masks import check_tokens, only, sample_mean
-from rlcore.errors import InvalidValueError
 
-Scope = Literal["token", "sum", "mean", "max"]
-Estimator = Literal["k1", "k2", "k3"]
 MAX_LOG_RATIO = 20.0
 
 
@@ -78,57 +71,20 @@ def reweighted(losses: Tensor, weights: Tensor, loss_mask: Tensor) -> Tensor:
     return only(weights != 0, losses) * weights
 
 
-def accepted(
-    log_ratio: Tensor,
-    loss_mask: Tensor,
-    *,
-    scope: Scope,
-    estimator: Estimator,
-    high: float,
-    low: float | None = None,
-) -> Tensor:
+def accepted(log_ratio: Tensor, loss_mask: Tensor, *, max_mean_k3: float) -> Tensor:
     """Which tokens are near enough to learn from, bool [samples, positions], a part of the loss mask.
 
-    The estimator (of KL(sampler, trainer), from the log-ratio clamped to 20 either way) is taken of each `token`, or
-    its sum, mean or maximum over the completion, which is then accepted or rejected whole. k2 and k3 are at most
-    `high`. k1 says which way: exp(k1), that is sampler / trainer, is within [low, high], `low` 1 / high by default.
+    A completion is accepted whole if the mean of k3 over its tokens, the estimate of KL(sampler, trainer) from the
+    log-ratio clamped to 20 either way, is at most the bound. Rejecting it is no empty mask: hand the loss mask to
+    `sample_shares` as it was, and losses that `reweighted` by this mask.
 
-    Rejecting a whole completion is no empty mask: hand the loss mask to `aggregate` as it was, and losses that
-    `reweighted` by this mask. Raises ShapeError, EmptyMaskError, InvalidValueError.
+    Raises ShapeError, EmptyMaskError, InvalidValueError.
     """
     check_tokens(loss_mask, log_ratio=log_ratio)
-    check_choice("scope", scope, get_args(Scope))
-    check_choice("estimator", estimator, get_args(Estimator))
-    check_number("high", high, 0.0, open_low=True)
-    lowest, highest = _bounds(estimator, low, high)
+    check_number("max_mean_k3", max_mean_k3, 0.0, open_low=True)
     d = _safe(only(loss_mask, log_ratio.detach()))
-    match estimator:
-        case "k1":
-            divergence = -d
-        case "k2":
-            divergence = 0.5 * d.square()
-        case "k3":
-            divergence = d.exp() - 1.0 - d
-    match scope:
-        case "sum":
-            divergence = only(loss_mask, divergence).sum(dim=-1, keepdim=True)
-        case "mean":
-            divergence = sample_mean(loss_mask, divergence).unsqueeze(-1)
-        case "max":
-            divergence = torch.where(loss_mask, divergence, -math.inf).amax(dim=-1, keepdim=True)
-        case "token":
-            pass
-    return loss_mask & ~((divergence < lowest) | (divergence > highest))  # a NaN stays, and is seen in the loss
-
-
-def _bounds(estimator: Estimator, low: float | None, high: float) -> tuple[float, float]:
-    if estimator == "k1":
-        low = 1.0 / high if low is None else low
-        check_number("low", low, 0.0, high, open_low=True)
-        return math.log(low), math.log(high)
-    if low is not None:
-        raise InvalidValueError(f"low is {low!r} for {estimator}", legal="None: it is a distance, bounded from above")
-    return -math.inf, high
+    k3 = sample_mean(loss_mask, d.exp() - 1.0 - d).unsqueeze(-1)
+    return loss_mask & ~(k3 > max_mean_k3)  # a NaN stays, and is seen in the loss
 
 
 def _safe(log_ratio: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Losses of a policy against the one that made the completions: PPO's and what clips as it does.
 
-Each returns losses of tokens, for `aggregation.aggregate`. Gradients flow through `logprobs` alone. Importance weights
-(correction.py) multiply the losses after clipping.
+Each returns losses of tokens, for `aggregation.sample_shares`. Gradients flow through `logprobs` alone. Importance
+weights (correction.py) multiply the losses after clipping.
 """
 
 from typing import NamedTuple

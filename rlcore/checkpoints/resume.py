@@ -4,7 +4,7 @@ the configuration and the number of the step: order, noise and learning rate hav
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcore.checkpoints.checkpoint import Checkpoint, Writer, load_newest, read_values, save
 from rlcore.errors import CheckpointError
@@ -13,15 +13,16 @@ from rlcore.models.checkpoints import CONFIG, read_json
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
 from rlcore.models.config import read_config
-from rlcore.recipes.rollout import prompts_of
-from rlcore.train_state import TrainState
 from rlcore.weights.source import LiveWeights, digest_of
+
+if TYPE_CHECKING:
+    from rlcore.train import TrainState
 
 DIRECTORY = "checkpoints"
 """Below a run's."""
 
 
-def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
+def save_checkpoint(state: "TrainState", directory: Path, step: int) -> Path:
     """Write what the run needs to begin with `step`; the policy as Hugging Face's tools load it."""
 
     def write_policy(path: Path) -> None:
@@ -41,7 +42,7 @@ def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
     return path
 
 
-def check_written(state: TrainState, path: Path) -> None:
+def check_written(state: "TrainState", path: Path) -> None:
     """Check that the values of a checkpoint are those of the live run, not only what was to be written.
 
     A resumed run does not read the policy's config.json: other programs do. Raises CheckpointError.
@@ -71,7 +72,7 @@ def check_written(state: TrainState, path: Path) -> None:
         )
 
 
-def resume(state: TrainState, run: Path) -> Checkpoint:
+def resume(state: "TrainState", run: Path) -> Checkpoint:
     """Put the newest whole checkpoint of an earlier run into the state; its `step` is the one to begin with.
 
     With `output.resume_step` the newest that is no later. Raises CheckpointError where there is none, or it is of a
@@ -89,19 +90,18 @@ def resume(state: TrainState, run: Path) -> Checkpoint:
     return found
 
 
-def state_digests(state: TrainState, step: int) -> dict[str, str]:
+def state_digests(state: "TrainState", step: int) -> dict[str, str]:
     """What a run is when it begins with a step, by digests: weights, optimizers, and the prompts that come next."""
     digests = {}
-    for trainer in state.trainers:
-        digests[f"weights of the {trainer.name}"] = digest_of(trainer.weights())
-        digests[f"optimizer of the {trainer.name}"] = trainer.optimizer_digest()
-    if state.reference is not None:
-        digests["weights of the reference"] = digest_of(state.reference.weights())
-    ids = (prompt.id for prompt in prompts_of(state, step))
+    for model in state.models:
+        digests[f"weights of the {model.name}"] = digest_of(model.weights())
+        if model is not state.reference:
+            digests[f"optimizer of the {model.name}"] = model.optimizer_digest()
+    ids = (prompt.id for prompt in state.prompts_of(step))
     return {**digests, "next prompts": f"{key('next prompts', *ids):016x}"}
 
 
-def check_state(state: TrainState, found: Checkpoint) -> None:
+def check_state(state: "TrainState", found: Checkpoint) -> None:
     """Check that the resumed state is bitwise equal to the one that was written; raise CheckpointError."""
     written = {**found.values.get("state", {}), "KL coefficient": str(found.values["kl_coef"])}
     now = {**state_digests(state, found.step), "KL coefficient": str(state.kl_coef)}
@@ -113,7 +113,7 @@ def check_state(state: TrainState, found: Checkpoint) -> None:
         )
 
 
-def _check_identity(found: Checkpoint, state: TrainState) -> None:
+def _check_identity(found: Checkpoint, state: "TrainState") -> None:
     """With a constant learning rate a run may be made longer; else its length is part of what it is."""
     theirs, ours = _flat(found.values["identity"]), _flat(state.config.identity())
     if state.config.optimizer.schedule == "constant":

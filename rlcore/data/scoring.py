@@ -23,7 +23,6 @@ from rlcore.data.rewards import GIVEN, STATE, Reward, TrainerState, place_of
 from rlcore.data.trajectory import Trajectory, by_request, completions_of
 from rlcore.errors import InvalidValueError, RewardError, RlcoreError
 from rlcore.keys import permutation
-from rlcore.observability.metrics import mean
 
 NUMBERS = frozenset({int, float, bool})
 _ONE_AT_A_TIME = threading.Lock()
@@ -307,6 +306,6 @@ def _with_reasonings(scored: Sequence[float | None], trajectories: Sequence[Traj
         at += num_scored
         given = [reward for reward in own if reward is not None]
         if len(found) > 1:
-            values.append(mean(given) if given else None)
+            values.append(math.fsum(given) / len(given) if given else None)
         values += own
     return values

@@ -1,1 +1,1 @@
-"""Work across processes: dispatch tables, meshes, worker groups and the backends that run them."""
+"""Work across processes: dispatch tables, worker groups of Ray, placement, reports, restarts."""

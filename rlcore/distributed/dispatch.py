@@ -1,4 +1,4 @@
-"""Dispatch as data: how each argument of a worker's method is divided, who runs it, and how results are collected.
+"""Dispatch as data: how each argument of a worker's method is divided, and what the caller receives of the results.
 
     class PolicyWorker(Worker):
         dispatch_table = {
@@ -22,9 +22,6 @@ from typing import Any
 
 from harness.bits.text import nearest
 from rlcore.errors import InvalidValueError
-
-DATA = "data"
-"""Name of the mesh that an entry uses where it names no other."""
 
 
 class Padding(StrEnum):
@@ -66,56 +63,27 @@ class Partition:
     rule: PartitionRule
 
 
-@dataclass(frozen=True, slots=True)
-class PerDataRank:
-    """The caller gives a sequence with a value for each data-parallel rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class PerWorker:
-    """The caller gives a sequence with a value for each worker."""
-
-
-Split = Broadcast | Function | Shard | Partition | PerDataRank | PerWorker
-
-
-class Execute(StrEnum):
-    """Which workers run a method."""
-
-    ALL = "all"
-    RANK_ZERO = "rank_zero"
-    COLLECTING = "collecting"
-    """Those whose results are collected: one for each data-parallel rank. The method must not be collective."""
+Split = Broadcast | Function | Shard | Partition
 
 
 class Collect(StrEnum):
     """What the caller receives of the results."""
 
     FIRST = "first"
-    """The result of the rank that is collected for data-parallel rank 0; of rank 0 where it runs alone."""
+    """The result that is collected for data-parallel rank 0."""
     LIST = "list"
-    """The result of each worker that ran the method, by rank."""
+    """The result of each worker, by rank."""
     ROWS = "rows"
-    """The rows of all results in the order of submission, without padding."""
-    METRICS = "metrics"
-    """The result of each data-parallel rank, unmerged."""
+    """The rows of the collected results in the order of submission, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The dispatch of one method.
-
-    Raises InvalidValueError if the parts contradict each other.
-    """
+    """Dispatch of one method, which every rank runs. Raises InvalidValueError if its parts contradict each other."""
 
     arguments: Mapping[str, Split] = field(default_factory=dict)
     """How each argument is divided, by its name. Every argument of the method is here."""
-    execute: Execute = Execute.ALL
     collect: Collect = Collect.FIRST
-    is_blocking: bool = True
-    """False: a call returns a `Future` at once."""
-    mesh: str = DATA
-    """Name of the mesh that divides and collects."""
 
     def __post_init__(self) -> None:
         dividing = self.dividing
@@ -128,14 +96,6 @@ class Entry:
                 "rows are collected, and no argument is divided by rows",
                 legal="an argument that is a Shard or Partition, or another Collect",
             )
-        if self.execute is Execute.RANK_ZERO:
-            divided = [name for name, split in self.arguments.items() if not isinstance(split, Broadcast | Function)]
-            if divided:
-                raise InvalidValueError(
-                    f"{', '.join(divided)}: divided among workers, and rank 0 runs alone", legal="Broadcast, Function"
-                )
-            if self.collect in (Collect.ROWS, Collect.METRICS):
-                raise InvalidValueError(f"{self.collect} collected from rank 0 alone", legal="first, list")
 
     @property
     def dividing(self) -> dict[str, Shard | Partition]:
@@ -146,6 +106,38 @@ class Entry:
 Table = Mapping[str, Entry]
 
 
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Which part of a batch each rank reads, and the ranks whose results are collected.
+
+    Raises InvalidValueError if a data-parallel rank has no rank that collects, or more than one.
+    """
+
+    data_ranks: tuple[int, ...]
+    """By rank: index of the part of a batch that it reads."""
+    collects: tuple[bool, ...]
+    """By rank: whether its result is collected."""
+
+    def __post_init__(self) -> None:
+        found = sorted(data for data, collects in zip(self.data_ranks, self.collects, strict=True) if collects)
+        if not found or found != list(range(max(self.data_ranks) + 1)):
+            raise InvalidValueError(
+                f"data-parallel ranks {list(self.data_ranks)} of which {found} are collected",
+                legal="each of them, from 0 on, collected from exactly one rank",
+            )
+
+    @property
+    def collecting_ranks(self) -> tuple[int, ...]:
+        """Ranks whose results are collected, by data-parallel rank."""
+        pairs = zip(self.data_ranks, range(len(self.data_ranks)), self.collects, strict=True)
+        return tuple(rank for _, rank in sorted((data, rank) for data, rank, collects in pairs if collects))
+
+
+def data_parallel(size: int) -> Mesh:
+    """Return the mesh of plain data parallelism and of FSDP: every rank reads rows of its own."""
+    return Mesh(tuple(range(size)), (True,) * size)
+
+
 def public_methods(cls: type, base: type) -> dict[str, inspect.Signature]:
     """Return the signatures, without self, of the methods that a class has beyond `base` without a leading underscore.
 
@@ -153,19 +145,23 @@ def public_methods(cls: type, base: type) -> dict[str, inspect.Signature]:
     """
     found: dict[str, inspect.Signature] = {}
     for each in reversed(cls.__mro__):
-        if issubclass(base, each):
-            continue
-        for name, value in vars(each).items():
+        for name, value in {} if issubclass(base, each) else vars(each).items():
             if name.startswith("_") or name in vars(base):
                 continue
-            if isinstance(value, FunctionType):
-                found[name] = _signature(f"{cls.__qualname__}.{name}", value)
-            elif isinstance(value, staticmethod | classmethod):
+            where = f"{cls.__qualname__}.{name}"
+            if isinstance(value, staticmethod | classmethod) or inspect.iscoroutinefunction(value):
+                kind = type(value).__name__ if not isinstance(value, FunctionType) else "coroutine function"
                 raise InvalidValueError(
-                    f"{cls.__qualname__}.{name} is a {type(value).__name__}",
-                    legal="methods of an object, which lives on a rank",
-                    remedy="a function of the module, or a leading underscore",
+                    f"{where} is a {kind}",
+                    legal="functions of an object, which a worker runs to their end, one call after the other",
+                    remedy="a function, or a leading underscore",
                 )
+            if isinstance(value, FunctionType):
+                signature = inspect.signature(value)
+                own = list(signature.parameters.values())[1:]
+                if stars := [each for each in own if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]:
+                    raise InvalidValueError(f"{where}: argument {stars[0]}", legal="arguments given by name")
+                found[name] = signature.replace(parameters=own)
     return found
 
 
@@ -179,43 +175,24 @@ def check_table(cls: type, table: Table, base: type) -> None:
                 legal=", ".join(sorted(methods)) or "no entry: the class has no public method",
                 remedy=nearest(name, methods),
             )
-        _check_entry(f"{where}[{name!r}]", list(methods[name].parameters), entry)
-    for name in methods:
-        if name not in table:
+        if not isinstance(entry, Entry):
+            raise InvalidValueError(f"{where}[{name!r}] is {entry!r}", legal="an Entry")
+        names = list(methods[name].parameters)
+        for argument in entry.arguments:
+            if argument not in names:
+                raise InvalidValueError(
+                    f"{where}[{name!r}] divides an argument {argument!r} that the method does not have",
+                    legal=", ".join(names) or "none: the method has no argument",
+                    remedy=nearest(argument, names),
+                )
+        if missing := [argument for argument in names if argument not in entry.arguments]:
             raise InvalidValueError(
-                f"{where} has no entry for the public method {name!r}",
-                legal="an entry for each public method",
-                remedy=f'"{name}": Entry(...), or a leading underscore if the controller does not call it',
+                f"{where}[{name!r}] does not say how {', '.join(missing)} is divided",
+                legal="Broadcast, Function, Shard or Partition for every argument",
             )
-
-
-def _check_entry(where: str, names: Sequence[str], entry: Entry) -> None:
-    if not isinstance(entry, Entry):
-        raise InvalidValueError(f"{where} is {entry!r}", legal="an Entry")
-    for name in entry.arguments:
-        if name not in names:
-            raise InvalidValueError(
-                f"{where} divides an argument {name!r} that the method does not have",
-                legal=", ".join(names) or "none: the method has no argument",
-                remedy=nearest(name, names),
-            )
-    if missing := [name for name in names if name not in entry.arguments]:
+    if missing := [name for name in methods if name not in table]:
         raise InvalidValueError(
-            f"{where} does not say how {', '.join(missing)} is divided",
-            legal="Broadcast, Function, Shard, Partition, PerDataRank or PerWorker for every argument",
+            f"{where} has no entry for the public method {missing[0]!r}",
+            legal="an entry for each public method",
+            remedy=f'"{missing[0]}": Entry(...), or a leading underscore if the controller does not call it',
         )
-
-
-def _signature(where: str, method: Callable[..., Any]) -> inspect.Signature:
-    if inspect.iscoroutinefunction(method):
-        raise InvalidValueError(
-            f"{where} is a coroutine function",
-            legal="a function, which a worker runs to its end before the next call",
-            remedy="a function, and is_blocking=False in its entry: calls then return a Future",
-        )
-    signature = inspect.signature(method)
-    own = list(signature.parameters.values())[1:]
-    for parameter in own:
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InvalidValueError(f"{where}: argument {parameter}", legal="arguments that can be given by name")
-    return signature.replace(parameters=own)

@@ -6,19 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rlcore.distributed.dispatch import (
-    Broadcast,
-    Collect,
-    Entry,
-    Execute,
-    Function,
-    Padding,
-    Partition,
-    PerDataRank,
-    PerWorker,
-    Shard,
-)
-from rlcore.distributed.mesh import Mesh
+from rlcore.distributed.dispatch import Collect, Entry, Function, Mesh, Padding, Shard
 from rlcore.distributed.rows import concatenate, num_rows, select
 from rlcore.errors import InvalidValueError, ShapeError
 
@@ -26,29 +14,13 @@ Rows = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
-    """Arguments that some ranks receive; a backend ships them once."""
-
-    ranks: tuple[int, ...]
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Scattered:
-    """A call, divided. A rank's arguments are those of all its payloads."""
+    """A call, divided."""
 
-    ranks: tuple[int, ...]
-    """Ranks that run the method, ascending."""
-    payloads: tuple[Payload, ...]
+    arguments: tuple[Mapping[str, Any], ...]
+    """By rank."""
     parts: tuple[Rows, ...] = ()
     """By data-parallel rank: the rows it receives, padding included; empty if nothing is divided by rows."""
-
-    def arguments_of(self, rank: int) -> dict[str, Any]:
-        """Return the arguments of one rank."""
-        found: dict[str, Any] = {}
-        for payload in self.payloads:
-            found |= payload.arguments if rank in payload.ranks else {}
-        return found
 
 
 def divide_rows(size: int, num_parts: int, padding: Padding) -> tuple[Rows, ...]:
@@ -73,73 +45,37 @@ def divide_rows(size: int, num_parts: int, padding: Padding) -> tuple[Rows, ...]
 
 def scatter(entry: Entry, arguments: Mapping[str, Any], mesh: Mesh) -> Scattered:
     """Divide the arguments of a call. Raises ShapeError and InvalidValueError for values that cannot be divided."""
-    ranks = {
-        Execute.ALL: tuple(range(mesh.size)),
-        Execute.RANK_ZERO: (0,),
-        Execute.COLLECTING: tuple(sorted(mesh.collecting_ranks)),
-    }[entry.execute]
     parts = _parts(entry, arguments, mesh)
-    everyone: dict[str, Any] = {}
-    by_data: list[dict[str, Any]] = [{} for _ in range(mesh.data_size)]
-    by_rank: list[dict[str, Any]] = [{} for _ in range(mesh.size)]
-    for name, value in arguments.items():
-        match entry.arguments[name]:
-            case Broadcast():
-                everyone[name] = value
-            case Function():
-                everyone[name] = _importable(name, value)
-            case Shard() | Partition():
-                for part, rows in zip(by_data, parts, strict=True):
-                    part[name] = select(value, rows)
-            case PerDataRank():
-                for part, each in zip(
-                    by_data, _counted(name, value, mesh.data_size, "data-parallel rank"), strict=True
-                ):
-                    part[name] = each
-            case PerWorker():
-                for own, each in zip(by_rank, _counted(name, value, mesh.size, "worker"), strict=True):
-                    own[name] = each
-    payloads = [Payload(ranks, everyone)]
-    for data_rank, part in enumerate(by_data):
-        payloads.append(Payload(tuple(rank for rank in mesh.ranks_of(data_rank) if rank in ranks), part))
-    payloads += [Payload((rank,), by_rank[rank]) for rank in ranks]
-    kept = tuple(payload for payload in payloads if payload.arguments and payload.ranks)
-    return Scattered(ranks, kept, parts)
+    everyone = {name: value for name, value in arguments.items() if name not in entry.dividing}
+    for name, value in everyone.items():
+        if isinstance(entry.arguments[name], Function):
+            _check_importable(name, value)
+    divided = [
+        {name: select(value, rows) for name, value in arguments.items() if name in entry.dividing} for rows in parts
+    ]
+    return Scattered(tuple({**everyone, **(divided[part] if divided else {})} for part in mesh.data_ranks), parts)
 
 
-def collect(entry: Entry, mesh: Mesh, call: Scattered, results: Mapping[int, Any]) -> Any:
-    """Return what the caller receives of the results by rank.
+def collect(entry: Entry, mesh: Mesh, parts: Sequence[Rows], results: Sequence[Any]) -> Any:
+    """Return what the caller receives of the results by rank; `parts` are those of the call.
 
     Raises ShapeError if a worker returned another number of rows than it was given.
     """
-    if entry.execute is Execute.RANK_ZERO:
-        return results[0] if entry.collect is Collect.FIRST else [results[0]]
     collected = [results[rank] for rank in mesh.collecting_ranks]
-    match entry.collect:
-        case Collect.FIRST:
-            return collected[0]
-        case Collect.LIST:
-            return [results[rank] for rank in call.ranks]
-        case Collect.METRICS:
-            return collected
-    for rank, rows, result in zip(mesh.collecting_ranks, call.parts, collected, strict=True):
+    if entry.collect is not Collect.ROWS:
+        return collected[0] if entry.collect is Collect.FIRST else list(results)
+    for rank, rows, result in zip(mesh.collecting_ranks, parts, collected, strict=True):
         if (found := num_rows(result)) != len(rows):
             raise ShapeError(
                 f"rank {rank} returned {found} rows and was given {len(rows)}", legal="a row for each row it was given"
             )
-    return _in_order(collected, call.parts)
-
-
-def _in_order(results: Sequence[Any], parts: Sequence[Rows]) -> Any:
-    """Return the rows of all parts in the order of submission, each once."""
     filled = [index for index, rows in enumerate(parts) if len(rows)]
-    whole = concatenate([results[index] for index in filled] or results[:1])
+    whole = concatenate([collected[index] for index in filled] or collected[:1])
     position_of: dict[int, int] = {}
     for position, row in enumerate(row for rows in parts for row in rows):
         position_of.setdefault(row, position)
     order = _as_range([position_of[row] for row in range(len(position_of))])
-    is_whole = order == range(num_rows(whole))
-    return whole if is_whole else select(whole, order)
+    return whole if order == range(num_rows(whole)) else select(whole, order)
 
 
 def _parts(entry: Entry, arguments: Mapping[str, Any], mesh: Mesh) -> tuple[Rows, ...]:
@@ -154,13 +90,14 @@ def _parts(entry: Entry, arguments: Mapping[str, Any], mesh: Mesh) -> tuple[Rows
     if len(set(sizes.values())) > 1:
         raise ShapeError(f"arguments with rows {sizes}", legal="the same number of rows in all that are divided")
     name, split = next(iter(given.items()))
+    num_parts = len(mesh.collecting_ranks)
     if isinstance(split, Shard):
-        return divide_rows(sizes[name], mesh.data_size, split.padding)
-    parts = tuple(tuple(rows) for rows in split.rule(arguments[name], mesh.data_size))
-    if len(parts) != mesh.data_size or sorted(row for rows in parts for row in rows) != list(range(sizes[name])):
+        return divide_rows(sizes[name], num_parts, split.padding)
+    parts = tuple(tuple(rows) for rows in split.rule(arguments[name], num_parts))
+    if len(parts) != num_parts or sorted(row for rows in parts for row in rows) != list(range(sizes[name])):
         raise ShapeError(
             f"{split.rule.__name__} divided {sizes[name]} rows of {name} into {[list(rows) for rows in parts]}",
-            legal=f"{mesh.data_size} parts that have every row once",
+            legal=f"{num_parts} parts that have every row once",
         )
     return tuple(_as_range(rows) for rows in parts)
 
@@ -172,23 +109,15 @@ def _as_range(rows: Rows) -> Rows:
     return rows if len(rows) else range(0)
 
 
-def _counted(name: str, value: Any, size: int, each: str) -> Sequence[Any]:
-    if not isinstance(value, list | tuple) or len(value) != size:
-        has = f"{len(value)} values" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
-        raise ShapeError(f"{name} has {has}", legal=f"a list or tuple of {size}, one for each {each}")
-    return value
-
-
-def _importable(name: str, value: Any) -> Any:
-    """Return a function that other processes find by its name. Raises InvalidValueError."""
-    if callable(value):
-        try:
-            pickle.dumps(value)
-            return value
-        except (pickle.PicklingError, AttributeError, TypeError):
-            pass
-    raise InvalidValueError(
-        f"{name} is {value!r}",
-        legal="a function of a module, or a functools.partial of one",
-        remedy="move it to the top level of a module: other processes import it from there",
-    )
+def _check_importable(name: str, value: Any) -> None:
+    """Raise InvalidValueError unless other processes find a function by its name."""
+    try:
+        is_importable = callable(value) and bool(pickle.dumps(value))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        is_importable = False
+    if not is_importable:
+        raise InvalidValueError(
+            f"{name} is {value!r}",
+            legal="a function of a module, or a functools.partial of one",
+            remedy="move it to the top level of a module: other processes import it from there",
+        )

@@ -1,11 +1,14 @@
 """Workers: objects that live on a rank, and whose public methods a controller calls through a dispatch table."""
 
 import os
+import pickle
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rlcore.distributed.dispatch import Table, check_table
+from rlcore.errors import WorkerError
 
 RESERVED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that the group gives its processes before they import torch: `init_process_group` reads them."""
@@ -34,49 +37,59 @@ class Worker:
     dispatch_table: ClassVar[Table] = {}
     context: WorkerContext
     """Set before `__init__`."""
-    colocated: Mapping[str, "Worker"]
-    """Workers of this process by role; complete once all of them were constructed."""
 
-    def __init_subclass__(cls, *, is_abstract: bool = False) -> None:
-        """Check the table; an abstract class leaves its entries to its subclasses."""
+    def __init_subclass__(cls) -> None:
+        """Check the table."""
         super().__init_subclass__()
-        if not is_abstract:
-            check_table(cls, cls.dispatch_table, Worker)
+        check_table(cls, cls.dispatch_table, Worker)
 
     def close(self) -> None:
         """Release what the worker holds before its process ends in order. One that is killed does not call it."""
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
-    """A worker that every rank constructs."""
-
-    role: str
-    worker: type[Worker]
-    args: tuple[object, ...] = ()
-    kwargs: Mapping[str, object] = field(default_factory=dict)
-
-
-def construct(specs: tuple[WorkerSpec, ...], context: WorkerContext) -> dict[str, Worker]:
-    """Construct the workers of one rank, in order; `context` is given to each with its role."""
-    found: dict[str, Worker] = {}
-    for spec in specs:
-        worker = spec.worker.__new__(spec.worker)
-        worker.context = WorkerContext(spec.role, context.rank, context.size, context.local_rank)
-        worker.colocated = found
-        worker.__init__(*spec.args, **spec.kwargs)  # type: ignore[misc]  # its context comes before
-        found[spec.role] = worker
-    return found
+def construct(
+    worker: type[Worker],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    context: WorkerContext,
+    environment: Mapping[str, str],
+) -> Worker:
+    """Construct the worker of one rank, which has this environment. Raises WorkerError if the process lacks it."""
+    if (found := {name: os.environ.get(name) for name in environment}) != environment:
+        raise WorkerError(f"environment {found}", role=context.role, rank=context.rank, legal=f"{dict(environment)}")
+    built = worker.__new__(worker)
+    built.context = context
+    built.__init__(*args, **kwargs)  # type: ignore[misc]  # its context comes before
+    return built
 
 
-def rank_environment(
-    rank: int, size: int, local_rank: int, local_size: int, address: tuple[str, int]
-) -> dict[str, str]:
-    """Return the variables by which torch finds the other ranks."""
-    values = (rank, size, local_rank, local_size, *address)
-    return {**dict(zip(RESERVED, map(str, values), strict=True)), AGENT_STORE: "True"}
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a method raised, on its way to the controller in place of a result."""
 
+    error: bytes | None
+    """The exception, pickled; None if it cannot be."""
+    summary: str
+    traceback: str
 
-def effective(names: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the values that these variables have in this process."""
-    return {name: os.environ.get(name) for name in names}
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """Return what an exception consists of, for another process."""
+        try:
+            pickled: bytes | None = pickle.dumps(error)
+            if type(pickle.loads(pickled or b"")) is not type(error):
+                pickled = None
+        except Exception:  # whatever an exception's own __reduce__ or constructor raises
+            pickled = None
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        return cls(pickled, summary, "".join(traceback.format_exception(error)).rstrip())
+
+    def rebuilt(self, role: str, rank: int, where: str) -> Exception:
+        """Return the exception again, with notes that name the worker and give its traceback.
+
+        It is of the same class if that can be pickled, or a WorkerError.
+        """
+        error: Exception = pickle.loads(self.error) if self.error else WorkerError(self.summary, role=role, rank=rank)
+        error.add_note(where)
+        error.add_note(f"its traceback there:\n{self.traceback}")
+        return error

@@ -1,89 +1,82 @@
-"""Worker groups: a controller calls one object, and its methods run on the ranks of a role.
+"""Worker groups: a controller calls one object, and its methods run on the ranks of a role, as actors of Ray.
 
-    with start_group(PolicyWorker, config, backend="ray", size=4, role="policy") as policy:
+    with start_group(PolicyWorker, config, size=4, role="policy") as policy:
         logprobs = policy.handle.score(batch)
 
-    handle.score(batch) ─▶ bind arguments ─▶ scatter (entry, mesh) ─▶ backend: ranks run ─▶ collect ─▶ result
+    handle.score(batch) ─▶ bind arguments ─▶ scatter (entry, mesh) ─▶ actors run ─▶ collect ─▶ result
 
-The handle has the type of the worker class, so that editors complete its methods. `view` gives it the type of a
-protocol, for methods whose caller receives something else than a worker returns: a list of it, or a Future.
+The handle has the type of the worker class, so that editors complete its methods. Actors are not detached: they end
+with the driver, however that ends.
 """
 
-import inspect
+import io
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from datetime import timedelta
+from functools import wraps
+from time import monotonic
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, TypeVar, cast
 
+import ray
+import torch
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch import Tensor
+
 from harness.bits.text import nearest
-from rlcore.distributed.backends.base import Backend, Launch, Started
-from rlcore.distributed.backends.in_process import InProcess
-from rlcore.distributed.calls import Failure, place
-from rlcore.distributed.dispatch import DATA, Entry, public_methods
-from rlcore.distributed.futures import Future, Pending
-from rlcore.distributed.mesh import Mesh, data_parallel
-from rlcore.distributed.scatter import Scattered, collect, scatter
-from rlcore.distributed.worker import Worker, WorkerSpec
-from rlcore.errors import InvalidValueError, WorkerError
+from rlcore.distributed.dispatch import Entry, Mesh, data_parallel, public_methods
+from rlcore.distributed.ray_cluster import Reservation, ray_nodes
+from rlcore.distributed.rendezvous import listening_store
+from rlcore.distributed.scatter import collect, scatter
+from rlcore.distributed.worker import AGENT_STORE, RESERVED, Failure, Worker, WorkerContext, construct
+from rlcore.errors import InvalidValueError, WorkerDiedError, WorkerError
 
 CLOSE_TIMEOUT_S = 60.0
-"""Time for calls that still run, and for the workers' `close`, before the processes are killed."""
+"""Time for the workers' `close`, before the processes are killed."""
+DEATH_S = 5.0
+"""Longest wait for the other ranks after one has raised: if a peer died, its communication failed first."""
+MEET_S = 300.0
+"""Time for the ranks to find each other."""
 W = TypeVar("W", bound=Worker)
+
+
+class Actor:
+    """One rank: an actor that constructs the worker and answers calls in their order."""
+
+    def __init__(self, *given: Any) -> None:
+        ray.util.register_serializer(Tensor, serializer=_packed, deserializer=_unpacked)
+        self._worker: Worker | None = None
+        self._failure: Failure | None = None
+        try:
+            self._worker = construct(*given)
+        except Exception as error:  # it is raised again in the controller
+            self._failure = Failure.of(error)
+
+    def ready(self) -> tuple[int, Failure | None]:
+        """Return the process id, once the worker is constructed."""
+        return os.getpid(), self._failure
+
+    def answer(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Run a method and return its result, or the Failure of what it raised."""
+        try:
+            return getattr(self._worker, method)(**arguments)
+        except Exception as error:  # it is raised again in the controller
+            return Failure.of(error)
 
 
 class Handle:
     """The methods of a role's dispatch table, as functions of the controller."""
 
     def __init__(self, role: str, methods: Mapping[str, Callable[..., Any]]) -> None:
-        """Offer these methods; groups build handles."""
-        self.__dict__.update(methods)
-        self.__dict__["_names"] = (role, tuple(methods))
+        self.__dict__.update(methods, _names=(role, tuple(methods)))
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError, and name the nearest method."""
         role, methods = self.__dict__["_names"]
         hint = nearest(name, methods) or f"it has {', '.join(methods)}"
         raise AttributeError(f"the handle of role {role!r} has no method {name!r}: {hint}")
-
-    def __dir__(self) -> list[str]:
-        """Return the names of the methods."""
-        return list(self.__dict__["_names"][1])
-
-
-class Processes:
-    """Workers that a backend has started, shared by the groups of the roles that live in them."""
-
-    def __init__(self, name: str, started: Started, sizes: Mapping[str, int]) -> None:
-        """Take over what was started; `sizes` has the number of ranks of each role."""
-        self.name, self.started, self._sizes = name, started, sizes
-        self._is_open = True
-
-    def submit(self, role: str, method: str, call: Scattered) -> Pending:
-        """As `Started.submit`. Raises WorkerError if the group was closed."""
-        if not self._is_open:
-            raise WorkerError(f"method {method} of role {role}: its group is closed", role=role)
-        return self.started.submit(role, method, call)
-
-    def close(self, *, in_order: bool) -> None:
-        """End the processes; in order, each worker's `close` runs first, and what it raises is raised."""
-        if not self._is_open:
-            return
-        try:
-            if in_order:
-                for role, size in reversed(list(self._sizes.items())):
-                    everyone = Scattered(tuple(range(size)), ())
-                    results = self.submit(role, "close", everyone).results(CLOSE_TIMEOUT_S)
-                    raise_failures(self, role, "close", results)
-        except TimeoutError as error:
-            raise WorkerError(
-                f"{error}, {CLOSE_TIMEOUT_S:.0f} s after group {self.name} was closed: its processes were killed",
-                role=self.name,
-                remedy="take the results of all calls before the group is closed",
-            ) from None
-        finally:
-            self._is_open = False
-            self.started.end()
 
 
 class WorkerGroup(Generic[W]):
@@ -92,54 +85,44 @@ class WorkerGroup(Generic[W]):
     A block that ends by an exception, Ctrl-C included, ends the workers at once, whatever they do.
     """
 
-    def __init__(self, worker: type[W], role: str, processes: Processes, meshes: Mapping[str, Mesh]) -> None:
+    def __init__(self, worker: type[W], role: str, mesh: Mesh, host: str) -> None:
         """Call the workers of one role; `start_group` builds groups."""
-        self.role, self.meshes = role, MappingProxyType(dict(meshes))
-        self._processes = processes
-        self._signatures = public_methods(worker, Worker)
-        methods = {name: self._function(worker, name, entry) for name, entry in worker.dispatch_table.items()}
+        self.role, self.mesh = role, mesh
+        self.process_ids: tuple[int, ...] = (0,) * len(mesh.data_ranks)
+        """Process ids by rank, on the host of each."""
+        self._store: Any = listening_store(host, timedelta(seconds=MEET_S))
+        self.address = (host, self._store.port)
+        """Where the ranks meet."""
+        self.actors: list[Any] = []
+        self._sending = threading.Lock()  # calls reach all ranks in one order
+        self._death: tuple[int, str, str] | None = None
+        signatures = public_methods(worker, Worker)
+        methods = {
+            name: self._function(getattr(worker, name), signatures[name], entry)
+            for name, entry in worker.dispatch_table.items()
+        }
         self.handle = cast(W, Handle(role, methods))
         """The methods of the workers."""
 
-    @property
-    def size(self) -> int:
-        """Number of workers."""
-        return next(iter(self.meshes.values())).size
-
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """Process ids by rank, on the host of each."""
-        return self._processes.started.process_ids
-
-    def view(self, protocol: type) -> Any:
-        """Return the handle for a variable of a protocol's type: `policy: PolicyView = group.view(PolicyView)`.
-
-        Raises InvalidValueError if the protocol has a method or an argument that the worker has not.
-        """
-        for name, method in vars(protocol).items():
-            if name.startswith("_") or not inspect.isfunction(method):
-                continue
-            own = self._signatures.get(name)
-            if own is None:
-                raise InvalidValueError(
-                    f"{protocol.__qualname__}.{name} is no method of role {self.role!r}",
-                    legal=", ".join(self._signatures),
-                    remedy=nearest(name, self._signatures),
-                )
-            names = list(inspect.signature(method).parameters)[1:]
-            if names != list(own.parameters):
-                raise InvalidValueError(
-                    f"{protocol.__qualname__}.{name} has arguments {names}", legal=f"{list(own.parameters)}"
-                )
-        return self.handle
-
-    def check(self) -> None:
-        """Raise WorkerDiedError if a worker's process has ended."""
-        self._processes.started.check()
+    def wait_until_constructed(self, timeout_s: float) -> None:
+        """Raise what a constructor raised, WorkerDiedError if a process ended, and WorkerError after the timeout."""
+        try:
+            found = self._results("__init__", [actor.ready.remote() for actor in self.actors], timeout_s)
+        except TimeoutError as error:
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
+            raise WorkerError(
+                f"group {self.role} was not constructed within {timeout_s} s: {error}",
+                role=self.role,
+                remedy=f"resources for {len(self.actors)} actors ({free} are free), or a larger start_timeout_s",
+            ) from None
+        self.process_ids = tuple(pid for pid, _ in found)
+        for rank, (_, failure) in enumerate(found):
+            if failure is not None:
+                raise failure.rebuilt(self.role, rank, self._place(rank, "__init__"))
 
     def close(self) -> None:
-        """End the workers: each one's `close` runs, then its process ends. Colocated roles end with it."""
-        self._processes.close(in_order=True)
+        """End the workers: each one's `close` runs, then its process ends."""
+        self._end(in_order=True)
 
     def __enter__(self) -> "WorkerGroup[W]":
         """Return the group."""
@@ -149,43 +132,96 @@ class WorkerGroup(Generic[W]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the workers; at once if the block failed."""
-        self._processes.close(in_order=kind is None)
+        self._end(in_order=kind is None)
 
-    def _function(self, worker: type[W], name: str, entry: Entry) -> Callable[..., Any]:
+    def _end(self, *, in_order: bool) -> None:
+        if not self.actors:
+            return
+        try:
+            if in_order:
+                self._results("close", self._sent("close", [{}] * len(self.actors)), CLOSE_TIMEOUT_S)
+        except TimeoutError as error:
+            raise WorkerError(
+                f"{error}, {CLOSE_TIMEOUT_S:.0f} s after group {self.role} was closed: its processes were killed",
+                role=self.role,
+            ) from None
+        finally:
+            self._kill()
+            self.actors, self._store = [], None
+
+    def _function(self, method: Callable[..., Any], signature: Any, entry: Entry) -> Callable[..., Any]:
         """Return the controller's function for one method."""
-        if entry.mesh not in self.meshes:
-            raise InvalidValueError(
-                f"{worker.__qualname__}.{name} divides by mesh {entry.mesh!r}, which group {self.role} does not have",
-                legal=", ".join(self.meshes),
-                remedy=nearest(entry.mesh, self.meshes) or "start_group(..., meshes={...})",
-            )
-        mesh, signature = self.meshes[entry.mesh], self._signatures[name]
+        name = method.__name__
 
-        @wraps(getattr(worker, name))
+        @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             with _named(f"in the controller, calling {name} of role {self.role}"):
-                arguments = dict(signature.bind(*args, **kwargs).arguments)
-                _refuse_futures(arguments)
-                scattered = scatter(entry, arguments, mesh)
-            pending = self._processes.submit(self.role, name, scattered)
-            finish = partial(self._collect, name, entry, mesh, scattered)
-            return finish(pending.results(None)) if entry.is_blocking else Future(pending, finish)
+                scattered = scatter(entry, dict(signature.bind(*args, **kwargs).arguments), self.mesh)
+            results = self._results(name, self._sent(name, scattered.arguments), None)
+            with _named(f"in the controller, collecting {name} of role {self.role}"):
+                return collect(entry, self.mesh, scattered.parts, results)
 
-        call.__signature__ = signature  # type: ignore[attr-defined]  # without self
         return call
 
-    def _collect(self, name: str, entry: Entry, mesh: Mesh, call: Scattered, results: dict[int, Any]) -> Any:
-        raise_failures(self._processes, self.role, name, results)
-        with _named(f"in the controller, collecting {name} of role {self.role}"):
-            return collect(entry, mesh, call, results)
+    def _sent(self, method: str, arguments: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Send a call to all ranks. Raises WorkerDiedError if one has ended, WorkerError if the group was closed."""
+        if self._death is not None:
+            raise self._died(*self._death)
+        if not self.actors:
+            raise WorkerError(f"method {method} of role {self.role}: its group is closed", role=self.role)
+        with self._sending:
+            return [actor.answer.remote(method, own) for actor, own in zip(self.actors, arguments, strict=True)]
 
+    def _results(self, method: str, references: Sequence[Any], timeout_s: float | None) -> list[Any]:
+        """Return the result of each rank.
 
-def raise_failures(processes: Processes, role: str, method: str, results: Mapping[int, Any]) -> None:
-    """Raise the error of the lowest rank that failed, if any did."""
-    failed = {rank: result for rank, result in sorted(results.items()) if isinstance(result, Failure)}
-    for rank, failure in failed.items():
-        pids = processes.started.process_ids
-        raise failure.rebuilt(role, rank, place(role, rank, len(pids), pids[rank], method))
+        Raises the error of the first rank that failed, without the ranks that still run, and TimeoutError.
+        """
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        running = {reference: rank for rank, reference in enumerate(references)}
+        found: dict[int, Any] = {}
+        while running:
+            left = None if deadline is None else max(0.0, deadline - monotonic())
+            done, _ = ray.wait(list(running), num_returns=1, timeout=left)
+            if not done:
+                raise TimeoutError(f"ranks {sorted(running.values())} still run")
+            rank = running.pop(done[0])
+            found[rank] = self._get(rank, method, done[0])
+            if isinstance(found[rank], Failure):
+                if running:  # a peer that died has made this one fail: its death is the cause
+                    for each in ray.wait(list(running), num_returns=len(running), timeout=DEATH_S)[0]:
+                        self._get(running[each], method, each)
+                raise found[rank].rebuilt(self.role, rank, self._place(rank, method))
+        return [found[rank] for rank in range(len(references))]
+
+    def _get(self, rank: int, method: str, reference: Any) -> Any:
+        """Return what an actor answered. Raises WorkerDiedError if it died; the others are killed then."""
+        try:
+            return ray.get(reference)
+        except RayActorError as error:
+            if self._death is None:
+                self._death = (rank, method, str(error).strip().splitlines()[-1].strip())
+                self._kill()
+            raise self._died(*self._death) from error
+        except RayError as error:
+            raise WorkerError(f"{type(error).__name__}: {error}", role=self.role, rank=rank) from error
+
+    def _kill(self) -> None:
+        for actor in self.actors if ray.is_initialized() else ():
+            ray.kill(actor, no_restart=True)
+
+    def _place(self, rank: int, method: str) -> str:
+        pids = self.process_ids
+        return f"in worker {self.role}, rank {rank} of {len(pids)} (pid {pids[rank]}), method {method}"
+
+    def _died(self, rank: int, method: str, reason: str) -> WorkerDiedError:
+        return WorkerDiedError(
+            f"an actor has ended: {self._place(rank, method)}: {reason}",
+            role=self.role,
+            rank=rank,
+            pid=self.process_ids[rank],
+            remedy="resume from the last checkpoint; Ray's logs and the kernel's say why it ended",
+        )
 
 
 def start_group(
@@ -193,76 +229,58 @@ def start_group(
     *args: object,
     role: str,
     size: int = 1,
-    backend: str | Backend = "in_process",
+    reservation: Reservation | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
-    meshes: Mapping[str, Mesh] = MappingProxyType({}),
+    mesh: Mesh | None = None,
+    num_cpus: float = 1.0,
+    start_timeout_s: float = 600.0,
     **kwargs: object,
 ) -> WorkerGroup[W]:
-    """Start a group of workers, each constructed from the same arguments.
+    """Start a group of workers in the session of Ray, each constructed from the same arguments.
 
-    `meshes` has the meshes that the dispatch table names; "data" is plain data parallelism if it is not among them.
-    Raises InvalidValueError, and as `Backend.start`.
+    Each process has the variables of `environment` before it imports anything. Without a reservation each actor asks
+    for `num_cpus`, and the cluster has one node. Raises InvalidValueError, and as `wait_until_constructed`; nothing is
+    left running then.
     """
-    groups = start_colocated([WorkerSpec(role, worker, args, kwargs)], size, backend, environment, {role: meshes})
-    return cast(WorkerGroup[W], groups[role])
-
-
-def start_colocated(
-    specs: Sequence[WorkerSpec],
-    size: int = 1,
-    backend: str | Backend = "in_process",
-    environment: Mapping[str, str] = MappingProxyType({}),
-    meshes: Mapping[str, Mapping[str, Mesh]] = MappingProxyType({}),
-) -> dict[str, WorkerGroup[Any]]:
-    """Start several roles in the same processes: one worker of each role on every rank. Closing one closes all.
-
-    Raises as `start_group`.
-    """
-    roles = [spec.role for spec in specs]
-    if len(set(roles)) < len(roles) or not roles:
-        raise InvalidValueError(f"roles {roles} of one start", legal="one or more, all of different names")
-    by_role = {role: _with_default(meshes.get(role, {}), size, role) for role in roles}
-    launch = Launch("+".join(roles), tuple(specs), size, dict(environment))
-    started = find_backend(backend).start(launch)
-    processes = Processes(launch.name, started, dict.fromkeys(roles, size))
+    if not ray.is_initialized():
+        raise InvalidValueError(
+            f"group {role} runs on Ray, and this process has joined no session",
+            legal="a session of Ray",
+            remedy="ray.init() for one of its own, or ray.init(address=...)",
+        )
+    if taken := [name for name in RESERVED if name in environment]:
+        raise InvalidValueError(
+            f"{', '.join(taken)} in the environment of group {role}",
+            legal="variables that a group does not set itself, for torch.distributed",
+        )
+    share = size if reservation is None else reservation.plan.share
+    if share * (1 if reservation is None else reservation.plan.num_nodes) != size:
+        raise InvalidValueError(f"group {role} of {size} ranks", legal="as many as the reservation is of")
+    if reservation is None and size > 1 and len(ray_nodes()) > 1:
+        raise InvalidValueError(
+            f"group {role} of {size} ranks on several nodes without a reservation",
+            legal="a reservation, which says on which node each rank runs",
+        )
+    ray.util.register_serializer(Tensor, serializer=_packed, deserializer=_unpacked)
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    group = WorkerGroup(worker, role, mesh or data_parallel(size), host)
     try:
-        return {spec.role: WorkerGroup(spec.worker, spec.role, processes, by_role[spec.role]) for spec in specs}
+        for rank in range(size):
+            variables = rank, size, rank % share, share, *group.address
+            own = {**environment, **dict(zip(RESERVED, map(str, variables), strict=True)), AGENT_STORE: "True"}
+            options: dict[str, Any] = {"num_cpus": num_cpus, "runtime_env": {"env_vars": own}}
+            if reservation is not None:
+                strategy = PlacementGroupSchedulingStrategy(reservation.group, rank // share)
+                ranks = reservation.plan.ranks
+                options |= {"num_cpus": ranks.cpus, "num_gpus": ranks.gpus, "scheduling_strategy": strategy}
+            context = WorkerContext(role, rank, size, rank % share)
+            remote = ray.remote(Actor).options(**options)
+            group.actors.append(remote.remote(worker, args, kwargs, context, dict(environment)))
+        group.wait_until_constructed(start_timeout_s)
     except BaseException:
-        processes.close(in_order=False)
+        group._end(in_order=False)
         raise
-
-
-def find_backend(backend: str | Backend) -> Backend:
-    """Return a backend, or the default options of the one of this name. Raises InvalidValueError."""
-    if not isinstance(backend, str):
-        return backend
-    if backend == "in_process":
-        return InProcess()
-    if backend == "ray":
-        from rlcore.distributed.backends.ray_actors import RayActors
-
-        return RayActors()
-    names = ("in_process", "ray")
-    raise InvalidValueError(f"backend {backend!r}", legal=", ".join(names), remedy=nearest(backend, names))
-
-
-def _with_default(meshes: Mapping[str, Mesh], size: int, role: str) -> dict[str, Mesh]:
-    found = {**meshes} if DATA in meshes else {DATA: data_parallel(size), **meshes}
-    for name, mesh in found.items():
-        if mesh.size != size:
-            raise InvalidValueError(f"mesh {name!r} of role {role} has {mesh.size} ranks", legal=f"{size}, its size")
-    return found
-
-
-def _refuse_futures(arguments: Mapping[str, Any]) -> None:
-    for name, value in arguments.items():
-        inside = value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
-        if any(isinstance(each, Future) for each in inside):
-            raise InvalidValueError(
-                f"argument {name} is a Future",
-                legal="values",
-                remedy=f"give {name}.result(): the controller waits there",
-            )
+    return group
 
 
 @contextmanager
@@ -272,3 +290,23 @@ def _named(note: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(note)
         raise
+
+
+def _packed(tensor: Tensor) -> Any:
+    """Return a tensor for Ray's store: its elements alone as an array, which Ray moves without copies."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_nested:
+        torch.save(tensor, stream := io.BytesIO())
+        return stream.getvalue()
+    plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy(), tensor.dtype, tensor.shape
+
+
+def _unpacked(found: Any) -> Tensor:
+    """Return the tensor again, in memory of its own."""
+    if isinstance(found, bytes):
+        tensor: Tensor = torch.load(io.BytesIO(found), weights_only=True)
+        return tensor
+    array, dtype, shape = found
+    if not array.nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(array.copy()).view(dtype).reshape(shape)

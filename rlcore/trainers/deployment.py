@@ -7,17 +7,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from harness.bits.levels import MOVE_BITS
 from rlcore.config import DeploymentSection, PpoSection, RunConfig
 from rlcore.determinism import worker_environment
-from rlcore.distributed.backends.base import Backend
-from rlcore.distributed.placement.inventory import Node
-from rlcore.distributed.placement.plan import Plan, Pool, Role, make_plan
-from rlcore.distributed.placement.table import render
+from rlcore.distributed.placement import Node, Plan, Ranks, make_plan
 from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, report_of
-from rlcore.distributed.worker_group import start_group
 from rlcore.errors import InvalidValueError
 from rlcore.log import Recorder, SharedRecorder
 
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker
 
 GROUP = "models"
-"""Name of the pool, of the process in each of its slots, and of the group."""
+"""Role of the group, and name of its processes in reports."""
 Say = Callable[[str], None]
 
 
@@ -47,52 +43,42 @@ def deployed(
             f"deployment.backend {section.backend!r} with a recorder of one process ({type(recorder).__name__})",
             legal="in_process, or a recorder with a method `share`",
         )
-    from rlcore.trainers.worker import ModelWorker  # with torch.distributed, whose import takes seconds
-
-    environment = worker_environment(level, os.environ)
-    with backend_of(config, say) as backend:
-        openers = recorder.share(section.num_ranks)
-        arguments = (config, level, length, openers)
-        with start_group(
-            ModelWorker, *arguments, role=GROUP, size=section.num_ranks, backend=backend, environment=environment
-        ) as group:
-            reports: list[ProcessReport] = group.view(Reporting).report()
-            check_reports([_own_report(environment), *reports], level, environment)
-            try:
-                yield group.handle
-            except SystemExit:  # the recorder has the steps that it wanted: the run ends in order
-                group.close()
-                raise
-
-
-class Reporting:
-    """The handle of model workers, with what it returns for all of them."""
-
-    def report(self) -> list[ProcessReport]:  # type: ignore[empty-body]
-        """Return the report of each rank."""
-
-
-@contextmanager
-def backend_of(config: RunConfig, say: Say) -> Iterator[Backend]:
-    """Hold a reservation of Ray, in which the workers run."""
-    section = config.deployment
     try:
-        from rlcore.distributed.ray_session import ray_session  # only where it is asked for
+        from rlcore.distributed.ray_cluster import ray_nodes, ray_session, reserve  # only where it is asked for
+        from rlcore.distributed.worker_group import start_group
     except ImportError:
         raise InvalidValueError(
             "deployment.backend is ray, which is not installed",
             legal="in_process",
             remedy="pip install 'rlharness[ray]'",
         ) from None
-    from rlcore.distributed.placement.ray_cluster import ray_nodes
-    from rlcore.distributed.placement.ray_reservation import reserve
+    from rlcore.trainers.worker import ModelWorker  # with torch.distributed, whose import takes seconds
 
+    environment = worker_environment(level, os.environ)
     with ray_session(section.address, num_cpus=section.num_ranks):
         plan = plan_of(section, roles_of(config), ray_nodes())
-        for line in render(plan):
+        for line in plan.lines():
             say(line)
-        with reserve(plan, timeout_s=section.timeout_s, say=say) as reservation:
-            yield reservation.backend(GROUP, start_timeout_s=section.timeout_s)
+        openers = recorder.share(section.num_ranks)
+        with (
+            reserve(plan, timeout_s=section.timeout_s, say=say) as reservation,
+            start_group(
+                ModelWorker,
+                *(config, level, length, openers),
+                role=GROUP,
+                size=section.num_ranks,
+                reservation=reservation,
+                environment=environment,
+                start_timeout_s=section.timeout_s,
+            ) as group,
+        ):
+            reports = cast(list[ProcessReport], group.handle.report())
+            check_reports([_own_report(environment), *reports], level, environment)
+            try:
+                yield group.handle
+            except SystemExit:  # the recorder has the steps that it wanted: the run ends in order
+                group.close()
+                raise
 
 
 def roles_of(config: RunConfig) -> tuple[str, ...]:
@@ -102,15 +88,17 @@ def roles_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def plan_of(section: DeploymentSection, roles: Sequence[str], nodes: Sequence[Node]) -> Plan:
-    """Assign the ranks to nodes; every rank has all roles. Raises PlacementError, InvalidValueError."""
-    pool = Pool(
-        name=GROUP,
-        num_slots=section.num_ranks,
-        num_nodes=section.num_nodes,
-        gpus_per_slot=section.gpus_per_rank,
-        cpus_per_slot=section.cpus_per_rank,
+    """Spread the ranks over nodes; every rank has all roles. Raises PlacementError, InvalidValueError."""
+    return make_plan(
+        Ranks(
+            num_ranks=section.num_ranks,
+            num_nodes=section.num_nodes,
+            gpus=section.gpus_per_rank,
+            cpus=section.cpus_per_rank,
+        ),
+        roles,
+        nodes,
     )
-    return make_plan([pool], [Role(name=role, pool=GROUP, process=GROUP) for role in roles], nodes)
 
 
 def _own_report(environment: Mapping[str, str]) -> ProcessReport:

@@ -8,17 +8,30 @@ Every rank of the grid raises the same error. Digests are read only: no bit of t
 """
 
 import platform
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from harness.bits.tensor_digests import combined_digest, tensor_digests
-from rlcore.checks.replicas import ReplicaDifference, differences, suspects_of
 from rlcore.errors import ReplicaError
 from rlcore.trainers.gradients import local_part
 from rlcore.trainers.ranks import RankGrid
 
 State = Mapping[str, Tensor]
+Digests = Mapping[str, str]
+"""Of bits, type and shape, by name: two equal changes do not cancel, nor two tensors that were exchanged."""
+
+
+class ReplicaDifference(NamedTuple):
+    """A tensor of which replicas hold different bits."""
+
+    name: str
+    digests: tuple[str, ...]
+    """Of each replica, in their order."""
+    suspects: tuple[int, ...]
+    """Replicas that differ from more than half; all of them if no digest has a majority."""
 
 
 class ReplicaSentinel:
@@ -80,3 +93,25 @@ def _digests(state: State) -> dict[str, str]:
 def _mark(tensor: Tensor) -> tuple[int, int, int]:
     local = local_part(tensor.detach())
     return local.data_ptr(), tensor._version, local._version
+
+
+def differences(digests: Sequence[Digests]) -> list[ReplicaDifference]:
+    """Return the tensors that differ, from the digests of each replica; a replica may lack a tensor."""
+    names = dict.fromkeys(name for each in digests for name in each)
+    found = []
+    for name in names:
+        own = tuple(each.get(name, "") for each in digests)
+        if len(set(own)) > 1:
+            found.append(ReplicaDifference(name, own, _suspects(own)))
+    return found
+
+
+def suspects_of(found: Sequence[ReplicaDifference]) -> tuple[int, ...]:
+    """Return the replicas that any of the differences suspects."""
+    return tuple(sorted({replica for each in found for replica in each.suspects}))
+
+
+def _suspects(digests: Sequence[str]) -> tuple[int, ...]:
+    digest, number = Counter(digests).most_common(1)[0]
+    has_majority = 2 * number > len(digests)
+    return tuple(replica for replica, own in enumerate(digests) if not has_majority or own != digest)

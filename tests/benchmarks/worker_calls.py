@@ -1,6 +1,6 @@
-"""What a call of a worker group costs, by backend and by what it carries.
+"""What a call of a worker group costs, by what it carries.
 
-    python -m tests.benchmarks.worker_calls [--ranks 2] [--calls 200] [--ray]
+    python -m tests.benchmarks.worker_calls [--ranks 2] [--calls 200]
 
 A method that returns its argument's number of rows is called with nothing, with a broadcast tensor and with one that
 is divided; the median and the least of the calls. Workers have one thread.
@@ -9,16 +9,16 @@ is divided; the median and the least of the calls. Workers have one thread.
 import argparse
 import os
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from typing import ClassVar
 
+import ray
 import torch
 from torch import Tensor
 
 from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Shard, Table
-from rlcore.distributed.ray_session import NICENESS
+from rlcore.distributed.ray_cluster import NICENESS
 from rlcore.distributed.worker import Worker
 from rlcore.distributed.worker_group import start_group
 from rlcore.numerics.probe import machine
@@ -68,50 +68,31 @@ def written(seconds: tuple[float, float]) -> str:
     return " (".join(f"{each * 1000:.3g}" for each in seconds) + ")"
 
 
-@contextmanager
-def session(wanted: bool) -> Iterator[None]:
-    """Join a session of Ray, if it is wanted."""
-    if not wanted:
-        yield
-        return
-    import ray
-
-    os.environ[NICENESS] = "0"  # actors give way to every other process of a busy machine without it
-    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def main() -> None:
     """Print a table of milliseconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--ray", action="store_true")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(
         f"{machine()}; {options.ranks} ranks, {options.calls} calls, load {os.getloadavg()[0]:.0f}; ms, median (least)"
     )
-    print(f"| backend | start | nothing | {' | '.join(f'{kind} {size}' for size in SIZES for kind in KINDS)} |")
-    print("|---|---|---|" + "---|" * len(SIZES) * len(KINDS))
-    with session(options.ray):
-        for backend in ("in_process", *(["ray"] if options.ray else [])):
-            began = perf_counter()
-            with start_group(Counter, role="counter", size=options.ranks, backend=backend) as group:
-                cells = [
-                    f"{(perf_counter() - began) * 1000:.0f}",
-                    written(measure(group.handle.nothing, options.calls)),
-                ]
-                for num_bytes in SIZES.values():
-                    values = torch.zeros(num_bytes // 4096, 1024)
-                    num_calls = options.calls if num_bytes <= 1 << 20 else 10
-                    for kind in KINDS:
-                        method = getattr(group.handle, kind)
-                        cells.append(written(measure(lambda: method(values), num_calls)))  # noqa: B023
-            print(f"| {backend} | {' | '.join(cells)} |", flush=True)
+    print(f"| start | nothing | {' | '.join(f'{kind} {size}' for size in SIZES for kind in KINDS)} |")
+    print("|---|---|" + "---|" * len(SIZES) * len(KINDS))
+    os.environ[NICENESS] = "0"  # actors give way to every other process of a busy machine without it
+    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
+    began = perf_counter()
+    with start_group(Counter, role="counter", size=options.ranks) as group:
+        cells = [f"{(perf_counter() - began) * 1000:.0f}", written(measure(group.handle.nothing, options.calls))]
+        for num_bytes in SIZES.values():
+            values = torch.zeros(num_bytes // 4096, 1024)
+            num_calls = options.calls if num_bytes <= 1 << 20 else 10
+            for kind in KINDS:
+                method = getattr(group.handle, kind)
+                cells.append(written(measure(lambda: method(values), num_calls)))  # noqa: B023
+    print(f"| {' | '.join(cells)} |", flush=True)
+    ray.shutdown()
 
 
 KINDS = ("broadcast", "shard", "identity")

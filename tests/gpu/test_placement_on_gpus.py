@@ -17,10 +17,9 @@ from harness.fixtures import StartRayCluster
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.determinism import worker_environment
 from rlcore.distributed.dispatch import Collect, Entry, Table
-from rlcore.distributed.placement.plan import Pool, Role, make_plan
+from rlcore.distributed.placement import Ranks, make_plan
 from rlcore.distributed.process_report import GPU, ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.worker import Worker
-from rlcore.distributed.worker_group import start_group
 from rlcore.trainers.offload import OffloadedState
 from rlcore.trainers.trainer import Trainer
 
@@ -47,16 +46,17 @@ class OnGpu(Worker):
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 def test_a_worker_of_a_plan_has_the_gpu_of_its_slot(ray_cluster: StartRayCluster) -> None:
-    from rlcore.distributed.placement.ray_cluster import ray_nodes
-    from rlcore.distributed.placement.ray_reservation import reserve
+    from rlcore.distributed.ray_cluster import ray_nodes, reserve
+    from rlcore.distributed.worker_group import start_group
 
     ray_cluster(num_gpus=1, timeout_s=120.0)
-    plan = make_plan([Pool(name="models", num_slots=1)], [Role(name="models", pool="models")], ray_nodes())
+    plan = make_plan(Ranks(num_ranks=1), ["models"], ray_nodes())
     environment = worker_environment(LEVEL, os.environ)
-    with reserve(plan, timeout_s=120.0) as reservation:
-        backend = reservation.backend("models")
-        with start_group(OnGpu, role="models", size=1, backend=backend, environment=environment) as group:
-            reports = cast(list[ProcessReport], group.handle.report())
+    with (
+        reserve(plan, timeout_s=120.0) as reservation,
+        start_group(OnGpu, role="models", reservation=reservation, environment=environment) as group,
+    ):
+        reports = cast(list[ProcessReport], group.handle.report())
     check_reports(reports, LEVEL, environment)
     assert reports[0].values[GPU] == torch.cuda.get_device_name()
 

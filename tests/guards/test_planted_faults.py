@@ -123,8 +123,8 @@ def test_a_text_lies_under_decorators_and_in_classes() -> None:
         ("return", "return 0 *", r"\d+ times"),
         ("import math", "import math as m", "elsewhere than in bodies"),
         ("peak: float, num_warmup_steps: int = 0", "peak: float, num_warmup_steps: int = 1", "elsewhere"),
-        ('check_number("num_stages", num_stages, 1)', 'check_number("num_stages", num_stages, 1)  # so', "not at all"),
-        ("if stage == 0:", "if stage ==:", "no Python"),
+        ('check_number("peak", peak, 0.0)', 'check_number("peak", peak, 0.0)  # so', "not at all"),
+        ("return 1.0 if step >= num_steps", "return 1.0 if step >=: num_steps", "no Python"),
     ],
 )
 def test_a_row_that_does_not_fit_says_why(old: str, new: str, said: str) -> None:

@@ -6,11 +6,14 @@ of its own prompt. Everything before is the honest run, to the bit.
 
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from rlcore.algorithms.named import ADVANTAGES
+from rlcore.config import RunConfig
+from rlcore.data.batch import Batch
 from rlcore.entrypoint import run as honest_run
-from rlcore.recipes import grpo
 
 SCENARIO = """
 about: GRPO whose advantages are normalised over the wrong axis from one step on
@@ -36,12 +39,11 @@ def run(config: Mapping[str, Any], **given: Any) -> None:
     """Called as every entry is."""
     perturbation = dict(config["runtime"])
     first_wrong = perturbation.pop("wrong_from")
-    honest, step = grpo.add_group_advantages, iter(range(config["training"]["num_steps"]))
+    step = iter(range(config["training"]["num_steps"]))
 
-    def add_group_advantages(state: Any, section: Any, batch: Any) -> Any:
+    def estimate(batch: Batch, config: RunConfig) -> torch.Tensor:
         wrong = batch.extended(groups=torch.zeros_like(batch["groups"]))
-        found = honest(state, section, wrong if next(step) >= first_wrong else batch)
-        return batch.extended(group_advantages=found["group_advantages"])
+        return ADVANTAGES["grpo"](wrong if next(step) >= first_wrong else batch, config)
 
-    grpo.add_group_advantages = add_group_advantages
-    honest_run({**config, "runtime": perturbation}, **given)
+    with patch("rlcore.train.ADVANTAGES", {"grpo": estimate}):
+        honest_run({**config, "runtime": perturbation}, **given)

@@ -8,6 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlcore.algorithms.aggregation import Denominators, Mode, sample_shares
+
 SEEDED = settings(derandomize=True, max_examples=20)
 VOCABULARY = 5
 POISONS = st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e300])
@@ -102,3 +104,12 @@ def permutations(num: int, random: Any) -> Tensor:
     order = list(range(num))
     random.shuffle(order)
     return torch.tensor(order)
+
+
+def count(loss_mask: Tensor, horizon: float | None = None) -> Denominators:
+    """The denominators of a batch that is whole."""
+    return Denominators(int(loss_mask.sum()), len(loss_mask), horizon)
+
+
+def aggregate(losses: Tensor, loss_mask: Tensor, mode: Mode, denominators: Denominators) -> Tensor:
+    return sample_shares(losses, loss_mask, mode, denominators).sum()

@@ -12,10 +12,10 @@ from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.process_report import effective_values
 from rlcore.entrypoint import check_device
 from rlcore.errors import LevelError
+from rlcore.log import Clock
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.level import Strategy
 from rlcore.numerics.probe import InvarianceReport, certify, machine, main
-from rlcore.observability.phases import Phases
 
 CONFIG = DecoderConfig("qwen3", 12, 8, 1, 2, 1, 4, 12, max_length=16)
 
@@ -106,7 +106,7 @@ def test_a_process_on_a_cpu_asks_for_no_gpu(
     assert [json.loads(line)["device"] for line in capsys.readouterr().out.splitlines()] == ["cpu", "cpu"]
     machine()
     effective_values(os.environ)
-    with Phases("cpu").stage("rollout"):
+    with Clock("cpu")("rollout"):
         pass
     with at_level("invariant", CONFIG, length=64):
         pass

@@ -52,11 +52,8 @@ def shares_of(mode: str) -> Callable[..., Tensor]:
     return shares
 
 
-def accepted_by(scope: str, estimator: str) -> Callable[..., Tensor]:
-    def accepted(log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
-        return correction.accepted(log_ratio, loss_mask, scope=scope, estimator=estimator, high=1.2)  # type: ignore[arg-type]
-
-    return accepted
+def accepted(log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
+    return correction.accepted(log_ratio, loss_mask, max_mean_k3=0.1)
 
 
 def kl_of(estimator: str) -> Callable[..., Tensor]:
@@ -101,10 +98,7 @@ CASES = {
     "mismatch": Case(correction.mismatch, ("old_logprobs", "rollout_logprobs")),
     "token_weights": Case(correction.token_weights, ("log_ratio",)),
     "sequence_weights": Case(correction.sequence_weights, ("log_ratio",)),
-    "accepted/token": Case(accepted_by("token", "k1"), ("log_ratio",)),
-    "accepted/sum": Case(accepted_by("sum", "k1"), ("log_ratio",)),
-    "accepted/mean": Case(accepted_by("mean", "k3"), ("log_ratio",)),
-    "accepted/max": Case(accepted_by("max", "k2"), ("log_ratio",)),
+    "accepted": Case(accepted, ("log_ratio",)),
     "masked_is_keep": Case(masked_is_keep, ("logprobs", "rollout_logprobs")),
     "gae": Case(advantages.gae, ("token_rewards", "values")),
     "remax": Case(advantages.remax, ("token_rewards", "baselines")),

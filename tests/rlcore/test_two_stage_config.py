@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.config import read_config
 from rlcore.errors import InvalidValueError
-from rlcore.observability.announcement import announcement
+from rlcore.log import announcement
 
 STAGES = {"num_beams": 4, "max_item_tokens": 3, "forced_text": ":"}
 

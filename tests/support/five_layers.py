@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rlcore.config import RunConfig, RuntimeSection
+from rlcore.config import RunConfig
 from rlcore.data.batch import Batch
-from rlcore.data.minibatches import Minibatch
+from rlcore.data.microbatches import Microbatch, microbatches_by_budget
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import RlcoreError
 from rlcore.keys import permutation
@@ -25,6 +25,7 @@ from rlcore.rewards.reward_model import TorchScorer
 from rlcore.samplers.base import Progress
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.vllm.pooling import VllmScorer
+from rlcore.train import TrainState
 from rlcore.types import SampleRequest
 from tests.rlcore.training.recorded import Digests, RecordedValue, config, first_difference, recorded
 
@@ -65,12 +66,11 @@ def _patched(target: object, name: str, value: object) -> Iterator[None]:
 
 def _passes_by_budget() -> Any:
     """Passes of the trainer are cut by the token budget, as at other levels."""
-    build = Minibatch.__init__
 
-    def init(self: Minibatch, batch: Batch, samples: list[int], config: RunConfig, level: str) -> None:
-        build(self, batch, samples, config, "off")
+    def by_budget(batch: Batch, samples: list[int], size: int, *, token_budget: int) -> list[Microbatch]:
+        return microbatches_by_budget(batch, samples, token_budget=token_budget)
 
-    return _patched(Minibatch, "__init__", init)
+    return patch("rlcore.train.fixed_microbatches", by_budget)
 
 
 def _no_context() -> Any:
@@ -113,17 +113,13 @@ def _noise_by_arrival() -> Any:
 def _in_order_of_arrival() -> Any:
     """The batch has completions as they arrive."""
 
-    def arrived(
-        sample: Callable[[Sequence[SampleRequest]], list[list[Trajectory]]],
-        wanted: Sequence[SampleRequest],
-        runtime: RuntimeSection,
-    ) -> list[list[Trajectory]]:
+    def arrived(state: TrainState, wanted: Sequence[SampleRequest]) -> list[Trajectory]:
         order = list(range(len(wanted)))
-        if runtime.arrival_seed:
-            order = permutation(len(wanted), "arrival", runtime.arrival_seed)
-        return sample([wanted[index] for index in order])
+        if seed := state.config.runtime.arrival_seed:
+            order = permutation(len(wanted), "arrival", seed)
+        return state.sampler.sample([wanted[index] for index in order])
 
-    return patch("rlcore.recipes.rollout._in_order", arrived)
+    return patch("rlcore.train.collect", arrived)
 
 
 @contextmanager
@@ -190,12 +186,16 @@ def remove(layer: Layer, reference: Digests, served_by: str, directory: Path, *,
     return Removal(layer, difference, error)
 
 
+def _nothing(checks: object, step: object) -> None:
+    """Check nothing."""
+
+
 def difference_without(
     layer: Layer, reference: Digests, served_by: str, directory: Path, *, num_steps: int
 ) -> RecordedValue | None:
     """Return the first difference of a jittered run without a layer and without checks."""
     jittered = run_of(served_by, num_steps=num_steps, is_jittered=True)
-    with layer.without(), patch("rlcore.controllers.setup.checks_of_level", lambda level: ()):
+    with layer.without(), patch.multiple("rlcore.checks.Checks", before=_nothing, after=_nothing):
         return first_bit(reference, recorded(jittered, directory / layer.name))
 
 

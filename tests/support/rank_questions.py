@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from rlcore.data.microbatches import Microbatch
 from rlcore.models.decoder import Decoder
+from rlcore.train import read_logprobs as read_logprobs_at
+from rlcore.train import read_tokens
 from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.reductions import owned
-from rlcore.trainers.scoring import score
 from rlcore.trainers.trainer import Trainer
 from rlcore.weights.canary import canary_tokens
 from tests.support.rank_training import (
@@ -32,7 +33,7 @@ from tests.support.rank_training import (
 def policy_loss(model: nn.Module, microbatch: Microbatch) -> MicrobatchLoss:
     """A loss as recipes have it: it reads the decoder by `hidden` and `logits`, not by calling it."""
     assert isinstance(model, Decoder)
-    logprobs, entropy = score(model, microbatch, 1.0)
+    logprobs, entropy = read_tokens(1.0, model, microbatch)
     return MicrobatchLoss(
         -0.01 * logprobs.sum() - 0.001 * entropy.sum(), {}, torch.ones_like(logprobs, dtype=torch.bool)
     )
@@ -40,8 +41,7 @@ def policy_loss(model: nn.Module, microbatch: Microbatch) -> MicrobatchLoss:
 
 def read_logprobs(model: nn.Module, microbatch: Microbatch) -> Tensor:
     """Read the log-probabilities of a microbatch."""
-    assert isinstance(model, Decoder)
-    return score(model, microbatch, 1.0).logprobs
+    return read_logprobs_at(1.0, model, microbatch)
 
 
 @dataclass

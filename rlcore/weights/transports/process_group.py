@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch documents them as public
 
-from rlcore.distributed.backends.rendezvous import listening_store
+from rlcore.distributed.rendezvous import listening_store
 from rlcore.errors import InvalidValueError
 from rlcore.weights.target import NamedTensors
 from rlcore.weights.transports.packing import Entry, Parcel, chunks, fill, layout_of, num_bytes_of, views

@@ -11,21 +11,19 @@ from typing import Any
 
 import torch
 
-from rlcore.checks.observers import checks_of_level
+from rlcore.checks import Checks
 from rlcore.config import read_config
-from rlcore.controllers.synchronous import make_step
 from rlcore.data.microbatches import LENGTH_MULTIPLE
 from rlcore.data.rewards import Reward
 from rlcore.data.tasks import Task
 from rlcore.determinism import at_level
 from rlcore.keys import prompt_ids
+from rlcore.log import Clock, NullRecorder, Record
 from rlcore.memory import keep_freed_memory
 from rlcore.models.checkpoints import load
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
-from rlcore.observability.observers import Observers
-from rlcore.observability.phases import TIMED, Phases
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.train_state import TrainState
+from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
 from rlcore.types import Prompt
 from rlcore.weights.sync import sync
@@ -40,7 +38,7 @@ class Endless(CharacterTokenizer):
         self.eos_id = -2
 
 
-class TimedPhases(Phases):
+class TimedPhases(Clock):
     """Tells the parent, too; each phase begins a new peak of memory, so the highest is noted before."""
 
     def __init__(self, turns: Turns) -> None:
@@ -48,12 +46,9 @@ class TimedPhases(Phases):
         self.turns = turns
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        if name not in TIMED:
-            yield
-            return
+    def __call__(self, name: str) -> Iterator[None]:
         self.turns.note_peak()
-        with super().stage(name), self.turns.part(name):
+        with super().__call__(name), self.turns.part(name):
             yield
 
 
@@ -87,18 +82,19 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
             "runtime": {"token_budget": arguments.microbatch_size * (num_read + -num_read % LENGTH_MULTIPLE)},
         }
     )
-    rate, phases = config.optimizer.learning_rate, TimedPhases(turns)
-    observers = Observers(phases, *checks_of_level(arguments.level))
-    return TrainState(
+    rate = config.optimizer.learning_rate
+    state = TrainState(
         config=config,
         level=arguments.level,
         task=Task("vowels", prompts, (), (Reward("vowels", vowels),)),
         tokenizer=tokenizer,
         policy=Trainer("policy", decoder, rate, section=config.optimizer, runtime=config.runtime),
         sampler=TorchSampler(decoder, tokenizer, concurrency=len(prompts) * arguments.group_size),
-        observers=observers,
-        phases=phases,
+        record=Record(NullRecorder()),
+        clock=TimedPhases(turns),
     )
+    state.checks = Checks(state)
+    return state
 
 
 def main() -> None:
@@ -126,7 +122,7 @@ def main() -> None:
         step = 0
         while turns.begin():
             metrics = make_step(state, step)
-            assert metrics.merged()["completion_length"] == arguments.num_tokens
+            assert metrics["completion_length"] == arguments.num_tokens
             turns.end()
             step += 1
 

@@ -77,7 +77,7 @@ def gated(clone: Path, path: str, old: str, new: str) -> tuple[int, dict[str, An
 
 
 def test_a_comment_moves_no_bit(clone: Path) -> None:
-    code, found = gated(clone, "rlcore/recipes/grpo.py", "algorithm 1.\n", "Algorithm 1.\n")
+    code, found = gated(clone, "rlcore/train.py", "algorithm 1. By", "Algorithm 1. By")
     assert (code, found["change"], found["reason_codes"]) == (ExitCode.OK, "equal", [])
     assert found["verdict"]["num_steps"] == 2
 

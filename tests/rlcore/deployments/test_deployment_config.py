@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from rlcore.config import read_config
-from rlcore.distributed.placement.inventory import Node
+from rlcore.distributed.placement import Node
 from rlcore.entrypoint import resumed_config, train
 from rlcore.errors import InvalidValueError, LevelError, PlacementError
-from rlcore.log import NullRecorder
-from rlcore.observability.announcement import announcement
-from rlcore.observability.logs import RunLog
+from rlcore.log import NullRecorder, RunLog, announcement
 from rlcore.trainers.deployment import deployed, plan_of, roles_of
 
 
@@ -105,7 +103,7 @@ def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
     """Ray itself would wait for minutes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    from rlcore.distributed.ray_session import ray_session
+    from rlcore.distributed.ray_cluster import ray_session
 
     with pytest.raises(InvalidValueError) as refused, ray_session(f"127.0.0.1:{port}", num_cpus=1):
         pass

@@ -11,10 +11,9 @@ from rlcore.distributed.dispatch import (
     Broadcast,
     Collect,
     Entry,
-    Execute,
+    Mesh,
     Padding,
     Partition,
-    PerWorker,
     Shard,
     public_methods,
 )
@@ -69,7 +68,7 @@ def test_a_coroutine_function_is_refused() -> None:
 
     with pytest.raises(InvalidValueError, match="is a coroutine function") as caught:
         define({"score": Entry()}, score=score)
-    assert "is_blocking=False" in caught.value.remedy
+    assert "one call after the other" in caught.value.legal
 
 
 def test_a_subclass_is_checked_with_the_table_that_it_inherits_or_extends() -> None:
@@ -96,11 +95,11 @@ def test_the_methods_of_the_base_are_not_called_by_controllers() -> None:
         (partial(Entry, {"a": Shard(), "b": Shard(Padding.WRAP)}), "several ways"),
         (partial(Entry, {"a": Shard(), "b": Partition(balanced_microbatches)}), "several ways"),
         (partial(Entry, {"a": Broadcast()}, collect=Collect.ROWS), "no argument is divided"),
-        (partial(Entry, {"a": Shard()}, execute=Execute.RANK_ZERO), "rank 0 runs alone"),
-        (partial(Entry, {"a": PerWorker()}, execute=Execute.RANK_ZERO), "rank 0 runs alone"),
-        (partial(Entry, {}, execute=Execute.RANK_ZERO, collect=Collect.METRICS), "metrics collected from rank 0"),
+        (partial(Mesh, (0, 0), (True, True)), r"\[0, 0\] are collected"),
+        (partial(Mesh, (0, 1), (True, False)), r"\[0\] are collected"),
+        (partial(Mesh, (), ()), r"\[\] are collected"),
     ],
 )
-def test_an_entry_that_contradicts_itself_is_refused(build: Any, what: str) -> None:
+def test_an_entry_or_a_mesh_that_contradicts_itself_is_refused(build: Any, what: str) -> None:
     with pytest.raises(InvalidValueError, match=what):
         build()

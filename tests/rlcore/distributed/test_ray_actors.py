@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.distributed.worker_group import start_group
 from rlcore.errors import InvalidValueError
 from tests.rlcore.distributed.workers import Adder
 
@@ -20,8 +19,10 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not inst
 
 @needs_ray
 def test_a_process_without_a_session_is_refused() -> None:
+    from rlcore.distributed.worker_group import start_group
+
     with pytest.raises(InvalidValueError, match="this process has joined no session") as caught:
-        start_group(Adder, role="adder", backend="ray")
+        start_group(Adder, role="adder")
     assert "ray.init()" in caught.value.remedy
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,28 +12,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.data.batch import Batch
-from rlcore.distributed.dispatch import (
-    Broadcast,
-    Collect,
-    Entry,
-    Execute,
-    Padding,
-    Partition,
-    PerDataRank,
-    PerWorker,
-    Shard,
-)
-from rlcore.distributed.mesh import Mesh, build_mesh, data_parallel
+from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Mesh, Padding, Partition, Shard, data_parallel
 from rlcore.distributed.rows import concatenate, num_rows, select
 from rlcore.distributed.scatter import Scattered, collect, divide_rows, scatter
 from rlcore.errors import InvalidValueError, ShapeError
 
-MESHES = st.builds(
-    lambda pipeline, data, tensor: build_mesh({"pipeline": pipeline, "data": data, "tensor": tensor}),
-    st.integers(1, 2),
-    st.integers(1, 5),
-    st.integers(1, 3),
-)
+
+def mesh_of(num_stages: int, num_parts: int, num_copies: int) -> Mesh:
+    """Stages, of which the last collects, of data-parallel ranks, of copies, of which the first collects."""
+    places = list(product(range(num_stages), range(num_parts), range(num_copies)))
+    return Mesh(
+        tuple(part for _, part, _ in places),
+        tuple(stage == num_stages - 1 and copy == 0 for stage, _, copy in places),
+    )
+
+
+MESHES = st.builds(mesh_of, st.integers(1, 2), st.integers(1, 5), st.integers(1, 3))
 
 
 class Scores(NamedTuple):
@@ -80,13 +75,13 @@ def is_equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def run(entry: Entry, mesh: Mesh, arguments: dict[str, Any], noise: bool = True) -> tuple[Scattered, Any]:
+def run(entry: Entry, mesh: Mesh, arguments: dict[str, Any]) -> tuple[Scattered, Any]:
     """Run the identity on the ranks; those that are not collected return something else."""
     call = scatter(entry, arguments, mesh)
-    results = {rank: call.arguments_of(rank)["value"] for rank in call.ranks}
-    for rank in set(results) - set(mesh.collecting_ranks) if noise else ():
-        results[rank] = "not collected"
-    return call, collect(entry, mesh, call, results)
+    results = [
+        own["value"] if rank in mesh.collecting_ranks else "not collected" for rank, own in enumerate(call.arguments)
+    ]
+    return call, collect(entry, mesh, call.parts, results)
 
 
 def random_parts(seed: int) -> Any:
@@ -105,11 +100,10 @@ def random_parts(seed: int) -> Any:
     size=st.integers(0, 23),
     mesh=MESHES,
     padding=st.sampled_from(Padding),
-    execute=st.sampled_from([Execute.ALL, Execute.COLLECTING]),
 )
-def test_sharding_and_collecting_is_the_identity(size: int, mesh: Mesh, padding: Padding, execute: Execute) -> None:
-    assume(padding is not Padding.REFUSE or size % mesh.data_size == 0)
-    entry = Entry({"value": Shard(padding)}, execute=execute, collect=Collect.ROWS)
+def test_sharding_and_collecting_is_the_identity(size: int, mesh: Mesh, padding: Padding) -> None:
+    assume(padding is not Padding.REFUSE or size % len(mesh.collecting_ranks) == 0)
+    entry = Entry({"value": Shard(padding)}, collect=Collect.ROWS)
     for kind, value in values_of(size).items():
         call, result = run(entry, mesh, {"value": value})
         assert is_equal(result, value), kind
@@ -117,8 +111,8 @@ def test_sharding_and_collecting_is_the_identity(size: int, mesh: Mesh, padding:
         if padding is Padding.WRAP:
             assert len(set(sizes)) == 1, "verl's auto_padding: equal parts"
         assert max(sizes) - min(sizes) <= 1
-        assert all(is_equal(call.arguments_of(rank)["value"], select(value, call.parts[mesh.data_ranks[rank]]))
-                   for rank in call.ranks)  # fmt: skip
+        for data_rank, own in zip(mesh.data_ranks, call.arguments, strict=True):
+            assert is_equal(own["value"], select(value, call.parts[data_rank]))
 
 
 @given(size=st.integers(0, 17), mesh=MESHES, seed=st.integers(0, 10**6))
@@ -141,9 +135,9 @@ def test_padding_repeats_rows_from_the_first(size: int, num_parts: int) -> None:
 def test_a_padded_row_that_comes_back_changed_is_dropped() -> None:
     entry, mesh = Entry({"value": Shard(Padding.WRAP)}, collect=Collect.ROWS), data_parallel(4)
     call = scatter(entry, {"value": torch.arange(5)}, mesh)
-    results = {rank: call.arguments_of(rank)["value"] + 10 * rank for rank in call.ranks}
+    results = [own["value"] + 10 * rank for rank, own in enumerate(call.arguments)]
     assert [len(rows) for rows in call.parts] == [2, 2, 2, 2]
-    assert collect(entry, mesh, call, results).tolist() == [0, 1, 12, 13, 24]
+    assert collect(entry, mesh, call.parts, results).tolist() == [0, 1, 12, 13, 24]
 
 
 def test_padding_is_refused_unless_declared() -> None:
@@ -156,7 +150,7 @@ def test_a_result_of_another_number_of_rows_is_refused() -> None:
     entry, mesh = Entry({"value": Shard()}, collect=Collect.ROWS), data_parallel(2)
     call = scatter(entry, {"value": torch.arange(4)}, mesh)
     with pytest.raises(ShapeError, match="rank 1 returned 1 rows and was given 2"):
-        collect(entry, mesh, call, {0: torch.ones(2), 1: torch.ones(1)})
+        collect(entry, mesh, call.parts, [torch.ones(2), torch.ones(1)])
 
 
 @pytest.mark.parametrize(
@@ -176,41 +170,20 @@ def test_a_rule_that_loses_or_repeats_rows_is_refused(rule: Any, what: str) -> N
 def test_arguments_are_divided_alike_and_must_have_the_same_rows() -> None:
     entry = Entry({"a": Shard(), "b": Shard(), "c": Broadcast()})
     call = scatter(entry, {"a": [1, 2], "b": torch.tensor([3, 4]), "c": 5}, data_parallel(2))
-    assert call.arguments_of(1) == {"a": [2], "b": torch.tensor([4]), "c": 5}
+    assert call.arguments[1] == {"a": [2], "b": torch.tensor([4]), "c": 5}
     with pytest.raises(ShapeError, match="'a': 2, 'b': 3"):
         scatter(entry, {"a": [1, 2], "b": [1, 2, 3], "c": 5}, data_parallel(2))
 
 
-def test_a_broadcast_value_is_shipped_once_and_a_part_once_for_its_ranks() -> None:
-    entry = Entry({"a": Broadcast(), "b": Shard(), "c": PerWorker()})
-    mesh = build_mesh({"data": 2, "tensor": 2})
-    call = scatter(entry, {"a": 1, "b": [1, 2], "c": [1, 2, 3, 4]}, mesh)
-    assert [payload.ranks for payload in call.payloads] == [(0, 1, 2, 3), (0, 1), (2, 3), (0,), (1,), (2,), (3,)]
-
-
-def test_who_executes_and_what_is_collected() -> None:
-    mesh = build_mesh({"pipeline": 2, "data": 2})
-    results = dict(enumerate("abcd"))
-    for execute, collected, ranks, expected in (
-        (Execute.ALL, Collect.FIRST, (0, 1, 2, 3), "c"),
-        (Execute.ALL, Collect.LIST, (0, 1, 2, 3), ["a", "b", "c", "d"]),
-        (Execute.ALL, Collect.METRICS, (0, 1, 2, 3), ["c", "d"]),
-        (Execute.COLLECTING, Collect.LIST, (2, 3), ["c", "d"]),
-        (Execute.RANK_ZERO, Collect.FIRST, (0,), "a"),
-        (Execute.RANK_ZERO, Collect.LIST, (0,), ["a"]),
-    ):
-        entry = Entry({}, execute=execute, collect=collected)
-        call = scatter(entry, {}, mesh)
-        assert call.ranks == ranks
-        assert collect(entry, mesh, call, {rank: results[rank] for rank in ranks}) == expected
+def test_what_is_collected() -> None:
+    mesh = mesh_of(2, 2, 1)
+    for collected, expected in ((Collect.FIRST, "c"), (Collect.LIST, ["a", "b", "c", "d"])):
+        assert collect(Entry({}, collect=collected), mesh, (), list("abcd")) == expected
 
 
 @pytest.mark.parametrize(
     ("split", "value", "what"),
     [
-        (PerWorker(), [1, 2], "value has 2 values"),
-        (PerWorker(), 7, "value has a int"),
-        (PerDataRank(), [1, 2, 3, 4], "value has 4 values"),
         (Shard(), torch.tensor(3.0), "a tensor without axes has no rows"),
         (Shard(), 3, "a int has no rows"),
         (Shard(), {"a": [1, 2], "b": [1]}, "parts of a dict have rows"),
@@ -219,7 +192,7 @@ def test_who_executes_and_what_is_collected() -> None:
 )
 def test_a_value_that_cannot_be_divided_is_refused(split: Any, value: Any, what: str) -> None:
     with pytest.raises(ShapeError, match=what):
-        scatter(Entry({"value": split}), {"value": value}, build_mesh({"data": 2, "tensor": 2}))
+        scatter(Entry({"value": split}), {"value": value}, mesh_of(1, 2, 2))
 
 
 def test_results_of_different_kinds_or_entries_are_refused() -> None:

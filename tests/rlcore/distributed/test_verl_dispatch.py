@@ -4,7 +4,7 @@ Each test names the file of verl's `tests/single_controller` (or `tests/test_pro
 `rlcore/DISTRIBUTED.md` lists what differs, and why.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -12,47 +12,14 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import Batch
-from rlcore.distributed.dispatch import (
-    Broadcast,
-    Collect,
-    Entry,
-    Execute,
-    Function,
-    Padding,
-    PerWorker,
-    Shard,
-    Table,
-)
-from rlcore.distributed.mesh import Mesh, build_mesh
+from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Mesh, Padding, Shard, Table
 from rlcore.distributed.rows import concatenate, num_rows, select
 from rlcore.distributed.scatter import divide_rows
-from rlcore.distributed.worker import Worker, WorkerSpec
-from rlcore.distributed.worker_group import start_colocated, start_group
-from rlcore.errors import InvalidValueError, ShapeError
-from tests.rlcore.distributed.workers import double
+from rlcore.distributed.worker import Worker
+from rlcore.errors import ShapeError
+from tests.rlcore.distributed.workers import run_here
 
 ROWS = Entry({"data": Shard(Padding.WRAP)}, collect=Collect.ROWS)
-
-
-class Actor(Worker):
-    """Adds its rank to the column "a"; `Actor` of verl's tests of padding and of colocated workers."""
-
-    dispatch_table: ClassVar[Table] = {"add": ROWS}
-
-    def add(self, data: Batch) -> Batch:
-        return data.extended(a=data["a"] + self.context.rank)
-
-
-class Critic(Worker):
-    """Subtracts a number from the column "a"."""
-
-    dispatch_table: ClassVar[Table] = {"sub": ROWS}
-
-    def __init__(self, config: Mapping[str, int]) -> None:
-        self.config = config
-
-    def sub(self, data: Batch) -> Batch:
-        return data.extended(a=data["a"] - self.config["b"])
 
 
 def named(size: int) -> dict[str, Any]:
@@ -77,11 +44,10 @@ def test_a_padded_call_returns_as_many_rows_as_it_was_given(size: int) -> None:
         def add(self, data: dict[str, Any]) -> dict[str, Any]:
             return {**data, "a": data["a"] + self.context.rank}
 
-    with start_group(Named, role="actor", size=4) as group:
-        for output in (group.handle.add(named(size)), group.handle.add(data=named(size))):
-            each = -(-size // 4)
-            assert output["a"].tolist() == [row // each for row in range(size)]
-            assert output["na"] == named(size)["na"]
+    output = run_here(Named, "add", size=4, data=named(size))
+    each = -(-size // 4)
+    assert output["a"].tolist() == [row // each for row in range(size)]
+    assert output["na"] == named(size)["na"]
 
 
 # ---------------------------------------------------------------------------------------------- test_decorator_on_cpu
@@ -92,8 +58,7 @@ class Decorated(Worker):
 
     dispatch_table: ClassVar[Table] = {
         "dp_compute": ROWS,
-        "async_dp_compute": Entry({"data": Shard(Padding.WRAP)}, collect=Collect.ROWS, is_blocking=False),
-        "dp_compute_train": Entry({"data": Shard()}, collect=Collect.ROWS, is_blocking=False, mesh="train"),
+        "dp_compute_train": Entry({"data": Shard()}, collect=Collect.ROWS),
     }
 
     def __init__(self, initial_value: int = 0) -> None:
@@ -102,9 +67,6 @@ class Decorated(Worker):
     def dp_compute(self, data: Batch) -> Batch:
         return data.extended(output=data["input"] + self.value + self.context.rank)
 
-    def async_dp_compute(self, data: Batch) -> Batch:
-        return data.extended(output_async=data["input"] * 2 + self.value + self.context.rank)
-
     def dp_compute_train(self, data: dict[str, Any]) -> dict[str, Any]:
         begin = 4 + 2 * self.context.rank
         assert [len(each) for each in data["position_ids"]] == [begin, begin + 1]
@@ -112,25 +74,14 @@ class Decorated(Worker):
 
 
 def test_rows_are_computed_by_their_rank_and_concatenated() -> None:
-    with start_group(Decorated, initial_value=10, role="train", size=2, meshes=TRAIN) as group:
-        output = group.handle.dp_compute(Batch({"input": torch.arange(4.0)}))
+    output = run_here(Decorated, "dp_compute", 10, size=2, data=Batch({"input": torch.arange(4.0)}))
     assert output["output"].tolist() == [0 + 10, 1 + 10, 2 + 11, 3 + 11]
-
-
-def test_a_call_that_does_not_block_returns_a_future_of_the_same() -> None:
-    with start_group(Decorated, initial_value=5, role="train", size=2, meshes=TRAIN) as group:
-        future: Any = group.handle.async_dp_compute(Batch({"input": torch.arange(4.0)}))
-        assert future.result()["output_async"].tolist() == [0 + 5, 2 + 5, 4 + 6, 6 + 6]
 
 
 def test_ragged_rows_are_a_list_of_tensors() -> None:
     ragged = [torch.arange(4 + row) for row in range(4)]
-    with start_group(Decorated, initial_value=10, role="train", size=2, meshes=TRAIN) as group:
-        future: Any = group.handle.dp_compute_train({"input": torch.arange(4.0), "position_ids": ragged})
-        assert future.result()["output"].tolist() == [10, 11, 13, 14]
-
-
-TRAIN = {"train": build_mesh({"data": 2})}
+    data = {"input": torch.arange(4.0), "position_ids": ragged}
+    assert run_here(Decorated, "dp_compute_train", 10, size=2, data=data)["output"].tolist() == [10, 11, 13, 14]
 
 
 # ------------------------------------------------------------------------------------------- test_worker_group_basics
@@ -141,10 +92,7 @@ class Basic(Worker):
 
     dispatch_table: ClassVar[Table] = {
         "foo": Entry({"y": Broadcast()}, collect=Collect.LIST),
-        "foo_rank_zero": Entry({"x": Broadcast(), "y": Broadcast()}, execute=Execute.RANK_ZERO),
-        "foo_one_to_all": Entry({"x": Broadcast(), "y": Broadcast()}, collect=Collect.LIST, is_blocking=False),
-        "foo_all_to_all": Entry({"x": PerWorker(), "y": PerWorker()}, collect=Collect.LIST, is_blocking=False),
-        "apply": Entry({"function": Function(), "values": Broadcast()}, execute=Execute.RANK_ZERO),
+        "foo_rank_zero": Entry({"x": Broadcast(), "y": Broadcast()}),
     }
 
     def __init__(self, x: int) -> None:
@@ -154,39 +102,23 @@ class Basic(Worker):
         return self._x + y
 
     def foo_rank_zero(self, x: int, y: int) -> int:
-        return self._x + y + x
-
-    def foo_one_to_all(self, x: int, y: int) -> int:
-        return self._x + y + x
-
-    def foo_all_to_all(self, x: int, y: int) -> int:
-        return self._x + y + x
-
-    def apply(self, function: Any, values: Tensor) -> Any:
-        return function(values)
+        return self._x + y + x + self.context.rank
 
 
-def test_one_to_all_all_to_all_and_rank_zero() -> None:
-    with start_group(Basic, x=2, role="basic", size=4) as group:
-        handle: Any = group.handle
-        assert handle.foo(y=3) == [5, 5, 5, 5]
-        assert handle.foo_one_to_all(x=1, y=2).result() == [5, 5, 5, 5]
-        assert handle.foo_all_to_all(x=[1, 2, 3, 4], y=[5, 6, 7, 8]).result() == [8, 10, 12, 14]
-        assert handle.foo_rank_zero(x=1, y=2) == 5
-        interleaved = [[1, 2][rank % 2] for rank in range(4)], [[5, 6][rank % 2] for rank in range(4)]
-        assert handle.foo_all_to_all(*interleaved).result() == [8, 10, 8, 10], "two_to_all_dispatch_fn"
-        assert torch.equal(handle.apply(double, torch.ones(2, 2)), torch.full((2, 2), 2.0)), "execute_func_rank_zero"
+def test_one_to_all_and_rank_zero() -> None:
+    assert run_here(Basic, "foo", 2, size=4, y=3) == [5, 5, 5, 5]
+    assert run_here(Basic, "foo_rank_zero", 2, size=4, x=1, y=2) == 5
 
 
 # ------------------------------------------------------------------------------------------ test_device_mesh_register
 
 
 class Meshed(Worker):
-    """Adds what its coordinates on two meshes say: `TestActor` of 8 ranks."""
+    """Adds what its coordinates say: `TestActor` of 8 ranks."""
 
     dispatch_table: ClassVar[Table] = {
-        "generate": Entry({"data": Shard()}, collect=Collect.ROWS, mesh="infer"),
-        "train": Entry({"data": Shard()}, collect=Collect.ROWS, mesh="train"),
+        "generate": Entry({"data": Shard()}, collect=Collect.ROWS),
+        "train": Entry({"data": Shard()}, collect=Collect.ROWS),
     }
 
     def generate(self, data: Tensor) -> Tensor:
@@ -199,74 +131,15 @@ class Meshed(Worker):
         return data + (tensor_rank + 1) * (data_rank + 2) * (stage + 3)
 
 
-MESHES: Mapping[str, Mesh] = {
-    "infer": build_mesh({"data": 2, "tensor": 4}),
-    "train": build_mesh({"pipeline": 2, "data": 2, "tensor": 2}),
-}
+INFER = Mesh((0, 0, 0, 0, 1, 1, 1, 1), (True, False, False, False) * 2)
+"""Two data-parallel ranks of four tensor-parallel ones, of which the first collects."""
+TRAIN = Mesh((0, 0, 1, 1, 0, 0, 1, 1), (False,) * 4 + (True, False) * 2)
+"""Two pipeline stages, of which the last collects, of two data-parallel ranks of two tensor-parallel ones."""
 
 
-def test_two_meshes_of_one_worker_divide_and_collect() -> None:
-    assert list(MESHES["infer"].data_ranks) == [part for part in range(2) for _ in range(4)]
-    assert list(MESHES["train"].data_ranks) == [part for _ in range(2) for part in range(2) for _ in range(2)]
-    with start_group(Meshed, role="actor", size=8, meshes=MESHES) as group:
-        assert group.handle.generate(torch.tensor([1, 2])).tolist() == [1, 3]
-        assert group.handle.train(torch.tensor([3, 4])).tolist() == [11, 16]
-
-
-# ---------------------------------------------------------------------------------- test_get_set_dispatch_collect_cpu
-
-
-def test_meshes_of_colocated_roles_are_their_own_and_checked() -> None:
-    collects_first = Mesh((0, 0), (True, False))
-    specs = [WorkerSpec("actor", Actor), WorkerSpec("ref", Actor)]
-    groups = start_colocated(specs, size=2, meshes={"actor": {"data": collects_first}})
-    assert groups["actor"].meshes["data"].data_ranks == (0, 0)
-    assert groups["ref"].meshes["data"].data_ranks == (0, 1)
-    data = Batch({"a": torch.zeros(2)})
-    assert [group.handle.add(data)["a"].tolist() for group in groups.values()] == [[0, 0], [0, 1]]
-    with pytest.raises(InvalidValueError, match=r"\[0, 0\] are collected"):
-        Mesh((0, 0), (True, True))
-    groups["actor"].close()
-
-
-# ------------------------------------------- test_colocated_workers, test_colocated_workers_fused, test_nested_worker
-
-
-def test_colocated_roles_compute_what_separate_ones_do() -> None:
-    data, config = Batch({"a": torch.zeros(10)}), {"b": 10}
-    with (
-        start_group(Actor, role="actor", size=2) as actor,
-        start_group(Critic, config, role="critic", size=2) as critic,
-    ):
-        separate = actor.handle.add(data)["a"].tolist(), critic.handle.sub(data)["a"].tolist()
-    groups = start_colocated([WorkerSpec("actor", Actor), WorkerSpec("critic", Critic, (config,))], size=2)
-    assert (groups["actor"].handle.add(data)["a"].tolist(), groups["critic"].handle.sub(data)["a"].tolist()) == separate
-    assert separate == ([0] * 5 + [1] * 5, [-10] * 10)
-
-
-class Nested(Worker):
-    """Calls the role that it is colocated with: `TestHighLevelActor`, and `HybridWorker` of the fused workers."""
-
-    dispatch_table: ClassVar[Table] = {"foo": Entry({"x": Broadcast()}, collect=Collect.LIST)}
-
-    def foo(self, x: float) -> float:
-        basic = self.colocated["basic"]
-        assert isinstance(basic, Basic)
-        return basic.foo(0) + self.context.rank + x
-
-
-def test_a_worker_calls_the_one_it_is_colocated_with() -> None:
-    groups = start_colocated([WorkerSpec("basic", Basic, (2,)), WorkerSpec("nested", Nested)], size=4)
-    assert groups["nested"].handle.foo(0) == [2, 3, 4, 5]
-
-
-# ------------------------------------------------------------------------------------------- test_ray_local_envs_on_cpu
-
-
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
-def test_variables_of_the_group_cannot_be_overridden(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"{name} in the environment of group actor"):
-        start_group(Actor, role="actor", size=2, environment={name: "100"})
+def test_a_mesh_divides_and_collects_by_its_mask() -> None:
+    assert run_here(Meshed, "generate", mesh=INFER, data=torch.tensor([1, 2])).tolist() == [1, 3]
+    assert run_here(Meshed, "train", mesh=TRAIN, data=torch.tensor([3, 4])).tolist() == [11, 16]
 
 
 # ----------------------------------------------------------------------------------------- test_driverfunc_to_worker
@@ -288,8 +161,8 @@ def test_a_function_of_the_controller_runs_on_rows() -> None:
             return result
 
     values = torch.ones(8, 2048, dtype=torch.int64)
-    with start_group(Model, role="model", size=2) as group:
-        assert torch.equal(group.handle.run(decode_counts, values), decode_counts(values))
+    found = run_here(Model, "run", size=2, function=decode_counts, values=values)
+    assert torch.equal(found, decode_counts(values))
 
 
 # ------------------------------------------------------------------------------------------------ test_protocol_on_cpu
@@ -322,11 +195,10 @@ def test_lengths_must_agree() -> None:
 
 def test_metrics_of_workers_are_a_list_and_never_merged_under_a_key() -> None:
     class Metered(Worker):
-        dispatch_table: ClassVar[Table] = {"measure": Entry({"data": Shard()}, collect=Collect.METRICS)}
+        dispatch_table: ClassVar[Table] = {"measure": Entry({"data": Shard()}, collect=Collect.LIST)}
 
         def measure(self, data: Tensor) -> dict[str, float]:
             return {"loss": 0.5 + self.context.rank, "size": float(len(data))}
 
-    with start_group(Metered, role="actor", size=3) as group:
-        found: Any = group.handle.measure(torch.zeros(6))
+    found = run_here(Metered, "measure", size=3, data=torch.zeros(6))
     assert found == [{"loss": 0.5 + rank, "size": 2.0} for rank in range(3)]

@@ -16,17 +16,29 @@ from rlcore.distributed.dispatch import (
     Broadcast,
     Collect,
     Entry,
-    Execute,
     Function,
+    Mesh,
     Padding,
     Partition,
-    PerDataRank,
-    PerWorker,
     Shard,
     Table,
+    data_parallel,
 )
-from rlcore.distributed.worker import Worker
+from rlcore.distributed.scatter import collect, scatter
+from rlcore.distributed.worker import Worker, WorkerContext, construct
 from rlcore.errors import StepError
+
+
+def run_here(
+    worker: type[Worker], method: str, *args: Any, size: int = 1, mesh: Mesh | None = None, **given: Any
+) -> Any:
+    """Run a method on ranks in this process, as a group would; `args` construct the workers."""
+    mesh = mesh or data_parallel(size)
+    size, entry = len(mesh.data_ranks), worker.dispatch_table[method]
+    ranks = [construct(worker, args, {}, WorkerContext("here", rank, size, rank), {}) for rank in range(size)]
+    call = scatter(entry, given, mesh)
+    results = [getattr(each, method)(**own) for each, own in zip(ranks, call.arguments, strict=True)]
+    return collect(entry, mesh, call.parts, results)
 
 
 def longest_first(values: Sequence[Any], size: int) -> list[list[int]]:
@@ -48,20 +60,19 @@ class Adder(Worker):
         "add_uneven": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.ROWS),
         "lengths": Entry({"texts": Partition(longest_first)}, collect=Collect.ROWS),
         "apply": Entry({"function": Function(), "values": Shard()}, collect=Collect.ROWS),
-        "sizes": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.METRICS),
+        "sizes": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.LIST),
         "total": Entry({"values": Broadcast(), "scale": Broadcast()}, collect=Collect.LIST),
-        "each": Entry({"value": PerWorker()}, collect=Collect.LIST),
-        "each_part": Entry({"value": PerDataRank()}, collect=Collect.LIST),
-        "first": Entry({"value": Broadcast()}, execute=Execute.RANK_ZERO),
-        "later": Entry({"values": Shard(Padding.WRAP)}, collect=Collect.ROWS, is_blocking=False),
+        "first": Entry({"value": Broadcast()}),
+        "echo": Entry({"value": Broadcast()}, collect=Collect.LIST),
+        "note_close": Entry({"directory": Broadcast()}),
         "change": Entry({"values": Broadcast()}, collect=Collect.LIST),
         "where": Entry({"names": Broadcast()}, collect=Collect.LIST),
-        "ask_colocated": Entry({"role": Broadcast(), "value": Broadcast()}, collect=Collect.LIST),
     }
 
     def __init__(self, constant: int = 0) -> None:
         self.constant = constant
         self.rank = self.context.rank
+        self.noted = ""
 
     def add(self, values: Tensor) -> Tensor:
         return values + self.rank + self.constant
@@ -81,17 +92,18 @@ class Adder(Worker):
     def total(self, values: Mapping[str, Tensor], scale: float = 1.0) -> float:
         return scale * sum(float(value.double().sum()) for value in values.values())
 
-    def each(self, value: int) -> int:
-        return value * 10 + self.rank
-
-    def each_part(self, value: int) -> int:
-        return value * 10 + self.rank
-
     def first(self, value: int) -> int:
         return value + self.constant
 
-    def later(self, values: Tensor) -> Tensor:
-        return values + self.rank
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def note_close(self, directory: str) -> None:
+        self.noted = directory
+
+    def close(self) -> None:
+        if self.noted:
+            Path(self.noted, f"rank {self.rank}").touch()
 
     def change(self, values: Tensor) -> float:
         values.add_(1)
@@ -100,11 +112,6 @@ class Adder(Worker):
     def where(self, names: Sequence[str]) -> dict[str, str | None]:
         return {name: os.environ.get(name) for name in names}
 
-    def ask_colocated(self, role: str, value: int) -> int:
-        other = self.colocated[role]
-        assert isinstance(other, Adder)
-        return other.first(value) + self.constant
-
 
 class Faulty(Worker):
     """Fails in the ways that workers fail."""
@@ -112,7 +119,7 @@ class Faulty(Worker):
     dispatch_table: ClassVar[Table] = {
         "raise_error": Entry({"kind": Broadcast(), "rank": Broadcast()}, collect=Collect.LIST),
         "die": Entry({"how": Broadcast(), "rank": Broadcast()}, collect=Collect.LIST),
-        "wait": Entry({}, collect=Collect.LIST, is_blocking=False),
+        "wait": Entry({}, collect=Collect.LIST),
         "result": Entry({}, collect=Collect.LIST),
         "pid": Entry({}, collect=Collect.LIST),
         "stay": Entry({"directory": Broadcast()}),
@@ -176,7 +183,7 @@ def _local_error() -> Exception:
     return LocalError("of a function")
 
 
-class Ranks(Worker):
+class Gathering(Worker):
     """Ranks of torch.distributed."""
 
     dispatch_table: ClassVar[Table] = {

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from rlcore.algorithms import correction, kl
 from rlcore.algorithms.advantages import per_token
-from rlcore.algorithms.aggregation import Denominators, Mode, aggregate, count
+from rlcore.algorithms.aggregation import Denominators, Mode
 from rlcore.algorithms.policy_losses import cispo, gspo, ppo_clip
 from rlcore.errors import EmptyMaskError
-from tests.rlcore.batches import SEEDED, Batch, batch_of
+from tests.rlcore.batches import SEEDED, Batch, aggregate, batch_of, count
 from tests.rlcore.peers.close import assert_close, departures_from, live_batches, stretched
 from tests.rlcore.peers.peer import Peer
 

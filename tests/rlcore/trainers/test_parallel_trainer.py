@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.checks.replicas import differences, suspects_of
 from rlcore.errors import ReplicaError
+from rlcore.trainers.sentinel import differences, suspects_of
 from tests.rlcore.trainers.conftest import NUM_RANKS, OnRanks
 from tests.support.rank_corruption import Corruption, corrupted_training
 from tests.support.rank_failures import (

@@ -10,7 +10,7 @@ import torch
 
 from rlcore.config import RunConfig, read_config
 from rlcore.entrypoint import train
-from rlcore.train_state import TrainState
+from rlcore.train import TrainState
 
 STAGES = {"num_beams": 3, "max_item_tokens": 3, "forced_text": ":"}
 RecordedValue = tuple[int, str, str, int]

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from rlcore.controllers.synchronous import make_step
 from rlcore.errors import PlacementError
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.train_state import TrainState
+from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
 from tests.rlcore.training.recorded import config
 from tests.rlcore.training.test_steps import Kept, state_of

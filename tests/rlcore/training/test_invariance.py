@@ -148,7 +148,7 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
 
 def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.determinism.invariant", lambda invariance_report: nullcontext())
-    monkeypatch.setattr("rlcore.checks.observers.check_level", lambda level: None)
+    monkeypatch.setattr("rlcore.checks.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(perturbed("grpo", concurrency=3), tmp_path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import OutputSection
-from rlcore.observability.logs import RunLog
+from rlcore.log import RunLog
 
 
 def test_a_run_that_told_nothing_leaves_nothing(tmp_path: Path) -> None:

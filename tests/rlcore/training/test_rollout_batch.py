@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rlcore.recipes.grpo as grpo_module
-from rlcore.checks.rollout_checks import check_batch
-from rlcore.config import GrpoSection
+from rlcore.checks import Checks
 from rlcore.data.batch import Batch, dense_batch
 from rlcore.data.microbatches import build_microbatch
 from rlcore.data.scoring import Scores
 from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory
 from rlcore.determinism import at_level
 from rlcore.errors import LevelError
-from rlcore.observability.events import RolloutBatched, SamplingBegins
-from rlcore.train_state import TrainState
-from rlcore.trainers.scoring import score
+from rlcore.train import Step, TrainState, grpo, metrics_of_step, read_tokens
 from tests.rlcore.data.trajectories import drawn_parts, trajectory_of
 from tests.rlcore.training.recorded import config
 from tests.rlcore.training.test_steps import Kept, check_gradients, state_of
@@ -62,7 +58,6 @@ def test_any_trajectories_are_read_back_from_their_batch(all_parts: list[list[tu
     trajectories = [trajectory_of(parts, prompt_id=str(number)) for number, parts in enumerate(all_parts)]
     scores = Scores([0.5] * len(trajectories), {})
     batch = dense_batch(trajectories, scores, pad_id=PAD)
-    check_batch(batch, trajectories, scores)
     for number, trajectory in enumerate(trajectories):
         row = {name: entry[number] for name, entry in batch.items()}
         length = len(trajectory.tokens)
@@ -117,6 +112,17 @@ def by_hand(policy: torch.nn.Module, trajectories: list[Trajectory], *, learns_t
     return total / count
 
 
+def rollout_of(trajectories: list[Trajectory]) -> Callable[[TrainState, Step], Batch]:
+    """Return what takes the place of a rollout: these trajectories."""
+
+    def rollout(state: TrainState, step: Step) -> Batch:
+        step.rollouts, step.scores = trajectories, SCORES
+        step.requests = [each.request for each in trajectories]
+        return dense_batch(trajectories, SCORES, pad_id=PAD)
+
+    return rollout
+
+
 @pytest.mark.parametrize("token_budget", [24, 10**5])
 def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_budget: int
@@ -128,15 +134,11 @@ def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
     policy = copy.deepcopy(state.decoder)
     trajectories = sampled_by(policy)
 
-    def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Batch]:
-        batch = dense_batch(trajectories, SCORES, pad_id=PAD)
-        state.observers.emit(RolloutBatched(batch, trajectories, SCORES))
-        return trajectories, SCORES, batch
-
-    monkeypatch.setattr(grpo_module, "rollout", rollout)
-    assert isinstance(of.algorithm, GrpoSection)
+    monkeypatch.setattr("rlcore.train.rollout", rollout_of(trajectories))
+    state.record.begin_step(0)
     with at_level("off", policy.config, length=64):
-        metrics = grpo_module.grpo_step(state, of.algorithm, 0).merged()
+        grpo(state, step := Step(0))
+        metrics = metrics_of_step(step)
 
     assert metrics["completion_length_max"] == 5 and metrics["completion_length_min"] == 1
     by_hand(policy, trajectories, learns_tools=False).backward()  # type: ignore[no-untyped-call]
@@ -153,27 +155,21 @@ def test_at_level_invariant_each_sampled_token_of_each_turn_matches_the_trainer(
     """One trajectory after another gives the trainer's bits; an ulp on a token of a second turn is found."""
     of = config()
     state = state_of(of, tmp_path, Kept(), "invariant")
-    assert isinstance(of.algorithm, GrpoSection)
+    monkeypatch.setattr(Checks, "_draw_again", lambda self, step: None)
     with at_level("invariant", state.decoder.config, length=64):
         right = []
         for each in TRAJECTORIES:
             alone = build_microbatch(dense_batch([each], Scores([0.0], {}), pad_id=PAD), [0], 0)
             with torch.no_grad():
-                own = score(state.decoder, alone, of.sampling.temperature).logprobs[0].tolist()
+                own = read_tokens(of.sampling.temperature, state.decoder, alone)[0][0].tolist()
             row = [*[0.0] * each.num_prompt_tokens, *own][: len(each.tokens)]
             right.append(with_nan_outside(each, row))
         moved = [x * (1 - 2**-22) if at == 7 else x for at, x in enumerate(right[0].logprobs)]
         for trajectories in ([replace(right[0], logprobs=tuple(moved)), *right[1:]], right):
-
-            def rollout(state: TrainState, step: int, given: list[Trajectory] = trajectories) -> object:
-                batch = dense_batch(given, SCORES, pad_id=PAD)
-                state.observers.emit(SamplingBegins(state.policy.weights(), None, state.sampler.weight_target))
-                state.observers.emit(RolloutBatched(batch, given, SCORES))
-                return given, SCORES, batch
-
-            monkeypatch.setattr(grpo_module, "rollout", rollout)
+            monkeypatch.setattr("rlcore.train.rollout", rollout_of(trajectories))
             if trajectories is right:
-                assert grpo_module.grpo_step(state, of.algorithm, 0).merged()["grad_norm"] > 0.0
+                grpo(state, step := Step(0))
+                assert metrics_of_step(step)["grad_norm"] > 0.0
             else:
                 with pytest.raises(LevelError):
-                    grpo_module.grpo_step(state, of.algorithm, 0)
+                    grpo(state, Step(0))

@@ -134,7 +134,7 @@ def test_a_device_that_is_not_there_is_told(device: str, tmp_path: Path) -> None
 def test_a_board_without_its_package_stops_a_run_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcore.observability.logs.find_spec", {}.get)
+    monkeypatch.setattr("rlcore.entrypoint.find_spec", {}.get)
     with pytest.raises(InvalidValueError, match=r"output\.tensorboard is true") as refused:
         recorded(with_section(SHORT, "output", {"tensorboard": True}), tmp_path)
     assert refused.value.remedy == "pip install 'rlharness[tensorboard]'"

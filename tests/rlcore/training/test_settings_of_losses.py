@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
+from rlcore.algorithms.named import LOSSES, Tokens
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.config import GrpoSection
 from rlcore.determinism import at_level
 from rlcore.errors import RewardError
-from rlcore.recipes.grpo import grpo_step, surrogate_of
-from rlcore.recipes.policy_pass import PolicyView
+from rlcore.train import make_step
 from tests.rlcore.training.recorded import config, first_difference, recorded
 from tests.rlcore.training.test_steps import Kept, state_of
 from tests.support.run_configs import with_section
@@ -41,10 +41,8 @@ def stepped(directory: Path, *, reward: str = REWARDS, **algorithm: Any) -> Kept
     )
     recorder = Kept()
     state = state_of(of, directory, recorder, "invariant")
-    section = of.algorithm
-    assert isinstance(section, GrpoSection)
     with at_level("invariant", state.decoder.config, length=64):
-        grpo_step(state, section, 0)
+        make_step(state, 0)
     return recorder
 
 
@@ -72,7 +70,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], Callable[..., PolicyLoss]]] = {
 
 
 def test_every_loss_is_among_them() -> None:
-    assert EXPECTED.keys() == set(get_args(GrpoSection.model_fields["loss"].annotation))
+    assert EXPECTED.keys() == LOSSES.keys() == set(get_args(GrpoSection.model_fields["loss"].annotation))
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -81,8 +79,10 @@ def test_each_loss_is_to_the_policy_that_is_its_own(name: str) -> None:
     settings, pure = EXPECTED[name]
     policy, old, sampled, advantages = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(3))
     mask = torch.arange(9) > torch.arange(6).unsqueeze(-1)
-    seen = PolicyView(policy, policy, old, sampled, advantages, mask, None)
-    found = surrogate_of(GrpoSection.model_validate({"name": "grpo", "loss": name, **settings}), seen)
+    found = LOSSES[name](
+        Tokens(policy, old, sampled, advantages, mask), config(algorithm={"name": "grpo", "loss": name, **settings})
+    )
+    assert isinstance(found, PolicyLoss)
     expected = pure(policy, old, sampled, advantages, mask)
     assert torch.equal(found.losses, expected.losses)
     assert torch.equal(found.clipped, expected.clipped)

@@ -10,19 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
-from rlcore.controllers.setup import prepare
+from rlcore.algorithms.named import correction_weights
+from rlcore.checks import Checks
+from rlcore.config import CorrectionSection, RunConfig
 from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level
+from rlcore.entrypoint import prepare
+from rlcore.log import RunLog
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Critic, Decoder
 from rlcore.numerics.log_softmax import log_softmax
-from rlcore.observability.events import StepBegins
-from rlcore.observability.logs import RunLog
-from rlcore.recipes.grpo import grpo_step
-from rlcore.recipes.policy_pass import correction_weights
-from rlcore.recipes.ppo import ppo_step
-from rlcore.train_state import TrainState
+from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
 from rlcore.weights.sync import sync
 from tests.rlcore.training.recorded import config, recorded, trained
@@ -58,15 +56,14 @@ def state_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off")
             of,
             level,
             make_task(of.task, tokenizer, of.seed),
-            tokenizer=tokenizer,
-            decoder=decoder,
+            tokenizer,
+            decoder,
             recorder=recorder,
             log=log,
         )
     finally:
         log.close()
     state.receipt = sync(state.decoder, state.sampler.weight_target, 0, None)
-    state.observers.emit(StepBegins(0, None))
     return state
 
 
@@ -94,11 +91,10 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget:
     with torch.no_grad():  # a reference that is not the policy
         reference = cast(Trainer, state.reference).model
         cast(Decoder, reference).embedding.mul_(1.5)
+    state.checks = Checks(state)
     policy = copy.deepcopy(state.decoder)
-    section = of.algorithm
-    assert isinstance(section, GrpoSection)
     with at_level("off", policy.config, length=64):
-        grpo_step(state, section, 0)
+        make_step(state, 0)
 
     tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")[:, 1:]
     rewards = recorder.of("reward", "rewards").reshape(4, 4)
@@ -123,10 +119,8 @@ def test_a_ppo_step_has_the_gradients_of_its_paper(tmp_path: Path) -> None:
         critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
         critic.value_head.bias.fill_(0.2)
     policy, old_critic = copy.deepcopy(state.decoder), copy.deepcopy(critic)
-    section = of.algorithm
-    assert isinstance(section, PpoSection)
     with at_level("off", policy.config, length=64):
-        ppo_step(state, section, 0)
+        make_step(state, 0)
 
     tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")
     rewards = recorder.of("reward", "rewards")
@@ -156,12 +150,9 @@ def test_a_group_of_equal_rewards_teaches_nothing(tmp_path: Path) -> None:
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
     before = copy.deepcopy(state.decoder.state_dict())
-    section = of.algorithm
-    assert isinstance(section, GrpoSection)
     with at_level("off", state.decoder.config, length=64):
-        metrics = grpo_step(state, section, 0)
-    assert metrics.merged()["grad_norm"] == 0.0
-    assert not metrics.has_learned
+        metrics = make_step(state, 0)
+    assert metrics["grad_norm"] == 0.0
     assert all(torch.equal(value, before[name]) for name, value in state.decoder.state_dict().items())
 
 
@@ -217,6 +208,7 @@ def started(of: RunConfig, directory: Path) -> tuple[Kept, TrainState, Decoder]:
     reference = cast(Decoder, cast(Trainer, state.reference).model)
     with torch.no_grad():
         reference.embedding.mul_(1.5)
+    state.checks = Checks(state)
     return recorder, state, reference
 
 
@@ -226,10 +218,9 @@ def test_grpo_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path, ag
         "name": "grpo", "kl_coef": 0.3, "kl_estimator": "k3", "entropy_coef": 0.05, "aggregation": aggregation,
     })  # fmt: skip
     recorder, state, reference = started(of, tmp_path)
-    policy, section = copy.deepcopy(state.decoder), of.algorithm
-    assert isinstance(section, GrpoSection)
+    policy = copy.deepcopy(state.decoder)
     with at_level("off", policy.config, length=64):
-        metrics = grpo_step(state, section, 0).merged()
+        metrics = make_step(state, 0)
 
     read, rewards = read_wide(policy, recorder), recorder.of("reward", "rewards")
     rows, entropies, distances = [], [], []
@@ -262,10 +253,9 @@ def test_ppo_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path, agg
     critic = cast(Critic, cast(Trainer, state.critic).model)
     with torch.no_grad():
         critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
-    policy, old_critic, section = copy.deepcopy(state.decoder), copy.deepcopy(critic), of.algorithm
-    assert isinstance(section, PpoSection)
+    policy, old_critic = copy.deepcopy(state.decoder), copy.deepcopy(critic)
     with at_level("off", policy.config, length=64):
-        metrics = ppo_step(state, section, 0).merged()
+        metrics = make_step(state, 0)
 
     tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")
     with torch.no_grad():

@@ -67,6 +67,6 @@ def test_without_recipes_the_trainer_does_not_match(
     from rlcore.errors import LevelError
 
     monkeypatch.setattr("rlcore.determinism.invariant", lambda invariance_report: nullcontext())
-    monkeypatch.setattr("rlcore.checks.observers.check_level", lambda level: None)
+    monkeypatch.setattr("rlcore.checks.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(config(training=TRAINING, sampler={"name": "vllm"}, runtime={"concurrency": 3}), tmp_path)

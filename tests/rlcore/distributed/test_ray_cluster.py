@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[4]
-CASES = "tests/rlcore/distributed/placement/ray_placement_cases.py"
+ROOT = Path(__file__).resolve().parents[3]
+CASES = "tests/rlcore/distributed/ray_cluster_cases.py"
 
 
 @pytest.mark.full

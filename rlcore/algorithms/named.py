@@ -1,0 +1,94 @@
+"""Advantages and policy losses by their names in a configuration.
+
+advantage(batch, config) -> floats [samples], or [samples, positions]
+loss(tokens, config)     -> floats [samples, positions], or a PolicyLoss, which says what was clipped too
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms import advantages
+from rlcore.algorithms.correction import accepted, icepop, mismatch, sequence_weights, token_weights, truncate
+from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is
+from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.config import CorrectionSection, RunConfig
+from rlcore.data.batch import Batch
+
+
+class Tokens(NamedTuple):
+    """What a policy loss reads of a microbatch, each [samples, positions]."""
+
+    logprobs: Tensor
+    """Of the policy as it is now; the gradient flows through them."""
+    old_logprobs: Tensor
+    """Of the policy before the step's first update."""
+    rollout_logprobs: Tensor
+    """Of the sampler."""
+    advantages: Tensor
+    loss_mask: Tensor
+
+
+def _compared(estimate: Callable[..., Tensor], batch: Batch, config: RunConfig, *mask: Tensor) -> Tensor:
+    """Estimate advantages relative to a group; the only item of a reasoning has none to be compared with: 0."""
+    lone = {} if config.sampling.two_stage is None else {"keep_lone": False}
+    return estimate(batch["rewards"], batch["groups"], *mask, batch["included"], **lone)
+
+
+def _remax(batch: Batch) -> Tensor:
+    """Compare each completion with the greedy one of its prompt."""
+    mask, included = batch["loss_mask"], batch["included"]
+    at_end = advantages.at_last_token(batch["rewards"].float(), mask, included)
+    return advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages
+
+
+ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
+    "grpo": lambda batch, config: _compared(advantages.grpo, batch, config),
+    "dr_grpo": lambda batch, config: _compared(advantages.dr_grpo, batch, config),
+    "rloo": lambda batch, config: _compared(advantages.rloo, batch, config),
+    "reinforce_pp_baseline": lambda batch, config: _compared(
+        advantages.reinforce_pp_baseline, batch, config, batch["loss_mask"]
+    ),
+    "remax": lambda batch, config: _remax(batch),
+}
+"""By `algorithm.advantage`."""
+
+
+def _by_ratio_to(reference: str, loss: Callable[..., PolicyLoss]) -> Callable[[Tokens, RunConfig], PolicyLoss]:
+    """Return a loss by the ratio to `reference`, one of `Tokens`; a setting that is left out is as the loss has it."""
+    names = ("clip_eps_low", "clip_eps_high", "dual_clip", "mask_low", "mask_high", "proximal_coef")
+
+    def compute(tokens: Tokens, config: RunConfig) -> PolicyLoss:
+        given = {name: getattr(config.algorithm, name, None) for name in names}
+        settings = {name: value for name, value in given.items() if value is not None}
+        return loss(tokens.logprobs, getattr(tokens, reference), tokens.advantages, tokens.loss_mask, **settings)
+
+    return compute
+
+
+LOSSES: Mapping[str, Callable[[Tokens, RunConfig], PolicyLoss | Tensor]] = {
+    "ppo_clip": _by_ratio_to("old_logprobs", ppo_clip),
+    "gspo": _by_ratio_to("old_logprobs", gspo),
+    "cispo": _by_ratio_to("old_logprobs", cispo),
+    "dppo_tv": _by_ratio_to("rollout_logprobs", dppo_tv),
+    "ipo": _by_ratio_to("rollout_logprobs", ipo),
+    "masked_is": _by_ratio_to("rollout_logprobs", masked_is),
+}
+"""By `algorithm.loss`."""
+
+
+def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor, mask: Tensor) -> Tensor | None:
+    """Compute weights of losses for the mismatch of trainer and sampler; None if none are asked for."""
+    log_ratio = mismatch(old, sampled, mask)
+    if section.weights == "none":
+        weights = mask.float()
+    else:
+        weights = (token_weights if section.weights == "token" else sequence_weights)(log_ratio, mask)
+        is_icepop = section.outside == "icepop"
+        weights = icepop(weights, section.low, section.high) if is_icepop else truncate(weights, section.high)
+    if section.max_mean_k3 is not None:
+        kept = accepted(log_ratio, mask, max_mean_k3=section.max_mean_k3)
+        return torch.where(kept, weights, 0.0)
+    return None if section.weights == "none" else weights

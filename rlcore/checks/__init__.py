@@ -1,1 +1,0 @@
-"""Invariants of steps and updates."""

@@ -1,1 +1,0 @@
-"""Controllers: the loop over steps, and what is due between them."""

@@ -1,1 +1,0 @@
-"""Metrics, phases and logs of a run."""
