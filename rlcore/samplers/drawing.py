@@ -16,14 +16,12 @@ lower token comes first. transformers 5 computes the same where no two logits ar
 more than k.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlcore.errors import StepError
 from rlcore.numerics.log_softmax import log_softmax, token_logprobs
 from rlcore.types import SamplingParams
 
@@ -210,27 +208,3 @@ def ranked(logprobs: Tensor, num_tokens_known: int, most: int) -> tuple[Tensor, 
     """
     falling, order = torch.sort(logprobs[:, :num_tokens_known], dim=-1, descending=True, stable=True)
     return order[:, :most], falling[:, :most]
-
-
-KNOWN = (
-    (0x5EED, 310, 41570, 18.500252284603345),
-    (0x5EED, 912, 51550, 18.322933128170035),
-    (-5, 7, 99, -0.1260209392112426),
-)
-"""Key, position, token, and their noise. Two are beyond 17.4, the most that 24 bits of a uniform number give."""
-KNOWN_ROUNDING = 1e-12
-"""Of a logarithm, relative."""
-
-
-def check_known() -> None:
-    """Check the noise of some keys, positions and tokens against constants; raises StepError."""
-    for key, position, token, expected in KNOWN:
-        noise = GumbelNoise(torch.tensor([signed((token + 1) * GOLDEN)]))
-        found = float(noise(states(torch.tensor([key]), torch.tensor([position]))))
-        if not math.isclose(found, expected, rel_tol=KNOWN_ROUNDING):
-            raise StepError(
-                f"the noise of key {key}, position {position} and token {token} is {found!r}",
-                legal=f"{expected!r}: {BITS} bits of a uniform number, mixed by splitmix64",
-                remedy="restore rlcore.samplers.drawing: every draw of every earlier run depends on it",
-                phases=("rollout",),
-            )
