@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlcore.checkpoints.checkpoint import load_newest
-from rlcore.checkpoints.resume import DIRECTORY, check_state, resume
+from rlcore.checkpoint import load_newest
 from rlcore.checks import Checks
 from rlcore.config import PpoSection, RunConfig, read_config
 from rlcore.data.tasks import Task, make_task
@@ -28,6 +27,7 @@ from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.probe import num_threads
+from rlcore.resume import DIRECTORY, check_state, resume
 from rlcore.rewards.reward_model import add_reward_model
 from rlcore.samplers.build import build_sampler, check_level_of_sampler, check_sampler
 from rlcore.samplers.two_stage import check_can_search

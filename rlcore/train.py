@@ -27,7 +27,6 @@ from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens, correction_weigh
 from rlcore.algorithms.policy_losses import PolicyLoss
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.algorithms.value_loss import value_loss
-from rlcore.checkpoints.resume import DIRECTORY, save_checkpoint
 from rlcore.checks import Checks, mismatch_of
 from rlcore.config import GrpoSection, PpoSection, RunConfig
 from rlcore.data.batch import Batch, collate, dense_batch
@@ -41,6 +40,7 @@ from rlcore.log import Clock, Record, RunLog, mean
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.probe import num_threads
+from rlcore.resume import DIRECTORY, save_checkpoint
 from rlcore.samplers.base import Sampler
 from rlcore.samplers.two_stage import check_can_search, sample_two_stage
 from rlcore.trainers.gradients import Loss, MicrobatchLoss, Reading

@@ -104,7 +104,7 @@ OWNED = (
     Owned(
         "rlcore/",
         ("safetensors.safe_open", "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageReader"),
-        ("rlcore/models/checkpoints.py", "rlcore/checkpoints/state_shards.py"),
+        ("rlcore/models/checkpoints.py", "rlcore/checkpoint.py"),
     ),
     Owned(
         "rlcore/",

@@ -11,7 +11,7 @@ gradients are dropped.
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from itertools import chain, zip_longest
 from typing import cast
 
 import torch
@@ -39,9 +39,11 @@ from rlcore.trainers.gradients import (
 from rlcore.trainers.ranks import Assignment, RankGrid, agree, raise_first
 from rlcore.trainers.reductions import Replicas, canonical_sum, flat_nodes, owned
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.source import LiveWeights
+from rlcore.weights.source import FetchedTensors, LiveWeights
 from rlcore.weights.target import ParameterSpec
 
+# Nothing here writes into what a model returns.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 FORWARD_METHODS = ("hidden",)
 """Methods that read a model's weights beside `forward`, if it has them."""
 
@@ -52,7 +54,9 @@ class Shards(Replicas):
     def __init__(self, model: nn.Module, grid: RankGrid, *, is_canonical: bool) -> None:
         super().__init__(model, grid, is_canonical=is_canonical)
         shard_model(model, grid)
-        self.assignment, self.round = Assignment(1, ()), 0
+        self.assignment = Assignment(1, ())
+        self.rounds: list[tuple[int | None, ...]] = []
+        """Microbatch of each rank of this replica in the passes that are left, in lockstep; None for a dummy pass."""
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         with_own = [module for module in self._modules if module._get_fsdp_state()._fsdp_param_groups]
         self._round_sums = [RoundSum(self, module) for module in with_own]
@@ -66,34 +70,19 @@ class Shards(Replicas):
         for each in self._round_sums:
             each.reset()
         failed: tuple[int, NonFiniteError] | None = None
-        with _views_allowed():
-            for number in range(self.num_rounds):
-                self.round = number
-                computed = loss(self.model, own[number] if number < len(own) else dummy)
-                if number < len(own):
-                    failed = failed or non_finite_loss(computed.loss, own[number])
-                computed.loss.backward()  # type: ignore[no-untyped-call]
-                found.append(computed._replace(loss=computed.loss.detach()))
-                for parameter in self.model.parameters():
-                    parameter.grad = None  # zeros: `RoundSum` has the sum
+        self.rounds = self._rounds(self.assignment)
+        for microbatch, _ in zip_longest(own, self.rounds.copy()):
+            computed = loss(self.model, microbatch or dummy)
+            if microbatch is not None:
+                failed = failed or non_finite_loss(computed.loss, microbatch)
+            computed.loss.backward()  # type: ignore[no-untyped-call]
+            self.rounds.pop(0)
+            found.append(computed._replace(loss=computed.loss.detach()))
+            for parameter in self.model.parameters():
+                parameter.grad = None  # zeros: `RoundSum` has the sum
         raise_first(self.grid.world, failed)
         by_parameter = {parameter: shard for each in self._round_sums for parameter, shard in each.take()}
         return tuple(found[: len(own)]), [by_parameter[parameter] for parameter in self.model.parameters()]
-
-    @property
-    def num_rounds(self) -> int:
-        """Passes that the ranks of this replica make in lockstep."""
-        return max(1, *map(len, self._of_replica))
-
-    @property
-    def numbers(self) -> tuple[int | None, ...]:
-        """Microbatch of each rank of this replica in this round; None for a dummy pass."""
-        return tuple(own[self.round] if self.round < len(own) else None for own in self._of_replica)
-
-    @property
-    def _of_replica(self) -> tuple[tuple[int, ...], ...]:
-        first = self.grid.replicate.rank * self.grid.shard.size
-        return self.assignment.numbers[first : first + self.grid.shard.size]
 
     def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
         """Read microbatches, in their order."""
@@ -102,24 +91,21 @@ class Shards(Replicas):
             return []
         self.assignment = Assignment(1, tuple(numbers))
         dummy, found = self._dummy(microbatches), []
-        with _views_allowed():
-            for number in range(self.num_rounds):
-                found.append(reading(self.model, microbatches[number] if number < len(microbatches) else dummy))
-            for module in self._modules:
-                module.reshard()
+        for microbatch, _ in zip_longest(microbatches, self._rounds(self.assignment)):
+            found.append(reading(self.model, microbatch or dummy))
+        for module in self._modules:
+            module.reshard()
         return found[: len(microbatches)]
 
     def norm(self, gradients: Sequence[Tensor]) -> float:
         """Return the norm of all gradients, bitwise that of `global_norm`.
 
-        A shard never splits the rows of a matrix, and a vector is one row, so vectors are made whole. Row sums
-        themselves are not sent: each rank sends a few numbers whose exact sum is that of its rows.
+        A shard never splits the rows of a matrix, and a vector is one row, so vectors are made whole.
         """
         rows = [row_sums(local_part(gradient), gradient.shape) for gradient in gradients if gradient.dim() > 1]
-        own = exact_parts(torch.cat(rows).tolist() if rows else [])
-        every = [part for parts in self.grid.shard.gather_objects(own) for part in parts]
-        vectors = [full_tensor(gradient).double() for gradient in gradients if gradient.dim() < 2]
-        return math.sqrt(math.fsum([*every, *(float(squared_rows(vector)) for vector in vectors)]))
+        by_rank = self.grid.shard.gather_objects(torch.cat(rows).tolist() if rows else [])
+        vectors = [float(squared_rows(full_tensor(gradient))) for gradient in gradients if gradient.dim() < 2]
+        return math.sqrt(math.fsum(chain(*by_rank, vectors)))
 
     def digests(self, named: Mapping[str, Tensor]) -> dict[str, str]:
         """Return the digest of each whole tensor, on every rank; each is computed by one."""
@@ -129,6 +115,10 @@ class Shards(Replicas):
     def weights(self) -> LiveWeights:
         """Return the weights, which are made whole one at a time, on every rank: each question is collective."""
         return ShardedWeights(self)
+
+    def _rounds(self, assignment: Assignment) -> list[tuple[int | None, ...]]:
+        first = self.grid.replicate.rank * self.grid.shard.size
+        return list(zip_longest(*assignment.numbers[first : first + self.grid.shard.size])) or [()]
 
     def _dummy(self, own: Sequence[Microbatch]) -> Microbatch:
         """Return what this rank reads in dummy passes: its cheapest microbatch, or another rank's if it has none."""
@@ -182,7 +172,7 @@ class RoundSum(ReduceScatter):
             self._add_canonical(input_tensor)
         else:
             self._add_native(input_tensor)
-        if self._shards.round == self._shards.num_rounds - 1:
+        if len(self._shards.rounds) == 1:
             self._total = self._over_replicas()
         output_tensor.zero_()
 
@@ -214,14 +204,14 @@ class RoundSum(ReduceScatter):
         received = torch.empty_like(gradients)
         dist.all_to_all_single(received, gradients, group=shard.group)
         self._tree = self._tree or TreeSum(self._shards.assignment.num_microbatches)
-        for number, row in zip(self._shards.numbers, received.view(shard.size, -1), strict=True):
+        for number, row in zip(self._shards.rounds[0], received.view(shard.size, -1), strict=True):
             if number is not None:
                 self._tree.add(number, row.to(torch.float32, copy=True))
 
     def _add_native(self, gradients: Tensor) -> None:
         """Let the library add the ranks' gradients, and keep a running sum in fp32."""
         shard = self._shards.grid.shard
-        if self._shards.numbers[shard.rank] is None:
+        if self._shards.rounds[0][shard.rank] is None:
             gradients.zero_()
         rows = list(gradients.float().view(shard.size, -1))
         own = torch.empty_like(rows[0])
@@ -248,9 +238,10 @@ class ShardedWeights(LiveWeights):
         self._shards = shards
 
     @property
-    def tensors(self) -> "FullTensors":
-        """The whole tensors, by name."""
-        return FullTensors(super().tensors)
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The whole tensors, by name; each is made whole when it is asked for, in memory of its own."""
+        shards = super().tensors
+        return FetchedTensors(shards, lambda name: full_tensor(shards[name]))
 
     def specs(self) -> dict[str, ParameterSpec]:
         """Return type and shape of each tensor; a sharded one has no memory that another process could share."""
@@ -271,22 +262,6 @@ class ShardedWeights(LiveWeights):
         copy = Decoder(self.config).to(self.dtype)
         copy.load_state_dict(dict(self.tensors))
         return copy
-
-
-class FullTensors(Mapping[str, Tensor]):
-    """Sharded tensors by name; each is made whole when it is asked for, in memory of its own."""
-
-    def __init__(self, shards: Mapping[str, Tensor]) -> None:
-        self._shards = shards
-
-    def __getitem__(self, name: str) -> Tensor:
-        return full_tensor(self._shards[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shards)
-
-    def __len__(self) -> int:
-        return len(self._shards)
 
 
 def shard_model(model: nn.Module, grid: RankGrid) -> None:
@@ -326,23 +301,5 @@ def row_sums(rows: Tensor, shape: torch.Size) -> Tensor:
     return squared_rows(rows)
 
 
-def exact_parts(values: Sequence[float]) -> list[float]:
-    """Return a few numbers whose sum is that of the values to the last bit; one that is not finite if that is not."""
-    parts: list[float] = []
-    while (rest := math.fsum([*values, *(-part for part in parts)])) != 0.0:
-        parts.append(rest)
-        if not math.isfinite(rest):
-            return [rest]
-    return parts
-
-
 def _canary_logprobs(model: nn.Module, microbatch: Microbatch) -> Tensor:
     return policy_logprobs(cast(Decoder, model), microbatch.tokens[0])
-
-
-@contextmanager
-def _views_allowed() -> Iterator[None]:
-    """Silence torch where a model returns a view: nothing here writes into what a model returns."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        yield

@@ -1,16 +1,13 @@
 """Models in other processes, as a controller holds them: one generic handle over the dispatch table of the workers."""
 
-from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-
-from torch import Tensor
 
 from rlcore.config import RunConfig
 from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.trainer import Trainer, peak_rate
-from rlcore.weights.target import ParameterSpec
+from rlcore.weights.source import FetchedTensors, WeightSource
 
 if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker
@@ -25,9 +22,9 @@ class RemoteModel:
     def __getattr__(self, method: str) -> Any:
         return partial(getattr(self._workers, method), self.name)
 
-    def weights(self) -> "RemoteWeights":
+    def weights(self) -> WeightSource:
         """Return the weights as they are now."""
-        return RemoteWeights(self.name, self._workers)
+        return cast(WeightSource, RemoteWeights(self.name, self._workers))
 
 
 def build_remote(config: RunConfig, workers: "ModelWorker", name: str) -> Trainer:
@@ -36,47 +33,22 @@ def build_remote(config: RunConfig, workers: "ModelWorker", name: str) -> Traine
     return cast(Trainer, RemoteModel(name, workers, peak_rate(config, name)))
 
 
-class RemoteWeights(Mapping[str, Tensor]):
-    """The weights of a model of the workers by name; a tensor is fetched when it is asked for, and not kept."""
+class RemoteWeights:
+    """The weights of a model of the workers, as `WeightSource`."""
 
     def __init__(self, model: str, workers: "ModelWorker") -> None:
         self._model, self._workers, found = model, workers, workers.describe_weights(model)
         self.config, self.dtype, self.names, self.tied = found.config, found.dtype, found.names, found.tied
-        self._specs = found.specs
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Tensors by name."""
-        return self
-
-    def specs(self) -> dict[str, ParameterSpec]:
-        """Return type, shape and memory of each tensor."""
-        return self._specs
-
-    def digests(self) -> dict[str, str]:
-        """Return the digest of each tensor, computed where it is."""
-        return self._workers.weight_digests(self._model)
-
-    def logprobs(self, tokens: Tensor) -> Tensor:
-        """Return what the policy gives each token after the first."""
-        return self._workers.logprobs(self._model, tokens)
+        self.specs = lambda: found.specs
+        self.tensors = FetchedTensors(found.specs, partial(workers.weight, model))
+        self.digests = partial(workers.weight_digests, model)
+        self.logprobs = partial(workers.logprobs, model)
 
     def decoder(self) -> Decoder:
         """Build a decoder with a copy of the weights."""
         decoder = Decoder(self.config).to(dtype=self.dtype)
-        decoder.load_state_dict({name: self[name] for name in self.names}, strict=False)
+        decoder.load_state_dict({name: self.tensors[name] for name in self.names}, strict=False)
         return decoder
-
-    def __getitem__(self, parameter: str) -> Tensor:
-        if parameter not in self._specs:
-            raise KeyError(parameter)
-        return self._workers.weight(self._model, parameter)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
 
 class RecordWithWorkers(Record):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.bits.tensor_digests import combined_digest, flat_digest
+from rlcore.checkpoint import read_state, write_state
 from rlcore.config import OptimizerSection, PpoSection, RunConfig, RuntimeSection
 from rlcore.data.microbatches import Microbatch
 from rlcore.errors import InvalidValueError
@@ -178,15 +179,11 @@ class Trainer:
 
     def write_state(self, path: Path) -> None:
         """Write the state into a directory that exists and every rank sees. Raises OSError."""
-        from rlcore.checkpoints.state_shards import write_state
-
         write_state(path, self.state(), self.reduction.group)
 
     @torch.no_grad()
     def read_state(self, path: Path) -> None:
         """Load what `write_state` has written, by any number of ranks. Raises CheckpointError."""
-        from rlcore.checkpoints.state_shards import read_state
-
         self._wake()
         found = read_state(path, dict(self.model.named_parameters()), self.reduction.group)
         for name, parameter in self.model.named_parameters():

@@ -1,6 +1,6 @@
 """Weights as a sync reads them, wherever the trainer is: by name, one tensor at a time, with their digests."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -50,6 +50,24 @@ class WeightSource(Protocol):
 
     def decoder(self) -> Decoder:
         """Return a decoder with these weights, to look into."""
+
+
+class FetchedTensors(Mapping[str, Tensor]):
+    """Tensors by name, each fetched when it is asked for and not kept."""
+
+    def __init__(self, names: Collection[str], fetch: Callable[[str], Tensor]) -> None:
+        self._names, self._fetch = names, fetch
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._fetch(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def digest_of(source: WeightSource) -> str:

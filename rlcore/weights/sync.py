@@ -8,8 +8,12 @@ The trainer calls it between rollouts, in its own thread; nothing else may write
 after `begin` leaves a sampler that refuses to sample, until a sync with `previous=None` has passed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
@@ -19,9 +23,11 @@ from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import canary_distance, canary_tokens, different_layer
 from rlcore.weights.receipts import Check, Receipt, changed_names
 from rlcore.weights.source import LiveWeights, WeightSource
-from rlcore.weights.target import ParameterSpec, TargetState, WeightTarget
+from rlcore.weights.target import ParameterSpec, TargetState, WeightTarget, address_space
 
 Digests = Mapping[str, str]
+There = TypeVar("There")
+Here = TypeVar("Here")
 
 
 @torch.no_grad()
@@ -47,9 +53,11 @@ def sync(
     check_fence(state, policy_version, previous)
     check_names(specs, state.parameters, weights.tied)
     check_memory(specs, state.parameters)
-    expected = weights.digests()
-    if previous is not None:
-        check_held(state, target.digests(names), previous)
+    if previous is None:
+        expected = weights.digests()
+    else:
+        held, expected = _at_once(state, partial(target.digests, names), weights.digests)
+        check_held(state, held, previous)
         if has_learned:
             check_policy_changed(expected, previous)
     target.begin(policy_version)
@@ -58,10 +66,8 @@ def sync(
     target.write((name, source[name]) for name in names)
     check_digests({name: expected[name] for name in names}, target.digests(names), previous)
     tokens = canary_tokens(weights.config)
-    given = target.canary(tokens)
-    distance = canary_distance(
-        weights.logprobs(tokens), given, weights.dtype, lambda: different_layer(weights.decoder(), target, tokens)
-    )
+    given, own = _at_once(state, partial(target.canary, tokens), partial(weights.logprobs, tokens))
+    distance = canary_distance(own, given, weights.dtype, lambda: different_layer(weights.decoder(), target, tokens))
     digest = combined_digest({name: expected[name] for name in weights.names})
     target.commit(digest)
 
@@ -76,6 +82,17 @@ def sync(
         num_bytes=sum(spec.num_bytes for spec in state.parameters.values()),
         duration_s=perf_counter() - began,
     )
+
+
+def _at_once(state: TargetState, there: Callable[[], There], here: Callable[[], Here]) -> tuple[There, Here]:
+    """Return both; where the target is in another process, a thread at the caller's level asks it meanwhile."""
+    regions = (spec.region for spec in state.parameters.values())
+    if not any(region is not None and region.space[0] != address_space() for region in regions):
+        return there(), here()
+    with ThreadPoolExecutor(1) as executor:
+        answer = executor.submit(copy_context().run, there)
+        own = here()
+    return answer.result(), own
 
 
 def check_fence(state: TargetState, policy_version: int, previous: Receipt | None) -> None:

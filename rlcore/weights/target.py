@@ -21,6 +21,11 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 _INTERPRETER = uuid.uuid4().hex
 
 
+def address_space() -> str:
+    """Return the name of this process's memory: no two processes have the same, forked ones included."""
+    return f"{_INTERPRETER}-{os.getpid()}"
+
+
 class Region(NamedTuple):
     """The memory of a parameter from its first byte to its last; what lies between belongs to it too."""
 
@@ -47,8 +52,8 @@ class ParameterSpec(NamedTuple):
         if tensor.numel() and not tensor.is_meta:
             pairs = zip(tensor.shape, tensor.stride(), strict=True)
             reach = 1 + sum((size - 1) * stride for size, stride in pairs)
-            begin, process = tensor.data_ptr(), f"{_INTERPRETER}-{os.getpid()}"
-            region = Region((process, str(tensor.device)), begin, begin + reach * tensor.element_size())
+            begin = tensor.data_ptr()
+            region = Region((address_space(), str(tensor.device)), begin, begin + reach * tensor.element_size())
         return cls(tensor.dtype, tuple(tensor.shape), region)
 
     @property

@@ -51,9 +51,9 @@ def test_checksums_that_are_none_are_damage_too(tmp_path: Path, text: str) -> No
 
 def test_it_reads_what_the_engine_writes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from rlcore.checkpoints.checkpoint import save
+    from rlcore.checkpoint import save
 
-    path = save(tmp_path, 3, {}, {"a": 1}, keep=1)
+    path = save(tmp_path, 3, {"a": 1}, {}, keep=1)
     assert damage_of(path) == ""
     (path / "values.json").write_bytes(b"{}")
     assert damage_of(path).startswith("values.json has 2 bytes")

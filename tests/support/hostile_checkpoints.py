@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from xxhash import xxh3_128_hexdigest
 
 from harness.bits.files import parse_object
-from rlcore.checkpoints import checkpoint as own_checkpoints
-from rlcore.checkpoints.checkpoint_files import CHECKSUMS, VALUES, Checksums
-from rlcore.checkpoints.state_shards import read_state, write_state
+from rlcore import checkpoint as own_checkpoints
+from rlcore.checkpoint import CHECKSUMS, VALUES, read_state, write_state
 from rlcore.data.files import read_rows
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models import checkpoints
@@ -93,28 +93,19 @@ def _readers_of_tokenizers() -> list[Reader]:
 
 
 def _readers_of_runs() -> list[Reader]:
-    group = {"policy_optimizer": {"a.exp_avg": torch.ones(2, 3), "a.step": torch.ones(())}}
+    files = _written(lambda at: own_checkpoints.save(at, 1, VALUES_OF_A_RUN, {}, keep=1))
+    files = {Path(name).name: content for name, content in files.items()}
 
-    def save(directory: Path) -> None:
-        own_checkpoints.save(directory, 1, group, VALUES_OF_A_RUN, keep=1)
-
-    files = {Path(name).name: content for name, content in _written(save).items()}
-    tensors = f"{next(iter(group))}.safetensors"
-
-    def sealed(name: str) -> Read:
-        """Read a checkpoint in which the data stands in the file `name`, and the checksums are those of its files."""
-
-        def read(data: bytes, directory: Path) -> object:
-            write_files(directory, {**{each: files[each] for each in (VALUES, tensors)}, name: data})
-            (directory / CHECKSUMS).write_bytes(Checksums.of(directory, 1).encoded())
-            return own_checkpoints.load(directory)
-
-        return read
+    def resealed(data: bytes, directory: Path) -> object:
+        """Read values whose checksums are right."""
+        write_files(directory, {VALUES: data})
+        entry = {"num_bytes": len(data), "xxh3_128": xxh3_128_hexdigest(data)}
+        (directory / CHECKSUMS).write_bytes(own_checkpoints.sealed(1, {VALUES: entry}))
+        return own_checkpoints.load(directory)
 
     return [
         Reader("checksums.json of a run", (files[CHECKSUMS],), _resealed(files), (CheckpointError,)),
-        Reader("values.json of a run", (files[VALUES],), sealed(VALUES), (CheckpointError,)),
-        Reader("tensors of a run", (files[tensors],), sealed(tensors), (CheckpointError,)),
+        Reader("values.json of a run", (files[VALUES],), resealed, (CheckpointError,)),
         _reader_of_shards(),
     ]
 
@@ -130,7 +121,7 @@ def _resealed(files: Mapping[str, bytes]) -> Read:
             pass
         try:
             found = json.loads(data)
-            whole = Checksums(found["step"], found["files"]).encoded()
+            whole = own_checkpoints.sealed(found["step"], found["files"])
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             whole = data
         (directory / CHECKSUMS).write_bytes(whole)
@@ -184,7 +175,7 @@ def _answers() -> Reader:
 
         answer: Mapping[str, Any] = field(default_factory=dict)
 
-        def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        def _answer(self, url: str, body: dict[str, Any] | None) -> dict[str, Any]:
             return dict(self.answer)
 
     def read(data: bytes, directory: Path) -> object:
@@ -192,7 +183,7 @@ def _answers() -> Reader:
             server = Answered("http://localhost", answer=parse_object(data))
         except ValueError:  # as where a server is not one of completions
             return None
-        return server.model(), server.score("m", (1, 2), 1), server.collective_rpc("m")
+        return server.models(), server.score("m", (1, 2), 1), server.collective_rpc("m")
 
     choice = {
         "prompt_logprobs": [None, {"2": {"logprob": -1.5}}],

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from rlcore.checkpoints.checkpoint import save
+from rlcore.checkpoint import save
 from rlcore.trainers.ranks import Ranks
 from rlcore.trainers.trainer import Trainer
 from tests.support.rank_training import (
@@ -53,7 +53,7 @@ def local_save(directory: str) -> str:
     """Make one update in one process, and write a checkpoint with its state; return where the state is."""
     trainer = local_trainer()
     step_of(trainer, 0, None)
-    written = save(Path(directory), 1, {}, {}, keep=2, writers={"policy_state": trainer.write_state})
+    written = save(Path(directory), 1, {}, {"policy_state": trainer.write_state}, keep=2)
     return str(written / "policy_state")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from rlcore.checkpoints.checkpoint import load_newest
+from rlcore.checkpoint import load_newest
 from tests.rlcore.deployments.recorded_runs import (
     HERE,
     TWO_RANKS,

@@ -3,19 +3,16 @@
 import math
 from collections.abc import Sequence
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.numerics.tree_sum import TreeSum, complete_subtrees
-from rlcore.trainers.fsdp import exact_parts, row_sums
+from rlcore.trainers.fsdp import row_sums
 from rlcore.trainers.gradients import global_norm, squared_rows
 from rlcore.trainers.reductions import added, buckets, flat_nodes, total_row
 from tests.support.canonical_sum import tree_sum
-
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
 
 
 @st.composite
@@ -73,19 +70,6 @@ def test_rows_of_several_tensors_lie_beside_each_other() -> None:
     assert [node.tolist() for node in flat_nodes(trees)] == [[1.0] * 7, [4.0] * 4 + [3.0] * 3]
     assert total_row(trees, [4, 3], "cpu").tolist() == [5.0] * 4 + [4.0] * 3
     assert total_row([TreeSum(1)], [2], "cpu").tolist() == [0.0, 0.0]
-
-
-@given(st.lists(NUMBERS, max_size=30), st.integers(1, 5))
-def test_a_few_numbers_have_the_exact_sum_of_many(values: list[float], num_ranks: int) -> None:
-    parts = [part for rank in range(num_ranks) for part in exact_parts(values[rank::num_ranks])]
-    assert math.fsum(parts) == math.fsum(values)
-    assert all(len(exact_parts(values[rank::num_ranks])) <= 42 for rank in range(num_ranks))
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_sum_that_is_not_finite_is_one_number(value: float) -> None:
-    (part,) = exact_parts([1.0, value])
-    assert not math.isfinite(part)
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 4))

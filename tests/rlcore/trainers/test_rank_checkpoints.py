@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.checkpoints.checkpoint import load, load_newest
+from rlcore.checkpoint import load, load_newest
 from rlcore.errors import CheckpointError
 from tests.rlcore.trainers.conftest import NUM_RANKS, OnRanks
 from tests.support.rank_checkpoints import (

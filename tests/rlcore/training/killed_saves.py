@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
-from rlcore.checkpoints.checkpoint import PARTIAL, load, load_newest, save
+from rlcore.checkpoint import PARTIAL, load, load_newest, save, write_state
 from rlcore.errors import CheckpointError
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "shutil.copyfile")
@@ -34,8 +35,11 @@ def write(directory: Path, content: int, step: int) -> None:
     def write_policy(path: Path) -> None:
         (path / "model.bin").write_bytes(bytes([content]) * NUM_ELEMENTS)
 
-    tensors = {"critic": {"a": torch.full((NUM_ELEMENTS,), float(content))}, "optimizer": {"b": torch.tensor(content)}}
-    save(directory, step, tensors, {"content": content}, keep=1, writers={"policy": write_policy})
+    def write_own_state(path: Path) -> None:
+        write_state(path, {"a": torch.full((NUM_ELEMENTS,), float(content)), "b": torch.tensor(content)}, None)
+
+    writers = {"policy": write_policy, "policy_state": write_own_state}
+    save(directory, step, {"content": content}, writers, keep=1)
 
 
 def content_of(directory: Path) -> int | None:
@@ -46,8 +50,8 @@ def content_of(directory: Path) -> int | None:
         return None
     if found is None:
         return None
-    contents = {int(value) for value in found.tensors["critic"]["a"].tolist()}
-    contents |= {int(found.tensors["optimizer"]["b"]), found.values["content"]}
+    state = load_file(found.path / "policy_state" / "state.safetensors")
+    contents: set[int] = {int(state["b"]), found.values["content"], *map(int, state["a"].tolist())}
     contents |= set((found.path / "policy" / "model.bin").read_bytes())
     assert len(contents) == 1, f"a mixture of {contents} in {found.path}"
     return contents.pop()

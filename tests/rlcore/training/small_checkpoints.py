@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
 
-from rlcore.checkpoints.checkpoint import load_newest, save
+from rlcore.checkpoint import load_newest, save, write_state
 from rlcore.models import checkpoints
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -13,14 +13,15 @@ from rlcore.models.decoder import Decoder
 CONFIG = DecoderConfig("qwen3", 12, 8, 1, 2, 1, 4, 12, max_length=16)
 
 
-def small(content: int) -> dict[str, dict[str, Tensor]]:
-    return {"critic": {"a": torch.full((3,), float(content))}, "optimizer": {"b": torch.tensor(content)}}
-
-
-def saved(directory: Path, step: int, *, keep: int = 9) -> Path:
-    decoder = Decoder(CONFIG).initialise(step)
-    writers = {"policy": lambda path: checkpoints.save(decoder, path)}
-    return save(directory, step, small(step), {"content": step}, keep=keep, writers=writers)
+def saved(directory: Path, step: int, *, keep: int = 9, content: int | None = None) -> Path:
+    """Write a checkpoint whose files follow from `content`, which is the step if it is not given."""
+    number = step if content is None else content
+    decoder, state = Decoder(CONFIG).initialise(number), {"b": torch.tensor(number)}
+    writers = {
+        "policy": lambda path: checkpoints.save(decoder, path),
+        "policy_state": lambda path: write_state(path, state, None),
+    }
+    return save(directory, step, {"content": number}, writers, keep=keep)
 
 
 def names(directory: Path) -> list[str]:
@@ -30,5 +31,6 @@ def names(directory: Path) -> list[str]:
 def step_read(directory: Path) -> int:
     found = load_newest(directory)
     assert found is not None
-    assert found.values["content"] == found.step == int(found.tensors["optimizer"]["b"])
+    (state,) = load_file(found.path / "policy_state" / "state.safetensors").values()
+    assert found.values["content"] == found.step == int(state)
     return found.step

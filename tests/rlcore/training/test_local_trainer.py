@@ -1,12 +1,17 @@
 """The norm of gradients, and the optimizer's step."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.trainers.gradients import global_norm
 from rlcore.trainers.trainer import Trainer
+
+SECTION = OptimizerSection(learning_rate=0.1)
 
 
 class Pair(nn.Module):
@@ -21,8 +26,7 @@ class Pair(nn.Module):
 def test_a_step_is_torchs_own_with_the_gradient_clipped() -> None:
     """Over two steps, the first below the bound: Adam's first step is the same whatever the gradient's scale."""
     ours, theirs = Pair(), Pair()
-    section = OptimizerSection(learning_rate=0.1)
-    trainer = Trainer("policy", ours, 0.1, section=section, runtime=RuntimeSection())
+    trainer = Trainer("policy", ours, 0.1, section=SECTION, runtime=RuntimeSection())
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.05, weight_decay=0.0)
     for flat in (torch.linspace(0.1, -0.05, 8), torch.linspace(-1, 1, 8)):
         trainer.gradients = [flat[:6].reshape(2, 3).clone(), flat[6:].clone()]
@@ -32,6 +36,45 @@ def test_a_step_is_torchs_own_with_the_gradient_clipped() -> None:
         optimizer.step()
     torch.testing.assert_close(ours.weight, theirs.weight)
     torch.testing.assert_close(ours.other, theirs.other)
+
+
+def test_weights_in_bfloat16_move_at_a_rate_that_each_step_alone_would_lose() -> None:
+    """200 steps of 1e-6 from 0.05, where neighbours in bfloat16 are 2.4e-4 apart: the optimizer moves fp32 weights."""
+    start = torch.full((4, 8), 0.05, dtype=torch.bfloat16)
+    alone = nn.Parameter(start.clone())
+    model = nn.ParameterDict({"weight": nn.Parameter(start.clone())})
+    section = OptimizerSection(learning_rate=1e-6)
+    trainer = Trainer("policy", model, 1e-6, section=section, runtime=RuntimeSection())
+    optimizer = torch.optim.AdamW([alone], lr=1e-6, weight_decay=0.0)
+    for _ in range(200):
+        trainer.gradients = [torch.ones(4, 8)]
+        trainer.optimizer_step(learning_rate=1e-6, max_norm=None)
+        alone.grad = torch.ones_like(alone)
+        optimizer.step()
+    assert torch.equal(alone, start), "without them nothing moves"
+    assert model["weight"].dtype == torch.bfloat16
+    torch.testing.assert_close(model["weight"].float(), torch.full((4, 8), 0.0498), atol=1.3e-4, rtol=0)
+    assert not torch.equal(model["weight"], start)
+    torch.testing.assert_close(trainer.masters["weight"], start.float() - 200e-6, atol=1e-7, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_of_either_type_resumes_to_the_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    found = []
+    for is_resumed in (False, True):
+        trainers = [
+            Trainer("policy", Pair().to(dtype), 0.1, section=SECTION, runtime=RuntimeSection()) for _ in range(2)
+        ]
+        trainer = trainers[0]
+        for step in range(6):
+            if step == 3 and is_resumed:
+                trainer.write_state(tmp_path)
+                trainer = trainers[1]
+                trainer.read_state(tmp_path)
+            trainer.gradients = [torch.linspace(-1, 1, 6).reshape(2, 3) + step, torch.ones(2)]
+            trainer.optimizer_step(learning_rate=1e-3, max_norm=None)
+        found.append(weights_digest(trainer.state()))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from harness.bits.tensor_digests import weights_digest
-from rlcore.checkpoints.state_shards import read_state, write_state
+from rlcore.checkpoint import read_state, write_state
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import CheckpointError
 from rlcore.trainers.trainer import Trainer

@@ -17,9 +17,9 @@ from rlcore.models.decoder import Decoder
 from rlcore.weights.arrivals import Canary, VllmWorkers, receipt_for
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.receipts import Check, Receipt
-from rlcore.weights.vllm_reload import CheckpointReload
 from tests.rlcore.weights.targets import learn
 from tests.support.vllm_engines import need_vllm
+from tests.support.vllm_reload import CheckpointReload
 
 need_vllm()
 pytestmark = pytest.mark.full

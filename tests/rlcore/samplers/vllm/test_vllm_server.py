@@ -99,7 +99,7 @@ def started(url: str, process: "subprocess.Popen[bytes]", log: Path) -> str:
     end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
         try:
-            CompletionsServer(url).model()
+            CompletionsServer(url).models()
         except InvalidValueError:
             time.sleep(0.2)
         else:

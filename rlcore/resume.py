@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.checkpoints.checkpoint import Checkpoint, Writer, load_newest, read_values, save
+from rlcore.checkpoint import Checkpoint, Writer, load, load_newest, save
 from rlcore.errors import CheckpointError
 from rlcore.keys import key
-from rlcore.models.checkpoints import CONFIG, read_json
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
-from rlcore.models.config import read_config
 from rlcore.weights.source import LiveWeights, digest_of
 
 if TYPE_CHECKING:
@@ -29,34 +27,34 @@ def save_checkpoint(state: "TrainState", directory: Path, step: int) -> Path:
         save_decoder(state.decoder, path)
         state.tokenizer.save(path)
 
+    digests = state_digests(state, step)
     values = {
         "identity": state.config.identity(),
         "level": state.level,
         "kl_coef": state.kl_coef,
-        "state": state_digests(state, step),
+        "state": digests,
     }
-    keep = state.config.output.keep_checkpoints
     writers: dict[str, Writer] = {f"{model.name}_state": model.write_state for model in state.models}
-    path = save(directory, step, {}, values, keep=keep, writers={"policy": write_policy, **writers})
-    check_written(state, path)
+    keep = state.config.output.keep_checkpoints
+    path = save(directory, step, values, {"policy": write_policy, **writers}, keep=keep)
+    check_written(state, path, digests["weights of the policy"])
     return path
 
 
-def check_written(state: "TrainState", path: Path) -> None:
-    """Check that the values of a checkpoint are those of the live run, not only what was to be written.
+def check_written(state: "TrainState", path: Path, digest: str) -> None:
+    """Check that the values of a checkpoint, and the policy as others load it, are those of the live run.
 
-    A resumed run does not read the policy's config.json: other programs do. Raises CheckpointError.
+    A resumed run does not read the policy's directory: other programs do. Raises CheckpointError.
     """
-    written = read_config(read_json(path / "policy" / CONFIG))
-    found = {**read_values(path), "model": written}
-    exported = load_decoder(path / "policy", dtype=state.policy.weights().dtype)
-    found["weights of the policy"] = digest_of(LiveWeights(exported))
+    weights = state.policy.weights()
+    exported = load_decoder(path / "policy", dtype=weights.dtype)
+    found = {**load(path).values, "model": exported.config, "weights": digest_of(LiveWeights(exported))}
     own = {
         "identity": state.config.identity(),
         "level": state.level,
         "kl_coef": state.kl_coef,
-        "model": state.decoder.config,
-        "weights of the policy": found["state"]["weights of the policy"],
+        "model": weights.config,
+        "weights": digest,
     }
     if wrong := [name for name, value in own.items() if found[name] != value]:
         raise CheckpointError(

@@ -1,1 +1,0 @@
-"""Checkpoints: saving a run and resuming it."""
