@@ -7,6 +7,7 @@ end_step; the warm start and the first sync come before, so that a resumed run h
 recorded in the first of them.
 """
 
+import traceback
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from rlcore.config import PpoSection, RunConfig, read_config
 from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
-from rlcore.errors import CheckpointError, InvalidValueError, WorkerDiedError
+from rlcore.errors import CheckpointError, InvalidValueError, RewardError, WorkerDiedError
 from rlcore.log import Clock, Record, Recorder, RunLog, announcement
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
@@ -39,6 +40,9 @@ from rlcore.types import Tokenizer
 
 if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker
+
+REWARD_ERROR = "reward_error.txt"
+"""File of a run's directory: the traceback of a reward function that failed."""
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:
@@ -59,9 +63,10 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     check(config, level)
     keep_freed_memory()
     tokenizer, decoder = build_model(config)
-    task = make_task(config.task, tokenizer, config.seed)
+    context, num_new = decoder.config.max_length, num_new_tokens(config, tokenizer)
+    task = make_task(config.task, tokenizer, config.seed, context=context, num_new_tokens=num_new)
     threads = config.runtime.training_threads, config.runtime.sampling_threads
-    dtype, device, length = decoder.embedding.dtype, config.model.device, longest_sequence(task, config, tokenizer)
+    dtype, device, length = decoder.embedding.dtype, config.model.device, task.longest_prompt + num_new
     held = at_level(level, decoder.config, dtype=dtype, device=device, length=length, threads=threads)
     log = RunLog(directory, config.output)
 
@@ -74,9 +79,14 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
 
     policy = RestartPolicy(config.deployment.on_worker_death, config.deployment.max_restarts)
     with held, num_threads(threads[0]):  # else torch's own number, which is that of the cores
-        log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
+        num_parameters = sum(each.numel() for each in decoder.parameters())
+        log.say(announcement(config, level=level, num_parameters=num_parameters, num_unused=task.num_unused))
         try:
             return run_with_restarts(start, policy, deaths=(WorkerDiedError,), say=log.say)
+        except RewardError as error:  # with the user's own frames, which the message has no room for
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / REWARD_ERROR).write_text("".join(traceback.format_exception(error)), "utf-8")
+            raise
         finally:
             log.close()
 
@@ -116,12 +126,10 @@ def check_device(name: str, level: str) -> None:
         ) from error
 
 
-def longest_sequence(task: Task, config: RunConfig, tokenizer: Tokenizer) -> int:
-    """Return the tokens of the longest prompt with a completion of the greatest length, and an item after it."""
+def num_new_tokens(config: RunConfig, tokenizer: Tokenizer) -> int:
+    """Return the tokens of a completion of the greatest length, and an item after it."""
     beams = beam_params(config, tokenizer)
-    num_item_tokens = len(beams.forced) + beams.max_tokens if beams else 0
-    longest_prompt = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout))
-    return longest_prompt + config.sampling.max_tokens + num_item_tokens
+    return config.sampling.max_tokens + (len(beams.forced) + beams.max_tokens if beams else 0)
 
 
 def resumed_config(config: RunConfig, directory: Path) -> RunConfig:
@@ -147,7 +155,7 @@ def prepare(
 
     `workers` is the handle of those that train the models, None to train them in this process.
     """
-    longest = longest_sequence(task, config, tokenizer)
+    longest = task.longest_prompt + num_new_tokens(config, tokenizer)
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say
     )

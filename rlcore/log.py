@@ -351,8 +351,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def announcement(config: RunConfig, *, level: str, num_parameters: int) -> str:
-    """Return what a run is going to do, a line each for its model, warm start, training and deployment."""
+def announcement(config: RunConfig, *, level: str, num_parameters: int, num_unused: int = 0) -> str:
+    """Return what a run is going to do, a line each for its model, warm start, training and deployment.
+
+    `num_unused` are the rows of the task's file that are neither trained on nor held out.
+    """
 
     def count(number: int, noun: str) -> str:
         return f"{number} {noun}{'' if number == 1 else 's'}"
@@ -363,6 +366,9 @@ def announcement(config: RunConfig, *, level: str, num_parameters: int) -> str:
     source = f"the checkpoint {model.path}" if model.path else drawn
     lines = {"model": f"{source}, {num_parameters:,} parameters, {model.dtype} on {model.device}"}
 
+    if num_unused:
+        left = f"{count(num_unused, 'row')} of {config.task.path} are neither trained on nor held out"
+        lines["prompts"] = f"{left} (task.num_prompts, task.num_heldout)"
     if output.resume:
         lines["warm start"] = "none, since the run is resumed"
     elif not warm.num_steps:

@@ -29,6 +29,11 @@ class Task:
     num_unused: int = 0
     """Rows of its file that are on neither side."""
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of its longest prompt."""
+        return max(len(prompt.tokens) for prompt in (*self.train, *self.heldout))
+
 
 NUM_PROMPTS = 512
 """Prompts to train on of a task that is drawn, unless the configuration says how many."""

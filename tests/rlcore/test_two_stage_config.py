@@ -70,3 +70,10 @@ def test_a_run_announces_reasonings_and_items() -> None:
     assert "8 prompts of 8 reasonings each, up to 4 items per reasoning" in said
     plain = announcement(read_config(payload(sampling={"two_stage": None})), level="invariant", num_parameters=9)
     assert "8 prompts of 8 completions each, learning rate" in plain
+    assert "prompts:" not in plain
+
+
+def test_a_run_announces_rows_that_it_does_not_use() -> None:
+    of = read_config({"task": {"name": "file", "path": "mine.jsonl"}, "algorithm": {"name": "grpo"}})
+    said = announcement(of, level="off", num_parameters=9, num_unused=300)
+    assert "prompts:    300 rows of mine.jsonl are neither trained on nor held out (task.num_prompts," in said

@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.config import read_config
 from rlcore.entrypoint import train
-from rlcore.errors import InvalidValueError
+from rlcore.errors import InvalidValueError, RewardError
 from rlcore.models.checkpoints import load, save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -92,3 +92,24 @@ def test_a_mistake_in_the_model_section_is_reported_alone() -> None:
     with pytest.raises(InvalidValueError) as caught:
         read_config({"task": {"name": "sorting"}, "algorithm": {"name": "grpo"}, "model": {"path": 3}})
     assert (caught.value.what, caught.value.legal) == ("model.path is 3", "text")
+
+
+def failing(completions: list[str], **_: Any) -> list[float]:
+    raise KeyError("boom")
+
+
+def test_a_reward_that_raises_leaves_its_traceback_in_the_runs_directory(checkpoint: Path) -> None:
+    of = payload(checkpoint)
+    of["task"]["rewards"] = [f"{__name__}:failing"]
+    with pytest.raises(RewardError, match=r"raised KeyError: 'boom', at .*test_own_checkpoint\.py:\d+ in failing"):
+        train(read_config(of), level="off", directory=checkpoint.parent / "run", recorder=Digests())
+    written = (checkpoint.parent / "run" / "reward_error.txt").read_text("utf-8")
+    assert 'raise KeyError("boom")' in written
+
+
+def test_a_prompt_without_room_in_the_context_is_refused_before_anything_runs(checkpoint: Path) -> None:
+    of = payload(checkpoint, sampling={"max_tokens": 10**6})
+    with pytest.raises(
+        InvalidValueError, match=r"prompts\.jsonl:\d+: a prompt of \d tokens, and up to 1000000 after it"
+    ):
+        train(read_config(of), level="off", directory=checkpoint.parent / "run", recorder=Digests())
