@@ -21,7 +21,7 @@ from rlcore.config import RunConfig
 from rlcore.data.tasks import Task
 from rlcore.data.trajectory import Trajectory, Turn, by_request, item_params
 from rlcore.determinism import check_level
-from rlcore.errors import LevelError, RlcoreError, StepError
+from rlcore.errors import LevelError, StepError
 from rlcore.keys import key
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
@@ -229,7 +229,8 @@ def check_drawn(policy: Decoder, trajectory: Trajectory, config: RunConfig) -> N
     tokens, offsets = torch.tensor(trajectory.tokens, device=device), torch.tensor(chosen, device=device)
     logits = policy.logits(policy.hidden(tokens[None, :-1])[0, begin - 1 + offsets])
     temperature = section.temperature
-    said, found = torch.tensor(trajectory.completion_logprobs)[chosen], tokens[begin + offsets]
+    said = torch.tensor(trajectory.completion_logprobs, dtype=torch.float32)[chosen]
+    found = tokens[begin + offsets]
     if not torch.allclose(said, token_logprobs(logits / temperature, found).cpu(), atol=OTHER_WEIGHTS, rtol=0.0):
         return  # of other weights: the comparison of log-probabilities names the parameter
     scores = logits / temperature if temperature != 1.0 else logits
@@ -403,8 +404,10 @@ def explain(
                 matched.logprobs[found.row][mask].detach(),
                 temperature=trajectory.request.params.temperature or 1.0,
             )
-        except RlcoreError as error:  # the mismatch is what matters
-            yield Cause(f"the search for its cause failed: {error.what}", error.remedy)
+        except Exception as error:  # the mismatch is what matters
+            yield Cause(
+                f"the search for its cause failed: {getattr(error, 'what', error)}", getattr(error, "remedy", "")
+            )
 
     return (extent, largest), searched()
 

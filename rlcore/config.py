@@ -7,10 +7,20 @@ setting without effect is an error too.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from rlcore.errors import InvalidValueError
 
@@ -147,6 +157,29 @@ class SamplingSection(Section):
     """Items after each completion, by beam search; the settings above are then those of the reasoning."""
 
 
+ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "remax")
+LOSSES = ("ppo_clip", "gspo", "cispo", "dppo_tv", "ipo", "masked_is")
+
+
+OWN = r"^[\w.]+:\w+$"
+"""Name of a user's own function: module:function."""
+
+
+def _one_of(key: str, names: tuple[str, ...]) -> Callable[[str], str]:
+    """Return what lets a key have one of some names, or a user's own."""
+
+    def check(value: str) -> str:
+        if value not in names and not re.match(OWN, value):
+            raise InvalidValueError(f"{key} is {value!r}", legal=", ".join((*names, "module:function")))
+        return value
+
+    return check
+
+
+def _schema(names: tuple[str, ...]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"enum": [*names], "type": "string"}, {"pattern": OWN, "type": "string"}]})
+
+
 class PolicySection(Section):
     """What GRPO and PPO share."""
 
@@ -158,10 +191,11 @@ class GrpoSection(PolicySection):
     """Rewards relative to those of the same prompt; no critic."""
 
     name: Literal["grpo"] = "grpo"
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "remax"] = "grpo"
-    """Against the other completions of the prompt; of remax, against its greedy one."""
-    loss: Literal["ppo_clip", "gspo", "cispo", "dppo_tv", "ipo", "masked_is"] = "ppo_clip"
-    """The first three clip the ratio to the policy before the step, the others drop tokens by that to the sampler."""
+    advantage: Annotated[str, AfterValidator(_one_of("algorithm.advantage", ADVANTAGES)), _schema(ADVANTAGES)] = "grpo"
+    """Against the other completions of the prompt, of remax against its greedy one; or module:function, your own."""
+    loss: Annotated[str, AfterValidator(_one_of("algorithm.loss", LOSSES)), _schema(LOSSES)] = "ppo_clip"
+    """The first three clip the ratio to the policy before the step, the others drop tokens by that to the sampler; or
+    module:function, your own."""
     aggregation: Aggregation | None = None
     """None: as the loss and the advantage have it, see `RunConfig.aggregation`."""
     clip_eps_low: Fraction | None = None
@@ -401,8 +435,8 @@ def read_config(payload: Mapping[str, Any]) -> RunConfig:
 
 
 def _uses(*losses: str) -> Callable[[RunConfig], bool]:
-    """Whether the loss is one of these; that of PPO is ppo_clip."""
-    return lambda config: getattr(config.algorithm, "loss", "ppo_clip") in losses
+    """Whether the loss is one of these, or a user's own; that of PPO is ppo_clip."""
+    return lambda config: (loss := getattr(config.algorithm, "loss", "ppo_clip")) in losses or ":" in loss
 
 
 def _is_hybrid(config: RunConfig) -> bool:
@@ -497,7 +531,7 @@ def _training_misfits(config: RunConfig) -> Iterator[InvalidValueError]:
                 legal=f"1 to {num_samples}, the reasonings of a step",
             )
         return
-    if section.group_size == 1 and isinstance(algorithm, GrpoSection) and algorithm.advantage != "remax":
+    if section.group_size == 1 and isinstance(algorithm, GrpoSection) and algorithm.advantage in ADVANTAGES[:-1]:
         yield InvalidValueError(
             f"training.group_size is 1, and advantage {algorithm.advantage} compares the completions of a prompt",
             legal="2 or more; 1 with algorithm.advantage remax, or with algorithm.name ppo",

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlcore.algorithms.named import ADVANTAGES, LOSSES, function_of
 from rlcore.checkpoint import load_newest
 from rlcore.checks import Checks
-from rlcore.config import PpoSection, RunConfig, read_config
+from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
 from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
@@ -72,8 +73,9 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
 
     def start(num_restarts: int) -> TrainState:
         own = resumed_config(config, directory) if num_restarts else config
+        policy = build_model(own)[1] if num_restarts else decoder  # the last start has trained it
         with deployed(own, level, length, recorder, log.say) as workers:
-            state, first = prepare(own, level, task, tokenizer, decoder, recorder=recorder, log=log, workers=workers)
+            state, first = prepare(own, level, task, tokenizer, policy, recorder=recorder, log=log, workers=workers)
             loop(state, first, directory, log)
             return state
 
@@ -102,6 +104,9 @@ def check(config: RunConfig, level: str) -> None:
     ):
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
+    if isinstance(config.algorithm, GrpoSection):
+        function_of(config.algorithm.advantage, ADVANTAGES)
+        function_of(config.algorithm.loss, LOSSES)
     check_device(config.model.device, level)
     check_sampler(config)
     check_level_of_sampler(config, level)

@@ -282,7 +282,10 @@ class RunLog:
             "evaluation/completion_length": mean([float(len(each.loss_tokens)) for each in found.trajectories]),
             "evaluation/truncated": mean([float(each.is_truncated) for each in found.trajectories]),
         }
-        self._numbers(step, values)
+        by_name = found.scores.by_function
+        means = {name: [each for each in column if each is not None] for name, column in by_name.items()}
+        named = {name: mean(given) for name, given in means.items() if given} if len(by_name) > 1 else {}
+        self._numbers(step, values | {f"evaluation/rewards/{name}": value for name, value in named.items()})
         shown = list(zip(found.trajectories, found.scores.rewards, strict=True))[: self._section.num_shown]
         rows = [("prompt", "completion", "answer", "reward")]
         for trajectory, reward in shown:
@@ -292,7 +295,8 @@ class RunLog:
             self._write("completions.jsonl", {"step": step, **line, "stop_reason": trajectory.stop_reason.value})
             rows.append((prompt.text, text, str(answer), "-" if reward is None else f"{reward:.3f}"))
         when = f"after step {step - 1}" if step else "before step 0"
-        self.say(f"{when}: held-out reward {found.reward_mean:.3f} over {len(found.trajectories)} prompts")
+        parts = f" ({', '.join(f'{name} {value:.3f}' for name, value in named.items())})" if named else ""
+        self.say(f"{when}: held-out reward {found.reward_mean:.3f}{parts} over {len(found.trajectories)} prompts")
         for row in table(rows) if shown else ():
             self.say(row)
 

@@ -9,7 +9,7 @@ learning rate from the number of the step. Settings are the keys of `rlcore.conf
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.correction import reweighted
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
 from rlcore.algorithms.masks import included_tokens
-from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens, correction_weights
+from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens, correction_weights, function_of
 from rlcore.algorithms.policy_losses import PolicyLoss
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.algorithms.value_loss import value_loss
@@ -159,7 +159,7 @@ def grpo(state: TrainState, step: Step) -> None:
         batch = batch.extended(greedy_rewards=greedy_rewards(state, step))
         record("reward", "greedy_rewards", batch["greedy_rewards"])
 
-    found = ADVANTAGES[config.algorithm.advantage](batch, config)
+    found = function_of(config.algorithm.advantage, ADVANTAGES)(batch, config)
     advantages = found if found.dim() == 2 else per_token(found, batch["loss_mask"])  # one number on each of its tokens
     batch = batch.extended(advantages=advantages.float())
     record("advantage", "advantages", batch["advantages"])
@@ -289,12 +289,12 @@ def divide(state: TrainState, batch: Batch, samples: list[int]) -> Minibatch:
 def policy_loss(
     config: RunConfig, denominators: Denominators, policy: nn.Module, microbatch: Microbatch
 ) -> MicrobatchLoss:
-    """Compute a microbatch's share of the minibatch's loss: surrogate, penalties, correction, aggregation."""
+    """Compute a microbatch's share of the minibatch's loss: surrogate, correction, penalties, aggregation."""
     section, mask, sampled = config.algorithm, microbatch["loss_mask"], microbatch["rollout_logprobs"]
     logprobs, entropy = read_tokens(config.sampling.temperature, policy, microbatch)
     # Without old_logprobs this is the step's only update: the ratio is 1, and its gradient that of the log-probability.
     old = microbatch["old_logprobs"] if "old_logprobs" in microbatch else logprobs.detach()
-    loss = LOSSES[section.loss if isinstance(section, GrpoSection) else "ppo_clip"]
+    loss = function_of(section.loss if isinstance(section, GrpoSection) else "ppo_clip", LOSSES)
     found = loss(Tokens(logprobs, old, sampled, microbatch["advantages"], mask), config)
     losses, clipped = found[:2] if isinstance(found, PolicyLoss) else (found, torch.zeros_like(mask))
     observed = {"logprobs": logprobs, "entropy": entropy, "approx_kl": old - logprobs, "clipped": clipped.float()}
@@ -633,19 +633,23 @@ def loop(state: TrainState, first: int, directory: Path, log: RunLog) -> None:
         state.first_evaluation = evaluate(state, state.task.heldout, step=0)
         log.evaluation(0, state.first_evaluation)
     log.phase("training", num_steps, first)
+    say, means = log.say if output.shows_progress else (lambda line: None), set[float]()
     for number in range(first, num_steps):
-        log.step(number, make_step(state, number))
+        metrics = make_step(state, number, say)
+        log.step(number, metrics)
+        means.add(metrics["reward_mean"])
         done, is_last = number + 1, number + 1 == num_steps
         if is_last or (output.evaluate_every and done % output.evaluate_every == 0):
             log.evaluation(done, evaluate(state, state.task.heldout, step=done))
         if is_last or (output.checkpoint_every and done % output.checkpoint_every == 0):
             save_checkpoint(state, directory / DIRECTORY, done)
-    if output.shows_progress:
-        for line in state.clock.lines():
-            log.say(line)
+    if len(means) == 1 and num_steps - first > 1:
+        say(f"the mean reward was {means.pop():.3f} in all {num_steps - first} steps: check the reward functions")
+    for line in state.clock.lines():
+        say(line)
 
 
-def make_step(state: TrainState, number: int) -> dict[str, float]:
+def make_step(state: TrainState, number: int, say: Callable[[str], None] = lambda line: None) -> dict[str, float]:
     """Make one step of the algorithm, recorded and checked, and return its metrics. A LevelError names the step."""
     step, record = Step(number), state.record
     record.begin_step(number)
@@ -656,6 +660,8 @@ def make_step(state: TrainState, number: int) -> dict[str, float]:
         state.checks.after(step)
     except LevelError as error:
         raise error.in_step(number) from error.__cause__
+    if not bool(step.batch["advantages"].any()):
+        say(f"step {number}: rewards have no spread, so that every advantage is 0")
     metrics = metrics_of_step(step)
     record.end_step(**{name: metrics[ours] for name, ours in CURVE.items() if ours in metrics})
     return metrics | state.clock.take()

@@ -97,7 +97,7 @@ OWNED = (
         "rlcore/",
         ("builtins.open", ".read_text()", ".read_bytes()", "json.load", "json.loads"),
         (
-            *("rlcore/memory.py", "rlcore/observability/phases.py"),  # /proc, /sys
+            *("rlcore/memory.py", "rlcore/log.py"),  # /proc, /sys
         ),
     ),
     # These map a file by its name, which has been looked at first.
@@ -109,6 +109,6 @@ OWNED = (
     Owned(
         "rlcore/",
         ("safetensors.torch.load_file", "tokenizers.Tokenizer.from_file", "torch.load"),
-        (),
+        ("rlcore/distributed/worker_group.py",),  # tensors alone, of its own ranks
     ),
 )

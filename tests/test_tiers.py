@@ -47,6 +47,7 @@ WHOLLY_FULL = {
     "tests/bits/redaction/test_every_command.py": "tests/bits/redaction/test_redaction.py, word by word",
     "tests/runner/test_hostile_tests.py": "tests/runner/attempts/test_attempt_losses.py, one attempt at a time",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
+    "tests/rlcore/samplers/vllm/test_vllm_commands.py": "tests/rlcore/distributed/test_restarts.py, without vLLM",
     "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/samplers/vllm/test_vllm_server.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_restarts.py, without a run",

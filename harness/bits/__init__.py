@@ -1,1 +1,1 @@
-"""The leaf below harness and rlcore: digests, levels of determinism, errors with exit codes, redaction, safe files."""
+"""What harness and rlcore both need: digests, levels of determinism, errors with exit codes, redaction, safe files."""

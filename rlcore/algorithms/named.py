@@ -1,11 +1,11 @@
-"""Advantages and policy losses by their names in a configuration.
+"""Advantages and policy losses by their names in a configuration, or a user's own as `module:function`.
 
 advantage(batch, config) -> floats [samples], or [samples, positions]
 loss(tokens, config)     -> floats [samples, positions], or a PolicyLoss, which says what was clipped too
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.config import CorrectionSection, RunConfig
 from rlcore.data.batch import Batch
+from rlcore.data.rewards import load_function
 
 
 class Tokens(NamedTuple):
@@ -53,7 +54,7 @@ ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
     ),
     "remax": lambda batch, config: _remax(batch),
 }
-"""By `algorithm.advantage`."""
+"""By `algorithm.advantage`; `function_of` has a user's own beside them."""
 
 
 def _by_ratio_to(reference: str, loss: Callable[..., PolicyLoss]) -> Callable[[Tokens, RunConfig], PolicyLoss]:
@@ -76,7 +77,12 @@ LOSSES: Mapping[str, Callable[[Tokens, RunConfig], PolicyLoss | Tensor]] = {
     "ipo": _by_ratio_to("rollout_logprobs", ipo),
     "masked_is": _by_ratio_to("rollout_logprobs", masked_is),
 }
-"""By `algorithm.loss`."""
+"""By `algorithm.loss`; `function_of` has a user's own beside them."""
+
+
+def function_of(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the function of a name, or that of `module:function`. Raises InvalidValueError, RewardError."""
+    return known[name] if name in known else load_function(name, "advantages and losses")
 
 
 def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor, mask: Tensor) -> Tensor | None:

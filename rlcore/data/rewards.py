@@ -169,14 +169,19 @@ def load_reward(name: str, *, weight: float = 1.0, timeout_s: float = TIMEOUT_S)
     is_formed = module_name and function_name and len(prefixes) <= 1 and module_name not in ADAPTERS
     if not is_formed or not {*prefixes} <= {*ADAPTERS}:
         raise InvalidValueError(f"reward {name!r}", legal=LEGAL)
-    function = _function(module_name, function_name)
+    function = load_function(f"{module_name}:{function_name}", "reward functions")
     for prefix in prefixes:
         function = ADAPTERS[prefix](function)
     return Reward(name, function, weight, timeout_s)
 
 
-def _function(module_name: str, function_name: str) -> Callable[..., Any]:
-    module = _module(module_name)
+def load_function(name: str, kind: str) -> Callable[..., Any]:
+    """The function of "module:function"; `kind` says in errors what it is for.
+
+    Raises InvalidValueError where there is no such function, RewardError where its module fails when it is imported.
+    """
+    module_name, _, function_name = name.partition(":")
+    module = _module(module_name, kind)
     found = getattr(module, function_name, None)
     if found is None:
         public = sorted(each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_")
@@ -193,20 +198,18 @@ def _function(module_name: str, function_name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _module(name: str) -> Any:
+def _module(name: str, kind: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise InvalidValueError(
-                f"no module {error.name!r}, for reward functions of {name!r}",
+                f"no module {error.name!r}, for {kind} of {name!r}",
                 remedy="put the directory that holds it on PYTHONPATH, or install it",
             ) from error
-        raise RewardError(f"module {name} of reward functions needs {error.name}", remedy="install it") from error
+        raise RewardError(f"module {name} of {kind} needs {error.name}", remedy="install it") from error
     except Exception as error:  # whatever a user's module raises while it is imported
-        raise RewardError(
-            f"module {name} of reward functions raised {type(error).__name__}: {error}{place_of(error)}"
-        ) from error
+        raise RewardError(f"module {name} of {kind} raised {type(error).__name__}: {error}{place_of(error)}") from error
 
 
 def place_of(error: BaseException) -> str:

@@ -33,7 +33,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class CompletionsServer:
-    """A server at an address. Raises InvalidValueError where it cannot be reached, refuses, or answers otherwise."""
+    """A server at an address. Raises InvalidValueError where it cannot be reached, refuses, or answers wrongly."""
 
     url: str
     """Address without /v1, as http://localhost:8000."""

@@ -12,8 +12,8 @@ from tests.guards.planted import workers
 from tests.guards.planted.fault import named
 
 pytestmark = pytest.mark.full
-LOST = "def check_curve(curve: Mapping[str, float], updates: Sequence[tuple[float, float]]) -> None:\n"
-FAULTS = ("loss_of_the_first", "siblings_share_a_seed")
+LOST = 'def check_written(step: "Step") -> None:\n'
+FAULTS = ("targets_of_each_minibatch", "completed_first_served_first")
 
 
 @pytest.mark.timeout(600)
@@ -25,7 +25,7 @@ def test_a_fault_whose_check_is_lost_is_red_and_another_is_green(
     for name in ("harness", "tests"):
         (checkout / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "rlcore", checkout / "rlcore", ignore=shutil.ignore_patterns("__pycache__"))
-    checks = checkout / "rlcore" / "checks" / "agreement_checks.py"
+    checks = checkout / "rlcore" / "checks.py"
     text = checks.read_text("utf-8")
     assert text.count(LOST) == 1
     checks.write_text(text.replace(LOST, f"{LOST}    return\n"), "utf-8")
@@ -36,5 +36,5 @@ def test_a_fault_whose_check_is_lost_is_red_and_another_is_green(
 
     said: list[str] = []
     result = carry_out("faults", guard, Context(True, tmp_path / "work"), said.append)
-    assert [row.name for row in result.rows if row.problem] == ["loss_of_the_first"], said
+    assert [row.name for row in result.rows if row.problem] == ["targets_of_each_minibatch"], said
     assert result.red[0].endswith("and by engine when it was frozen")

@@ -14,7 +14,7 @@ from rlcore.algorithms.aggregation import Denominators
 from rlcore.data.batch import Batch
 from rlcore.data.scoring import Scores
 from rlcore.log import mean
-from rlcore.train import Matched, Step, Update, metrics_of_step
+from rlcore.train import Step, Update, metrics_of_step
 from rlcore.trainers.gradients import MicrobatchLoss
 from tests.rlcore.data.completions import completions
 
@@ -108,13 +108,3 @@ def test_updates_of_one_model_are_averaged_over_all_tokens_of_their_passes() -> 
         "critic_learning_rate": 0.5,
     }
     assert "logprobs" not in found and found["learning_rate"] == pytest.approx(0.1)
-
-
-def test_the_mismatch_is_that_of_all_passes() -> None:
-    step = step_of([2, 2], [1.0, 0.0])
-    sampled, mask = torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]])
-    step.matched = [
-        Matched(sampled - off, sampled, mask, (row,), 1) for row, off in ((0, 0.0), (1, torch.tensor([[0.0, 0.5]])))
-    ]
-    found = metrics_of_step(step)
-    assert (found["mismatch/num_tokens"], found["mismatch/max_nats"]) == (1.0, 0.5)

@@ -41,6 +41,7 @@ BLOCK_MULTIPLE = 32
 """Blocks of the cache of vLLM's own attention on a CPU have a multiple of so many tokens."""
 SPAWNED = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a trainer has threads
+    "VLLM_BATCH_INVARIANT": "0",  # it replaces torch's operations, rlcore's too, by kernels for GPUs
     "OMP_NUM_THREADS": "1",  # until a level says otherwise: products of more threads may have other bits
     "PYTHONWARNINGS": "ignore",  # this and what follows: lines that no user can act upon
     "TORCH_CPP_LOG_LEVEL": "ERROR",

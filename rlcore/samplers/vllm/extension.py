@@ -4,6 +4,7 @@ vLLM adds `EngineExtension` to its worker, and calls it between passes, in the t
 ever sees half of a sync.
 """
 
+import os
 import pickle
 import signal
 from contextlib import ExitStack
@@ -49,6 +50,7 @@ class EngineAnswerer(Answerer):
 
     def __init__(self, runner: Any, config: DecoderConfig) -> None:
         torch.set_num_threads = _set_num_threads
+        os.environ.pop("VLLM_BATCH_INVARIANT")  # vLLM has read it, and level invariant wants no such value
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the trainer ends this process
         self._runner = runner
         self._decoder = decoder_of(runner.model, config)

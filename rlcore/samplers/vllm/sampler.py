@@ -66,9 +66,8 @@ class VllmSampler(OfTarget):
         self, engine: Engine, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
     ) -> None:
         check_options(engine.config, tokenizer, preempt_every=preempt_every)
-        self.engine, self._tokenizer = engine, tokenizer
+        self.engine, self._tokenizer, self._preempt_every = engine, tokenizer, preempt_every
         self._concurrency = engine.settings.concurrency if concurrency is None else concurrency
-        self._preempt_every = preempt_every
         self._limits = replace(engine.config, max_length=engine.settings.max_length)
         self._target = VllmTarget(engine)
 

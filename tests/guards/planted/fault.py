@@ -142,6 +142,8 @@ def changes(fault: Fault) -> dict[str, dict[str, CodeType]]:
         changed = {path: code for path, code in after.items() if _shape(code) != _shape(before.get(path))}
         if before.keys() != after.keys() or "" in changed or not changed:
             raise StaleError(f"{fault.name}: {file} changes elsewhere than in bodies of functions, or not at all")
+        if any(code.co_freevars != before[path].co_freevars for path, code in changed.items()):
+            raise StaleError(f"{fault.name}: {file}: a function has other variables of the one around it")
         found[file] = changed
     return found
 

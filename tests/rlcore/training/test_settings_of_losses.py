@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
-from rlcore.algorithms.named import LOSSES, Tokens
+from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
-from rlcore.config import GrpoSection
+from rlcore.config import ADVANTAGES as ADVANTAGE_NAMES
+from rlcore.config import LOSSES as NAMES
 from rlcore.determinism import at_level
 from rlcore.errors import RewardError
 from rlcore.train import make_step
@@ -70,7 +71,8 @@ EXPECTED: dict[str, tuple[dict[str, Any], Callable[..., PolicyLoss]]] = {
 
 
 def test_every_loss_is_among_them() -> None:
-    assert EXPECTED.keys() == LOSSES.keys() == set(get_args(GrpoSection.model_fields["loss"].annotation))
+    assert EXPECTED.keys() == LOSSES.keys() == {*NAMES}
+    assert ADVANTAGES.keys() == {*ADVANTAGE_NAMES}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -1,15 +1,11 @@
 """What a warm start leaves in the first step: a fault at work in it is found there, and in its phase."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-import rlcore.trainers.gradients as update_module
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from tests.rlcore.training.recorded import Digests, RecordedValue, config, first_difference, recorded
@@ -47,42 +43,6 @@ def test_without_one_nothing_is_told_of_it(tmp_path: Path) -> None:
     resumed = recorded(with_section(longer, "output", {"resume": str(tmp_path / "first")}), tmp_path / "resumed")
     assert {leaf[0] for leaf in resumed.leaves} == {2}
     assert not of_warm_start(resumed)
-
-
-@contextmanager
-def in_supervised_step(number: int, name: str, changed: Any) -> Iterator[None]:
-    """A function of `update` gives something else in one supervised step."""
-    honest, calls = getattr(update_module, name), iter(range(10**6))
-
-    def faulty(*given: Any, **named: Any) -> Any:
-        found = honest(*given, **named)
-        return changed(found) if next(calls) == number else found
-
-    with patch.object(update_module, name, faulty):
-        yield
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "call", "changed", "leaf"),
-    [
-        ("global_norm", 3, lambda norm: norm * (1 + 2**-50), (0, "optimizer", "warm_start.gradient_norm", 3)),
-        # Two microbatches a step.
-        (
-            "take_gradient",
-            8 * NUM_PARAMETERS,
-            lambda gradient: gradient * (1 + 2**-20),
-            (0, "backward", "warm_start.gradient_digest", 4),
-        ),
-    ],
-)
-def test_a_fault_in_one_supervised_step_is_found_there(
-    tmp_path: Path, name: str, call: int, changed: Any, leaf: RecordedValue
-) -> None:
-    honest = recorded(SHORT, tmp_path / "honest")
-    with in_supervised_step(call, name, changed):
-        faulty = recorded(SHORT, tmp_path / "faulty")
-    assert first_difference(honest, faulty) == leaf
 
 
 def test_other_weights_to_begin_with_are_found_before_anything_is_learned(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_vllm_starts_with_our_variables_and_the_users_own(monkeypatch: pytest.Mo
     for name in (*versions.ENVIRONMENT, *versions.DEFAULTS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
     with versions.isolated():
-        assert os.environ["VLLM_BATCH_INVARIANT"] == "0" and os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
+        assert os.environ["TORCHDYNAMO_DISABLE"] == "1" and os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2)], ids=str)
