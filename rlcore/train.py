@@ -20,13 +20,12 @@ from torch import Tensor, nn
 
 from rlcore.algorithms.advantages import at_last_token, gae, per_token, whiten
 from rlcore.algorithms.aggregation import Denominators, sample_shares
+from rlcore.algorithms.arguments import included_tokens
 from rlcore.algorithms.correction import reweighted
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
-from rlcore.algorithms.masks import included_tokens
+from rlcore.algorithms.losses import PolicyLoss, value_loss
 from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens, correction_weights, function_of
-from rlcore.algorithms.policy_losses import PolicyLoss
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
-from rlcore.algorithms.value_loss import value_loss
 from rlcore.checks import Checks, mismatch_of
 from rlcore.config import GrpoSection, PpoSection, RunConfig
 from rlcore.data.batch import Batch, collate, dense_batch

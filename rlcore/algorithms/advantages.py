@@ -16,8 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.bounds import check_number
-from rlcore.algorithms.masks import check_finite, check_samples, check_tokens, included_tokens, only
+from rlcore.algorithms.arguments import check_finite, check_number, check_samples, check_tokens, included_tokens, only
 from rlcore.errors import EmptyMaskError, InvalidValueError, ShapeError
 
 

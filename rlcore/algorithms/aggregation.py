@@ -10,8 +10,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from rlcore.algorithms.bounds import check_choice, check_number
-from rlcore.algorithms.masks import check_tokens, only
+from rlcore.algorithms.arguments import check_choice, check_number, check_tokens, only
 
 Mode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 

@@ -8,8 +8,7 @@ is not learned from (rejection: a mask). Neither carries a gradient.
 
 from torch import Tensor
 
-from rlcore.algorithms.bounds import check_number
-from rlcore.algorithms.masks import check_tokens, only, sample_mean
+from rlcore.algorithms.arguments import check_number, check_tokens, only, sample_mean
 
 MAX_LOG_RATIO = 20.0
 

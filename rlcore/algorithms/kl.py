@@ -18,8 +18,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from rlcore.algorithms.bounds import check_choice, check_number
-from rlcore.algorithms.masks import check_tokens, only
+from rlcore.algorithms.arguments import check_choice, check_number, check_tokens, only
 from rlcore.errors import NonFiniteError
 
 Estimator = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]

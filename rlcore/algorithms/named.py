@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages
 from rlcore.algorithms.correction import accepted, icepop, mismatch, sequence_weights, token_weights, truncate
-from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is
-from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ipo, masked_is, ppo_clip
 from rlcore.config import CorrectionSection, RunConfig
 from rlcore.data.batch import Batch
 from rlcore.data.rewards import load_function

@@ -7,7 +7,7 @@ first of `num_warmup_steps` has 1 / num_warmup_steps of the peak, and the end of
 
 import math
 
-from rlcore.algorithms.bounds import check_number
+from rlcore.algorithms.arguments import check_number
 
 
 def constant_lr(step: int, *, peak: float, num_warmup_steps: int = 0) -> float:

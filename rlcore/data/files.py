@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.bits.files import open_regular, parse_object, read_regular
 from rlcore.data.scoring import check_columns
@@ -19,8 +18,7 @@ BATCH_ROWS = 256
 LEGAL = f"prompts of at most {MAX_BYTES >> 30} GiB"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A prompt, before it is tokens."""
 
     prompt: str | Messages

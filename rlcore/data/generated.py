@@ -6,26 +6,24 @@ prompts, numbered. Kinds are drawn alike, so that few short words stand beside m
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from math import isqrt
 from string import ascii_lowercase
+from typing import NamedTuple
 
 from rlcore.data import recommendation
 from rlcore.errors import InvalidValueError
 from rlcore.keys import key
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(NamedTuple):
     """A prompt and its right completion."""
 
     prompt: str
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """Prompts that are alike in size."""
 
     num_examples: int
@@ -34,8 +32,7 @@ class Kind:
     """By its number, from 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exercise:
+class Exercise(NamedTuple):
     """A task that is drawn."""
 
     alphabet: str

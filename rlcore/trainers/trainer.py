@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +40,6 @@ if TYPE_CHECKING:
 
 MASTER = "master"
 """Kind of the fp32 weights in a state."""
-
-
-class Update(NamedTuple):
-    """An optimizer step that was made."""
-
-    trainer: str
-    norm: float
-    """Norm of the gradient, before clipping."""
-    learning_rate: float
-    losses: tuple[MicrobatchLoss, ...]
 
 
 class Trainer:

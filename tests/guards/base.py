@@ -16,6 +16,8 @@ from pathlib import Path
 from tests.guards.guard import ROOT
 
 COMMIT = "8a476ada"
+MOVED = Path(__file__).with_name("moved")
+"""A patch of the base for each change that had to move recorded bits: the least that moves just these. It says why."""
 _lock = threading.Lock()
 
 
@@ -30,9 +32,9 @@ def cache() -> Path:
     return top / "rlharness-guards" / digest[:16]
 
 
-def worktree() -> Path:
-    """Return a checkout of the base, made first where there is none."""
-    path = cache() / "base"
+def worktree(patch: str = "") -> Path:
+    """Return a checkout of the base, with one of `MOVED` if it is named, made first where there is none."""
+    path = cache() / f"base{patch}"
     with _lock:
         if not (path / ".made").exists():
             shutil.rmtree(path, ignore_errors=True)
@@ -40,6 +42,9 @@ def worktree() -> Path:
             path.mkdir(parents=True)
             archive = subprocess.run([*git, "archive", COMMIT], capture_output=True, check=True)
             subprocess.run(["tar", "-x", "-C", str(path)], input=archive.stdout, check=True)
+            if patch:
+                no_repository = {**os.environ, "GIT_CEILING_DIRECTORIES": str(path.parent)}
+                subprocess.run(["git", "apply", str(MOVED / patch)], cwd=path, env=no_repository, check=True)
             (path / ".made").touch()
     return path
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlcore.algorithms.bounds import check_choice, check_number
+from rlcore.algorithms.arguments import check_choice, check_number
 from rlcore.errors import InvalidValueError
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from rlcore.algorithms.masks import check_finite, check_samples, check_tokens, included_tokens, only, sample_mean
+from rlcore.algorithms.arguments import check_finite, check_samples, check_tokens, included_tokens, only, sample_mean
 from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
 from tests.rlcore.batches import SEEDED, Batch, batches
 from tests.rlcore.fake_gpu import Launches

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from rlcore.algorithms.mismatch_losses import Level, dppo_tv, ipo, masked_is, masked_is_keep
-from rlcore.algorithms.policy_losses import PolicyLoss
+from rlcore.algorithms.losses import Level, PolicyLoss, dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.errors import InvalidValueError, ShapeError
 from tests.rlcore.batches import SEEDED, Batch, batches
 from tests.rlcore.gradients import gradient, has_gradient_of, is_gradient

@@ -9,9 +9,17 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, Mode
-from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
-from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
-from rlcore.algorithms.value_loss import value_loss
+from rlcore.algorithms.losses import (
+    PolicyLoss,
+    cispo,
+    dppo_tv,
+    gspo,
+    ipo,
+    masked_is,
+    masked_is_keep,
+    ppo_clip,
+    value_loss,
+)
 from tests.rlcore.batches import aggregate
 from tests.rlcore.pins import assert_pinned, groups, loss_mask, of_verl, single, single_samples, verl
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.algorithms.advantages import per_token
-from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.algorithms.losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.errors import InvalidValueError
 from tests.rlcore.batches import SEEDED, Batch, batches
 from tests.rlcore.gradients import gradient, has_gradient_of, is_gradient

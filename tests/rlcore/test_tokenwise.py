@@ -12,9 +12,7 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, sample_shares
-from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
-from rlcore.algorithms.policy_losses import cispo, gspo, ppo_clip
-from rlcore.algorithms.value_loss import value_loss
+from rlcore.algorithms.losses import cispo, dppo_tv, gspo, ipo, masked_is, masked_is_keep, ppo_clip, value_loss
 from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
 from tests.rlcore.batches import POISONS, SEEDED, Batch, batch_of, batches, permutations
 

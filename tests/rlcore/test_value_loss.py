@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcore.algorithms.value_loss import value_loss
+from rlcore.algorithms.losses import value_loss
 from rlcore.errors import InvalidValueError
 from tests.rlcore.batches import SEEDED, Batch, batches
 from tests.rlcore.gradients import gradient, is_gradient

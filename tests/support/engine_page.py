@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages
 from rlcore.algorithms.aggregation import Denominators, sample_shares
-from rlcore.algorithms.policy_losses import ppo_clip
+from rlcore.algorithms.losses import ppo_clip
 from rlcore.config import GrpoSection, RunConfig, read_config
 from rlcore.data.batch import Batch, dense_batch
 from rlcore.data.microbatches import fixed_microbatches

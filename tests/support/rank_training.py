@@ -81,10 +81,16 @@ def contiguous(microbatches: Sequence[Microbatch], world_size: int) -> list[list
     return [list(microbatches[size * rank : size * (rank + 1)]) for rank in range(world_size)]
 
 
+def lone(microbatches: Sequence[Microbatch], world_size: int) -> list[list[Microbatch]]:
+    """Give all to the first rank: other replicas have none."""
+    return [list(microbatches), *([] for _ in range(world_size - 1))]
+
+
 DIVISIONS: Mapping[str, Division] = {
     "balanced": divide_among_workers,
     "shuffled": shuffled,
     "contiguous": contiguous,
+    "lone": lone,
 }
 
 

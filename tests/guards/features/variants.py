@@ -94,7 +94,7 @@ _ALGORITHMS: list[Variant] = [
     *_values("algorithm", advantage="rloo", aggregation="seq-mean-token-mean", entropy_coef=0.1, kl_coef=0.1),
     *_values("algorithm", _EPOCHS, clip_eps_high=0.001, clip_eps_low=0.001),
     *_values("algorithm", {"training.num_epochs": 3, "optimizer.learning_rate": 0.3}, dual_clip=1.01),
-    *_values("algorithm", {"algorithm.kl_coef": 0.1}, kl_estimator="k2"),
+    *_values("algorithm", {"algorithm.kl_coef": 0.1}, kl_estimator="k2", weighs_kl=True),
     *_values("algorithm", _EPOCHS, loss="cispo"),
     *_values("algorithm", _MASKED, mask_low=0.0001, mask_high=0.0001, proximal_coef=0.5),
     *_values("algorithm", {"training.num_steps": 3}, name="ppo"),

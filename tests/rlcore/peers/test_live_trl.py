@@ -16,7 +16,7 @@ from torch import Tensor
 from rlcore.algorithms import correction, kl
 from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, Mode
-from rlcore.algorithms.policy_losses import cispo, gspo, ppo_clip
+from rlcore.algorithms.losses import cispo, gspo, ppo_clip
 from rlcore.errors import EmptyMaskError
 from tests.rlcore.batches import SEEDED, Batch, aggregate, batch_of, count
 from tests.rlcore.peers.close import assert_close, departures_from, live_batches, stretched

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, Mode
-from rlcore.algorithms.mismatch_losses import dppo_tv
-from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
-from rlcore.algorithms.value_loss import value_loss
+from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ppo_clip, value_loss
 from tests.rlcore.batches import SEEDED, Batch, aggregate, count
 from tests.rlcore.peers.close import assert_close, judged_right_or_wrong, live_batches
 from tests.rlcore.peers.peer import Peer

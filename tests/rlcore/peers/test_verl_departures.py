@@ -8,8 +8,7 @@ import torch
 
 from rlcore.algorithms import advantages, correction
 from rlcore.algorithms.aggregation import Denominators
-from rlcore.algorithms.mismatch_losses import dppo_tv
-from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ppo_clip
 from rlcore.errors import EmptyMaskError
 from tests.rlcore.batches import Batch, aggregate, batch_of, count
 from tests.rlcore.peers.close import assert_close, departures_from

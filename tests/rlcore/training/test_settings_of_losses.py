@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
+from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ipo, masked_is, masked_is_keep, ppo_clip
 from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens
-from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.config import ADVANTAGES as ADVANTAGE_NAMES
 from rlcore.config import LOSSES as NAMES
 from rlcore.determinism import at_level

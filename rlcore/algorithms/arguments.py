@@ -1,15 +1,29 @@
-"""What every algorithm asks of its tensors, and the only ways in which they read through a mask."""
+"""What every algorithm asks of its arguments, and the only ways in which they read through a mask."""
 
-from collections.abc import MutableMapping
+import math
+from collections.abc import Iterable, MutableMapping
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
+from rlcore.errors import EmptyMaskError, InvalidValueError, NonFiniteError, ShapeError
 
 _passed: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
 """Masks without an empty sample, with the number of writes that they had then: loss, KL and metrics share a mask."""
+
+
+def check_number(name: str, number: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    """Refuse a number outside [low, high], or (low, high] if `open_low`, and NaN; raises InvalidValueError."""
+    if not (low <= number <= high) or (open_low and number == low):
+        legal = f"{'above' if open_low else 'at least'} {low:g}" + (f", at most {high:g}" if high < math.inf else "")
+        raise InvalidValueError(f"{name} is {number!r}", legal=legal)
+
+
+def check_choice(name: str, choice: str, legal: Iterable[str]) -> None:
+    """Refuse a name that is not one of `legal`; raises InvalidValueError."""
+    if choice not in (known := tuple(legal)):
+        raise InvalidValueError(f"{name} is {choice!r}", legal=", ".join(known))
 
 
 def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
