@@ -5,13 +5,18 @@ between calls. An engine answers it with the log-probabilities of its top tokens
 requests share are what its prefix cache is for.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
-from rlcore.data.trajectory import Trajectory
+import torch
+
+from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import DecoderConfig
+from rlcore.samplers.local_target import FencedTarget, OfTarget
+from rlcore.samplers.stopping import reason
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.target import WeightTarget
 
@@ -61,7 +66,7 @@ class NextTokenRequest:
     """A sequence whose next token is wanted, in two parts."""
 
     context: tuple[int, ...]
-    """Begin of the sequence, at least one token; several requests may share it."""
+    """Begin of the sequence, at least one token; several requests may share it. All together is below `max_length`."""
     tokens: tuple[int, ...]
     """Rest of the sequence; may be empty."""
     num_tokens: int
@@ -75,7 +80,6 @@ class NextTokenRequest:
         return self.context + self.tokens
 
 
-@runtime_checkable
 class NextTokenSampler(Sampler, Protocol):
     """A sampler that beams can be searched with. `tests/conformance/next_tokens_suite.py` is the contract as tests."""
 
@@ -88,8 +92,8 @@ class NextTokenSampler(Sampler, Protocol):
 
         Among equal log-probabilities the lower token comes first. A token that the tokenizer lacks is never among
         them, nor one of probability 0; there may be fewer tokens than wanted, or none. At level invariant an answer
-        follows from its request and the weights alone. Raises InvalidValueError for a sequence without a context or
-        above `max_length`, NonFiniteError where a log-probability is NaN, and WeightSyncError as `sample`.
+        follows from its request and the weights alone. Raises NonFiniteError where a log-probability is NaN, and
+        WeightSyncError as `sample`.
         """
 
 
@@ -98,26 +102,67 @@ def named(request: SampleRequest) -> str:
     return f"sample {request.sample_index} of prompt {request.prompt.id}"
 
 
-def check_options(config: DecoderConfig, tokenizer: Tokenizer, *, preempt_every: int) -> None:
-    """Check what a sampler is built with. Raises InvalidValueError."""
-    if preempt_every < 0:
-        raise InvalidValueError(f"preempt_every {preempt_every}", legal="0 (never) or more")
-    if tokenizer.vocab_size > config.vocab_size:
-        raise InvalidValueError(
-            f"a tokenizer of {tokenizer.vocab_size} tokens",
-            legal=f"up to {config.vocab_size}, the decoder's vocabulary",
+class DecoderSampler(OfTarget):
+    """What the samplers of one decoder share: which requests they take, and what a completion is."""
+
+    def __init__(
+        self, config: DecoderConfig, tokenizer: Tokenizer, target: FencedTarget, *, concurrency: int, preempt_every: int
+    ) -> None:
+        """Raises InvalidValueError for a tokenizer of more tokens than the decoder has."""
+        if tokenizer.vocab_size > config.vocab_size:
+            raise InvalidValueError(
+                f"a tokenizer of {tokenizer.vocab_size} tokens",
+                legal=f"up to {config.vocab_size}, the decoder's vocabulary",
+            )
+        self._config, self._tokenizer, self._target = config, tokenizer, target
+        self._concurrency, self._preempt_every = concurrency, preempt_every
+
+    @property
+    def max_length(self) -> int:
+        """As `NextTokenSampler.max_length`."""
+        return self._config.max_length
+
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+        """As `Sampler.sample`.
+
+        Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
+        WeightSyncError where a sync has not ended, or weights were written without one, before or during it.
+        """
+        requests = list(requests)
+        check_requests(requests, self._config)
+        if not requests:
+            return []
+        with self._target.sampling(), torch.inference_mode():
+            return self._sample(requests, progress)
+
+    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+        raise NotImplementedError
+
+    def _trajectory(
+        self, request: SampleRequest, tokens: Sequence[int], logprobs: Sequence[float], *, by_text: bool
+    ) -> Trajectory:
+        """Return a completion that is done; `by_text` is whether its last token completed a stop string."""
+        if not math.isfinite(sum(logprobs)):
+            position = next(at for at, value in enumerate(logprobs) if not math.isfinite(value))
+            raise NonFiniteError(
+                f"token {position} of {named(request)} has log-probability {logprobs[position]}",
+                remedy="check the weights that the sampler received: logits are NaN or infinite",
+                phases=("rollout",),
+            )
+        return build_single_turn(
+            request,
+            tokens,
+            logprobs,
+            text=self._tokenizer.decode(tokens),
+            stop_reason=reason(tokens, request.params, self._tokenizer.eos_id, by_text=by_text),
+            policy_version=self._target.policy_version,
+            weights_digest=self._target.weights_digest,
         )
 
 
 def check_requests(requests: Sequence[SampleRequest], config: DecoderConfig) -> None:
     """Raises InvalidValueError, naming the request, for one this decoder cannot do."""
     for request in requests:
-        if request.beams is not None:
-            raise InvalidValueError(
-                f"{named(request)} asks for items after its completion",
-                legal="beams of None where completions are drawn",
-                remedy="sample it with rlcore.samplers.two_stage.sample_two_stage",
-            )
         tokens, max_tokens = request.prompt.tokens, request.params.max_tokens
         if not tokens:
             raise InvalidValueError(f"{named(request)} has no tokens", legal="a prompt of at least one token")
@@ -133,26 +178,6 @@ def check_requests(requests: Sequence[SampleRequest], config: DecoderConfig) -> 
                 legal=f"up to {config.max_length} together, the decoder's max_length",
                 remedy="a smaller sampling.max_tokens, or shorter prompts",
             )
-
-
-def check_next_token_requests(requests: Sequence[NextTokenRequest], vocab_size: int, max_length: int) -> None:
-    """Raise InvalidValueError for a sequence that this decoder cannot read."""
-    for request in requests:
-        sequence = request.sequence
-        if not request.context or not 1 <= len(sequence) < max_length:
-            raise InvalidValueError(
-                f"a next token after {len(request.context)} + {len(request.tokens)} tokens",
-                legal=f"a context of at least one token, and up to {max_length - 1} together",
-                remedy="shorter prompts, reasonings or items",
-            )
-        if wrong := [token for token in sequence if not 0 <= token < vocab_size]:
-            raise InvalidValueError(
-                f"a next token after token {wrong[0]}",
-                legal=f"0 to {vocab_size - 1}, the decoder's vocabulary",
-                remedy="the tokenizer of this decoder",
-            )
-        if request.num_tokens < 1:
-            raise InvalidValueError(f"{request.num_tokens} next tokens", legal="1 or more")
 
 
 def not_finite(request: NextTokenRequest) -> NonFiniteError:

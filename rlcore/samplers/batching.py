@@ -10,7 +10,6 @@ alone. So neither the order, nor the time of admission, nor who shares a batch, 
 changes a bit.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore.errors import NonFiniteError
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.base import Progress, named
+from rlcore.samplers.base import Progress
 from rlcore.samplers.drawing import GumbelNoise, Plan, draw, signed, states
-from rlcore.samplers.stopping import StopText, reason
-from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
+from rlcore.samplers.stopping import StopText
+from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
 PREFILL_TOKENS = 1 << 14
 """Of prompts that are read together, padding included: bounds the memory that reading them takes."""
@@ -41,8 +39,6 @@ class RunningSequence:
     number: int
     """How many requests were put before its own."""
     request: SampleRequest
-    params: SamplingParams
-    """Those of its request: one object for all that are equal."""
     text: StopText | None
     """None where no text stops it."""
     tokens: list[int] = field(default_factory=list)
@@ -53,13 +49,10 @@ class RunningSequence:
         """The prompt and what was drawn."""
         return (*self.request.prompt.tokens, *self.tokens)
 
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A sequence that is done, and why."""
-
-    running: RunningSequence
-    reason: StopReason
+    @property
+    def is_by_text(self) -> bool:
+        """Whether a stop string is complete."""
+        return self.text is not None and self.text.is_found
 
 
 class ContinuousBatch:
@@ -71,9 +64,9 @@ class ContinuousBatch:
         self._waiting: deque[RunningSequence] = deque()
         device = decoder.embedding.device
         self._running = Rows(device)
-        self._finished: list[Finished] = []
+        self._finished: list[RunningSequence] = []
         self._num_put = 0
-        self._params: dict[SamplingParams, SamplingParams] = {}
+        self._params = set[SamplingParams]()
         self._most_positions = self._longest_prompt = 0
         self._cache = KeyValueCache.empty(decoder.config, 0, 0, like=decoder.embedding)
         self._noise = GumbelNoise.of(decoder.config.vocab_size, device)
@@ -81,9 +74,10 @@ class ContinuousBatch:
 
     def put(self, request: SampleRequest) -> int:
         """Let a request wait; it is admitted as soon as there is a row. Return its number, by which it is known."""
-        params = self._params.setdefault(request.params, request.params)
+        params = request.params
+        self._params.add(params)
         text = StopText(self._tokenizer, params.stop_strings) if params.stop_strings else None
-        self._waiting.append(RunningSequence(self._num_put, request, params, text))
+        self._waiting.append(RunningSequence(self._num_put, request, text))
         self._num_put += 1
         num_tokens = len(request.prompt.tokens)
         self._longest_prompt = max(self._longest_prompt, num_tokens)
@@ -94,7 +88,7 @@ class ContinuousBatch:
         """Return how many requests wait or run."""
         return len(self._waiting) + len(self._running)
 
-    def step(self) -> list[Finished]:
+    def step(self) -> list[RunningSequence]:
         """Admit what waits into free rows, read one token more of every row, and return the sequences that are done."""
         if self._waiting:
             self._admit()
@@ -105,13 +99,13 @@ class ContinuousBatch:
         finished, self._finished = self._finished, []
         return finished
 
-    def run(self, requests: Sequence[SampleRequest], progress: Progress | None = None) -> list[Finished]:
+    def run(self, requests: Sequence[SampleRequest], progress: Progress | None = None) -> list[RunningSequence]:
         """Put requests and step until no sequence is left -> in the order of the requests."""
-        finished: dict[int, Finished] = {}
+        finished: dict[int, RunningSequence] = {}
         numbers = [self.put(request) for request in requests]
         while len(self):
             done = self.step()
-            finished.update((each.running.number, each) for each in done)
+            finished.update((each.number, each) for each in done)
             if progress and done:
                 progress(len(finished), len(requests))
         return [finished[number] for number in numbers]
@@ -173,11 +167,8 @@ class ContinuousBatch:
         tokens, logprobs = draw(logits, plan, self._noise, rows.states(first))
         rows.put(first, tokens, logprobs)
         done = set(self._stopped_by_text(first)) | set(rows.at_an_end(first))
-        for running in self._remove(sorted(done)) if done else ():
-            _check_finite(running)
-            by_text = running.text is not None and running.text.is_found
-            why = reason(running.tokens, running.params, self._tokenizer.eos_id, by_text=by_text)
-            self._finished.append(Finished(running, why))
+        if done:
+            self._finished += self._remove(sorted(done))
 
     def _stopped_by_text(self, first: int) -> Iterator[int]:
         """Yield the rows from `first` on in which the last token completes a stop string."""
@@ -200,7 +191,7 @@ class ContinuousBatch:
             self._cache = self._cache.grown(capacity, self._cache.keys.shape[1])
 
     def _plan_of(self, sequences: Sequence[RunningSequence]) -> Plan:
-        params = [sequence.params for sequence in sequences]
+        params = [sequence.request.params for sequence in sequences]
         if len(self._params) == 1:  # one row's plan is any number of rows'
             params = params[:1]
         return Plan.of(params, self._decoder.config.vocab_size, self._noise.ids.device)
@@ -227,17 +218,6 @@ def read_together(
     tokens = torch.tensor([(*part, *(0,) * (longest - len(part))) for part in parts])
     hidden = decoder.extend(tokens.to(decoder.embedding.device), cache, starts or [0] * len(parts))
     return hidden[torch.arange(len(parts)), torch.tensor(lengths) - 1]
-
-
-def _check_finite(running: RunningSequence) -> None:
-    if math.isfinite(sum(running.logprobs)):
-        return
-    position = next(position for position, value in enumerate(running.logprobs) if not math.isfinite(value))
-    raise NonFiniteError(
-        f"token {position} of {named(running.request)} has log-probability {running.logprobs[position]}",
-        remedy="check the weights that the sampler received: logits are NaN or infinite",
-        phases=("rollout",),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,10 +307,10 @@ class Rows:
         columns = []
         for sequence in sequences:
             num_drawn, length = len(sequence.tokens), len(sequence.so_far)
-            stops = (eos_id, *sequence.params.stop_ids)
+            stops = (eos_id, *sequence.request.params.stop_ids)
             stops += (NO_TOKEN,) * (num_stops - len(stops))
             columns.append((num_drawn, length, NO_TOKEN, *stops))
-            ends_at = self.clock + sequence.params.max_tokens - num_drawn - 1
+            ends_at = self.clock + sequence.request.params.max_tokens - num_drawn - 1
             self._rows.append(_Row(sequence, self._num_admitted, ends_at, length - self.clock))
             self._num_admitted += 1
         self._columns[:, first : len(self)] = torch.tensor(columns).t()

@@ -6,69 +6,41 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.errors import InvalidValueError
+from rlcore.data.trajectory import Trajectory
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.base import (
-    NextToken,
-    NextTokenRequest,
-    Progress,
-    check_next_token_requests,
-    check_options,
-    check_requests,
-    not_finite,
-)
-from rlcore.samplers.batching import ContinuousBatch, Finished, read_prompts, read_together
+from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, Progress, not_finite
+from rlcore.samplers.batching import ContinuousBatch, read_prompts, read_together
 from rlcore.samplers.drawing import logprobs_at, ranked
-from rlcore.samplers.local_target import LocalTarget, OfTarget
+from rlcore.samplers.local_target import LocalTarget
 from rlcore.types import SampleRequest, Tokenizer
 
 
-class TorchSampler(OfTarget):
+class TorchSampler(DecoderSampler):
     """Decodes up to `concurrency` completions together, each with the next token of all in one pass.
 
     `preempt_every` takes the youngest out after so many steps, to begin again later: what a sampler that is short of
-    memory does, here to show that it changes nothing; 0 is never. Raises InvalidValueError.
+    memory does, here to show that it changes nothing; 0 is never.
     """
 
     def __init__(
         self, decoder: Decoder, tokenizer: Tokenizer, *, concurrency: int = 64, preempt_every: int = 0
     ) -> None:
-        if concurrency < 1:
-            raise InvalidValueError(f"concurrency {concurrency}", legal="1 or more")
-        check_options(decoder.config, tokenizer, preempt_every=preempt_every)
         self._decoder = copy.deepcopy(decoder).requires_grad_(False)
-        self._tokenizer, self._concurrency, self._preempt_every = tokenizer, concurrency, preempt_every
-        self._target = LocalTarget(self._decoder)
+        target = LocalTarget(self._decoder)
+        super().__init__(decoder.config, tokenizer, target, concurrency=concurrency, preempt_every=preempt_every)
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
-        """As `Sampler.sample`.
-
-        Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
-        WeightSyncError where a sync has not ended, or weights were written without one, before or during it.
-        """
-        requests = list(requests)
-        check_requests(requests, self._decoder.config)
-        if not requests:
-            return []
-        with self._target.sampling():
-            with torch.inference_mode():
-                batch = ContinuousBatch(
-                    self._decoder, self._tokenizer, concurrency=self._concurrency, preempt_every=self._preempt_every
-                )
-                finished = batch.run(requests, progress)
-            return [self._trajectory(each) for each in finished]
-
-    @property
-    def max_length(self) -> int:
-        """As `NextTokenSampler.max_length`."""
-        return self._decoder.config.max_length
+    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+        batch = ContinuousBatch(
+            self._decoder, self._tokenizer, concurrency=self._concurrency, preempt_every=self._preempt_every
+        )
+        finished = batch.run(requests, progress)
+        return [
+            self._trajectory(each.request, each.tokens, each.logprobs, by_text=each.is_by_text) for each in finished
+        ]
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`."""
-        config = self._decoder.config
-        check_next_token_requests(requests, config.vocab_size, config.max_length)
         with self._target.sampling(), torch.inference_mode():
             return _most_probable(
                 self._decoder,
@@ -76,18 +48,6 @@ class TorchSampler(OfTarget):
                 num_tokens_known=self._tokenizer.vocab_size,
                 concurrency=self._concurrency,
             )
-
-    def _trajectory(self, finished: Finished) -> Trajectory:
-        running = finished.running
-        return build_single_turn(
-            running.request,
-            running.tokens,
-            running.logprobs,
-            text=self._tokenizer.decode(running.tokens),
-            stop_reason=finished.reason,
-            policy_version=self._target.policy_version,
-            weights_digest=self._target.weights_digest,
-        )
 
 
 def _most_probable(

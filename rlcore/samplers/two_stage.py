@@ -20,10 +20,9 @@ Beam search is pure, a function of the answers of `expand`, without random draws
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from rlcore.data.trajectory import Item, Trajectory, branch, item_params
-from rlcore.errors import InvalidValueError, StepError, WeightSyncError
+from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress, Sampler, named
 from rlcore.samplers.stopping import reason
 from rlcore.types import BeamParams, SampleRequest, StopReason, Tokenizer
@@ -85,12 +84,12 @@ def sample_two_stage(
     """Return for each request, in their order, its reasoning and the items found after it, the best first.
 
     All requests have the same `beams`. `progress` counts reasonings, and cancels as in `Sampler.sample`. Raises
-    InvalidValueError for a request that cannot be done, before anything is drawn, StepError for an answer of the
-    sampler that breaks its contract, and WeightSyncError if its weights change between the stages.
+    InvalidValueError for a request that cannot be done, before anything is drawn, and WeightSyncError if the sampler's
+    weights change between the stages.
     """
-    if not requests:
-        return []
-    beams = check_beam_requests(sampler, tokenizer, requests)
+    beams = requests[0].beams
+    assert beams is not None
+    check_lengths(requests, beams, sampler.max_length)
     drawn = sampler.sample([replace(request, beams=None) for request in requests], progress=progress)
     reasonings = [replace(each, request=request) for each, request in zip(drawn, requests, strict=True)]
     numbers = [at for at, each in enumerate(reasonings) if each.stop_reason is StopReason.STOP_STRING]
@@ -102,9 +101,7 @@ def sample_two_stage(
             NextTokenRequest(contexts[number], beam.tokens, beams.num_beams, temperatures[number])
             for number, beam in running
         ]
-        answers = sampler.next_tokens(asked)
-        check_answers(asked, answers, tokenizer.vocab_size)
-        return answers
+        return sampler.next_tokens(asked)
 
     found = beam_search(len(contexts), beams, {tokenizer.eos_id, *beams.stop_ids}, expand)
     check_same_weights(sampler, reasonings)
@@ -116,83 +113,17 @@ def sample_two_stage(
     return rollouts
 
 
-def check_can_search(sampler: Sampler) -> NextTokenSampler:
-    """Return the sampler if beams can be searched with it. Raises InvalidValueError."""
-    if isinstance(sampler, NextTokenSampler):
-        return sampler
-    raise InvalidValueError(
-        f"sampling.two_stage with the sampler {type(sampler).__name__}, which does not answer next_tokens",
-        legal="a sampler that meets rlcore.samplers.base.NextTokenSampler, such as the local one",
-        remedy="leave sampling.two_stage out, or choose another sampler",
-    )
-
-
-def check_beam_requests(
-    sampler: NextTokenSampler, tokenizer: Tokenizer, requests: Sequence[SampleRequest]
-) -> BeamParams:
-    """Return the beam parameters that all requests have. Raises InvalidValueError naming the request at fault."""
-    beams = requests[0].beams
+def check_lengths(requests: Sequence[SampleRequest], beams: BeamParams, max_length: int) -> None:
+    """Raise InvalidValueError naming a request that may become too long."""
     for request in requests:
-        if request.beams is None or request.beams != beams:
-            raise InvalidValueError(
-                f"{named(request)} asks for {request.beams}, and {named(requests[0])} for {beams}",
-                legal="the same beam parameters for all requests of a call",
-                remedy="make a call for each",
-            )
-        if not request.params.stop_strings:
-            raise InvalidValueError(
-                f"{named(request)} has no stop string, so that no reasoning would lead to an item",
-                legal="one or more",
-                remedy="name the text that ends a reasoning in sampling.stop_strings",
-            )
         parts = (len(request.prompt.tokens), request.params.max_tokens, len(beams.forced), beams.max_tokens)
-        if sum(parts) > sampler.max_length:
+        if sum(parts) > max_length:
             raise InvalidValueError(
                 f"{named(request)} may have {sum(parts)} tokens: {parts[0]} of its prompt, {parts[1]} of a reasoning,"
                 f" {parts[2]} forced, {parts[3]} of an item",
-                legal=f"up to {sampler.max_length}, the sampler's max_length",
+                legal=f"up to {max_length}, the sampler's max_length",
                 remedy="a smaller sampling.max_tokens or sampling.two_stage.max_item_tokens, or shorter prompts",
             )
-    assert beams is not None
-    wrong = [token for token in (*beams.forced, *beams.stop_ids) if not 0 <= token < tokenizer.vocab_size]
-    if wrong:
-        raise InvalidValueError(
-            f"token {wrong[0]} is forced between reasoning and item, or ends an item",
-            legal=f"0 to {tokenizer.vocab_size - 1}, the tokenizer's vocabulary",
-            remedy="encode the forced text with the tokenizer of this model",
-        )
-    return beams
-
-
-def check_answers(asked: Sequence[NextTokenRequest], answers: Sequence[Sequence[NextToken]], vocab_size: int) -> None:
-    """Check that a sampler's next tokens are what its contract says. Raises StepError naming the sequence."""
-    if len(answers) != len(asked):
-        raise StepError(f"{len(answers)} answers to {len(asked)} sequences", phases=("rollout",))
-    for request, answer in zip(asked, answers, strict=True):
-        if wrong := _wrong_with(request, answer, vocab_size):
-            raise StepError(
-                f"next tokens after {list(request.sequence)[-8:]}: {wrong}",
-                legal=f"up to {request.num_tokens} different tokens below {vocab_size}, in the order of their"
-                " log-probabilities, among equal ones in their own",
-                remedy="correct next_tokens of the sampler; no token is dropped here",
-                phases=("rollout",),
-            )
-
-
-def _wrong_with(request: NextTokenRequest, answer: Sequence[NextToken], vocab_size: int) -> str:
-    """Describe how an answer breaks the contract; empty if it does not."""
-    if len(answer) > request.num_tokens:
-        return f"{len(answer)} of them"
-    for token, logprob in answer:
-        if not 0 <= token < vocab_size:
-            return f"token {token}"
-        if not float("-inf") < logprob <= 0.0:
-            return f"token {token} with log-probability {logprob}"
-    if len({token for token, _ in answer}) < len(answer):
-        return f"tokens {[token for token, _ in answer]}, of which some are the same"
-    if any((-a.logprob, a.token) > (-b.logprob, b.token) for a, b in pairwise(answer)):
-        return f"{[(each.token, each.logprob) for each in answer]}"
-    return ""
 
 
 def check_same_weights(sampler: Sampler, reasonings: Sequence[Trajectory]) -> None:

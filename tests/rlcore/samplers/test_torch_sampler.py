@@ -18,7 +18,7 @@ from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
-from rlcore.samplers.batching import ContinuousBatch, Finished
+from rlcore.samplers.batching import ContinuousBatch, RunningSequence
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
@@ -220,11 +220,7 @@ def test_a_request_may_fill_the_decoder() -> None:
     assert {each.stop_reason for each in found} <= {StopReason.LENGTH, StopReason.EOS}
 
 
-def test_arguments_that_make_no_sampler_are_refused() -> None:
-    with pytest.raises(InvalidValueError, match="concurrency 0"):
-        sampler_of(decoder_of(), concurrency=0)
-    with pytest.raises(InvalidValueError, match="preempt_every -1"):
-        sampler_of(decoder_of(), preempt_every=-1)
+def test_a_tokenizer_of_too_many_tokens_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="a tokenizer of 29 tokens"):
         TorchSampler(Decoder(replace(CONFIG, vocab_size=20)), TOKENIZER)
 
@@ -280,17 +276,15 @@ def test_the_time_of_admission_moves_no_bit(
         for request in requests:
             alone += ContinuousBatch(decoder, TOKENIZER, concurrency=1).run([request])
         batch = ContinuousBatch(decoder, TOKENIZER, concurrency=concurrency, preempt_every=every)
-        numbers, found, clock = dict[int, int](), dict[int, Finished](), 0
+        numbers, found, clock = dict[int, int](), dict[int, RunningSequence](), 0
         while len(found) < len(requests):
             for at, arrival in enumerate(arrivals):
                 if arrival == clock:
                     numbers[batch.put(requests[at])] = at
             for each in batch.step():
-                found[numbers[each.running.number]] = each
+                found[numbers[each.number]] = each
             clock += 1
         assert len(batch) == 0 and batch.step() == []
     for at, expected in enumerate(alone):
-        assert found[at].running.request is requests[at]
-        assert found[at].running.tokens == expected.running.tokens
-        assert found[at].running.logprobs == expected.running.logprobs
-        assert found[at].reason == expected.reason
+        assert found[at].request is requests[at] and found[at].is_by_text == expected.is_by_text
+        assert (found[at].tokens, found[at].logprobs) == (expected.tokens, expected.logprobs)
