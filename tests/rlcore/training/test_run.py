@@ -111,16 +111,6 @@ def test_a_loss_that_explodes_stops_at_the_tensor(tmp_path: Path) -> None:
         recorded(of, tmp_path)
 
 
-def not_a_number(completions: list[str], **_: Any) -> list[float]:
-    return [float("nan")] * len(completions)
-
-
-def test_a_reward_that_is_no_number_stops_it(tmp_path: Path) -> None:
-    of = with_section(SHORT, "task", {"rewards": (f"{__name__}:not_a_number",)})
-    with pytest.raises(RewardError, match="not_a_number"):
-        recorded(of, tmp_path)
-
-
 # ------------------------------------------------------------------------------------------------- what it goes on from
 
 
