@@ -46,7 +46,7 @@ def check_written(state: "TrainState", path: Path, digest: str) -> None:
 
     A resumed run does not read the policy's directory: other programs do. Raises CheckpointError.
     """
-    weights = state.policy.weights()
+    weights = state.policy.weights().describe()
     exported = load_decoder(path / "policy", dtype=weights.dtype)
     found = {**load(path).values, "model": exported.config, "weights": digest_of(LiveWeights(exported))}
     own = {

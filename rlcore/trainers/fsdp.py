@@ -39,7 +39,7 @@ from rlcore.trainers.gradients import (
 from rlcore.trainers.ranks import Assignment, RankGrid, agree, raise_first
 from rlcore.trainers.reductions import Replicas, canonical_sum, flat_nodes, owned
 from rlcore.weights.canary import policy_logprobs
-from rlcore.weights.source import FetchedTensors, LiveWeights
+from rlcore.weights.source import FetchedTensors, LiveWeights, fetched_decoder
 from rlcore.weights.target import ParameterSpec
 
 # Nothing here writes into what a model returns.
@@ -245,7 +245,7 @@ class ShardedWeights(LiveWeights):
         shards = super().tensors
         return FetchedTensors(shards, lambda name: full_tensor(shards[name]))
 
-    def specs(self) -> dict[str, ParameterSpec]:
+    def _specs(self) -> dict[str, ParameterSpec]:
         """Return type and shape of each tensor; a sharded one has no memory that another process could share."""
         return {name: ParameterSpec(each.dtype, tuple(each.shape), None) for name, each in super().tensors.items()}
 
@@ -261,9 +261,7 @@ class ShardedWeights(LiveWeights):
 
     def decoder(self) -> Decoder:
         """Return a copy of the whole model, on every rank."""
-        copy = Decoder(self.config).to(self.dtype)
-        copy.load_state_dict(dict(self.tensors))
-        return copy
+        return fetched_decoder(self)
 
 
 def shard_model(model: nn.Module, grid: RankGrid) -> None:

@@ -7,7 +7,7 @@ from rlcore.config import RunConfig
 from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.trainer import Trainer, peak_rate
-from rlcore.weights.source import FetchedTensors, WeightSource
+from rlcore.weights.source import FetchedTensors, SourceDescription, WeightSource, fetched_decoder
 
 if TYPE_CHECKING:
     from rlcore.trainers.worker import ModelWorker
@@ -37,18 +37,17 @@ class RemoteWeights:
     """The weights of a model of the workers, as `WeightSource`."""
 
     def __init__(self, model: str, workers: "ModelWorker") -> None:
-        self._model, self._workers, found = model, workers, workers.describe_weights(model)
-        self.config, self.dtype, self.names, self.tied = found.config, found.dtype, found.names, found.tied
-        self.specs = lambda: found.specs
-        self.tensors = FetchedTensors(found.specs, partial(workers.weight, model))
+        self._about = workers.describe_weights(model)
+        self.tensors = FetchedTensors(self._about.specs, partial(workers.weight, model))
         self.digests = partial(workers.weight_digests, model)
         self.logprobs = partial(workers.logprobs, model)
 
+    def describe(self) -> SourceDescription:
+        return self._about
+
     def decoder(self) -> Decoder:
         """Build a decoder with a copy of the weights."""
-        decoder = Decoder(self.config).to(dtype=self.dtype)
-        decoder.load_state_dict({name: self.tensors[name] for name in self.names}, strict=False)
-        return decoder
+        return fetched_decoder(self)
 
 
 class RecordWithWorkers(Record):

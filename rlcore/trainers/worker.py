@@ -29,7 +29,7 @@ from rlcore.trainers.gradients import Loss, MicrobatchLoss, Reading
 from rlcore.trainers.ranks import join_grid
 from rlcore.trainers.reductions import owned
 from rlcore.trainers.trainer import Models
-from rlcore.weights.source import SourceDescription, describe
+from rlcore.weights.source import SourceDescription
 
 _ONE: Split = Broadcast()
 _NAME: dict[str, Split] = {"name": _ONE}
@@ -125,7 +125,7 @@ class ModelWorker(Worker):
 
     def describe_weights(self, name: str) -> SourceDescription:
         """Return names, types and shapes of the weights."""
-        return describe(self._trainers[name].weights())
+        return self._trainers[name].weights().describe()
 
     def weight(self, name: str, parameter: str) -> Tensor:
         """Return one tensor, whole, on rank 0."""

@@ -5,7 +5,7 @@
 The trainer keeps its way of sending. What is compared are digests, and log-probabilities where both sides give them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -55,15 +55,7 @@ def receipt_for(
     coverage (missing), liveness (as it was before), read-back (different), canary (it computes with others).
     """
     began = perf_counter()
-    num_bytes = 0
-
-    def counted() -> Iterator[tuple[str, Tensor]]:
-        nonlocal num_bytes
-        for name, tensor in tensors:
-            num_bytes += tensor.nbytes
-            yield name, tensor
-
-    expected = digests_of(counted())
+    expected = digests_of(tensors)
     if previous is not None and has_learned:
         check_policy_changed(expected, previous)
     check_digests(expected, sampler.digests(tuple(expected)), previous)
@@ -75,7 +67,6 @@ def receipt_for(
         num_changed=None if previous is None else len(changed_names(expected, previous)),
         canary=() if canary is None else tuple(canary.given.tolist()),
         canary_distance=0.0 if canary is None else canary_distance(canary.expected, canary.given, canary.dtype),
-        num_bytes=num_bytes,
         duration_s=perf_counter() - began,
     )
 

@@ -41,8 +41,6 @@ class Receipt:
     """Log-probabilities the sampler gave the canary; empty where that was not checked."""
     canary_distance: float
     """The largest distance to those of the policy, in nats; 0 at level invariant."""
-    num_bytes: int
-    """Weights that were written."""
     duration_s: float
 
 

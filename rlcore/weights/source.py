@@ -13,34 +13,30 @@ from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.target import ParameterSpec
 
-Groups = tuple[tuple[str, ...], ...]
+
+@dataclass(frozen=True, slots=True)
+class SourceDescription:
+    """What is known of weights without fetching one."""
+
+    config: DecoderConfig
+    dtype: torch.dtype
+    names: tuple[str, ...]
+    """Of the parameters in the model's order; of tied ones only the first."""
+    tied: tuple[tuple[str, ...], ...]
+    """Groups of names that are one parameter."""
+    specs: dict[str, ParameterSpec]
+    """Type, shape and memory of each tensor, tied ones under each of their names."""
 
 
 class WeightSource(Protocol):
     """The weights of a model at one moment."""
 
-    @property
-    def config(self) -> DecoderConfig:
-        """Sizes of the model."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
+    def describe(self) -> SourceDescription:
+        """Return what another process needs to fetch the weights."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Detached tensors by name, tied ones under each of their names; one may be fetched when it is asked for."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parameters in the model's order; of tied ones only the first."""
-
-    @property
-    def tied(self) -> Groups:
-        """Groups of names that are one parameter."""
-
-    def specs(self) -> dict[str, ParameterSpec]:
-        """Return type, shape and memory of each tensor."""
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each tensor."""
@@ -70,26 +66,18 @@ class FetchedTensors(Mapping[str, Tensor]):
         return len(self._names)
 
 
+def fetched_decoder(source: WeightSource) -> Decoder:
+    """Build a decoder with a copy of the weights."""
+    about = source.describe()
+    decoder = Decoder(about.config).to(about.dtype)
+    decoder.load_state_dict(dict(source.tensors))
+    return decoder
+
+
 def digest_of(source: WeightSource) -> str:
     """Return one digest for all weights: what a completion carries of those that drew it."""
     digests = source.digests()
-    return combined_digest({name: digests[name] for name in source.names})
-
-
-@dataclass(frozen=True, slots=True)
-class SourceDescription:
-    """What is known of weights without fetching one."""
-
-    config: DecoderConfig
-    dtype: torch.dtype
-    names: tuple[str, ...]
-    tied: Groups
-    specs: dict[str, ParameterSpec]
-
-
-def describe(source: WeightSource) -> SourceDescription:
-    """Return what another process needs to fetch the weights."""
-    return SourceDescription(source.config, source.dtype, source.names, source.tied, source.specs())
+    return combined_digest({name: digests[name] for name in source.describe().names})
 
 
 class LiveWeights:
@@ -98,32 +86,25 @@ class LiveWeights:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    @property
-    def config(self) -> DecoderConfig:
-        return cast(DecoderConfig, self._model.config)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self._model.parameters()).dtype
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        return {name: p.detach() for name, p in self._model.named_parameters(remove_duplicate=False)}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._model.named_parameters())
-
-    @property
-    def tied(self) -> Groups:
+    def describe(self) -> SourceDescription:
         groups: dict[object, list[str]] = {}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             place = (parameter.device, parameter.data_ptr(), parameter.shape, parameter.stride())
             has_memory = parameter.numel() and not parameter.is_meta
             groups.setdefault(place if has_memory else name, []).append(name)
-        return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+        return SourceDescription(
+            config=cast(DecoderConfig, self._model.config),
+            dtype=next(self._model.parameters()).dtype,
+            names=tuple(name for name, _ in self._model.named_parameters()),
+            tied=tuple(tuple(names) for names in groups.values() if len(names) > 1),
+            specs=self._specs(),
+        )
 
-    def specs(self) -> dict[str, ParameterSpec]:
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {name: p.detach() for name, p in self._model.named_parameters(remove_duplicate=False)}
+
+    def _specs(self) -> dict[str, ParameterSpec]:
         return {name: ParameterSpec.of(tensor) for name, tensor in self.tensors.items()}
 
     def digests(self) -> dict[str, str]:

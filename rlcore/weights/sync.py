@@ -47,12 +47,12 @@ def sync(
     """
     began = perf_counter()
     weights = LiveWeights(policy) if isinstance(policy, Decoder) else policy
-    source, specs, state = weights.tensors, weights.specs(), target.describe()
+    source, about, state = weights.tensors, weights.describe(), target.describe()
     names = tuple(state.parameters)
 
     check_fence(state, policy_version, previous)
-    check_names(specs, state.parameters, weights.tied)
-    check_memory(specs, state.parameters)
+    check_names(about.specs, state.parameters, about.tied)
+    check_memory(about.specs, state.parameters)
     if previous is None:
         expected = weights.digests()
     else:
@@ -65,21 +65,20 @@ def sync(
         probe(weights, target, expected, names)
     target.write((name, source[name]) for name in names)
     check_digests({name: expected[name] for name in names}, target.digests(names), previous)
-    tokens = canary_tokens(weights.config)
+    tokens = canary_tokens(about.config)
     given, own = _at_once(state, partial(target.canary, tokens), partial(weights.logprobs, tokens))
-    distance = canary_distance(own, given, weights.dtype, lambda: different_layer(weights.decoder(), target, tokens))
-    digest = combined_digest({name: expected[name] for name in weights.names})
+    distance = canary_distance(own, given, about.dtype, lambda: different_layer(weights.decoder(), target, tokens))
+    digest = combined_digest({name: expected[name] for name in about.names})
     target.commit(digest)
 
     return Receipt(
         policy_version=policy_version,
         weights_digest=digest,
         parameters=expected,
-        tied=weights.tied,
+        tied=about.tied,
         num_changed=None if previous is None else len(changed_names(expected, previous)),
         canary=tuple(given.tolist()),
         canary_distance=distance,
-        num_bytes=sum(spec.num_bytes for spec in state.parameters.values()),
         duration_s=perf_counter() - began,
     )
 

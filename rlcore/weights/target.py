@@ -10,7 +10,6 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple, Protocol
 
 import torch
@@ -55,11 +54,6 @@ class ParameterSpec(NamedTuple):
             begin = tensor.data_ptr()
             region = Region((address_space(), str(tensor.device)), begin, begin + reach * tensor.element_size())
         return cls(tensor.dtype, tuple(tensor.shape), region)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the elements in bytes."""
-        return prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"

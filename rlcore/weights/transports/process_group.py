@@ -26,7 +26,6 @@ from rlcore.weights.target import NamedTensors
 from rlcore.weights.transports.packing import Entry, Parcel, chunks, fill, layout_of, num_bytes_of, views
 
 TRAINER, TARGET = 0, 1
-BACKENDS = ("gloo", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +92,10 @@ class ProcessGroup:
     _group: Any = None
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise InvalidValueError(f"backend {self.backend!r} of a transport", legal=" or ".join(BACKENDS))
+        if self.backend not in ("gloo", "nccl"):
+            raise InvalidValueError(f"backend {self.backend!r} of a transport", legal="gloo or nccl")
         if self.backend == "nccl" and not self.device.startswith("cuda"):
-            raise InvalidValueError(
-                f"backend nccl with buffers on {self.device}", legal="cuda", remedy="backend='gloo' sends from a CPU"
-            )
+            raise InvalidValueError(f"backend nccl with buffers on {self.device}", legal="cuda; gloo sends from a CPU")
 
     def send(self, weights: NamedTensors, deliver: Callable[[Parcel], object]) -> None:
         """As `Transport.send`."""
