@@ -100,11 +100,6 @@ def test_a_configuration_that_cannot_be_is_refused_before_anything_is_written(tm
     assert not (tmp_path / "out").exists()
 
 
-def test_a_level_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match="the level 'exact'"):
-        train(SHORT, level="exact", directory=tmp_path / "out", recorder=Digests())
-
-
 def test_a_loss_that_explodes_stops_at_the_tensor(tmp_path: Path) -> None:
     of = with_section(SHORT, "optimizer", {"learning_rate": 1e30, "max_gradient_norm": None})
     with pytest.raises(NonFiniteError, match=r"is (nan|-?inf)"):
