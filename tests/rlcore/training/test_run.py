@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.entrypoint import run, train
+from rlcore.entrypoint import run
 from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError, RewardError
 from rlcore.models.checkpoints import load
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded, trained
