@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
