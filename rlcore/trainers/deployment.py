@@ -89,16 +89,10 @@ def roles_of(config: RunConfig) -> tuple[str, ...]:
 
 def plan_of(section: DeploymentSection, roles: Sequence[str], nodes: Sequence[Node]) -> Plan:
     """Spread the ranks over nodes; every rank has all roles. Raises PlacementError, InvalidValueError."""
-    return make_plan(
-        Ranks(
-            num_ranks=section.num_ranks,
-            num_nodes=section.num_nodes,
-            gpus=section.gpus_per_rank,
-            cpus=section.cpus_per_rank,
-        ),
-        roles,
-        nodes,
+    ranks = Ranks(
+        num_ranks=section.num_ranks, num_nodes=section.num_nodes, gpus=section.gpus_per_rank, cpus=section.cpus_per_rank
     )
+    return make_plan(ranks, roles, nodes)
 
 
 def _own_report(environment: Mapping[str, str]) -> ProcessReport:

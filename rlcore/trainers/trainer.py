@@ -7,7 +7,7 @@ Nothing here depends on who computed which microbatch, nor when.
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,7 +151,7 @@ class Trainer:
         self._wake()
         self.masters = {name: build_master(parameter) for name, parameter in self.model.named_parameters()}
         """By name: the weights that the optimizer moves, fp32 where the model's own are narrower."""
-        self.optimizer = build_adamw(self.masters.values(), self._section, self.peak_rate)
+        self.optimizer = build_adamw(self.masters, self._section, self.peak_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Return the live state: each weight as PARAMETER, and what the optimizer keeps of it as PARAMETER.KIND.
@@ -211,15 +211,20 @@ class Trainer:
 
 
 def build_adamw(
-    parameters: Iterable[nn.Parameter], section: OptimizerSection, learning_rate: float
+    parameters: Mapping[str, nn.Parameter], section: OptimizerSection, learning_rate: float
 ) -> torch.optim.AdamW:
-    """Build torch's foreach implementation, by name: the fused one has different bits, also if it is sharded."""
+    """Build torch's foreach implementation, by name: the fused one has different bits, also if it is sharded.
+
+    Norms, biases and embeddings are not decayed; of a tied head neither.
+    """
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in parameters.items():
+        groups[not name.endswith(("norm", "bias", "embedding"))].append(parameter)
     return torch.optim.AdamW(
-        parameters,
+        [{"params": group, "weight_decay": section.weight_decay * decays} for decays, group in groups.items()],
         lr=learning_rate,
         betas=(section.beta1, section.beta2),
         eps=section.eps,
-        weight_decay=section.weight_decay,
         foreach=True,
     )
 

@@ -10,17 +10,17 @@ from rlcore.errors import InvalidValueError
 
 @pytest.mark.parametrize(
     ("number", "open_low", "legal"),
-    [(-0.1, False, "at least 0, at most 1"), (1.1, False, "at least 0, at most 1"), (0.0, True, "above 0, at most 1")],
+    [
+        (-0.1, False, "at least 0, at most 1"),
+        (1.1, False, "at least 0, at most 1"),
+        (0.0, True, "above 0, at most 1"),
+        (math.nan, False, "at least 0, at most 1"),
+    ],
 )
 def test_a_number_outside_is_refused(number: float, open_low: bool, legal: str) -> None:
     with pytest.raises(InvalidValueError) as refusal:
         check_number("eps", number, 0.0, 1.0, open_low=open_low)
     assert (refusal.value.what, refusal.value.legal) == (f"eps is {number}", legal)
-
-
-def test_nan_is_never_legal() -> None:
-    with pytest.raises(InvalidValueError, match="eps is nan"):
-        check_number("eps", math.nan, -math.inf)
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0, 0.5])

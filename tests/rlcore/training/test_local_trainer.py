@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from harness.bits.tensor_digests import weights_digest
 from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Critic, Decoder
 from rlcore.trainers.gradients import global_norm
 from rlcore.trainers.trainer import Trainer
 
@@ -92,11 +94,21 @@ def test_the_norm_has_the_same_bits_for_any_threads(dtype: torch.dtype) -> None:
     assert found[0] == pytest.approx(float(every.norm()), rel=1e-12)
 
 
-def test_the_norm_is_free_of_how_rows_are_divided() -> None:
-    """Shards along the first dimension never split a row, and their sums are added without rounding."""
-    whole = torch.randn((64, 33), generator=torch.Generator().manual_seed(1))
-    assert (
-        global_norm([whole])
-        == global_norm(list(torch.split(whole, 7)))
-        == global_norm(list(torch.split(whole.flip(0), 13)))
-    )
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_step_without_a_gradient_decays_matrices_alone(family: str, tmp_path: Path) -> None:
+    """By rate times decay, also after a resume; norms, biases and embeddings stay, of a critic too."""
+    sizes = DecoderConfig(family, 8, 4, 1, 2, 1, 2, 6, max_length=8, is_tied=False)
+    section = OptimizerSection(learning_rate=0.1, weight_decay=0.5)
+    for build, heads in ((Decoder, {"head"}), (Critic, {"weight"})):
+        trainers = [Trainer("policy", build(sizes), 0.1, section=section, runtime=RuntimeSection()) for _ in range(2)]
+        for parameter in trainers[0].model.parameters():
+            nn.init.ones_(parameter)
+        for trainer in trainers:
+            trainer.gradients = [torch.zeros_like(each) for each in trainer.model.parameters()]
+            trainer.optimizer_step(learning_rate=0.1, max_norm=None)
+            trainers[0].write_state(tmp_path)
+            trainers[1].read_state(tmp_path)
+        found = {name.rpartition(".")[2]: float(each.mean()) for name, each in trainers[1].weights().tensors.items()}
+        decayed = {name for name, value in found.items() if value != 1.0}
+        assert decayed == {"qkv", "out", "gate_up", "down"} | heads
+        assert [found[name] for name in decayed] == pytest.approx([0.95] * 5)

@@ -50,14 +50,6 @@ def test_steps_are_numbered_as_in_the_records(tmp_path: Path) -> None:
     ]
 
 
-def test_without_a_board_there_is_none(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", OutputSection(), stream=io.StringIO())
-    log.step(0, {"loss": 0.5})
-    log.close()
-
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
-
-
 @pytest.mark.full
 def test_the_engine_is_imported_without_the_packages_of_its_extras() -> None:
     code = "import rlcore.entrypoint, sys; print(sys.modules.keys() & {'tensorboard', 'pyarrow', 'ray'})"
