@@ -1,10 +1,10 @@
 """Our whole GRPO step against TRL's, by turns in one run: the same weights, prompts and lengths, one thread.
 
-    RLHARNESS_PEERS_PYTHON=... python tests/benchmarks/engine_vs_trl.py                  # three sizes, five minutes
+    RLHARNESS_PEERS_PYTHON=... python tests/benchmarks/engine_vs_trl.py                  # four sizes, fifteen minutes
     RLHARNESS_PEERS_PYTHON=... python tests/benchmarks/engine_vs_trl.py --sizes 127k --rounds 100
 
-A step is 8 prompts x 8 completions of exactly 32 tokens, fp32: rollout, reward, update, optimizer and, ours, a sync
-with its receipt, at both levels. TRL is measured as it comes, which is with
+A step is 8 prompts x 8 completions of exactly 32 tokens, fp32, by the defaults of both: rollout, reward, update,
+optimizer and, ours, a sync with its receipt, at both levels. TRL is measured as it comes, which is with
 gradient checkpointing, and without. Each is a process; a round is a step of each, in an order that turns, so that what
 the machine does beside hits all. Times are medians of the rounds, wall and processor time; targets are judged by wall
 time, memory by the highest peak. The floor of a step is its operations (products and attention) at the rate at which
@@ -52,17 +52,16 @@ class Size:
     """A model, and what is asked of us there."""
 
     config: DecoderConfig
-    microbatch_size: int
-    """Samples in one pass, at both levels."""
     num_rounds: int
     targets: Mapping[str, float]
     """Times as many tokens per second as TRL."""
 
 
 SIZES = {
-    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 64, 30, {INVARIANT: 3.0}),
-    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 64, 12, {INVARIANT: 2.0}),
-    "13M": Size(DecoderConfig("qwen3", 30, 384, 6, 6, 2, 64, 1536, max_length=64), 32, 4, {INVARIANT: 1.1, OFF: 1.3}),
+    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 30, {INVARIANT: 3.0}),
+    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 12, {INVARIANT: 2.0}),
+    "13M": Size(DecoderConfig("qwen3", 30, 384, 6, 6, 2, 64, 1536, max_length=64), 4, {INVARIANT: 1.1, OFF: 1.3}),
+    "50M": Size(DecoderConfig("qwen3", 30, 768, 6, 12, 4, 64, 3072, max_length=64), 2, {}),
 }
 
 
@@ -117,7 +116,7 @@ def commands(size: Size, model: Path) -> dict[str, list[str]]:
     """How each is started."""
     shared = [str(model), "--group-size", str(GROUP_SIZE), "--num-tokens", str(NUM_TOKENS), "--prompts", *PROMPTS]
     trl = [os.environ[PEERS], str(STEPS / "trl_step.py"), *shared]
-    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared, "--microbatch-size", str(size.microbatch_size)]
+    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared]
     return {
         TRL: trl,
         TRL_PLAIN: [*trl, "--no-checkpointing"],
@@ -248,7 +247,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rounds", type=int, help="in place of each size's own number")
-    parser.add_argument("--microbatch-size", type=int, help="in place of each size's own: a divisor of 64")
     arguments = parser.parse_args()
     if not os.environ.get(PEERS):
         raise SystemExit(f"{PEERS} names no Python with TRL 1.16: see tests/rlcore/peers/environments.py")
@@ -262,18 +260,14 @@ def main() -> int:
     is_good = True
     for name in arguments.sizes:
         size = SIZES[name]
-        size = replace(
-            size,
-            num_rounds=arguments.rounds or size.num_rounds,
-            microbatch_size=arguments.microbatch_size or size.microbatch_size,
-        )
+        size = replace(size, num_rounds=arguments.rounds or size.num_rounds)
         with children(size) as started:
             measure(started, size.num_rounds)
         by_name = {child.name: child for child in started}
         num_parameters = sum(parameter.numel() for parameter in Decoder(size.config).parameters())
         print(
             f"{name}: {num_parameters / 1e3:,.0f}k parameters, width {size.config.width},"
-            f" {size.config.num_layers} layers; lanes of {size.microbatch_size}; {size.num_rounds} rounds;"
+            f" {size.config.num_layers} layers; {size.num_rounds} rounds;"
             f" {by_name[TRL].versions}"
         )
         for child in started:

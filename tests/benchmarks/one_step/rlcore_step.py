@@ -13,7 +13,6 @@ import torch
 
 from rlcore.checks import Checks
 from rlcore.config import read_config
-from rlcore.data.microbatches import LENGTH_MULTIPLE
 from rlcore.data.rewards import Reward
 from rlcore.data.tasks import Task
 from rlcore.determinism import at_level
@@ -67,19 +66,13 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
         Prompt(number, text, tuple(tokenizer.encode(text)))
         for number, text in zip(prompt_ids(arguments.prompts), arguments.prompts, strict=True)
     )
-    num_read = max(len(prompt.tokens) for prompt in prompts) + arguments.num_tokens - 1
     config = read_config(
         {
             "task": {"name": "reverse_text"},
             "sampling": {"max_tokens": arguments.num_tokens},
             "algorithm": {"name": "grpo"},
             "optimizer": {"learning_rate": 1e-6},
-            "training": {
-                "prompts_per_step": len(prompts),
-                "group_size": arguments.group_size,
-                "microbatch_size": arguments.microbatch_size,
-            },
-            "runtime": {"token_budget": arguments.microbatch_size * (num_read + -num_read % LENGTH_MULTIPLE)},
+            "training": {"prompts_per_step": len(prompts), "group_size": arguments.group_size},
         }
     )
     rate = config.optimizer.learning_rate
@@ -105,7 +98,6 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--num-tokens", type=int, required=True)
     parser.add_argument("--level", choices=["off", "invariant"], required=True)
-    parser.add_argument("--microbatch-size", type=int, required=True)
     arguments = parser.parse_args()
     turns = Turns()
     torch.set_num_threads(1)
