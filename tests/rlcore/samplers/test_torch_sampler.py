@@ -18,7 +18,8 @@ from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
-from rlcore.samplers.batching import ContinuousBatch, RunningSequence
+from rlcore.samplers.base import RunningSequence
+from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
