@@ -261,11 +261,7 @@ MIXED = [
 
 
 @settings(max_examples=12)
-@given(
-    arrivals=st.lists(st.integers(0, 30), min_size=8, max_size=8),
-    concurrency=st.integers(1, 5),
-    every=st.integers(0, 6),
-)
+@given(st.lists(st.integers(0, 30), min_size=8, max_size=8), st.integers(1, 5), st.integers(0, 6))
 def test_the_time_of_admission_moves_no_bit(
     invariant: Strategy, arrivals: list[int], concurrency: int, every: int
 ) -> None:
