@@ -76,7 +76,7 @@ def save(directory: Path, step: int, values: Mapping[str, Any], writers: Mapping
             write(partial / name)
         (partial / VALUES).write_text(json.dumps(values, indent=1), "utf-8")
         paths = sorted(path for path in partial.rglob("*") if path.is_file())
-        files = {path.relative_to(partial).as_posix(): _checksum(path) for path in paths}
+        files = {path.relative_to(partial).as_posix(): checksum(path) for path in paths}
         (partial / CHECKSUMS).write_bytes(sealed(step, files))
         for root, _, names in os.walk(partial, topdown=False):  # files, then the directories that name them
             for name in names:
@@ -98,7 +98,7 @@ def load(path: Path) -> Checkpoint:
     step, files = _read_checksums(path)
     for name, wanted in files.items():
         try:
-            found = _checksum(path / name)
+            found = checksum(path / name)
         except (OSError, ValueError) as error:  # names that no file can have are ValueErrors
             raise CheckpointError(f"{path / name} cannot be read: {error}", remedy=REMEDY) from error
         if found != wanted:
@@ -203,7 +203,8 @@ def _read_checksums(path: Path) -> tuple[int, Files]:
     return step, files
 
 
-def _checksum(path: Path) -> dict[str, Any]:
+def checksum(path: Path) -> dict[str, Any]:
+    """Return the size and the digest of a regular file. OSError for another."""
     digest, num_bytes = xxh3_128(), 0
     with open_regular(path) as file:
         while block := file.read(BLOCK_BYTES):

@@ -267,7 +267,6 @@ def check_written(step: "Step") -> None:
         if entry._version != step.num_writes[name]:
             raise StepError(
                 f"{name} of the batch were written while it was learned from",
-                remedy="let an advantage or a loss return tensors of its own, and write none that it is given",
                 phases=(made_in.get(name, "rollout"), "loss"),
             )
 

@@ -274,8 +274,9 @@ class TrainingSection(Section):
     """Passes over a step's samples."""
     num_minibatches: Positive = 1
     """Optimizer steps a pass."""
-    microbatch_size: Positive = 8
-    """Samples whose gradients are one product: a part of what a run is, like the seed."""
+    microbatch_size: Positive | None = None
+    """Samples whose gradients are one product: a part of what a run is, like the seed. None: a whole minibatch, but
+    at most 2,048 tokens of completions, from where on larger products are no faster. At level invariant alone."""
 
 
 class RuntimeSection(Section):
@@ -416,6 +417,13 @@ class RunConfig(Section):
         is_norm = algorithm.advantage == "dr_grpo" and algorithm.loss in ("ppo_clip", "cispo")
         return "seq-mean-token-sum-norm" if is_norm and self.sampling.two_stage is None else "token-mean"
 
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of a fixed microbatch: as configured, else as many as their products are fastest with."""
+        training = self.training
+        samples = training.prompts_per_step * training.group_size // training.num_minibatches
+        return training.microbatch_size or max(1, min(samples, 2048 // self.sampling.max_tokens))
+
     def identity(self) -> dict[str, Any]:
         """What the bits of this run follow from."""
         return self.model_dump(mode="json", exclude=set(RUNTIME_SECTIONS))
@@ -536,12 +544,12 @@ def _training_misfits(config: RunConfig) -> Iterator[InvalidValueError]:
             f"training.group_size is 1, and advantage {algorithm.advantage} compares the completions of a prompt",
             legal="2 or more; 1 with algorithm.advantage remax, or with algorithm.name ppo",
         )
-    num_microbatches = num_samples // section.microbatch_size
+    size, whole = section.microbatch_size, (num_samples, "samples of a step")
     for name, number, what in (
-        ("microbatch_size", num_samples, "samples of a step"),
-        ("num_minibatches", num_microbatches, "fixed microbatches of a step"),
+        ("microbatch_size", *whole),
+        ("num_minibatches", *((num_samples // size, "fixed microbatches of a step") if size else whole)),
     ):
-        if number % (given := getattr(section, name)):
+        if number % (given := getattr(section, name) or 1):
             divisors = [str(each) for each in range(1, min(number, 100_000) + 1) if number % each == 0]
             yield InvalidValueError(
                 f"training.{name} is {given}, which does not divide the {number} {what}",

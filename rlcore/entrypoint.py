@@ -20,11 +20,12 @@ from rlcore.algorithms.named import ADVANTAGES, LOSSES, function_of
 from rlcore.checkpoint import load_newest
 from rlcore.checks import Checks
 from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
+from rlcore.data.content import content_of
 from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
 from rlcore.errors import CheckpointError, InvalidValueError, RewardError, WorkerDiedError
-from rlcore.log import Clock, Record, Recorder, RunLog, announcement
+from rlcore.log import Clock, DescribedRecorder, Record, Recorder, RunLog, announcement
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
@@ -68,13 +69,16 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     threads = config.runtime.training_threads, config.runtime.sampling_threads
     dtype, device, length = decoder.embedding.dtype, config.model.device, task.longest_prompt + num_new
     held = at_level(level, decoder.config, dtype=dtype, device=device, length=length, threads=threads)
-    log = RunLog(directory, config.output)
+    log, content = RunLog(directory, config.output), content_of(config, task)
+    if isinstance(recorder, DescribedRecorder):
+        recorder.describe(content)
 
     def start(num_restarts: int) -> TrainState:
         own = resumed_config(config, directory) if num_restarts else config
         policy = build_model(own)[1] if num_restarts else decoder  # the last start has trained it
         with deployed(own, level, length, recorder, log.say) as workers:
-            state, first = prepare(own, level, task, tokenizer, policy, recorder=recorder, log=log, workers=workers)
+            given = own, level, task, tokenizer, policy
+            state, first = prepare(*given, recorder=recorder, log=log, workers=workers, content=content)
             loop(state, first, directory, log)
             return state
 
@@ -154,10 +158,12 @@ def prepare(
     recorder: Recorder,
     log: RunLog,
     workers: "ModelWorker | None" = None,
+    content: Mapping[str, str] | None = None,
 ) -> tuple[TrainState, int]:
     """Build what a step needs, warm or from a checkpoint; return it with the number of the first step.
 
-    `workers` is the handle of those that train the models, None to train them in this process.
+    `workers` is the handle of those that train the models, None to train them in this process; `content` is what the
+    run is made of, None to resume with any.
     """
     longest = task.longest_prompt + num_new_tokens(config, tokenizer)
     task = add_reward_model(
@@ -175,6 +181,7 @@ def prepare(
         record=record,
         clock=Clock(config.model.device),
         kl_coef=config.algorithm.kl_coef,
+        content=content or {},
     )
     if not config.output.resume and config.warm_start.num_steps:
         warm_start(state, log)

@@ -79,6 +79,14 @@ class SharedRecorder(Recorder, Protocol):
         """
 
 
+@runtime_checkable
+class DescribedRecorder(Recorder, Protocol):
+    """Keeps beside its steps what a run is made of."""
+
+    def describe(self, content: Mapping[str, str]) -> None:
+        """Take digests by name, before the first step: see `rlcore.data.content.content_of`."""
+
+
 class NullRecorder:
     """A recorder that discards every value."""
 

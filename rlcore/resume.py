@@ -29,7 +29,7 @@ def save_checkpoint(state: "TrainState", directory: Path, step: int) -> Path:
 
     digests = state_digests(state, step)
     values = {
-        "identity": state.config.identity(),
+        "identity": _identity(state),
         "level": state.level,
         "kl_coef": state.kl_coef,
         "state": digests,
@@ -50,7 +50,7 @@ def check_written(state: "TrainState", path: Path, digest: str) -> None:
     exported = load_decoder(path / "policy", dtype=weights.dtype)
     found = {**load(path).values, "model": exported.config, "weights": digest_of(LiveWeights(exported))}
     own = {
-        "identity": state.config.identity(),
+        "identity": _identity(state),
         "level": state.level,
         "kl_coef": state.kl_coef,
         "model": weights.config,
@@ -111,9 +111,15 @@ def check_state(state: "TrainState", found: Checkpoint) -> None:
         )
 
 
+def _identity(state: "TrainState") -> dict[str, Any]:
+    return {**state.config.identity(), "content": dict(state.content)}
+
+
 def _check_identity(found: Checkpoint, state: "TrainState") -> None:
     """With a constant learning rate a run may be made longer; else its length is part of what it is."""
-    theirs, ours = _flat(found.values["identity"]), _flat(state.config.identity())
+    ours = _identity(state)
+    theirs = _flat({"content": ours["content"], **found.values["identity"]})  # earlier versions wrote none
+    ours = _flat(ours)
     if state.config.optimizer.schedule == "constant":
         theirs.pop("training.num_steps", None)
         ours.pop("training.num_steps", None)
@@ -123,7 +129,7 @@ def _check_identity(found: Checkpoint, state: "TrainState") -> None:
         raise CheckpointError(
             f"{found.path} is of another run: {', '.join(differing)} differ"
             f" ({name} was {theirs.get(name)!r}, and is {ours.get(name)!r})",
-            remedy="the settings it was written with, or a run of its own from its weights: model.path",
+            remedy="the settings and files it was written with, or a run of its own from its weights: model.path",
         )
 
 

@@ -9,7 +9,7 @@ learning rate from the number of the step. Settings are the keys of `rlcore.conf
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,8 @@ class TrainState:
     """Digest of the weights before it; of each step, loss per token, digest and norm of the gradient."""
     first_evaluation: "Evaluation | None" = None
     """Evaluation before step 0."""
+    content: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what the configuration names: `rlcore.data.content.content_of`."""
     checks: Checks = field(init=False)
 
     @property
@@ -274,7 +276,7 @@ def divide(state: TrainState, batch: Batch, samples: list[int]) -> Minibatch:
     At level invariant each has `training.microbatch_size` neighbours, which is a part of what the run is; at the other
     levels as many samples as `runtime.token_budget` has room for.
     """
-    budget, size = state.config.runtime.token_budget, state.config.training.microbatch_size
+    budget, size = state.config.runtime.token_budget, state.config.microbatch_size
     denominators = Denominators(
         num_tokens=int(batch["loss_mask"][samples].sum()),
         num_samples=len(samples),

@@ -68,6 +68,7 @@ def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
     log.recorder = Recorder(
         log, keeps=keeps, operations=operations, last_step=last_step, callbacks=callbacks, share=_share, close=log.close
     )
+    log.recorder.describe = partial(setattr, log, "content")
     return log.recorder
 
 

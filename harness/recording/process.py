@@ -61,6 +61,8 @@ class ProcessLog:
         self._is_forked = False
         self.callbacks: Sequence[RecorderCallback] = ()
         """Called for the values of the curve."""
+        self.content: Mapping[str, str] = {}
+        """Digests of what the configuration names."""
         self.recorder: Recorder | None = None
         """Whose steps these are: asked at the end whether it is in the middle of one."""
         self.place: Place | None = None
@@ -235,7 +237,7 @@ class ProcessLog:
                 world_size=world_size,
             )
             told = redact_fields(self.orders.perturbation)
-            found = replace(found, perturbation={**found.perturbation, **told})
+            found = replace(found, content=self.content, perturbation={**found.perturbation, **told})
         return Manifest(found, self.orders.argv, world_size, self.orders.level)
 
     def _close_with_worker(self) -> None:

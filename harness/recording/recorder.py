@@ -93,6 +93,8 @@ class Recorder:
         self._sink = sink
         self.close = close
         """Ends the record of this process before the process ends, if it is its own."""
+        self.describe: Callable[[Mapping[str, str]], None] = lambda content: None
+        """Takes, before the first step, digests by name of what the program's configuration names: data, say."""
         self._share = share
         self._callbacks = callbacks
         self._keeps = keeps
@@ -112,11 +114,8 @@ class Recorder:
     @property
     def unfinished_step(self) -> int | None:
         """The step that has begun, once more of it is recorded than what it begins with; None between steps."""
-        return (
-            self._step
-            if any(recorded_value.scope is not Scope.CONTEXT for recorded_value in self._recorded_values)
-            else None
-        )
+        has_more = any(each.scope is not Scope.CONTEXT for each in self._recorded_values)
+        return self._step if has_more else None
 
     @property
     def keeps_tensors(self) -> bool:

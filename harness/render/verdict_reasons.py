@@ -44,9 +44,8 @@ def verdict_reason_text(reason: VerdictReason) -> str:
     """Return the sentence of a reason or note. It may hold texts of others, unescaped."""
     match reason:
         case FieldsDiffer(names=names):
-            verb = "identity differs" if reason.code is VerdictCode.IDENTITY_DIFFERS else "numerics differ"
             more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-            return f"{verb}: {', '.join(names[:MAX_NAMES])}{more}"
+            return f"{reason.code.value.replace('_', ' ')}: {', '.join(names[:MAX_NAMES])}{more}"
         case Incomparable(num_values=num_values):
             return f"digests of different algorithms: {num_values:,} values cannot be compared"
         case ChainBroken(trace=trace, rank=rank, step=step):

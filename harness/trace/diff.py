@@ -267,12 +267,12 @@ def _chain_faults(name: str, trace: Trace) -> Iterator[VerdictReason]:
 def _classify(
     a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[VerdictReason]
 ) -> tuple[Kind, list[VerdictReason]]:
-    """The verdict and its reasons. No level claims anything across different numerics."""
-    reasons: list[VerdictReason] = []
-    if "identity" in fingerprints:
-        reasons.append(FieldsDiffer(VerdictCode.IDENTITY_DIFFERS, _names(fingerprints["identity"])))
-    if found.first is not None and "numerics" in fingerprints:
-        reasons.append(FieldsDiffer(VerdictCode.NUMERICS_DIFFER, _names(fingerprints["numerics"])))
+    """The verdict and its reasons. No level claims anything across different content or numerics."""
+    codes = {"identity": VerdictCode.IDENTITY_DIFFERS}
+    if found.first is not None:
+        codes |= {"content": VerdictCode.CONTENT_DIFFERS, "numerics": VerdictCode.NUMERICS_DIFFER}
+    names = {part: tuple(each.name for each in differences) for part, differences in fingerprints.items()}
+    reasons: list[VerdictReason] = [FieldsDiffer(code, names[part]) for part, code in codes.items() if part in names]
     if found.first is not None:
         unknown = [name for name, trace in (("A", a), ("B", b)) if trace.manifest is None]
         reasons += [OfTrace(VerdictCode.IDENTITY_UNKNOWN, name) for name in unknown]
@@ -297,20 +297,12 @@ def _faults(code: VerdictCode, of_a: Iterable[str], of_b: Iterable[str]) -> list
     return [TraceFault(code, name, each) for name, found in (("A", of_a), ("B", of_b)) for each in found]
 
 
-def _names(differences: tuple[FieldDifference, ...]) -> tuple[str, ...]:
-    return tuple(difference.name for difference in differences)
-
-
 def _compare_fingerprints(a: Trace, b: Trace) -> Fields:
     """What differs, by part; nothing where a manifest is missing, since nothing is known then."""
     if a.manifest is None or b.manifest is None:
         return {}
     found = {part: _compare_part(a.manifest.fingerprint, b.manifest.fingerprint, part) for part in PARTS}
     return {part: differences for part, differences in found.items() if differences}
-
-
-def _current_perturbation(fingerprint: Fingerprint) -> dict[str, str]:
-    return current_settings(fingerprint.perturbation, current_entry(fingerprint.identity.get(ENTRY, "")))
 
 
 def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDifference, ...]:
@@ -320,10 +312,12 @@ def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDiffe
     elif part == "numerics":
         left, right = deciding(left), deciding(right)
     elif part == "perturbation":
-        left, right = _current_perturbation(a), _current_perturbation(b)
+        left, right = (
+            current_settings(each.perturbation, current_entry(each.identity.get(ENTRY, ""))) for each in (a, b)
+        )
+    elif part == "content":  # what one of them did not record is not known to differ
+        left, right = ({name: each[name] for name in left.keys() & right.keys()} for each in (left, right))
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
     # Whoever has written the traces may have left secrets in them.
-    shown_left, shown_right = (
-        redact_fields({name: short_field(part[name]) for name in names if name in part}) for part in (left, right)
-    )
-    return tuple(FieldDifference(name, shown_left.get(name), shown_right.get(name)) for name in names)
+    shown = [redact_fields({name: short_field(each[name]) for name in names if name in each}) for each in (left, right)]
+    return tuple(FieldDifference(name, *(each.get(name) for each in shown)) for name in names)

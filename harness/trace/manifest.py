@@ -19,7 +19,7 @@ READ_BY = "0.1.0"
 LEVELS = ("off", "deterministic", "invariant")
 GPU = "gpu"
 """Name, among the numerics, of the models of the GPUs that a program uses."""
-PARTS = ("identity", "numerics", "subject", "perturbation")
+PARTS = ("identity", "content", "numerics", "subject", "perturbation")
 
 MAX_WORLD_SIZE = 1 << 20
 MAX_FIELD_CHARS = 1 << 15
@@ -36,13 +36,15 @@ class Fingerprint:
     """Everything outside the trace that its bits may depend on."""
 
     identity: Part = field(default_factory=dict)
-    """Meaning of the configuration: digests of data, tokens and initial weights, seeds, microbatch size."""
+    """Meaning of the configuration: its values, seed and microbatch size among them."""
     numerics: Part = field(default_factory=dict)
     """Environment: instruction set, Python, packages, drivers, mapped libraries, floating-point control state."""
     subject: Part = field(default_factory=dict)
     """The code under test: commit and uncommitted changes."""
     perturbation: Part = field(default_factory=dict)
     """Runtime settings, which should not affect results at level `invariant`: threads, world size, hash seed."""
+    content: Part = field(default_factory=dict)
+    """Digests of what the configuration names: data, source of functions, checkpoints. Empty if none were given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ class VerdictCode(Enum):
     """Codes of reasons and notes. Scripts rely on the values: none changes its meaning."""
 
     IDENTITY_DIFFERS = "identity_differs"
+    CONTENT_DIFFERS = "content_differs"
     NUMERICS_DIFFER = "numerics_differ"
     IDENTITY_UNKNOWN = "identity_unknown"
     DIGESTS_INCOMPARABLE = "digests_incomparable"
@@ -46,7 +47,7 @@ class VerdictReason:
 
 @dataclass(frozen=True, slots=True)
 class FieldsDiffer(VerdictReason):
-    """Fields of a fingerprint differ: IDENTITY_DIFFERS, NUMERICS_DIFFER."""
+    """Fields of a fingerprint differ: IDENTITY_DIFFERS, CONTENT_DIFFERS, NUMERICS_DIFFER."""
 
     names: tuple[str, ...]
 

@@ -34,12 +34,12 @@ def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
     """
     if loss_mask.dtype != torch.bool or loss_mask.ndim != 2:
         raise ShapeError(
-            f"loss_mask is {_described(loss_mask)}", legal="bool [samples, positions]", remedy="compare it: mask > 0"
+            f"loss_mask is {described(loss_mask)}", legal="bool [samples, positions]", remedy="compare it: mask > 0"
         )
     for name, tensor in tensors.items():
         if tensor.shape != loss_mask.shape or not tensor.is_floating_point():
             raise ShapeError(
-                f"{name} is {_described(tensor)}, loss_mask {_described(loss_mask)}",
+                f"{name} is {described(tensor)}, loss_mask {described(loss_mask)}",
                 legal=f"floats of shape {list(loss_mask.shape)}",
                 remedy="advantages.per_token spreads numbers of samples over their loss tokens"
                 if tensor.ndim == 1
@@ -67,12 +67,12 @@ def check_samples(name: str, values: Tensor, included: Tensor | None, **tensors:
     """
     counted = torch.ones_like(values, dtype=torch.bool) if included is None else included
     if not values.is_floating_point() or values.ndim != 1:
-        raise ShapeError(f"{name} is {_described(values)}", legal="floats [samples]")
+        raise ShapeError(f"{name} is {described(values)}", legal="floats [samples]")
     if counted.dtype != torch.bool or counted.shape != values.shape:
-        raise ShapeError(f"included is {_described(counted)}", legal=f"bool of shape {list(values.shape)}")
+        raise ShapeError(f"included is {described(counted)}", legal=f"bool of shape {list(values.shape)}")
     for other, tensor in tensors.items():
         if tensor.shape != values.shape:
-            raise ShapeError(f"{other} is {_described(tensor)}", legal=f"of shape {list(values.shape)}")
+            raise ShapeError(f"{other} is {described(tensor)}", legal=f"of shape {list(values.shape)}")
     if not counted.any():
         raise EmptyMaskError(
             "no sample is included", legal="at least one", remedy="draw other prompts, or fix the reward function"
@@ -98,7 +98,7 @@ def included_tokens(loss_mask: Tensor, included: Tensor | None) -> Tensor:
     if included is None:
         return loss_mask
     if included.dtype != torch.bool or included.shape != loss_mask.shape[:1]:
-        raise ShapeError(f"included is {_described(included)}", legal=f"bool of shape {list(loss_mask.shape[:1])}")
+        raise ShapeError(f"included is {described(included)}", legal=f"bool of shape {list(loss_mask.shape[:1])}")
     return loss_mask & included.unsqueeze(-1)
 
 
@@ -115,7 +115,7 @@ def sample_mean(loss_mask: Tensor, values: Tensor) -> Tensor:
     return only(loss_mask, values).sum(dim=-1) / loss_mask.sum(dim=-1)
 
 
-def _described(tensor: Tensor) -> str:
+def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 

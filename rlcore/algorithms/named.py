@@ -2,20 +2,26 @@
 
 advantage(batch, config) -> floats [samples], or [samples, positions]
 loss(tokens, config)     -> floats [samples, positions], or a PolicyLoss, which says what was clipped too
+
+A batch has `rewards`, `groups`, `included` and `lengths` [samples], `tokens`, `loss_mask` and `rollout_logprobs`
+[samples, positions], and more by the configuration; of a completion without a reward `included` is False.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlcore.algorithms import advantages
+from rlcore.algorithms.arguments import described
 from rlcore.algorithms.correction import accepted, icepop, mismatch, sequence_weights, token_weights, truncate
 from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ipo, masked_is, ppo_clip
 from rlcore.config import CorrectionSection, RunConfig
 from rlcore.data.batch import Batch
-from rlcore.data.rewards import load_function
+from rlcore.data.rewards import load_function, place_of
+from rlcore.errors import InvalidValueError, RlcoreError
 
 
 class Tokens(NamedTuple):
@@ -81,7 +87,33 @@ LOSSES: Mapping[str, Callable[[Tokens, RunConfig], PolicyLoss | Tensor]] = {
 
 def function_of(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     """Return the function of a name, or that of `module:function`. Raises InvalidValueError, RewardError."""
-    return known[name] if name in known else load_function(name, "advantages and losses")
+    return known[name] if name in known else partial(_own, name, load_function(name, "advantages and losses"))
+
+
+def _own(name: str, function: Callable[..., Any], given: Batch | Tokens, config: RunConfig) -> Any:
+    """Call a user's advantage or loss with copies of its tensors, which it may write; raises InvalidValueError."""
+    named = given._asdict() if isinstance(given, Tokens) else dict(given)
+    copies = {key: tensor.clone() for key, tensor in named.items()}
+    try:
+        found = function(Tokens(**copies) if isinstance(given, Tokens) else Batch(copies), config)
+    except RlcoreError:
+        raise
+    except Exception as error:  # whatever it raises
+        said = f"{name} raised {type(error).__name__}: {error}{place_of(error)}"
+        raise InvalidValueError(said, legal=", ".join(named) if isinstance(error, KeyError) else "") from error
+
+    values, mask = found.losses if isinstance(found, PolicyLoss) else found, named["loss_mask"]
+    shapes = [mask.shape] if isinstance(given, Tokens) else [mask.shape, mask.shape[:1]]
+    if not isinstance(values, Tensor) or values.shape not in shapes or not values.is_floating_point():
+        what = described(values) if isinstance(values, Tensor) else repr(values)[:60]
+        raise InvalidValueError(f"{name} returned {what}", legal=f"floats {' or '.join(str(list(s)) for s in shapes)}")
+    if isinstance(given, Tokens) and given.logprobs.requires_grad and not values.requires_grad:
+        raise InvalidValueError(f"{name} returned losses without a gradient", legal="losses made of tokens.logprobs")
+    counted = mask if values.dim() > 1 else named["included"]
+    if wrong := (counted & ~values.isfinite()).nonzero().tolist():
+        number = float(values.detach()[tuple(wrong[0])])
+        raise InvalidValueError(f"{name} returned {number} at {wrong[0]}", legal="a finite number where one is used")
+    return found
 
 
 def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor, mask: Tensor) -> Tensor | None:

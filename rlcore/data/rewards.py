@@ -181,7 +181,7 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
     Raises InvalidValueError where there is no such function, RewardError where its module fails when it is imported.
     """
     module_name, _, function_name = name.partition(":")
-    module = _module(module_name, kind)
+    module = _module(module_name, name, kind)
     found = getattr(module, function_name, None)
     if found is None:
         public = sorted(each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_")
@@ -198,14 +198,14 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _module(name: str, kind: str) -> Any:
+def _module(name: str, wanted: str, kind: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise InvalidValueError(
-                f"no module {error.name!r}, for {kind} of {name!r}",
-                remedy="put the directory that holds it on PYTHONPATH, or install it",
+                f"no module {error.name!r}, for {wanted} of {kind}",
+                remedy="start in the directory that holds it, put that on PYTHONPATH, or install it",
             ) from error
         raise RewardError(f"module {name} of {kind} needs {error.name}", remedy="install it") from error
     except Exception as error:  # whatever a user's module raises while it is imported

@@ -70,11 +70,12 @@ def test_the_log_is_opened_by_the_first_step(tmp_path: Path, log: ProcessLog) ->
 def test_what_must_not_matter_is_told_in_the_fingerprint_and_no_secret(tmp_path: Path) -> None:
     told = {"runtime.threads": "2", "output.hub_token": '"verysecret"'}
     made = ProcessLog(RecordingConfig(str(tmp_path), identity={"seed": "7"}, perturbation=told))
+    made.content = {"prompts": "d1"}
     record(made)
     made.close()
     manifest = read_trace(tmp_path).manifest
     assert manifest is not None
-    assert manifest.fingerprint.identity == {"seed": "7"}
+    assert (manifest.fingerprint.identity, manifest.fingerprint.content) == ({"seed": "7"}, {"prompts": "d1"})
     assert manifest.fingerprint.perturbation["runtime.threads"] == "2"
     assert manifest.fingerprint.perturbation["output.hub_token"] == "<redacted>"
     assert "world size" in manifest.fingerprint.perturbation

@@ -125,10 +125,11 @@ def test_several_faults_are_told_at_once() -> None:
             "1, 2, 4, 8, 16, 32, 64",
         ),
         (
-            {"num_minibatches": 3},
+            {"num_minibatches": 3, "microbatch_size": 8},
             "training.num_minibatches is 3, which does not divide the 8 fixed microbatches",
             "1, 2, 4, 8",
         ),
+        ({"num_minibatches": 3}, "training.num_minibatches is 3, which does not divide the 64 samples", "1, 2, 4, 8"),
         ({"group_size": 1}, "training.group_size is 1, and advantage grpo compares", "2 or more"),
     ],
 )
@@ -137,6 +138,24 @@ def test_what_does_not_fit_together_is_told_with_what_would(training: dict[str, 
         read_config({**LEAST, "training": training})
     assert refused.value.what.startswith(what)
     assert refused.value.legal.startswith(legal)
+
+
+@pytest.mark.parametrize(
+    ("training", "max_tokens", "size"),
+    [
+        ({}, 32, 64),  # the whole step of 8 prompts x 8 completions
+        ({}, 128, 16),
+        ({}, 4096, 1),
+        ({"num_minibatches": 4}, 32, 16),
+        ({"prompts_per_step": 2, "group_size": 3}, 32, 6),
+        ({"microbatch_size": 4}, 32, 4),
+    ],
+)
+def test_a_microbatch_that_is_left_out_is_a_minibatch_of_2048_tokens_at_most(
+    training: dict[str, int], max_tokens: int, size: int
+) -> None:
+    config = read_config({**LEAST, "training": training, "sampling": {"max_tokens": max_tokens}})
+    assert config.microbatch_size == size
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "grpo", "advantage": "remax"}, {"name": "ppo"}])

@@ -103,7 +103,7 @@ def loss_and_gradients(config: RunConfig, policy: Decoder, batch: Batch) -> tupl
     algorithm, samples, parameters = config.algorithm, list(range(len(batch["tokens"]))), list(policy.parameters())
     assert isinstance(algorithm, GrpoSection)
     denominators = Denominators(int(batch["loss_mask"].sum()), len(samples), config.sampling.max_tokens)
-    size, budget = config.training.microbatch_size, config.runtime.token_budget
+    size, budget = config.microbatch_size, config.runtime.token_budget
     microbatches = fixed_microbatches(batch, samples, size, token_budget=budget)
     sums, losses = [TreeSum(len(microbatches)) for _ in parameters], []
     for microbatch in microbatches:

@@ -10,9 +10,9 @@ from harness.bits.tensor_digests import tensor_digest
 from rlcore.data.microbatches import divide_among_workers
 from rlcore.errors import ReplicaError
 from rlcore.trainers.gradients import local_part
-from rlcore.trainers.ranks import RankGrid, build_grid
+from rlcore.trainers.ranks import RankGrid
 from rlcore.trainers.trainer import Trainer
-from tests.support.rank_training import NUM_MICROBATCHES, local_trainer, microbatches_of, negative_likelihood
+from tests.support.rank_training import NUM_MICROBATCHES, grid_of, local_trainer, microbatches_of, negative_likelihood
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def flip(tensor: Tensor, bit: int) -> None:
 
 def corrupted_training(case: Corruption) -> Outcome:
     """Train with the fault."""
-    grid = build_grid(case.num_shards, timeout_s=120)
+    grid = grid_of(case.num_shards)
     assert grid is not None
     trainer = local_trainer(grid=grid, sentinel_every=case.every)
     for update in range(case.num_updates):

@@ -16,6 +16,7 @@ from tests.support.rank_training import (
     NUM_MICROBATCHES,
     Case,
     Odd,
+    grid_of,
     local_trainer,
     microbatches_of,
     negative_likelihood,
@@ -113,7 +114,7 @@ class Scaled(Odd):
 
 def errors_of_models() -> tuple[str, str]:
     """Shard a model whose parameters are not all read, and one with a number for a parameter."""
-    grid = build_grid(4, timeout_s=120)
+    grid = grid_of(4)
     assert grid is not None
     trainer = local_trainer(model=Partial(), grid=grid)
     own = own_of(grid.world)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -157,9 +158,15 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
 
 
+@cache
+def grid_of(num_shards: int, num_ranks: int = 4) -> RankGrid | None:
+    """Return the grid of the first ranks, built once: each of gloo's groups has threads, and connects all its ranks."""
+    return build_grid(num_shards, timeout_s=120, members=range(num_ranks))
+
+
 def parallel_trainer(case: Case, model: nn.Module | None = None) -> tuple[Trainer, RankGrid] | None:
     """Build the trainer of this rank; None if it is not one of the case's. Every rank calls it."""
-    grid = build_grid(case.num_shards, timeout_s=120, members=range(case.num_ranks))
+    grid = grid_of(case.num_shards, case.num_ranks)
     if grid is None:
         return None
     return local_trainer(case.dtype, model, grid=grid, is_canonical=case.is_canonical), grid

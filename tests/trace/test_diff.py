@@ -167,17 +167,25 @@ def test_another_identity_is_not_comparable_and_still_shown(tmp_path: Path) -> N
     assert verdict.first.step == 1
 
 
-def test_other_numerics_excuse_a_difference_and_equal_bits_need_no_excuse(tmp_path: Path) -> None:
-    a = trace(tmp_path / "a", steps_of(2), manifest_of(numerics={"python": "3.11"}))
-    b = trace(tmp_path / "b", steps_of(2), manifest_of(numerics={"python": "3.12"}))
-    c = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), manifest_of(numerics={"python": "3.12"}))
-    assert diff(a, b).kind is Kind.EQUAL
+@pytest.mark.parametrize(
+    ("part", "code"), [("numerics", VerdictCode.NUMERICS_DIFFER), ("content", VerdictCode.CONTENT_DIFFERS)]
+)
+def test_other_numerics_or_content_excuse_a_difference_and_equal_bits_need_no_excuse(
+    part: str, code: VerdictCode, tmp_path: Path
+) -> None:
+    a = trace(tmp_path / "a", steps_of(2), manifest_of(**{part: {"it": "1"}}))
+    b = trace(tmp_path / "b", steps_of(2), manifest_of(**{part: {"it": "2"}}))
+    c = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), manifest_of(**{part: {"it": "2"}}))
+    assert (diff(a, b).kind, list(diff(a, b).fingerprints)) == (Kind.EQUAL, [part])
     verdict = diff(a, c)
-    assert (verdict.kind, verdict.reasons) == (
-        Kind.NOT_COMPARABLE,
-        (FieldsDiffer(VerdictCode.NUMERICS_DIFFER, ("python",)),),
-    )
+    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, (FieldsDiffer(code, ("it",)),))
     assert verdict.first is not None
+
+
+def test_content_that_one_run_did_not_record_is_no_difference(tmp_path: Path) -> None:
+    a = trace(tmp_path / "a", steps_of(2), manifest_of(content={"prompts": "1"}))
+    b = trace(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")), manifest_of())
+    assert (diff(a, b).kind, diff(a, b).fingerprints) == (Kind.DIVERGED, {})
 
 
 @pytest.mark.full

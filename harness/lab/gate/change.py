@@ -28,6 +28,7 @@ from harness.lab.gate.reasons import (
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
 from harness.trace.attribution import TEXTS
+from harness.trace.reasons import VerdictCode
 from harness.trace.renames import ENTRY, current_entry
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
@@ -38,7 +39,6 @@ from harness.trace.verdict import (
     Count,
     Difference,
     Divergence,
-    FieldDifference,
     Kind,
     Verdict,
 )
@@ -133,8 +133,9 @@ def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Chan
 
 
 def noted(verdict: Verdict) -> tuple[Reason, ...]:
-    """Return the notes of a verdict, as `rlharness diff` shows them: logged values that differ, say."""
-    return tuple(OfTraces(ReasonCode.NOTED, note) for note in verdict.notes)
+    """Return the notes of a verdict, as `rlharness diff` shows them: logged values that differ, or content, say."""
+    content = [each for each in verdict.reasons if each.code is VerdictCode.CONTENT_DIFFERS]
+    return tuple(OfTraces(ReasonCode.NOTED, note) for note in (*content, *verdict.notes))
 
 
 def _is_text_of_sync(first: Divergence) -> bool:
@@ -164,6 +165,5 @@ def beyond_rounding(rounding: Rounding) -> Reason:
 
 def _imported(verdict: Verdict) -> Iterator[Reason]:
     """Yield the numerics that the change itself has moved."""
-    differences: tuple[FieldDifference, ...] = verdict.fingerprints.get("numerics", ())
-    if differences:
+    if differences := verdict.fingerprints.get("numerics"):
         yield Named(ReasonCode.NUMERICS_DIFFER, tuple(each.name for each in differences))

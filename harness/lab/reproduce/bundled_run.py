@@ -81,11 +81,10 @@ def notes_on(run: RecordedRun, repeated: Repeated) -> list[str]:
     notes = [f"the code came from this machine, not from the bundle: {called}"]
     different = repeated.different
     if different is not None:
-        numerics = [each.name for each in different.fingerprints.get("numerics", ())]
-        subject = [each.name for each in different.fingerprints.get("subject", ())]
-        if numerics:
-            notes.append(f"bits cannot be equal if these differ: {', '.join(numerics)}")
-        elif subject:
+        found = [each.name for part in ("content", "numerics") for each in different.fingerprints.get(part, ())]
+        if found:
+            notes.append(f"bits cannot be equal if these differ: {', '.join(found)}")
+        elif "subject" in different.fingerprints:
             notes.append("numerics are equal, the code differs: compare its commit and its uncommitted changes")
         else:
             notes.append("the fingerprints are equal: the run itself is not reproducible")

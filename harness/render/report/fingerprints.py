@@ -8,6 +8,7 @@ from harness.trace.manifest import PARTS, Manifest, short_field
 
 ABOUT = {
     "identity": "The configuration that defines the results. Runs are comparable only if it is equal.",
+    "content": "Digests of what the configuration names: data, source of functions, checkpoints.",
     "numerics": "The software and hardware that compute. No determinism level holds if it differs.",
     "subject": "The code under test.",
     "perturbation": "How the work is distributed. They must not affect results at level invariant.",

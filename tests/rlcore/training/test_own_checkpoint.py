@@ -1,6 +1,9 @@
 """Training on from a checkpoint of one's own: its weights are changed by what was asked for, and by nothing else."""
 
 import json
+import re
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 
 from rlcore.config import read_config
 from rlcore.entrypoint import train
-from rlcore.errors import InvalidValueError, RewardError
+from rlcore.errors import CheckpointError, InvalidValueError, RewardError
 from rlcore.models.checkpoints import load, save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -113,3 +116,49 @@ def test_a_prompt_without_room_in_the_context_is_refused_before_anything_runs(ch
         InvalidValueError, match=r"prompts\.jsonl:\d+: a prompt of \d tokens, and up to 1000000 after it"
     ):
         train(read_config(of), level="off", directory=checkpoint.parent / "run", recorder=Digests())
+
+
+class Described(Digests):
+    """A recorder that is told what the run is made of."""
+
+    content: Mapping[str, str]
+
+    def describe(self, content: Mapping[str, str]) -> None:
+        self.content = content
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change"),
+    [
+        ("prompts", "prompts.jsonl", lambda text: text.replace(b'"answer": "5"', b'"answer": "6"')),
+        ("source of mine:length", "mine.py", lambda text: text.replace(b"len(x)", b"-len(x)")),
+        ("tokenizer of model.path", "mine/tokenizer.json", lambda text: text + b"\n"),
+        ("weights of model.path", "mine/model.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+    ],
+)
+def test_other_content_is_named_and_not_resumed(
+    checkpoint: Path, name: str, file: str, change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, recorders, path = payload(checkpoint), list[Described](), checkpoint.parent / file
+    of["task"]["rewards"] = ["mine:length"]
+    (checkpoint.parent / "mine.py").write_text(
+        "def length(completions, **_):\n    return [len(x) for x in completions]\n"
+    )
+    monkeypatch.syspath_prepend(checkpoint.parent)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    def recorded(directory: str, num_steps: int, resume: str = "") -> Digests:
+        of["training"]["num_steps"], of["output"]["resume"] = num_steps, resume
+        recorders.append(Described())
+        train(read_config(of), level="off", directory=checkpoint.parent / directory, recorder=recorders[-1])
+        return recorders[-1]
+
+    recorded("first", 1)
+    first = str(checkpoint.parent / "first")
+    assert list(recorded("again", 2, first).curve) == [1]
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=rf"is of another run: content\.{re.escape(name)} differ \("):
+        recorded("other", 2, first)
+    one, again, other = (each.content for each in recorders)
+    assert one == again
+    assert {each for each in one if one[each] != other[each]} == {name}

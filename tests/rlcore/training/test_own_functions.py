@@ -1,5 +1,6 @@
 """An advantage and a loss of a user's own, by module:function."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,42 @@ def ratio(tokens: Tensor | Tokens, config: RunConfig) -> Tensor:
     return -tokens.advantages * torch.where(tokens.loss_mask, tokens.logprobs - tokens.old_logprobs, 0.0).exp()
 
 
+def writing_advantage(batch: Batch, config: RunConfig) -> Tensor:
+    """Like `centred`, and writes into its arguments."""
+    found = centred(batch, config)
+    batch["rewards"].sub_(0.5)
+    batch["loss_mask"].fill_(value=True)
+    return found
+
+
+def writing_loss(tokens: Tokens, config: RunConfig) -> Tensor:
+    """Like `ratio`, and writes into its arguments."""
+    found = ratio(tokens, config)
+    for each in (tokens.old_logprobs, tokens.rollout_logprobs):  # autograd keeps the others for itself
+        each.zero_()
+    return found
+
+
+def raising(given: Any, config: RunConfig) -> Any:
+    return given["reward"] if isinstance(given, Batch) else 1 / 0
+
+
+def nothing(given: Any, config: RunConfig) -> Any:
+    return None
+
+
+def not_numbers(given: Any, config: RunConfig) -> Any:
+    return centred(given, config) / 0 if isinstance(given, Batch) else ratio(given, config) * torch.nan
+
+
+def one_number(given: Any, config: RunConfig) -> Any:
+    return given["rewards"].mean() if isinstance(given, Batch) else ratio(given, config).mean()
+
+
+def detached(tokens: Tokens, config: RunConfig) -> Tensor:
+    return ratio(tokens, config).detach()
+
+
 def of(**algorithm: str) -> RunConfig:
     return config(algorithm={"name": "grpo", **algorithm}, training=SHORT)
 
@@ -54,13 +91,43 @@ def test_own_functions_learn_as_the_packages_do(tmp_path: Path) -> None:
     assert first_difference(found, recorded(spread, tmp_path / "spread")) is None
 
 
+def test_what_own_functions_write_reaches_nothing(tmp_path: Path) -> None:
+    pure = of(advantage=f"{__name__}:centred", loss=f"{__name__}:ratio", aggregation="token-mean")
+    writing = of(advantage=f"{__name__}:writing_advantage", loss=f"{__name__}:writing_loss", aggregation="token-mean")
+    found, expected = recorded(writing, tmp_path / "writing"), recorded(pure, tmp_path / "pure")
+    assert first_difference(found, expected) is None
+    assert found.curve == expected.curve
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said", "legal"),
+    [
+        ({"advantage": "raising"}, r"raising raised KeyError: 'reward', at .*test_own_functions.py:\d+", "rewards, "),
+        ({"advantage": "nothing"}, "nothing returned None", r"floats \[16, \d+\] or \[16\]"),
+        ({"advantage": "not_numbers"}, r"not_numbers returned (nan|-?inf) at \[\d+\]", "a finite number"),
+        ({"advantage": "one_number"}, r"one_number returned float64 \[\]", r"floats \[16, \d+\] or \[16\]"),
+        ({"loss": "raising"}, r"raising raised ZeroDivisionError: .*, at .*test_own_functions.py:\d+", ""),
+        ({"loss": "nothing"}, "nothing returned None", r"floats \[16, \d+\]"),
+        ({"loss": "not_numbers"}, r"not_numbers returned nan at \[\d+, \d+\]", "a finite number"),
+        ({"loss": "one_number"}, r"one_number returned float32 \[\]", r"floats \[16, \d+\]"),
+        ({"loss": "detached"}, "detached returned losses without a gradient", "tokens.logprobs"),
+    ],
+)
+def test_an_own_function_that_fails_is_named(algorithm: dict[str, str], said: str, legal: str, tmp_path: Path) -> None:
+    ((kind, name),) = algorithm.items()
+    with pytest.raises(InvalidValueError, match=said) as failed:
+        train(of(**{kind: f"{__name__}:{name}"}), level="off", directory=tmp_path, recorder=NullRecorder())
+    assert failed.value.what.startswith(f"{__name__}:{name} ")
+    assert re.search(legal, failed.value.legal)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
         ({"loss": "ppo_clipp"}, "algorithm.loss is 'ppo_clipp'"),
         ({"advantage": "grp"}, "algorithm.advantage is 'grp'"),
         ({"loss": f"{__name__}:ratoi"}, "has no 'ratoi'"),
-        ({"advantage": "no_such_module:f"}, "no module 'no_such_module', for advantages and losses"),
+        ({"advantage": "no_such_module:f"}, "no module 'no_such_module', for no_such_module:f of adv"),
     ],
 )
 def test_a_name_that_is_none_is_an_error_before_anything_is_built(
