@@ -26,8 +26,7 @@ from rlcore.keys import key
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import check_num_threads
-from rlcore.samplers.filters import Filters
-from rlcore.samplers.gumbel import GumbelNoise, signed, states
+from rlcore.samplers.drawing import Filters, GumbelNoise, signed, states
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason, Tokenizer
 from rlcore.weights.canary import different_layer, policy_logprobs
 from rlcore.weights.receipts import Receipt

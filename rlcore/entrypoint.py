@@ -33,7 +33,6 @@ from rlcore.numerics.probe import num_threads
 from rlcore.resume import DIRECTORY, check_state, resume
 from rlcore.rewards.reward_model import add_reward_model
 from rlcore.samplers.build import build_sampler, check_level_of_sampler, check_sampler
-from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.train import TrainState, beam_params, loop, warm_start
 from rlcore.trainers.deployment import deployed
 from rlcore.trainers.remote import RecordWithWorkers, build_remote
@@ -184,8 +183,6 @@ def prepare(
         kl_coef=config.algorithm.kl_coef,
         content=content or {},
     )
-    if config.sampling.two_stage is not None:
-        check_can_search(state.sampler)
     if not config.output.resume and config.warm_start.num_steps:
         warm_start(state, log)
     if isinstance(config.algorithm, PpoSection):

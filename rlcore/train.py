@@ -40,9 +40,8 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.probe import num_threads
 from rlcore.resume import DIRECTORY, save_checkpoint
-from rlcore.samplers.base import Sampler
+from rlcore.samplers.base import NextTokenSampler
 from rlcore.samplers.two_stage import sample_two_stage
-from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.trainers.gradients import Loss, MicrobatchLoss, Reading
 from rlcore.trainers.trainer import Trainer
 from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, Tokenizer
@@ -60,7 +59,7 @@ class TrainState:
     task: Task
     tokenizer: Tokenizer
     policy: Trainer
-    sampler: Sampler
+    sampler: NextTokenSampler
     record: Record
     clock: Clock
     critic: Trainer | None = None
@@ -236,7 +235,7 @@ def collect(state: TrainState, wanted: Sequence[SampleRequest]) -> list[Trajecto
     arriving = [wanted[index] for index in order]
     with num_threads(runtime.sampling_threads, "rollout"):
         if any(request.beams for request in wanted):
-            arrived = sample_two_stage(check_can_search(state.sampler), state.tokenizer, arriving)
+            arrived = sample_two_stage(state.sampler, state.tokenizer, arriving)
         else:
             arrived = [[each] for each in state.sampler.sample(arriving)]
     found = dict(zip(order, arrived, strict=True))

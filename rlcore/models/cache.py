@@ -52,10 +52,11 @@ class KeyValueCache:
         for held in (self.keys[..., :length, :], self.values[..., :length, :]):
             held[:, first : first + len(which)] = held[:, first + which]
 
-    def grown(self, capacity: int) -> "KeyValueCache":
-        """Return the same sequences with room for more positions; the capacity is rounded up to a multiple of 16."""
+    def grown(self, capacity: int, num_slots: int) -> "KeyValueCache":
+        """Return the same sequences with room for more; the capacity is rounded up to a multiple of 16."""
         missing = capacity + -capacity % KEYS_AT_ONCE - self.capacity
-        return KeyValueCache(F.pad(self.keys, (0, 0, 0, missing)), F.pad(self.values, (0, 0, 0, missing)))
+        sizes = (0, 0, 0, missing, 0, 0, 0, num_slots - self.keys.shape[1])
+        return KeyValueCache(F.pad(self.keys, sizes), F.pad(self.values, sizes))
 
 
 @dataclass(frozen=True)

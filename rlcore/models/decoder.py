@@ -250,5 +250,4 @@ class Critic(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, length] -> values fp32 [batch, length]: position t has read tokens 0 to t."""
-        values: Tensor = self.value_head(self.decoder.hidden(tokens))
-        return values
+        return self.value_head(self.decoder.hidden(tokens))  # type: ignore[no-any-return]

@@ -1,10 +1,23 @@
-"""The interface between the trainer and a sampler: rlcore's own decoder, or an engine in another process."""
+"""The interface between the trainer and a sampler: rlcore's own decoder, or an engine in another process.
 
+A beam search asks a sampler one question more: which tokens are most probable after a sequence? It holds no state
+between calls. An engine answers it with the log-probabilities of its top tokens and `max_tokens=1`; contexts that
+requests share are what its prefix cache is for.
+"""
+
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from rlcore.data.trajectory import Trajectory
-from rlcore.types import SampleRequest
+import torch
+
+from rlcore.data.trajectory import Trajectory, build_single_turn
+from rlcore.errors import InvalidValueError, NonFiniteError
+from rlcore.models.config import DecoderConfig
+from rlcore.samplers.local_target import FencedTarget, OfTarget
+from rlcore.samplers.stopping import reason
+from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.target import WeightTarget
 
 Progress = Callable[[int, int], None]
@@ -38,3 +51,139 @@ class Sampler(Protocol):
         takes the next call. Raises InvalidValueError for a request that cannot be done, before anything is drawn, and
         WeightSyncError between the `begin` and the `commit` of its weight target.
         """
+
+
+class NextToken(NamedTuple):
+    """A token that may come next."""
+
+    token: int
+    logprob: float
+    """Of the whole vocabulary at the request's temperature: an fp32 number."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTokenRequest:
+    """A sequence whose next token is wanted, in two parts."""
+
+    context: tuple[int, ...]
+    """Begin of the sequence, at least one token; several requests may share it. All together is below `max_length`."""
+    tokens: tuple[int, ...]
+    """Rest of the sequence; may be empty."""
+    num_tokens: int
+    """Most tokens that are wanted."""
+    temperature: float
+    """0 counts as 1: nothing is drawn."""
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """All tokens that come before."""
+        return self.context + self.tokens
+
+
+class NextTokenSampler(Sampler, Protocol):
+    """A sampler that beams can be searched with. `tests/conformance/next_tokens_suite.py` is the contract as tests."""
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence, what is drawn included."""
+
+    def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        """Return the `num_tokens` most probable next tokens of each sequence, the most probable first.
+
+        Among equal log-probabilities the lower token comes first. A token that the tokenizer lacks is never among
+        them, nor one of probability 0; there may be fewer tokens than wanted, or none. At level invariant an answer
+        follows from its request and the weights alone. Raises NonFiniteError where a log-probability is NaN, and
+        WeightSyncError as `sample`.
+        """
+
+
+def named(request: SampleRequest) -> str:
+    """For people."""
+    return f"sample {request.sample_index} of prompt {request.prompt.id}"
+
+
+class DecoderSampler(OfTarget):
+    """What the samplers of one decoder share: which requests they take, and what a completion is."""
+
+    def __init__(
+        self, config: DecoderConfig, tokenizer: Tokenizer, target: FencedTarget, *, concurrency: int, preempt_every: int
+    ) -> None:
+        """Raises InvalidValueError for a tokenizer of more tokens than the decoder has."""
+        if tokenizer.vocab_size > config.vocab_size:
+            raise InvalidValueError(
+                f"a tokenizer of {tokenizer.vocab_size} tokens",
+                legal=f"up to {config.vocab_size}, the decoder's vocabulary",
+            )
+        self._config, self._tokenizer, self._target = config, tokenizer, target
+        self._concurrency, self._preempt_every = concurrency, preempt_every
+
+    @property
+    def max_length(self) -> int:
+        """As `NextTokenSampler.max_length`."""
+        return self._config.max_length
+
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+        """As `Sampler.sample`.
+
+        Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
+        WeightSyncError where a sync has not ended, or weights were written without one, before or during it.
+        """
+        requests = list(requests)
+        check_requests(requests, self._config)
+        if not requests:
+            return []
+        with self._target.sampling(), torch.inference_mode():
+            return self._sample(requests, progress)
+
+    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+        raise NotImplementedError
+
+    def _trajectory(
+        self, request: SampleRequest, tokens: Sequence[int], logprobs: Sequence[float], *, by_text: bool
+    ) -> Trajectory:
+        """Return a completion that is done; `by_text` is whether its last token completed a stop string."""
+        if not math.isfinite(sum(logprobs)):
+            position = next(at for at, value in enumerate(logprobs) if not math.isfinite(value))
+            raise NonFiniteError(
+                f"token {position} of {named(request)} has log-probability {logprobs[position]}",
+                remedy="check the weights that the sampler received: logits are NaN or infinite",
+                phases=("rollout",),
+            )
+        return build_single_turn(
+            request,
+            tokens,
+            logprobs,
+            text=self._tokenizer.decode(tokens),
+            stop_reason=reason(tokens, request.params, self._tokenizer.eos_id, by_text=by_text),
+            policy_version=self._target.policy_version,
+            weights_digest=self._target.weights_digest,
+        )
+
+
+def check_requests(requests: Sequence[SampleRequest], config: DecoderConfig) -> None:
+    """Raises InvalidValueError, naming the request, for one this decoder cannot do."""
+    for request in requests:
+        tokens, max_tokens = request.prompt.tokens, request.params.max_tokens
+        if not tokens:
+            raise InvalidValueError(f"{named(request)} has no tokens", legal="a prompt of at least one token")
+        if min(tokens) < 0 or max(tokens) >= config.vocab_size:
+            raise InvalidValueError(
+                f"{named(request)} has token {max(tokens) if min(tokens) >= 0 else min(tokens)}",
+                legal=f"0 to {config.vocab_size - 1}, the decoder's vocabulary",
+                remedy="the tokenizer of this decoder",
+            )
+        if len(tokens) + max_tokens > config.max_length:
+            raise InvalidValueError(
+                f"{named(request)} has {len(tokens)} tokens and asks for {max_tokens} more",
+                legal=f"up to {config.max_length} together, the decoder's max_length",
+                remedy="a smaller sampling.max_tokens, or shorter prompts",
+            )
+
+
+def not_finite(request: NextTokenRequest) -> NonFiniteError:
+    """Return the error of a sequence after which a log-probability is NaN."""
+    return NonFiniteError(
+        f"next tokens after {list(request.sequence)[-8:]} have log-probabilities that are NaN",
+        remedy="check the weights that the sampler received: logits are NaN or infinite",
+        phases=("rollout",),
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rlcore.config import RunConfig, SamplerSection
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.base import Sampler
+from rlcore.samplers.base import NextTokenSampler
 from rlcore.samplers.replicas import Replica, ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Tokenizer
@@ -49,7 +49,7 @@ def check_level_of_sampler(config: RunConfig, level: str) -> None:
 
 def build_sampler(
     config: RunConfig, decoder: Decoder, tokenizer: Tokenizer, *, longest: int, report: Callable[[str], None]
-) -> Sampler:
+) -> NextTokenSampler:
     """Build a sampler with a copy of the decoder, for sequences of up to `longest` tokens; or several, as one.
 
     `report` receives a line before what takes seconds. Raises InvalidValueError where this sampler cannot be used here.
@@ -60,7 +60,7 @@ def build_sampler(
         has = "has" if len(unused) == 1 else "have"
         report(f"sampler: {', '.join(unused)} {has} no effect with sampler.name torch")
     samplers = [_one(config, decoder, tokenizer, longest=longest, report=report) for _ in range(section.replicas)]
-    return samplers[0] if len(samplers) == 1 else ReplicaSampler(samplers, run_together=True)
+    return samplers[0] if len(samplers) == 1 else ReplicaSampler(samplers)
 
 
 def _set_for_vllm(section: SamplerSection) -> list[str]:

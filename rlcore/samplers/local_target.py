@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.bits.tensor_digests import tensor_digests, weights_digest
 from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
-from rlcore.models.streams import kept_streams
+from rlcore.models.streams import read_streams
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.weights.receipts import Check
 from rlcore.weights.target import NamedTensors, ParameterSpec, TargetState, WeightTarget
@@ -138,18 +138,11 @@ class LocalTarget:
 
     def streams(self, tokens: Tensor) -> Mapping[str, Tensor]:
         """Return the streams of a pass over all tokens but the last, to find the layer that differs."""
-        with kept_streams(self._decoder) as kept:
-            self._read(tokens)
-        return kept.streams(len(tokens) - 1)
-
-    @torch.no_grad()
-    def _read(self, tokens: Tensor) -> None:
-        """Pass over all tokens but the last, by the way it samples."""
-        self._decoder.hidden(tokens[None, :-1].to(self._decoder.embedding.device))
+        return read_streams(self._decoder, tokens)
 
     def _parameters(self) -> dict[str, Tensor]:
         """Return the live parameters, under the names of `Decoder.named_parameters()`."""
-        return {**dict(self._decoder.named_parameters())}
+        return dict(self._decoder.named_parameters())
 
     def _check_begun(self) -> int:
         if self._begun is None:

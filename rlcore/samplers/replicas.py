@@ -4,7 +4,7 @@
                                  share 1 ──▶ replica 1 ─┼──▶ trajectories, in the order of the requests
                                  share 2 ──▶ replica 2 ─┘
 
-Replicas that can run together have a thread each; the caller waits for all. Which replica draws a completion follows
+Replicas have a thread each; the caller waits for all. Which replica draws a completion follows
 from its index among the requests, never from time, so that two runs agree at level deterministic too. At level
 invariant it moves no bit.
 """
@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from rlcore.data.trajectory import Trajectory
-from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.samplers.base import Progress
+from rlcore.errors import WeightSyncError
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress
 from rlcore.samplers.local_target import Fence, FencedTarget, OfTarget
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest, NextTokenSampler
 from rlcore.types import SampleRequest
 from rlcore.weights.receipts import Check
 from rlcore.weights.target import NamedTensors, TargetState
@@ -46,16 +45,13 @@ class Replica(NextTokenSampler, Protocol):
 
 
 class ReplicaSampler(OfTarget):
-    """Several samplers as one, as `rlcore.samplers.next_tokens.NextTokenSampler`.
+    """Several samplers with equal weights as one, as `rlcore.samplers.base.NextTokenSampler`.
 
-    `run_together` gives each a thread, which computes at the caller's level; without it they run one after another.
+    Each has a thread, which computes at the caller's level.
     """
 
-    def __init__(self, samplers: Sequence[Replica], *, run_together: bool) -> None:
-        """Take samplers with equal weights. Raises InvalidValueError for none."""
-        if not samplers:
-            raise InvalidValueError("0 replicas", legal="1 or more")
-        self._samplers, self._run_together = tuple(samplers), run_together
+    def __init__(self, samplers: Sequence[Replica]) -> None:
+        self._samplers = tuple(samplers)
         self._target = ReplicaTarget([each.weight_target for each in samplers])
 
     @property
@@ -71,11 +67,7 @@ class ReplicaSampler(OfTarget):
             return self._samplers[number].sample(share, progress=counts.of(number) if counts else None)
 
         with self._target.sampling():
-            try:
-                return self._by_share(list(requests), draw)
-            except _CancelledError:
-                assert counts is not None and counts.error is not None
-                raise counts.error from None
+            return self._by_share(list(requests), draw)
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`."""
@@ -92,14 +84,12 @@ class ReplicaSampler(OfTarget):
         count, num_threads = len(self._samplers), torch.get_num_threads()
         shares = [asked[len(asked) * n // count : len(asked) * (n + 1) // count] for n in range(count)]
         calls = [(number, share) for number, share in enumerate(shares) if share]
-        if not self._run_together or len(calls) < 2:
-            return [answer for call in calls for answer in compute(*call)]
 
         def in_thread(number: int, share: Sequence[Asked]) -> list[Answer]:
             torch.set_num_threads(num_threads)  # torch counts per thread
             return compute(number, share)
 
-        with ThreadPoolExecutor(len(calls), "replica") as pool:
+        with ThreadPoolExecutor(count, "replica") as pool:
             # The level of determinism is in the caller's context, and a new thread has none.
             running = [pool.submit(copy_context().run, partial(in_thread, *call)) for call in calls]
         return [answer for each in running for answer in each.result()]
@@ -177,10 +167,6 @@ def _agree(answers: Sequence[object], check: Check, what: str, parameter: str = 
     )
 
 
-class _CancelledError(Exception):
-    """The caller's progress has raised, in this replica's thread or in another one."""
-
-
 class _Progress:
     """Adds up the progress of replicas. An exception of the caller cancels all of them."""
 
@@ -197,12 +183,12 @@ class _Progress:
         def report(num_done: int, _: int) -> None:
             with self._lock:
                 if self.error is not None:
-                    raise _CancelledError
+                    raise self.error
                 self._num_done[number] = num_done
                 try:
                     self._progress(sum(self._num_done.values()), self._num_total)
                 except BaseException as error:  # whatever it is, the caller gets it
                     self.error = error
-                    raise _CancelledError from None
+                    raise
 
         return report

@@ -4,85 +4,92 @@ import copy
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.errors import InvalidValueError
+from rlcore.data.trajectory import Trajectory
+from rlcore.models.cache import KeyValueCache
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.base import Progress
-from rlcore.samplers.batching import ContinuousBatch, Finished
-from rlcore.samplers.local_target import LocalTarget, OfTarget
-from rlcore.samplers.next_token_passes import check_next_token_requests, most_probable
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
-from rlcore.samplers.requests import check_options, check_requests
+from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, Progress, not_finite
+from rlcore.samplers.batching import ContinuousBatch, read_prompts, read_together
+from rlcore.samplers.drawing import logprobs_at, ranked
+from rlcore.samplers.local_target import LocalTarget
 from rlcore.types import SampleRequest, Tokenizer
 
 
-class TorchSampler(OfTarget):
+class TorchSampler(DecoderSampler):
     """Decodes up to `concurrency` completions together, each with the next token of all in one pass.
 
     `preempt_every` takes the youngest out after so many steps, to begin again later: what a sampler that is short of
-    memory does, here to show that it changes nothing; 0 is never. Raises InvalidValueError.
+    memory does, here to show that it changes nothing; 0 is never.
     """
 
     def __init__(
         self, decoder: Decoder, tokenizer: Tokenizer, *, concurrency: int = 64, preempt_every: int = 0
     ) -> None:
-        if concurrency < 1:
-            raise InvalidValueError(f"concurrency {concurrency}", legal="1 or more")
-        check_options(decoder.config, tokenizer, preempt_every=preempt_every)
         self._decoder = copy.deepcopy(decoder).requires_grad_(False)
-        self._tokenizer, self._concurrency, self._preempt_every = tokenizer, concurrency, preempt_every
-        self._target = LocalTarget(self._decoder)
+        target = LocalTarget(self._decoder)
+        super().__init__(decoder.config, tokenizer, target, concurrency=concurrency, preempt_every=preempt_every)
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
-        """As `Sampler.sample`.
-
-        Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
-        WeightSyncError where a sync has not ended, or weights were written without one, before or during it.
-        """
-        requests = list(requests)
-        check_requests(requests, self._decoder.config)
-        if not requests:
-            return []
-        with self._target.sampling():
-            with torch.inference_mode():
-                finished = self._batch(requests).run(progress)
-            return [self._trajectory(each) for each in finished]
-
-    @property
-    def max_length(self) -> int:
-        """As `NextTokenSampler.max_length`."""
-        return self._decoder.config.max_length
+    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+        batch = ContinuousBatch(
+            self._decoder, self._tokenizer, concurrency=self._concurrency, preempt_every=self._preempt_every
+        )
+        finished = batch.run(requests, progress)
+        return [
+            self._trajectory(each.request, each.tokens, each.logprobs, by_text=each.is_by_text) for each in finished
+        ]
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`."""
-        config = self._decoder.config
-        check_next_token_requests(requests, config.vocab_size, config.max_length)
         with self._target.sampling(), torch.inference_mode():
-            return most_probable(
+            return _most_probable(
                 self._decoder,
                 requests,
                 num_tokens_known=self._tokenizer.vocab_size,
                 concurrency=self._concurrency,
             )
 
-    def _batch(self, requests: Sequence[SampleRequest]) -> ContinuousBatch:
-        return ContinuousBatch(
-            self._decoder,
-            self._tokenizer,
-            requests,
-            concurrency=self._concurrency,
-            preempt_every=self._preempt_every,
-        )
 
-    def _trajectory(self, finished: Finished) -> Trajectory:
-        running = finished.running
-        return build_single_turn(
-            running.request,
-            running.tokens,
-            running.logprobs,
-            text=self._tokenizer.decode(running.tokens),
-            stop_reason=finished.reason,
-            policy_version=self._target.policy_version,
-            weights_digest=self._target.weights_digest,
-        )
+def _most_probable(
+    decoder: Decoder, requests: Sequence[NextTokenRequest], *, num_tokens_known: int, concurrency: int
+) -> list[list[NextToken]]:
+    """Return the answers to requests, up to `concurrency` of them in one pass.
+
+    Tokens from `num_tokens_known` on are never among them. Raises NonFiniteError for a log-probability that is NaN.
+    """
+    found: dict[int, list[NextToken]] = {}
+    for has_own in (False, True):
+        numbers = [number for number, request in enumerate(requests) if bool(request.tokens) is has_own]
+        for begin in range(0, len(numbers), concurrency):
+            part = numbers[begin : begin + concurrency]
+            asked = [requests[number] for number in part]
+            found.update(zip(part, _best(_logits(decoder, asked), asked, num_tokens_known), strict=True))
+    return [found[number] for number in range(len(requests))]
+
+
+def _logits(decoder: Decoder, requests: Sequence[NextTokenRequest]) -> Tensor:
+    """Read sequences, either all with tokens of their own or none -> [requests, vocabulary] after the last of each."""
+    contexts = list(dict.fromkeys(request.context for request in requests))
+    longest = max(map(len, contexts))
+    most_own = max(len(request.tokens) for request in requests)
+    cache = KeyValueCache.empty(decoder.config, len(requests), longest + most_own, like=decoder.embedding)
+    ends = read_prompts(decoder, contexts, cache)
+    slots = {context: slot for slot, context in enumerate(contexts)}
+    which = torch.tensor([slots[request.context] for request in requests], device=ends.device)
+    if not most_own:
+        return decoder.logits(ends)[which]
+    cache.spread(0, which, longest)
+    starts = [len(request.context) for request in requests]
+    return decoder.logits(read_together(decoder, [request.tokens for request in requests], cache, starts))
+
+
+def _best(logits: Tensor, requests: Sequence[NextTokenRequest], num_tokens_known: int) -> list[list[NextToken]]:
+    """Choose from logits [requests, vocabulary]; log-probabilities are the trainer's operation, of all its tokens."""
+    logprobs = logprobs_at(logits, [request.temperature for request in requests])
+    if bool((is_nan := logprobs.isnan().any(-1)).any()):
+        raise not_finite(requests[int(is_nan.nonzero()[0])])
+    tokens, values = ranked(logprobs, num_tokens_known, max(request.num_tokens for request in requests))
+    return [
+        [NextToken(*pair) for pair in zip(own, falling, strict=True) if pair[1] > float("-inf")][: request.num_tokens]
+        for request, own, falling in zip(requests, tokens.tolist(), values.tolist(), strict=True)
+    ]

@@ -3,20 +3,75 @@
     request ─sample─▶ reasoning ─┬─ ended by its stop string ─▶ + forced tokens ─beam search─▶ reasoning, items
                                  └─ by end of sequence, stop id or length ──────────────────▶ reasoning alone
 
-Any sampler serves that answers `next_tokens` (`rlcore.samplers.next_tokens`). `rlcore/TWO_STAGE.md` specifies each
-corner case.
+Any sampler serves that answers `next_tokens` (`rlcore.samplers.base.NextTokenSampler`). `rlcore/TWO_STAGE.md` specifies
+each corner case.
+
+Beam search is pure, a function of the answers of `expand`, without random draws:
+
+    beams of length 0 ─▶ expand those that have not ended ─▶ keep the best num_beams of each context ─▶ ... max_tokens
+
+- The score of a beam is the sum of its tokens' log-probabilities, added without rounding between. It is not divided by
+  a length: with the ids of a catalogue, all items have one.
+- A beam that has ended keeps its score, and competes with those that are longer.
+- Among equal scores the beam whose tokens come first in dictionary order is kept, and comes first.
+- Beams are distinct. Where there are fewer than asked for, fewer are returned: none is repeated.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from rlcore.data.trajectory import Item, Trajectory, branch, item_params
-from rlcore.samplers.base import Progress
-from rlcore.samplers.beam_search import Beam, beam_search
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest, NextTokenSampler
+from rlcore.errors import InvalidValueError, WeightSyncError
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress, Sampler, named
 from rlcore.samplers.stopping import reason
-from rlcore.samplers.two_stage_checks import check_answers, check_beam_requests, check_same_weights
-from rlcore.types import SampleRequest, StopReason, Tokenizer
+from rlcore.types import BeamParams, SampleRequest, StopReason, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """Tokens chosen so far after a context."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    has_ended: bool = False
+    """Whether its last token ends it."""
+
+    @property
+    def score(self) -> float:
+        """Log-probability of all its tokens."""
+        return math.fsum(self.logprobs)
+
+    def followed_by(self, next_token: NextToken, ends: Collection[int]) -> "Beam":
+        """Return the beam with one token more."""
+        token, logprob = next_token
+        return Beam((*self.tokens, token), (*self.logprobs, logprob), token in ends)
+
+
+Expand = Callable[[Sequence[tuple[int, Beam]]], Sequence[Sequence[NextToken]]]
+"""Called with (number of the context, beam) for every beam that has not ended -> the best next tokens of each.
+
+`num_beams` of them are enough: a beam that is kept is among the best `num_beams` of the beam that it continues.
+"""
+
+
+def beam_search(num_contexts: int, params: BeamParams, ends: Collection[int], expand: Expand) -> list[list[Beam]]:
+    """Return up to `num_beams` beams for each context, the best first; `ends` are the tokens that end a beam."""
+    found = [[Beam()] for _ in range(num_contexts)]
+    for _ in range(params.max_tokens):
+        running = [(number, beam) for number, beams in enumerate(found) for beam in beams if not beam.has_ended]
+        if not running:
+            break
+        candidates = [[beam for beam in beams if beam.has_ended] for beams in found]
+        for (number, beam), next_tokens in zip(running, expand(running), strict=True):
+            candidates[number] += [beam.followed_by(each, ends) for each in next_tokens]
+        found = [best(beams, params.num_beams) for beams in candidates]
+    return [[beam for beam in beams if beam.tokens] for beams in found]
+
+
+def best(beams: Sequence[Beam], num_beams: int) -> list[Beam]:
+    """Return the beams of the largest scores, in that order; among equal ones by their tokens."""
+    return sorted(beams, key=lambda beam: (-beam.score, beam.tokens))[:num_beams]
 
 
 def sample_two_stage(
@@ -29,12 +84,12 @@ def sample_two_stage(
     """Return for each request, in their order, its reasoning and the items found after it, the best first.
 
     All requests have the same `beams`. `progress` counts reasonings, and cancels as in `Sampler.sample`. Raises
-    InvalidValueError for a request that cannot be done, before anything is drawn, StepError for an answer of the
-    sampler that breaks its contract, and WeightSyncError if its weights change between the stages.
+    InvalidValueError for a request that cannot be done, before anything is drawn, and WeightSyncError if the sampler's
+    weights change between the stages.
     """
-    if not requests:
-        return []
-    beams = check_beam_requests(sampler, tokenizer, requests)
+    beams = requests[0].beams
+    assert beams is not None
+    check_lengths(requests, beams, sampler.max_length)
     drawn = sampler.sample([replace(request, beams=None) for request in requests], progress=progress)
     reasonings = [replace(each, request=request) for each, request in zip(drawn, requests, strict=True)]
     numbers = [at for at, each in enumerate(reasonings) if each.stop_reason is StopReason.STOP_STRING]
@@ -46,9 +101,7 @@ def sample_two_stage(
             NextTokenRequest(contexts[number], beam.tokens, beams.num_beams, temperatures[number])
             for number, beam in running
         ]
-        answers = sampler.next_tokens(asked)
-        check_answers(asked, answers, tokenizer.vocab_size)
-        return answers
+        return sampler.next_tokens(asked)
 
     found = beam_search(len(contexts), beams, {tokenizer.eos_id, *beams.stop_ids}, expand)
     check_same_weights(sampler, reasonings)
@@ -58,6 +111,31 @@ def sample_two_stage(
         items = [_item(beam, requests[at], tokenizer) for beam in own]
         rollouts[at] += [branch(reasonings[at], item, beams, forced_text=forced_text) for item in items]
     return rollouts
+
+
+def check_lengths(requests: Sequence[SampleRequest], beams: BeamParams, max_length: int) -> None:
+    """Raise InvalidValueError naming a request that may become too long."""
+    for request in requests:
+        parts = (len(request.prompt.tokens), request.params.max_tokens, len(beams.forced), beams.max_tokens)
+        if sum(parts) > max_length:
+            raise InvalidValueError(
+                f"{named(request)} may have {sum(parts)} tokens: {parts[0]} of its prompt, {parts[1]} of a reasoning,"
+                f" {parts[2]} forced, {parts[3]} of an item",
+                legal=f"up to {max_length}, the sampler's max_length",
+                remedy="a smaller sampling.max_tokens or sampling.two_stage.max_item_tokens, or shorter prompts",
+            )
+
+
+def check_same_weights(sampler: Sampler, reasonings: Sequence[Trajectory]) -> None:
+    """Check that the items come from the weights that drew the reasonings. Raises WeightSyncError."""
+    now = {sampler.policy_version: sampler.weights_digest}
+    for each in reasonings:
+        if each.weights_digests != now:
+            raise WeightSyncError(
+                f"{each.name} was reasoned with weights {each.weights_digests}, and items were searched with {now}",
+                legal="one version of the weights for both stages",
+                remedy="sync before or after a rollout; give an adapter (LoRA) to both stages",
+            )
 
 
 def _item(beam: Beam, request: SampleRequest, tokenizer: Tokenizer) -> Item:

@@ -7,7 +7,7 @@ import pytest
 from rlcore.models.config import FAMILIES
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
+from rlcore.samplers.base import NextToken, NextTokenRequest
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance
 from tests.support.samplers import TOKENIZER, decoder_of

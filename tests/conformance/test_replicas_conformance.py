@@ -6,7 +6,6 @@ import pytest
 
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers.next_tokens import NextTokenSampler
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance
@@ -15,16 +14,12 @@ from tests.support.samplers import TOKENIZER, decoder_of
 
 
 class TestReplicas(SamplerConformance):
-    @pytest.fixture(
-        params=[(2, True), pytest.param((3, False), marks=pytest.mark.full)], ids=["2 together", "3 in turn"]
-    )
+    @pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.full)])
     def make(self, request: pytest.FixtureRequest) -> Iterator[MakeSampler]:
-        count, run_together = request.param
         decoder = decoder_of("qwen3", spread=6.0)
         with following(STRATEGIES[0]):
             yield lambda concurrency: ReplicaSampler(
-                [TorchSampler(decoder, TOKENIZER, concurrency=concurrency) for _ in range(count)],
-                run_together=run_together,
+                [TorchSampler(decoder, TOKENIZER, concurrency=concurrency) for _ in range(request.param)]
             )
 
     def test_their_bits_are_those_of_one_sampler(self, make: MakeSampler) -> None:
@@ -36,13 +31,7 @@ class TestSearchingReplicas(NextTokensConformance):
     @pytest.fixture
     def make(self) -> Iterator[MakeNextTokens]:
         decoder = decoder_of("qwen3", spread=6.0)
-
-        def replicas(concurrency: int) -> NextTokenSampler:
-            made = ReplicaSampler(
-                [TorchSampler(decoder, TOKENIZER, concurrency=concurrency) for _ in range(2)], run_together=True
-            )
-            assert isinstance(made, NextTokenSampler)
-            return made
-
         with following(STRATEGIES[0]):
-            yield replicas
+            yield lambda concurrency: ReplicaSampler(
+                [TorchSampler(decoder, TOKENIZER, concurrency=concurrency) for _ in range(2)]
+            )

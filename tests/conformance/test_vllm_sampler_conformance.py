@@ -40,9 +40,7 @@ class TestVllmReplicas(SamplerConformance):
     def make(self) -> Iterator[MakeSampler]:
         decoder = decoder_of("qwen3", spread=6.0)
         with following(STRATEGIES[0]), lending(decoder) as lend:
-            yield lambda concurrency: ReplicaSampler(
-                [lend(TOKENIZER, concurrency) for _ in range(2)], run_together=True
-            )
+            yield lambda concurrency: ReplicaSampler([lend(TOKENIZER, concurrency) for _ in range(2)])
 
 
 class TestNextTokens(NextTokensConformance):

@@ -31,6 +31,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.batching import ContinuousBatch
+from rlcore.samplers.stopping import reason
 from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
 
@@ -79,14 +80,14 @@ def rollout(config: RunConfig, policy: Decoder, tokenizer: Tokenizer, task: Task
             key = completion_key(seed=config.seed, step=step, prompt_id=task.train[at].id, sample_index=index)
             wanted.append(SampleRequest(task.train[at], index, key, params))
     with torch.inference_mode():
-        drawn = ContinuousBatch(policy, tokenizer, wanted, concurrency=64, preempt_every=0).run(None)
+        drawn = ContinuousBatch(policy, tokenizer, concurrency=64).run(wanted)
     rollouts = [
         build_single_turn(
-            each.running.request,
-            each.running.tokens,
-            each.running.logprobs,
-            text=tokenizer.decode(each.running.tokens),
-            stop_reason=each.reason,
+            each.request,
+            each.tokens,
+            each.logprobs,
+            text=tokenizer.decode(each.tokens),
+            stop_reason=reason(each.tokens, each.request.params, tokenizer.eos_id, by_text=each.is_by_text),
             policy_version=step,
             weights_digest="",
         )

@@ -10,7 +10,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.keys import completion_key
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.samplers.next_tokens import NextTokenRequest, NextTokenSampler
+from rlcore.samplers.base import NextTokenRequest, NextTokenSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 from tests.conformance.sampler_suite import bits

@@ -15,9 +15,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.samplers.drawing import Plan, draw
-from rlcore.samplers.gumbel import GumbelNoise, signed, states
-from rlcore.samplers.next_token_passes import logprobs_at, ranked
+from rlcore.samplers.drawing import GumbelNoise, Plan, draw, logprobs_at, ranked, signed, states
 from rlcore.types import SamplingParams
 
 if TYPE_CHECKING:

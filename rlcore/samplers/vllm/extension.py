@@ -16,9 +16,10 @@ import torch
 from rlcore.determinism import at_level, check_level
 from rlcore.errors import LevelError, RlcoreError
 from rlcore.models.config import DecoderConfig
+from rlcore.models.streams import kept_streams
 from rlcore.numerics.level import active, longest
 from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.vllm.stock import decoder_of, kept_streams_of
+from rlcore.samplers.vllm.stock import decoder_of
 from rlcore.weights.remote import Answerer
 
 _set_num_threads = torch.set_num_threads  # vLLM's worker replaces it on a CPU, after this module is imported
@@ -74,7 +75,7 @@ class EngineAnswerer(Answerer):
                     pages.zero_()
             case "watch", (Level() as level,):
                 self._follow(level)
-                self._kept = self._watching.enter_context(kept_streams_of(self._runner.model, self._decoder))
+                self._kept = self._watching.enter_context(kept_streams(self._decoder))
             case "streams", (num_tokens,):
                 self._watching.close()
                 return dict(self._kept.streams(num_tokens))

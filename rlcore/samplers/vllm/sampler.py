@@ -14,14 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from rlcore.data.trajectory import Trajectory, build_single_turn
+from rlcore.data.trajectory import Trajectory
 from rlcore.errors import NonFiniteError
-from rlcore.samplers.base import Progress
-from rlcore.samplers.local_target import OfTarget
-from rlcore.samplers.next_token_passes import check_next_token_requests, not_finite
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
-from rlcore.samplers.requests import check_options, check_requests, named
-from rlcore.samplers.stopping import StopText, reason
+from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, Progress, not_finite
+from rlcore.samplers.stopping import StopText
 from rlcore.samplers.vllm.draw import draw_argument
 from rlcore.samplers.vllm.engine import Drawn, Engine
 from rlcore.samplers.vllm.target import VllmTarget
@@ -49,43 +45,31 @@ class _Running:
         return False
 
 
-class VllmSampler(OfTarget):
+class VllmSampler(DecoderSampler):
     """Decodes up to `concurrency` completions together in an engine.
 
     `preempt_every` lets all running completions begin again after so many passes that draw tokens, as an engine does
-    that is short of memory: to show that it changes nothing. 0 is never. Raises InvalidValueError.
+    that is short of memory: to show that it changes nothing. 0 is never.
     """
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
     ) -> None:
-        check_options(engine.config, tokenizer, preempt_every=preempt_every)
-        self.engine, self._tokenizer, self._preempt_every = engine, tokenizer, preempt_every
-        self._concurrency = engine.settings.concurrency if concurrency is None else concurrency
-        self._limits = replace(engine.config, max_length=engine.settings.max_length)
-        self._target = VllmTarget(engine)
+        self.engine, settings = engine, engine.settings
+        super().__init__(
+            replace(engine.config, max_length=settings.max_length),
+            tokenizer,
+            VllmTarget(engine),
+            concurrency=settings.concurrency if concurrency is None else concurrency,
+            preempt_every=preempt_every,
+        )
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
-        """As `Sampler.sample`.
-
-        Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
-        WeightSyncError where a sync has not ended, or weights were written without one, before or during it.
-        """
-        requests = list(requests)
-        check_requests(requests, self._limits)
-        if not requests:
-            return []
-        with self._target.sampling(), torch.inference_mode(), self._no_nan_stays():
-            return self._sample(requests, progress)
-
-    @property
-    def max_length(self) -> int:
-        """As `NextTokenSampler.max_length`."""
-        return self._limits.max_length
+    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+        with self._no_nan_stays():
+            return self._drawn(requests, progress)
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`: requests of one token, whose contexts the prefix cache keeps."""
-        check_next_token_requests(requests, self._limits.vocab_size, self._limits.max_length)
         found: list[list[NextToken]] = []
         with self._target.sampling(), torch.inference_mode(), self._no_nan_stays():
             for begin in range(0, len(requests), self._concurrency):
@@ -108,13 +92,13 @@ class VllmSampler(OfTarget):
 
     def _rank(self, request: NextTokenRequest) -> str:
         """Queue the question for the most probable next tokens."""
-        num_tokens = min(request.num_tokens, self._limits.vocab_size)
+        num_tokens = min(request.num_tokens, self._config.vocab_size)
         params = SamplingParams(1, temperature=request.temperature)
         drawn_by = draw_argument(0, params, num_ranked=num_tokens, num_tokens_known=self._tokenizer.vocab_size)
         # More log-probabilities than the drawn token's tell this request from a completion.
         return self.engine.add(request.sequence, drawn_by, num_logprobs=max(num_tokens, 2))
 
-    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+    def _drawn(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
         waiting = deque(enumerate(requests))
         running: dict[str, _Running] = {}
         done: dict[int, Trajectory] = {}
@@ -134,7 +118,9 @@ class VllmSampler(OfTarget):
                         del running[each.request_id]
                         if not each.is_finished:
                             self.engine.abort([each.request_id])
-                        done[ours.number] = self._trajectory(ours, has_stop_string)
+                        done[ours.number] = self._trajectory(
+                            ours.request, ours.tokens, ours.logprobs, by_text=has_stop_string
+                        )
                 # Passes that only read prompts do not count: a prompt of many chunks would never be read to its end.
                 num_drawing += bool(drawn)
                 if drawn and running and self._preempt_every and num_drawing % self._preempt_every == 0:
@@ -153,25 +139,6 @@ class VllmSampler(OfTarget):
             request.prompt.tokens,
             draw_argument(request.key, params),
             max_tokens=params.max_tokens,
-            stop_ids=sorted(stop for stop in stops if 0 <= stop < self._limits.vocab_size),
+            stop_ids=sorted(stop for stop in stops if 0 <= stop < self._config.vocab_size),
             is_streamed=bool(params.stop_strings or self._preempt_every),
-        )
-
-    def _trajectory(self, ours: _Running, has_stop_string: bool) -> Trajectory:
-        """Return a completion that is done. Raises NonFiniteError."""
-        if not math.isfinite(sum(ours.logprobs)):
-            position = next(at for at, value in enumerate(ours.logprobs) if not math.isfinite(value))
-            raise NonFiniteError(
-                f"token {position} of {named(ours.request)} has log-probability {ours.logprobs[position]}",
-                remedy="check the weights that the sampler received: logits are NaN or infinite",
-                phases=("rollout",),
-            )
-        return build_single_turn(
-            ours.request,
-            ours.tokens,
-            ours.logprobs,
-            text=self._tokenizer.decode(ours.tokens),
-            stop_reason=reason(ours.tokens, ours.request.params, self._tokenizer.eos_id, by_text=has_stop_string),
-            policy_version=self._target.policy_version,
-            weights_digest=self._target.weights_digest,
         )

@@ -4,17 +4,15 @@ vLLM fuses parameters as rlcore does, so that each of ours is a view of one of i
 keyed noise, from vLLM's logits.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.models.streams import EMBEDDING, KeptStreams, kept_streams
 
 NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
@@ -50,28 +48,6 @@ def decoder_of(model: Any, config: DecoderConfig) -> Decoder:
             raise ValueError(f"{name} is {list(view.shape)} in vLLM, and {list(wanted.shape)} here")
         setattr(decoder.get_submodule(owner), short, nn.Parameter(view, requires_grad=False))
     return decoder
-
-
-@contextmanager
-def kept_streams_of(model: Any, decoder: Decoder) -> Iterator[KeptStreams]:
-    """As `kept_streams`, of the passes of a model whose decoder this is; vLLM's layers return a stream as two terms."""
-    if hasattr(model, "decoder"):
-        with kept_streams(decoder) as kept:
-            yield kept
-        return
-    kept = KeptStreams(decoder)
-    with ExitStack() as stack:
-
-        def keep(module: nn.Module, name: str) -> None:
-            def put(_: Any, __: Any, output: Tensor | tuple[Tensor, Tensor]) -> None:
-                kept.put(name, (output if isinstance(output, Tensor) else output[0] + output[1])[None])
-
-            stack.callback(module.register_forward_hook(put).remove)
-
-        keep(model.model.embed_tokens, EMBEDDING)
-        for number, layer in enumerate(model.model.layers):
-            keep(layer, f"layers.{number}")
-        yield kept
 
 
 def check_head_width(head_width: int, what: str, remedy: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.samplers.beam_search import Beam, beam_search, best
-from rlcore.samplers.next_tokens import NextToken
+from rlcore.samplers.base import NextToken
+from rlcore.samplers.two_stage import Beam, beam_search, best
 from rlcore.types import BeamParams
 
 Model = Callable[[int, tuple[int, ...]], Mapping[int, float]]

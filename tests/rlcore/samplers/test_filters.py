@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcore.samplers.filters import Filters
+from rlcore.samplers.drawing import Filters
 from rlcore.types import SamplingParams
 from tests.support.recorded_programs import PEERS_VARIABLE, program, run
 

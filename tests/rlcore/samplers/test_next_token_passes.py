@@ -12,8 +12,8 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.samplers import next_token_passes
-from rlcore.samplers.next_tokens import NextTokenRequest
+from rlcore.samplers import batching, torch_sampler
+from rlcore.samplers.base import NextTokenRequest
 from tests.support.samplers import CONFIG, TOKENIZER, decoder_of, sampler_of
 
 DECODER = decoder_of("qwen3", spread=6.0)
@@ -45,7 +45,7 @@ def test_more_contexts_than_fit_are_read_in_parts(monkeypatch: pytest.MonkeyPatc
     requests = [NextTokenRequest((3, at), own, 4, 1.0) for at in range(3, 12) for own in ((), (5,))]
     with following(STRATEGIES[0]):
         whole = sampler_of(DECODER).next_tokens(requests)
-        monkeypatch.setattr(next_token_passes, "PREFILL_TOKENS", 5)
+        monkeypatch.setattr(batching, "PREFILL_TOKENS", 5)
         assert sampler_of(DECODER).next_tokens(requests) == whole
 
 
@@ -65,12 +65,12 @@ def test_ids_that_the_tokenizer_lacks_are_never_proposed_and_keep_their_share() 
 
 def test_a_token_of_probability_0_is_no_candidate() -> None:
     logits = torch.tensor([[0.0, float("-inf"), 1.0, float("-inf")]])
-    (answer,) = next_token_passes._best(logits, [NextTokenRequest((3,), (), 4, 1.0)], 4)
+    (answer,) = torch_sampler._best(logits, [NextTokenRequest((3,), (), 4, 1.0)], 4)
     assert [each.token for each in answer] == [2, 0]
 
 
 def test_equal_logprobs_are_in_the_order_of_tokens() -> None:
-    (answer,) = next_token_passes._best(torch.zeros(1, 9), [NextTokenRequest((3,), (), 4, 1.0)], 9)
+    (answer,) = torch_sampler._best(torch.zeros(1, 9), [NextTokenRequest((3,), (), 4, 1.0)], 9)
     assert [each.token for each in answer] == [0, 1, 2, 3]
 
 

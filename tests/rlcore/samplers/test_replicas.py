@@ -49,14 +49,14 @@ class Watched(TorchSampler):
 def test_threads_compute_as_the_caller_does(count: int) -> None:
     samplers = [Watched(decoder_of()) for _ in range(2)]
     with following(STRATEGIES[0]), num_threads(count):
-        ReplicaSampler(samplers, run_together=True).sample(requests_of(1))
+        ReplicaSampler(samplers).sample(requests_of(1))
         assert torch.get_num_threads() == count
     assert all(each.computed == {(True, count)} for each in samplers)
 
 
 def test_the_error_is_that_of_the_first_replica_that_fails() -> None:
     failures = [None, KeyError("second"), KeyError("third")]
-    sampler = ReplicaSampler([Watched(decoder_of(), failure) for failure in failures], run_together=True)
+    sampler = ReplicaSampler([Watched(decoder_of(), failure) for failure in failures])
     with pytest.raises(KeyError, match="second"):
         sampler.sample(requests_of(2))
     with pytest.raises(KeyError, match="second"), sampler.weight_target.sampling():

@@ -18,6 +18,7 @@ from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
+from rlcore.samplers.batching import ContinuousBatch, RunningSequence
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
@@ -219,11 +220,7 @@ def test_a_request_may_fill_the_decoder() -> None:
     assert {each.stop_reason for each in found} <= {StopReason.LENGTH, StopReason.EOS}
 
 
-def test_arguments_that_make_no_sampler_are_refused() -> None:
-    with pytest.raises(InvalidValueError, match="concurrency 0"):
-        sampler_of(decoder_of(), concurrency=0)
-    with pytest.raises(InvalidValueError, match="preempt_every -1"):
-        sampler_of(decoder_of(), preempt_every=-1)
+def test_a_tokenizer_of_too_many_tokens_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="a tokenizer of 29 tokens"):
         TorchSampler(Decoder(replace(CONFIG, vocab_size=20)), TOKENIZER)
 
@@ -249,3 +246,45 @@ def test_a_cache_that_grows_changes_nothing(invariant: Strategy, monkeypatch: py
     monkeypatch.setattr(batching, "TOKENS_AHEAD", 1)
     monkeypatch.setattr(batching, "PREFILL_TOKENS", 20)
     assert said(sampler_of(decoder_of(spread=4.0)).sample(requests)) == roomy
+
+
+# ------------------------------------------------------------------------------------------------------ put and step
+
+
+MIXED = [
+    SamplingParams(max_tokens=4),
+    SamplingParams(max_tokens=25, temperature=0.7, stop_ids=(5,)),
+    SamplingParams(max_tokens=12, temperature=0.0, stop_strings=("ab", "q")),
+    SamplingParams(max_tokens=40, top_p=0.9, stop_ids=(7, 8, 9)),
+]
+
+
+@settings(max_examples=12)
+@given(
+    arrivals=st.lists(st.integers(0, 30), min_size=8, max_size=8),
+    concurrency=st.integers(1, 5),
+    every=st.integers(0, 6),
+)
+def test_the_time_of_admission_moves_no_bit(
+    invariant: Strategy, arrivals: list[int], concurrency: int, every: int
+) -> None:
+    """Requests come between two tokens of others, of other lengths, with more stop tokens than any before."""
+    decoder = decoder_of(spread=4.0)
+    requests = [request_of("hello"[: 1 + at % 5], at, params=MIXED[at % 4]) for at in range(8)]
+    alone = []
+    with torch.inference_mode():
+        for request in requests:
+            alone += ContinuousBatch(decoder, TOKENIZER, concurrency=1).run([request])
+        batch = ContinuousBatch(decoder, TOKENIZER, concurrency=concurrency, preempt_every=every)
+        numbers, found, clock = dict[int, int](), dict[int, RunningSequence](), 0
+        while len(found) < len(requests):
+            for at, arrival in enumerate(arrivals):
+                if arrival == clock:
+                    numbers[batch.put(requests[at])] = at
+            for each in batch.step():
+                found[numbers[each.number]] = each
+            clock += 1
+        assert len(batch) == 0 and batch.step() == []
+    for at, expected in enumerate(alone):
+        assert found[at].request is requests[at] and found[at].is_by_text == expected.is_by_text
+        assert (found[at].tokens, found[at].logprobs) == (expected.tokens, expected.logprobs)

@@ -25,7 +25,7 @@ from rlcore.errors import LevelError, RlcoreError, StepError
 from rlcore.log import NullRecorder, Record
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.gumbel import GumbelNoise, states
+from rlcore.samplers.drawing import GumbelNoise, states
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.train import Minibatch, TrainState, Update
 from rlcore.trainers.gradients import MicrobatchLoss

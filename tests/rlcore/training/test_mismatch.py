@@ -99,7 +99,7 @@ def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
 
     def off(self: ContinuousBatch, *given: Any) -> Any:
         finished = run(self, *given)
-        finished[2].running.logprobs[1] -= 0.125
+        finished[2].logprobs[1] -= 0.125
         return finished
 
     monkeypatch.setattr(ContinuousBatch, "run", off)
@@ -116,7 +116,7 @@ def test_a_search_that_fails_does_not_hide_the_mismatch(tmp_path: Path, monkeypa
 
     def off(self: ContinuousBatch, *given: Any) -> Any:
         finished = run(self, *given)
-        finished[0].running.logprobs[0] -= 0.5
+        finished[0].logprobs[0] -= 0.5
         return finished
 
     def lost(*given: Any, **others: Any) -> Any:

@@ -16,7 +16,7 @@ from rlcore.data.trajectory import Trajectory, by_request
 from rlcore.entrypoint import train
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
+from rlcore.samplers.base import NextToken, NextTokenRequest
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.train import Step
 from tests.rlcore.training.recorded import STAGES, Digests, Lost, first_difference, recorded, two_stages

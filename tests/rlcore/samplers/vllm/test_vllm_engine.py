@@ -185,7 +185,7 @@ def test_nan_is_named_and_no_page_keeps_it(lend: Lend) -> None:
 
 def test_it_draws_as_a_replica_beside_another_sampler(lend: Lend) -> None:
     local = TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER, concurrency=4)
-    pair = ReplicaSampler([lend(5), TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER)], run_together=True)
+    pair = ReplicaSampler([lend(5), TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER)])
     receipt = sync(decoder_of("qwen3", spread=5.0), pair.weight_target, 3, None)
     sync(decoder_of("qwen3", spread=5.0), local.weight_target, 3, None)
     assert receipt.canary_distance == 0.0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcore.keys import key
 from rlcore.numerics.probe import num_threads
-from rlcore.samplers.gumbel import (
+from rlcore.samplers.drawing import (
     BITS,
     GOLDEN,
     GPU_ELEMENTS_AT_ONCE,
@@ -52,6 +52,7 @@ def test_mixing_is_splitmix64(number: int) -> None:
 @few
 @given(st.integers(0, 2**64 - 1), st.integers(0, 10_000), st.integers(0, 5_000))
 def test_noise_is_what_its_description_says(number: int, position: int, token: int) -> None:
+    assert BITS == 52, "with 24, no noise is above 17.4, and what is less probable is never drawn"
     golden = GOLDEN % 2**64
     state = reference_mix((number + (position + 1) * golden) % 2**64)
     bits = reference_mix((state + (token + 1) * golden) % 2**64) >> (64 - BITS)
@@ -170,5 +171,5 @@ def test_on_a_gpu_all_rows_are_done_at_once() -> None:
 def test_pieces_of_a_gpu_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, positions = keys_of(9), torch.arange(9)
     in_pieces = noise_of(50_000, keys, positions)
-    monkeypatch.setattr("rlcore.samplers.gumbel.ELEMENTS_AT_ONCE", GPU_ELEMENTS_AT_ONCE)
+    monkeypatch.setattr("rlcore.samplers.drawing.ELEMENTS_AT_ONCE", GPU_ELEMENTS_AT_ONCE)
     assert torch.equal(noise_of(50_000, keys, positions), in_pieces)
