@@ -462,7 +462,12 @@ EFFECTIVE: tuple[tuple[str, str, Callable[[RunConfig], Any], str], ...] = (
     ("task", "path", lambda c: c.task.name == "file", "with task.name: file"),
     ("task", "reward_weights reward_timeout_s", lambda c: c.task.rewards, "with task.rewards"),
     ("warm_start", "check_every", lambda c: c.warm_start.target_reward is not None, "with warm_start.target_reward"),
-    ("evaluation", "num_samples", lambda c: c.evaluation.temperature != 0, "with a temperature above 0"),
+    (
+        "evaluation",
+        "num_samples",
+        lambda c: c.evaluation.temperature != 0 or c.evaluation.num_samples == 1,
+        "with a temperature above 0",
+    ),
     ("evaluation", "pass_reward", lambda c: c.evaluation.num_samples > 1, "with evaluation.num_samples"),
     ("algorithm", "clip_eps_low clip_eps_high", _uses("ppo_clip", "gspo", "cispo"), "with loss ppo_clip, gspo, cispo"),
     ("algorithm", "dual_clip", _uses("ppo_clip"), "with loss ppo_clip"),
