@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from harness.bits.files import check_regular, parse_object, read_regular
+from harness.bits.files import check_regular, parse_object, read_regular, write_replacing
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.config import DecoderConfig, read_config, written_config
 from rlcore.models.decoder import Decoder
@@ -147,7 +147,7 @@ def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
     written = set()
     for name, tensor in tensors:
         if part := parts.get(name):
-            _fill(own[part.parameter].detach()[part.first : part.last], tensor, name)
+            fill_tensor(own[part.parameter].detach()[part.first : part.last], tensor, name)
             written.add(part.parameter)
     return written
 
@@ -176,11 +176,14 @@ def write(
     if len(shards) == 1:
         names = [WEIGHTS]
     for file_name, shard in zip(names, shards, strict=True):
-        _save_shard(directory / file_name, shard)
+        partial = (directory / file_name).with_suffix(".partial")
+        save_file(shard, partial, metadata={"format": "pt"})
+        partial.replace(directory / file_name)
     if len(shards) > 1:
         places = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
-        _write_json(directory / INDEX, {"metadata": {"total_size": _num_bytes(tensors)}, "weight_map": places})
-    _write_json(directory / CONFIG, config)
+        index = {"metadata": {"total_size": _num_bytes(tensors)}, "weight_map": places}
+        write_replacing(directory / INDEX, json.dumps(index, indent=2))
+    write_replacing(directory / CONFIG, json.dumps(config, indent=2))
 
 
 def own_dtype(found: Mapping[str, Any]) -> torch.dtype:
@@ -221,7 +224,7 @@ def _check_names(directory: Path, wanted: Collection[str], given: Sequence[str])
         )
 
 
-def _fill(target: Tensor, value: Tensor, name: str) -> None:
+def fill_tensor(target: Tensor, value: Tensor, name: str) -> None:
     if target.shape != value.shape:
         raise CheckpointError(f"{name} is {tuple(value.shape)}", legal=f"{tuple(target.shape)}, by {CONFIG}")
     target.copy_(value)
@@ -238,12 +241,6 @@ def _opened(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
 
 
-def _save_shard(path: Path, tensors: dict[str, Tensor]) -> None:
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.replace(path)
-
-
 def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
@@ -254,9 +251,3 @@ def read_json(path: Path) -> dict[str, Any]:
         return parse_object(read_regular(path, follows_links=True))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", legal="a Hugging Face checkpoint") from error
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    partial.replace(path)

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.errors import InvalidValueError
 from rlcore.models.checkpoints import (
     CONFIG,
     check_size,
     fill,
+    fill_tensor,
     hub_tensors,
     own_dtype,
     read_json,
@@ -103,10 +104,7 @@ def load_classifier(directory: Path, *, dtype: torch.dtype | None = None, device
     wanted = tensor_names(classifier.config) | {SCORE}
     for name, tensor in read_tensors(directory, wanted, ignored=("lm_head.weight",)):
         if name == SCORE:
-            if tensor.shape != classifier.score.shape:
-                legal = f"{tuple(classifier.score.shape)}, by {CONFIG}"
-                raise CheckpointError(f"{SCORE} is {tuple(tensor.shape)}", legal=legal)
-            classifier.score.detach().copy_(tensor)
+            fill_tensor(classifier.score.detach(), tensor, name)
         else:
             fill(classifier.decoder, [(name, tensor)])
     return classifier.requires_grad_(False)

@@ -7,7 +7,7 @@ requests share are what its prefix cache is for.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import DecoderConfig
 from rlcore.samplers.local_target import FencedTarget, OfTarget
-from rlcore.samplers.stopping import reason
+from rlcore.samplers.stopping import StopText, reason
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.target import WeightTarget
 
@@ -102,6 +102,35 @@ def named(request: SampleRequest) -> str:
     return f"sample {request.sample_index} of prompt {request.prompt.id}"
 
 
+@dataclass(slots=True, eq=False)
+class RunningSequence:
+    """A completion on its way."""
+
+    number: int
+    """How many requests were put before its own."""
+    request: SampleRequest
+    text: StopText | None
+    """None where no text stops it."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, number: int, request: SampleRequest, tokenizer: Tokenizer) -> "RunningSequence":
+        """Begin with nothing said."""
+        stops = request.params.stop_strings
+        return cls(number, request, StopText(tokenizer, stops) if stops else None)
+
+    @property
+    def so_far(self) -> tuple[int, ...]:
+        """The prompt and what was drawn."""
+        return (*self.request.prompt.tokens, *self.tokens)
+
+    @property
+    def is_by_text(self) -> bool:
+        """Whether a stop string is complete."""
+        return self.text is not None and self.text.is_found
+
+
 class DecoderSampler(OfTarget):
     """What the samplers of one decoder share: which requests they take, and what a completion is."""
 
@@ -138,10 +167,9 @@ class DecoderSampler(OfTarget):
     def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
         raise NotImplementedError
 
-    def _trajectory(
-        self, request: SampleRequest, tokens: Sequence[int], logprobs: Sequence[float], *, by_text: bool
-    ) -> Trajectory:
-        """Return a completion that is done; `by_text` is whether its last token completed a stop string."""
+    def _trajectory(self, running: RunningSequence) -> Trajectory:
+        """Return a completion that is done."""
+        request, tokens, logprobs = running.request, running.tokens, running.logprobs
         if not math.isfinite(sum(logprobs)):
             position = next(at for at, value in enumerate(logprobs) if not math.isfinite(value))
             raise NonFiniteError(
@@ -154,7 +182,7 @@ class DecoderSampler(OfTarget):
             tokens,
             logprobs,
             text=self._tokenizer.decode(tokens),
-            stop_reason=reason(tokens, request.params, self._tokenizer.eos_id, by_text=by_text),
+            stop_reason=reason(tokens, request.params, self._tokenizer.eos_id, by_text=running.is_by_text),
             policy_version=self._target.policy_version,
             weights_digest=self._target.weights_digest,
         )

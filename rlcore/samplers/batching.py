@@ -12,7 +12,7 @@ changes a bit.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.base import Progress
+from rlcore.samplers.base import Progress, RunningSequence
 from rlcore.samplers.drawing import GumbelNoise, Plan, draw, signed, states
-from rlcore.samplers.stopping import StopText
 from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
 PREFILL_TOKENS = 1 << 14
@@ -30,29 +29,6 @@ PREFILL_TOKENS = 1 << 14
 TOKENS_AHEAD = 32
 """Room in the cache beyond the longest prompt; doubled when it is used up."""
 NO_TOKEN = -1
-
-
-@dataclass(slots=True, eq=False)
-class RunningSequence:
-    """A completion on its way; its tokens are here while it waits, and in a row while it runs."""
-
-    number: int
-    """How many requests were put before its own."""
-    request: SampleRequest
-    text: StopText | None
-    """None where no text stops it."""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def so_far(self) -> tuple[int, ...]:
-        """The prompt and what was drawn."""
-        return (*self.request.prompt.tokens, *self.tokens)
-
-    @property
-    def is_by_text(self) -> bool:
-        """Whether a stop string is complete."""
-        return self.text is not None and self.text.is_found
 
 
 class ContinuousBatch:
@@ -76,8 +52,7 @@ class ContinuousBatch:
         """Let a request wait; it is admitted as soon as there is a row. Return its number, by which it is known."""
         params = request.params
         self._params.add(params)
-        text = StopText(self._tokenizer, params.stop_strings) if params.stop_strings else None
-        self._waiting.append(RunningSequence(self._num_put, request, text))
+        self._waiting.append(RunningSequence.of(self._num_put, request, self._tokenizer))
         self._num_put += 1
         num_tokens = len(request.prompt.tokens)
         self._longest_prompt = max(self._longest_prompt, num_tokens)

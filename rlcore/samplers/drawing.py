@@ -138,12 +138,24 @@ class Filters:
         return torch.empty_like(left).scatter_(1, order, left)
 
 
+Temperatures = tuple[tuple[float, Tensor | None], ...]
+"""Each that is neither 0 nor 1, with the rows that have it; None is all of them."""
+
+
+def by_temperature(given: Sequence[float], device: torch.device) -> Temperatures:
+    """Find the rows of each temperature."""
+    told: list[tuple[float, Tensor | None]] = []
+    for value in sorted({*given} - {0.0, 1.0}):
+        rows = [row for row, temperature in enumerate(given) if temperature == value]
+        told.append((value, None if len(rows) == len(given) else torch.tensor(rows, device=device)))
+    return tuple(told)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How the tokens of some rows are drawn, worked out once for as long as they are the same rows."""
 
-    temperatures: tuple[tuple[float, Tensor | None], ...]
-    """Each that is not 1, with the rows that have it; None is all of them."""
+    temperatures: Temperatures
     is_drawn: Tensor | None
     """bool [rows, 1]: not the most probable token; None is all of them."""
     is_greedy: bool
@@ -154,21 +166,17 @@ class Plan:
     def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> "Plan":
         """Of one row for each of `params`."""
         given = [row.temperature for row in params]
-        told: list[tuple[float, Tensor | None]] = []
-        for value in sorted({*given} - {0.0, 1.0}):
-            rows = [row for row, temperature in enumerate(given) if temperature == value]
-            told.append((value, None if len(rows) == len(given) else torch.tensor(rows, device=device)))
         is_drawn = None if all(given) else torch.tensor([[value > 0] for value in given], device=device)
         filters = Filters.of(params, vocab_size, device)
-        return cls(tuple(told), is_drawn, not any(given), filters)
+        return cls(by_temperature(given, device), is_drawn, not any(given), filters)
 
 
-def at_temperature(logits: Tensor, plan: Plan) -> Tensor:
+def at_temperature(logits: Tensor, temperatures: Temperatures) -> Tensor:
     """Logits [rows, vocabulary] over each row's temperature; as they are where it is 0 or 1.
 
     Divided by a number and in the logits' own type, as a trainer does: a column of temperatures may round differently.
     """
-    for temperature, rows in plan.temperatures:
+    for temperature, rows in temperatures:
         if rows is None:
             return logits / temperature
         logits = logits.index_copy(0, rows, logits[rows] / temperature)
@@ -180,7 +188,7 @@ def draw(logits: Tensor, plan: Plan, noise: GumbelNoise, states: Tensor) -> tupl
 
     Among equals the lowest token. Where logits are NaN, so is the log-probability.
     """
-    logits = at_temperature(logits, plan)
+    logits = at_temperature(logits, plan.temperatures)
     scores = logits
     if not plan.is_greedy:
         added = noise(states)
@@ -193,12 +201,7 @@ def draw(logits: Tensor, plan: Plan, noise: GumbelNoise, states: Tensor) -> tupl
 
 def logprobs_at(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
     """Return the log-probabilities fp32 [rows, vocabulary] of logits, each row at its temperature; 0 counts as 1."""
-    logprobs = torch.empty_like(logits, dtype=torch.float32)
-    divisors = [temperature or 1.0 for temperature in temperatures]
-    for divisor in sorted(set(divisors)):
-        rows = [row for row, given in enumerate(divisors) if given == divisor]
-        logprobs[rows] = log_softmax(logits[rows] if divisor == 1.0 else logits[rows] / divisor)
-    return logprobs
+    return log_softmax(at_temperature(logits, by_temperature(temperatures, logits.device)))
 
 
 def ranked(logprobs: Tensor, num_tokens_known: int, most: int) -> tuple[Tensor, Tensor]:

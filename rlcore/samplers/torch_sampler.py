@@ -35,9 +35,7 @@ class TorchSampler(DecoderSampler):
             self._decoder, self._tokenizer, concurrency=self._concurrency, preempt_every=self._preempt_every
         )
         finished = batch.run(requests, progress)
-        return [
-            self._trajectory(each.request, each.tokens, each.logprobs, by_text=each.is_by_text) for each in finished
-        ]
+        return [self._trajectory(each) for each in finished]
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`."""

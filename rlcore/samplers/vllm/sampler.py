@@ -8,41 +8,27 @@ likes. Stop strings are searched here, by the tokenizer of the run.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from rlcore.data.trajectory import Trajectory
-from rlcore.errors import NonFiniteError
-from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, Progress, not_finite
-from rlcore.samplers.stopping import StopText
+from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, Progress, RunningSequence, not_finite
 from rlcore.samplers.vllm.draw import draw_argument
 from rlcore.samplers.vllm.engine import Drawn, Engine
 from rlcore.samplers.vllm.target import VllmTarget
 from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
 
-@dataclass(slots=True)
-class _Running:
-    """A request in the engine."""
-
-    number: int
-    """Index among the requests of the call."""
-    request: SampleRequest
-    text: StopText | None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def put(self, drawn: Drawn) -> bool:
-        """Append what was drawn; return whether a stop string is complete. Tokens after it are dropped."""
-        for token, logprob in zip(drawn.tokens, drawn.logprobs, strict=True):
-            self.tokens.append(token)
-            self.logprobs.append(logprob)
-            if self.text is not None and self.text.put(token):
-                return True
-        return False
+def _put(running: RunningSequence, drawn: Drawn) -> None:
+    """Append what was drawn, up to the token that completes a stop string."""
+    for token, logprob in zip(drawn.tokens, drawn.logprobs, strict=True):
+        if not running.is_by_text:
+            running.tokens.append(token)
+            running.logprobs.append(logprob)
+            if running.text is not None:
+                running.text.put(token)
 
 
 class VllmSampler(DecoderSampler):
@@ -64,14 +50,10 @@ class VllmSampler(DecoderSampler):
             preempt_every=preempt_every,
         )
 
-    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
-        with self._no_nan_stays():
-            return self._drawn(requests, progress)
-
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`: requests of one token, whose contexts the prefix cache keeps."""
         found: list[list[NextToken]] = []
-        with self._target.sampling(), torch.inference_mode(), self._no_nan_stays():
+        with self._target.sampling(), torch.inference_mode():
             for begin in range(0, len(requests), self._concurrency):
                 few = requests[begin : begin + self._concurrency]
                 for request, drawn in zip(few, self.engine.first_tokens(list(map(self._rank, few))), strict=True):
@@ -81,15 +63,6 @@ class VllmSampler(DecoderSampler):
                     found.append([NextToken(*each) for each in falling if each[1] > -math.inf])
         return found
 
-    @contextmanager
-    def _no_nan_stays(self) -> Iterator[None]:
-        """Clear the engine's cache after NaN: later requests would read it. No request may be left by then."""
-        try:
-            yield
-        except NonFiniteError:
-            self.engine.clear_pages()
-            raise
-
     def _rank(self, request: NextTokenRequest) -> str:
         """Queue the question for the most probable next tokens."""
         num_tokens = min(request.num_tokens, self._config.vocab_size)
@@ -98,29 +71,25 @@ class VllmSampler(DecoderSampler):
         # More log-probabilities than the drawn token's tell this request from a completion.
         return self.engine.add(request.sequence, drawn_by, num_logprobs=max(num_tokens, 2))
 
-    def _drawn(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
         waiting = deque(enumerate(requests))
-        running: dict[str, _Running] = {}
+        running: dict[str, RunningSequence] = {}
         done: dict[int, Trajectory] = {}
         num_drawing = num_reported = 0
         try:
             while waiting or running:
                 while waiting and len(running) < self._concurrency:
                     number, request = waiting.popleft()
-                    stops = request.params.stop_strings
-                    text = StopText(self._tokenizer, stops) if stops else None
-                    running[self._add(request)] = _Running(number, request, text)
+                    running[self._add(request)] = RunningSequence.of(number, request, self._tokenizer)
                 drawn = self.engine.step()
                 for each in drawn:
                     ours = running[each.request_id]
-                    has_stop_string = ours.put(each)
-                    if has_stop_string or each.is_finished:
+                    _put(ours, each)
+                    if ours.is_by_text or each.is_finished:
                         del running[each.request_id]
                         if not each.is_finished:
                             self.engine.abort([each.request_id])
-                        done[ours.number] = self._trajectory(
-                            ours.request, ours.tokens, ours.logprobs, by_text=has_stop_string
-                        )
+                        done[ours.number] = self._trajectory(ours)
                 # Passes that only read prompts do not count: a prompt of many chunks would never be read to its end.
                 num_drawing += bool(drawn)
                 if drawn and running and self._preempt_every and num_drawing % self._preempt_every == 0:

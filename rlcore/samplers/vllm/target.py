@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlcore.errors import WeightSyncError
+from rlcore.errors import NonFiniteError, WeightSyncError
 from rlcore.samplers.local_target import Fence
 from rlcore.samplers.vllm.draw import draw_argument
 from rlcore.samplers.vllm.engine import Engine
@@ -78,7 +78,9 @@ class VllmTarget(RemoteTarget):
             self._num_threads = level.num_threads
             try:
                 yield
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, NonFiniteError):
+                    self._engine.clear_pages()  # later requests would read NaN
                 with suppress(Exception):  # what went wrong first is what counts: the engine may have ended
                     self._ask("leave")
                 raise

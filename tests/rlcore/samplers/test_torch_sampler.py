@@ -18,7 +18,8 @@ from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
-from rlcore.samplers.batching import ContinuousBatch, RunningSequence
+from rlcore.samplers.base import RunningSequence
+from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
@@ -260,11 +261,7 @@ MIXED = [
 
 
 @settings(max_examples=12)
-@given(
-    arrivals=st.lists(st.integers(0, 30), min_size=8, max_size=8),
-    concurrency=st.integers(1, 5),
-    every=st.integers(0, 6),
-)
+@given(st.lists(st.integers(0, 30), min_size=8, max_size=8), st.integers(1, 5), st.integers(0, 6))
 def test_the_time_of_admission_moves_no_bit(
     invariant: Strategy, arrivals: list[int], concurrency: int, every: int
 ) -> None:

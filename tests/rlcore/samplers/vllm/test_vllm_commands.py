@@ -80,4 +80,5 @@ def test_an_engine_that_is_killed_ends_the_run_with_its_name_and_the_way_on(tmp_
     done = train_and_kill(tmp_path, "killed", settings, partial(kill_an_engine, num_kills=1))
     assert done.code != ExitCode.OK
     assert re.search(r"^error: the sampler's process, pid \d+, was killed by SIGKILL", done.stderr, re.M), done.stderr
-    assert "output.resume=killed" in done.stderr, done.stderr
+    assert "--set output.resume=RUN" in done.stderr, done.stderr
+    assert re.search(r"reproduce killed --step \d+ --trace-ops|output.resume=killed", done.stderr), done.stderr
