@@ -7,6 +7,7 @@ of the format's page alone: a head that records less, or whose `diff` overlooks 
 import json
 import re
 import struct
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -126,7 +127,7 @@ def compared(case: Case, work: Path, head: Path = ROOT) -> Row:
         old = base.kept(f"bits-{name}-{digest(case)}{case.patch}", lambda out: record(case, out, python))
         new = work / name
         record(case, new, python, head)
-    except RuntimeError as error:
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
         return Row(case.name, str(error))
     done = rlharness("diff", str(old), str(new), cwd=work, env=base.environment(head), python=python)
     problem, num_added = difference(old, new)
