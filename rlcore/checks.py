@@ -5,7 +5,7 @@
 
 Each reads what the step was made of, and raises StepError or LevelError. Tests compare formulas with others, not a run.
 Further checks are made where their values are: of losses and gradients that are not finite, and of ranks that
-must hold equal bits, in `rlcore.trainers`; of weights that were sent, in `rlcore.weights.sync`.
+must hold equal bits, in `rlcore.trainers`; of weights that were sent, in `rlcore.weights.proven_sync`.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ from rlcore.data.tasks import Task
 from rlcore.data.trajectory import Trajectory, Turn, by_request, item_params
 from rlcore.determinism import check_level
 from rlcore.errors import LevelError, StepError
-from rlcore.keys import key
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import check_num_threads
 from rlcore.samplers.drawing import Filters, GumbelNoise, signed, states
+from rlcore.seeds import key
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason, Tokenizer
 from rlcore.weights.canary import different_layer, policy_logprobs
 from rlcore.weights.receipts import Receipt

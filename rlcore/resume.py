@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.checkpoint import Checkpoint, Writer, load, load_newest, save
 from rlcore.errors import CheckpointError
-from rlcore.keys import key
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
+from rlcore.seeds import key
 from rlcore.weights.source import LiveWeights, digest_of
 
 if TYPE_CHECKING:

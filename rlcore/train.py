@@ -3,7 +3,7 @@
     sample ─▶ score ─▶ advantages ─▶ minibatches ─▶ loss ─▶ update ─▶ sync
 
 `record` takes each value that a step computes, and `checks` compares what must be equal, before the policy moves and at
-the end of the step: neither changes a bit. Nothing is drawn by chance: noise and orders follow from `rlcore.keys`, the
+the end of the step: neither changes a bit. Nothing is drawn by chance: noise and orders follow from `rlcore.seeds`, the
 learning rate from the number of the step. Settings are the keys of `rlcore.config`, which has their defaults.
 """
 
@@ -34,7 +34,6 @@ from rlcore.data.scoring import Scores, score, score_branches
 from rlcore.data.tasks import Task
 from rlcore.data.trajectory import Trajectory, best_completions, by_request
 from rlcore.errors import InvalidValueError, LevelError, PlacementError, RewardError
-from rlcore.keys import completion_key, epoch_items, key, permutation
 from rlcore.log import Clock, Record, RunLog, mean
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
@@ -42,12 +41,13 @@ from rlcore.numerics.probe import num_threads
 from rlcore.resume import DIRECTORY, save_checkpoint
 from rlcore.samplers.base import NextTokenSampler
 from rlcore.samplers.two_stage import sample_two_stage
+from rlcore.seeds import completion_key, epoch_items, key, permutation
 from rlcore.trainers.gradients import Loss, MicrobatchLoss, Reading
 from rlcore.trainers.trainer import Trainer
 from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, Tokenizer
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Receipt
 from rlcore.weights.source import digest_of
-from rlcore.weights.sync import sync
 
 
 @dataclass(slots=True)

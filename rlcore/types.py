@@ -57,7 +57,7 @@ class Prompt:
     """What completions are asked for."""
 
     id: str
-    """Of its content and occurrence: `rlcore.keys.prompt_ids`."""
+    """Of its content and occurrence: `rlcore.seeds.prompt_ids`."""
     text: str
     tokens: tuple[int, ...]
     """As the model reads them; nothing is tokenised again later."""
@@ -123,7 +123,7 @@ class SampleRequest:
     sample_index: int
     """Which of the prompt's completions, from 0."""
     key: int
-    """Of its noise: `rlcore.keys.completion_key`."""
+    """Of its noise: `rlcore.seeds.completion_key`."""
     params: SamplingParams
     beams: BeamParams | None = None
     """Items wanted after the completion, which is then a reasoning (`rlcore.samplers.two_stage`); None: no items."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from harness.bits.files import open_regular, parse_object, read_regular
 from rlcore.data.scoring import check_columns
 from rlcore.errors import InvalidValueError
-from rlcore.keys import permutation
+from rlcore.seeds import permutation
 from rlcore.types import Messages
 
 PROMPT = "prompt"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlcore.data import recommendation
 from rlcore.errors import InvalidValueError
-from rlcore.keys import key
+from rlcore.seeds import key
 
 
 class Example(NamedTuple):

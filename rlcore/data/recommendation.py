@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from rlcore.keys import permutation
+from rlcore.seeds import permutation
 
 DEPARTMENTS, SHELVES, NUMBERS = "ABCD", "abcd", "0123"
 ASKS, ENDS_REASONING, BEGINS_ITEM = ">", ";", ":"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from rlcore.data.rewards import GIVEN, STATE, Reward, TrainerState, place_of
 from rlcore.data.trajectory import Trajectory, by_request, completions_of
 from rlcore.errors import InvalidValueError, RewardError, RlcoreError
-from rlcore.keys import permutation
+from rlcore.seeds import permutation
 
 NUMBERS = frozenset({int, float, bool})
 _ONE_AT_A_TIME = threading.Lock()

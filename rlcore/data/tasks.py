@@ -12,8 +12,8 @@ from rlcore.data.recommendation import recommended
 from rlcore.data.rewards import GIVEN, STATE, Reward, load_reward
 from rlcore.data.scoring import accepted
 from rlcore.errors import InvalidValueError
-from rlcore.keys import prompt_ids
 from rlcore.rewards.text import matching
+from rlcore.seeds import prompt_ids
 from rlcore.types import Prompt, Tokenizer
 
 

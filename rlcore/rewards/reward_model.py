@@ -20,10 +20,10 @@ from rlcore.data.rewards import Reward, TrainerState
 from rlcore.data.tasks import Task
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, RlcoreError
-from rlcore.keys import key, permutation
 from rlcore.models.classifier import Classifier, load_classifier, save_classifier
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import load_tokenizer
+from rlcore.seeds import key, permutation
 from rlcore.types import StopReason, Tokenizer
 
 NAME = "reward_model"

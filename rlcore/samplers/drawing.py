@@ -1,6 +1,6 @@
 """From logits to a token for each row, and its log-probability; what is random is a hash of key, position and token.
 
-    key of a completion (`rlcore.keys.completion_key`), position ─▶ state ─▶ noise of each token ─▶ the largest of
+    key of a completion (`rlcore.seeds.completion_key`), position ─▶ state ─▶ noise of each token ─▶ the largest of
     logit / temperature + noise among the tokens that the filters allow
 
 No generator, so nothing to lose or to share: a token's noise is the same in whatever batch, at whatever index and time

@@ -159,7 +159,7 @@ class LocalTarget:
             raise WeightSyncError(
                 "the sampler's weights were written outside a sync",
                 check=Check.FENCE,
-                remedy="write weights by rlcore.weights.sync, between two calls of sample()",
+                remedy="write weights by rlcore.weights.proven_sync, between two calls of sample()",
             )
 
 

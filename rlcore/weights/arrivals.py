@@ -16,8 +16,8 @@ from torch import Tensor
 from harness.bits.tensor_digests import combined_digest, digests_of
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.weights.canary import canary_distance
+from rlcore.weights.proven_sync import check_digests, check_policy_changed
 from rlcore.weights.receipts import Check, Receipt, changed_names
-from rlcore.weights.sync import check_digests, check_policy_changed
 
 
 class SamplerAnswers(Protocol):

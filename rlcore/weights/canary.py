@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import WeightSyncError
-from rlcore.keys import key
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.streams import first_different, read_streams
 from rlcore.numerics.level import is_invariant
 from rlcore.numerics.log_softmax import token_logprobs
+from rlcore.seeds import key
 from rlcore.weights.receipts import Check
 from rlcore.weights.target import WeightTarget
 

@@ -21,7 +21,6 @@ from functools import partial
 
 import torch
 
-from rlcore.keys import completion_key
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
@@ -31,8 +30,9 @@ from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.samplers.vllm.engine import Engine, EngineSettings
 from rlcore.samplers.vllm.sampler import VllmSampler
 from rlcore.samplers.vllm.versions import installed_version
+from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams
-from rlcore.weights.sync import sync
+from rlcore.weights.proven_sync import sync
 from tests.conformance.sampler_suite import bits
 
 NUM_PROMPTS, GROUP_SIZE, NUM_TOKENS, PROMPT = 8, 8, 32, "reverse: "

@@ -22,7 +22,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.probe import machine
 from rlcore.samplers.local_target import LocalTarget
-from rlcore.weights.sync import sync
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.transports.packing import Transport
 from rlcore.weights.transports.process_group import ProcessGroup
 from rlcore.weights.transports.shared_memory import SharedMemory

@@ -18,7 +18,7 @@ from harness.bits import tensor_digests as digests
 from harness.bits.gpu_digests import Contents
 from harness.bits.tensor_digests import flat_digest, tensor_digest, tensor_digests
 from rlcore.numerics.level import Strategy, following
-from rlcore.weights.sync import sync
+from rlcore.weights.proven_sync import sync
 from tests.bits import slow_kernel
 from tests.rlcore.weights.targets import Target, policy
 from tests.support.triton_interpreter import run_interpreted

@@ -19,8 +19,8 @@ from torch import Tensor
 from harness.bits.tensor_digests import tensor_digest
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, RlcoreError, WeightSyncError
-from rlcore.keys import completion_key
 from rlcore.samplers.base import Sampler
+from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.target import WeightTarget
 

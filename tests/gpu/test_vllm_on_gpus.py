@@ -142,8 +142,8 @@ def host() -> Iterator[Any]:
 def test_receipts_hold_over_each_transport_and_find_a_skipped_parameter(name: str, host: Any) -> None:
     from rlcore.errors import WeightSyncError
     from rlcore.numerics.level import Strategy, following
+    from rlcore.weights.proven_sync import sync
     from rlcore.weights.receipts import Check
-    from rlcore.weights.sync import sync
     from tests.rlcore.weights.faults import Written
     from tests.rlcore.weights.targets import Target, policy
 

@@ -25,13 +25,13 @@ from rlcore.data.scoring import score
 from rlcore.data.tasks import Task, make_task
 from rlcore.data.trajectory import build_single_turn
 from rlcore.determinism import at_level
-from rlcore.keys import completion_key, epoch_items
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.stopping import reason
+from rlcore.seeds import completion_key, epoch_items
 from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
 

@@ -18,13 +18,13 @@ from rlcore.data.batch import Batch
 from rlcore.data.microbatches import Microbatch, microbatches_by_budget
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import RlcoreError
-from rlcore.keys import permutation
 from rlcore.models.classifier import Classifier
 from rlcore.numerics.level import following
 from rlcore.rewards.reward_model import TorchScorer
 from rlcore.samplers.base import Progress
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.vllm.pooling import VllmScorer
+from rlcore.seeds import permutation
 from rlcore.train import TrainState
 from rlcore.types import SampleRequest
 from tests.rlcore.training.recorded import Digests, RecordedValue, config, first_difference, recorded

@@ -7,11 +7,11 @@ import torch
 
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import NonFiniteError
-from rlcore.keys import completion_key
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.samplers.base import NextTokenRequest, NextTokenSampler
 from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 from tests.conformance.sampler_suite import bits
 from tests.support.samplers import TOKENIZER

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from rlcore.data.trajectory import Trajectory
-from rlcore.keys import completion_key
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 
 TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz")

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.keys import completion_key
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.samplers.base import NextToken, NextTokenRequest, Progress
 from rlcore.samplers.local_target import LocalTarget
+from rlcore.seeds import completion_key
 from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.target import WeightTarget
 from tests.support.samplers import decoder_of

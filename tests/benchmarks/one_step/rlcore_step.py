@@ -16,16 +16,16 @@ from rlcore.config import read_config
 from rlcore.data.rewards import Reward
 from rlcore.data.tasks import Task
 from rlcore.determinism import at_level
-from rlcore.keys import prompt_ids
 from rlcore.log import Clock, NullRecorder, Record
 from rlcore.memory import keep_freed_memory
 from rlcore.models.checkpoints import load
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.seeds import prompt_ids
 from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
 from rlcore.types import Prompt
-from rlcore.weights.sync import sync
+from rlcore.weights.proven_sync import sync
 from tests.benchmarks.one_step.turns import Turns
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcore.keys import key
 from rlcore.numerics.probe import num_threads
 from rlcore.samplers.drawing import (
     BITS,
@@ -20,6 +19,7 @@ from rlcore.samplers.drawing import (
     states,
     uniforms,
 )
+from rlcore.seeds import key
 from tests.rlcore.fake_gpu import fake_gpu
 
 CPU = torch.device("cpu")

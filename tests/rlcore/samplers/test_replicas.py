@@ -19,8 +19,8 @@ from rlcore.samplers.local_target import FencedTarget, LocalTarget
 from rlcore.samplers.replicas import ReplicaSampler, ReplicaTarget
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
-from rlcore.weights.sync import sync
 from rlcore.weights.target import NamedTensors, TargetState
 from tests.rlcore.training.recorded import config, first_difference, recorded
 from tests.support.samplers import TOKENIZER, decoder_of, requests_of

@@ -22,7 +22,7 @@ from rlcore.models.decoder import Critic, Decoder
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.train import TrainState, make_step
 from rlcore.trainers.trainer import Trainer
-from rlcore.weights.sync import sync
+from rlcore.weights.proven_sync import sync
 from tests.rlcore.training.recorded import config, recorded, trained
 from tests.support.run_configs import with_section
 

@@ -9,8 +9,8 @@ import torch
 
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
-from rlcore.weights.sync import sync
 from rlcore.weights.target import NamedTensors
 from tests.rlcore.weights.targets import (
     CONFIG,

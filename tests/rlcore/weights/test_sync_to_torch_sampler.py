@@ -12,8 +12,8 @@ from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import Strategy, following
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
-from rlcore.weights.sync import sync
 from tests.rlcore.weights.targets import learn
 
 TOKENIZER = CharacterTokenizer("abcdefgh")

@@ -11,9 +11,9 @@ import torch
 
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.numerics.level import Strategy, following
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import Answerer
-from rlcore.weights.sync import sync
 from rlcore.weights.target import NamedTensors
 from rlcore.weights.transports.packing import Parcel
 from rlcore.weights.transports.process_group import BroadcastChunk, ProcessGroup

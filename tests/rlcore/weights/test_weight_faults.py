@@ -8,8 +8,8 @@ import torch
 
 from rlcore.errors import WeightSyncError
 from rlcore.numerics.level import Strategy, following
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
-from rlcore.weights.sync import sync
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
 from tests.rlcore.weights.targets import Sharing, Target, policy
 from tests.rlcore.weights.transports import TRANSPORTS

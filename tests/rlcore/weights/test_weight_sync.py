@@ -13,9 +13,9 @@ from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.level import Strategy, following
 from rlcore.weights.canary import TOLERANCES, canary_distance
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check, Receipt
 from rlcore.weights.source import LiveWeights
-from rlcore.weights.sync import sync
 from rlcore.weights.target import NamedTensors
 from tests.rlcore.weights.faults import Write, Written, nothing
 from tests.rlcore.weights.targets import CONFIG, UNTIED, Target, learn, policy

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 
 from rlcore.determinism import at_level
 from rlcore.errors import LevelError, WeightSyncError, WorkerDiedError, WorkerError
-from rlcore.keys import completion_key
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams
+from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import RemoteTarget
-from rlcore.weights.sync import sync
 from tests.conformance.sampler_suite import all_wanted, bits
 from tests.rlcore.training.recorded import Digests, config, first_difference, recorded
 from tests.rlcore.weights.targets import learn

@@ -10,7 +10,7 @@ from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.build import check_level_of_sampler, check_sampler
-from rlcore.weights.sync import sync
+from rlcore.weights.proven_sync import sync
 from tests.rlcore.training.recorded import config, first_difference, recorded
 from tests.rlcore.weights.targets import learn
 from tests.support.parity import requests_of, trainer_logprobs
