@@ -157,6 +157,17 @@ class SamplingSection(Section):
     """Items after each completion, by beam search; the settings above are then those of the reasoning."""
 
 
+class EvaluationSection(Section):
+    """How held-out prompts are answered: as in training, but for these."""
+
+    temperature: AtLeast0 | None = None
+    """0 is greedy; None: as in training."""
+    num_samples: Positive = 1
+    """Completions of a prompt; of several, pass@k is told for 1, 2, 4 and so on."""
+    pass_reward: float = 1.0
+    """Least reward of a completion that passes."""
+
+
 ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "remax")
 LOSSES = ("ppo_clip", "gspo", "cispo", "dppo_tv", "ipo", "masked_is")
 
@@ -388,6 +399,7 @@ class RunConfig(Section):
     task: TaskSection
     warm_start: WarmStartSection = Field(default_factory=_default_warm_start)
     sampling: SamplingSection = SamplingSection()
+    evaluation: EvaluationSection = EvaluationSection()
     algorithm: GrpoSection | PpoSection = Field(discriminator="name")
     correction: CorrectionSection = CorrectionSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -458,6 +470,13 @@ EFFECTIVE: tuple[tuple[str, str, Callable[[RunConfig], Any], str], ...] = (
     ("task", "path", lambda c: c.task.name == "file", "with task.name: file"),
     ("task", "reward_weights reward_timeout_s", lambda c: c.task.rewards, "with task.rewards"),
     ("warm_start", "check_every", lambda c: c.warm_start.target_reward is not None, "with warm_start.target_reward"),
+    (
+        "evaluation",
+        "num_samples",
+        lambda c: c.evaluation.temperature != 0 or c.evaluation.num_samples == 1,
+        "with a temperature above 0",
+    ),
+    ("evaluation", "pass_reward", lambda c: c.evaluation.num_samples > 1, "with evaluation.num_samples"),
     ("algorithm", "clip_eps_low clip_eps_high", _uses("ppo_clip", "gspo", "cispo"), "with loss ppo_clip, gspo, cispo"),
     ("algorithm", "dual_clip", _uses("ppo_clip"), "with loss ppo_clip"),
     ("algorithm", "mask_low mask_high", _uses("dppo_tv", "ipo"), "with loss dppo_tv, ipo"),

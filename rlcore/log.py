@@ -263,17 +263,13 @@ class RunLog:
         """
         self._done += 1
         values = {name: f"{value:.3g}" for name, value in shown.items()}
+        tenths = [done * 10 // self._num_steps for done in (self._done - 1, self._done)]
         if self._bar is not None:
             self._bar.set_postfix(values, refresh=False)
             self._bar.update()
-        elif (
-            self._section.shows_progress
-            and self._done * 10 // self._num_steps > (self._done - 1) * 10 // self._num_steps
-        ):
-            self.say(
-                f"{self._phase}: step {self._done - 1} ({self._done} of {self._num_steps}), "
-                + ", ".join(map("=".join, values.items()))
-            )
+        elif self._section.shows_progress and tenths[0] < tenths[1]:
+            told = ", ".join(map("=".join, values.items()))
+            self.say(f"{self._phase}: step {self._done - 1} ({self._done} of {self._num_steps}), {told}")
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Write the numbers of a step, unless it is made again after a restart, and move the bar."""
@@ -293,7 +289,9 @@ class RunLog:
         by_name = found.scores.by_function
         means = {name: [each for each in column if each is not None] for name, column in by_name.items()}
         named = {name: mean(given) for name, given in means.items() if given} if len(by_name) > 1 else {}
-        self._numbers(step, values | {f"evaluation/rewards/{name}": value for name, value in named.items()})
+        told = {f"rewards/{name}": value for name, value in named.items()}
+        told |= (passes := {f"pass@{k}": value for k, value in found.pass_at.items()})
+        self._numbers(step, values | {f"evaluation/{name}": value for name, value in told.items()})
         shown = list(zip(found.trajectories, found.scores.rewards, strict=True))[: self._section.num_shown]
         rows = [("prompt", "completion", "answer", "reward")]
         for trajectory, reward in shown:
@@ -303,8 +301,9 @@ class RunLog:
             self._write("completions.jsonl", {"step": step, **line, "stop_reason": trajectory.stop_reason.value})
             rows.append((prompt.text, text, str(answer), "-" if reward is None else f"{reward:.3f}"))
         when = f"after step {step - 1}" if step else "before step 0"
-        parts = f" ({', '.join(f'{name} {value:.3f}' for name, value in named.items())})" if named else ""
-        self.say(f"{when}: held-out reward {found.reward_mean:.3f}{parts} over {len(found.trajectories)} prompts")
+        parts = f" ({', '.join(f'{name} {value:.3f}' for name, value in (named | passes).items())})" if told else ""
+        num_prompts = len({each.request.prompt.id for each in found.trajectories})
+        self.say(f"{when}: held-out reward {found.reward_mean:.3f}{parts} over {num_prompts} prompts")
         for row in table(rows) if shown else ():
             self.say(row)
 

@@ -28,12 +28,7 @@ def save_checkpoint(state: "TrainState", directory: Path, step: int) -> Path:
         state.tokenizer.save(path)
 
     digests = state_digests(state, step)
-    values = {
-        "identity": _identity(state),
-        "level": state.level,
-        "kl_coef": state.kl_coef,
-        "state": digests,
-    }
+    values = {**_values(state), "state": digests}
     writers: dict[str, Writer] = {f"{model.name}_state": model.write_state for model in state.models}
     keep = state.config.output.keep_checkpoints
     path = save(directory, step, values, {"policy": write_policy, **writers}, keep=keep)
@@ -49,13 +44,7 @@ def check_written(state: "TrainState", path: Path, digest: str) -> None:
     weights = state.policy.weights().describe()
     exported = load_decoder(path / "policy", dtype=weights.dtype)
     found = {**load(path).values, "model": exported.config, "weights": digest_of(LiveWeights(exported))}
-    own = {
-        "identity": _identity(state),
-        "level": state.level,
-        "kl_coef": state.kl_coef,
-        "model": weights.config,
-        "weights": digest,
-    }
+    own = {**_values(state), "model": weights.config, "weights": digest}
     if wrong := [name for name, value in own.items() if found[name] != value]:
         raise CheckpointError(
             f"{path} has {wrong[0]} {found[wrong[0]]!r:.300}",
@@ -111,15 +100,15 @@ def check_state(state: "TrainState", found: Checkpoint) -> None:
         )
 
 
-def _identity(state: "TrainState") -> dict[str, Any]:
-    return {**state.config.identity(), "content": dict(state.content)}
+def _values(state: "TrainState") -> dict[str, Any]:
+    identity = {**state.config.identity(), "content": dict(state.content)}
+    return {"identity": identity, "level": state.level, "kl_coef": state.kl_coef}
 
 
 def _check_identity(found: Checkpoint, state: "TrainState") -> None:
     """With a constant learning rate a run may be made longer; else its length is part of what it is."""
-    ours = _identity(state)
-    theirs = _flat({"content": ours["content"], **found.values["identity"]})  # earlier versions wrote none
-    ours = _flat(ours)
+    ours = _flat(_values(state)["identity"])
+    theirs = _flat({"content": state.content, **found.values["identity"]})  # earlier versions wrote none
     if state.config.optimizer.schedule == "constant":
         theirs.pop("training.num_steps", None)
         ours.pop("training.num_steps", None)

@@ -603,16 +603,24 @@ class Evaluation:
     scores: Scores
     reward_mean: float
     """Mean over the completions that have a reward."""
+    pass_at: Mapping[int, float]
+    """k -> mean over prompts of the chance that one of k completions passes; empty if a prompt has one completion."""
 
 
 def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Evaluation:
-    """Sample these prompts as in training, with the same noise at every evaluation, by the weights the sampler has.
+    """Sample these prompts, with the same noise at every evaluation, by the weights the sampler has: `evaluation`.
 
     Of several items of a prompt, the best by the sampler's score is evaluated. Raises RewardError if none has a reward.
     """
-    config = state.config
+    config, section = state.config, state.config.evaluation
     params, beams = sampling_params(config, state.tokenizer), beam_params(config, state.tokenizer)
-    wanted = [SampleRequest(prompt, 0, key("evaluation", config.seed, prompt.id), params, beams) for prompt in prompts]
+    if section.temperature is not None:
+        params = replace(params, temperature=section.temperature)
+    wanted = [
+        SampleRequest(prompt, at, key("evaluation", config.seed, prompt.id, *[at][:at]), params, beams)
+        for prompt in prompts
+        for at in range(section.num_samples)
+    ]
     with state.clock("evaluation"):
         trajectories = best_completions(collect(state, wanted))
         scores = score(state.task.rewards, trajectories, step=step)  # whole completions, not a reasoning beside items
@@ -623,7 +631,18 @@ def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Eval
             f" returned no reward for {len(trajectories)} completions",
             legal="a number for at least one",
         )
-    return Evaluation(tuple(trajectories), scores, mean(judged))
+    passes = [reward is not None and reward >= section.pass_reward for reward in scores.rewards]
+    return Evaluation(tuple(trajectories), scores, mean(judged), pass_at(passes, section.num_samples))
+
+
+def pass_at(passes: Sequence[bool], num_samples: int) -> dict[int, float]:
+    """Return, for k of 1, 2, 4 ..., the mean over prompts of the chance that one of k of their completions passes.
+
+    Without bias: 1 - C(n - c, k) / C(n, k), with c of n that pass (arXiv:2107.03374). Empty for one completion.
+    """
+    counts = [sum(passes[at : at + num_samples]) for at in range(0, len(passes), num_samples)]
+    powers = [2**power for power in range(num_samples.bit_length())] if num_samples > 1 else []
+    return {k: mean(1 - math.comb(num_samples - c, k) / math.comb(num_samples, k) for c in counts) for k in powers}
 
 
 def loop(state: TrainState, first: int, directory: Path, log: RunLog) -> None:

@@ -31,6 +31,7 @@ from harness.trace.reasons import VerdictCode as Code
 REASONS = (
     FieldsDiffer(Code.IDENTITY_DIFFERS, ("seed",)),
     FieldsDiffer(Code.IDENTITY_DIFFERS, tuple("abcdefg")),
+    FieldsDiffer(Code.CONTENT_DIFFERS, ("prompts", "source of rewards:mine")),
     FieldsDiffer(Code.NUMERICS_DIFFER, ("python", "library libm.so.6")),
     OfTrace(Code.IDENTITY_UNKNOWN, "B"),
     Incomparable(Code.DIGESTS_INCOMPARABLE, 6000),

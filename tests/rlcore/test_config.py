@@ -170,6 +170,8 @@ WITHOUT_EFFECT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"task": {"path": "mine.jsonl"}}, {}),
     ({"task": {"reward_timeout_s": 3.0}}, {}),
     ({"warm_start": {"check_every": 3}}, {}),
+    ({"evaluation": {"num_samples": 4}}, {"evaluation": {"temperature": 0.0}}),
+    ({"evaluation": {"pass_reward": 0.5}}, {}),
     ({"algorithm": {"clip_eps_low": 0.1}}, {"algorithm": {"loss": "ipo"}}),
     ({"algorithm": {"clip_eps_high": 0.1}}, {"algorithm": {"loss": "masked_is"}}),
     ({"algorithm": {"dual_clip": 3.0}}, {"algorithm": {"loss": "gspo"}}),

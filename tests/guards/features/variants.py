@@ -116,6 +116,8 @@ _OPTIMIZERS: list[Variant] = [
 ]
 _OTHERS: list[Variant] = [
     *_values("sampling", temperature=0.3, top_k=2, top_p=0.5, min_p=0.99, stop_strings=["a"]),
+    *_values("evaluation", temperature=0.0, num_samples=2),
+    ("evaluation.pass_reward", 1000.0, {"evaluation.num_samples": 2}, "that nothing passes", _says("pass@2 0.000")),
     *_values("model", {f"model.{key}": None for key in _BASE["model"]}, path=_CHECKPOINT),
     *_values("model", dtype="bfloat16"),
     *_values("task", num_prompts=2, shuffles_rewards=True),

@@ -2,9 +2,11 @@
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,38 @@ def test_a_run_writes_metrics_completions_a_board_and_a_checkpoint(
     assert "before step 0: held-out reward" in told
     assert "after step 2: held-out reward" in told
     assert "prompt" in told
+
+
+def test_greedy_evaluations_do_not_depend_on_the_temperature(tmp_path: Path) -> None:
+    def evaluated(drawn: float, **evaluation: float) -> list[str]:
+        of = config(sampling={"temperature": drawn}, training={"num_steps": 1}, evaluation=evaluation)
+        leaves = recorded(of, tmp_path / f"{drawn} {evaluation}").leaves
+        return [value for leaf, value in leaves.items() if leaf[2].startswith("evaluation.")]
+
+    assert evaluated(0.5) != evaluated(2.0)
+    assert evaluated(0.5, temperature=0.0) == evaluated(2.0, temperature=0.0)
+
+
+@pytest.mark.parametrize("num_samples", [2, 3, 5])
+def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(
+    num_samples: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = config(training={"num_steps": 1}, evaluation={"num_samples": num_samples, "pass_reward": 0.1})
+    found = trained(of, tmp_path).first_evaluation
+    assert found is not None
+    rewards = [reward or 0.0 for reward in found.scores.rewards]
+    prompts = [rewards[at : at + num_samples] for at in range(0, len(rewards), num_samples)]
+    assert len(prompts) == 4 and any(len({reward >= 0.1 for reward in prompt}) == 2 for prompt in prompts)
+    expected = {
+        k: statistics.mean(max(subset) >= 0.1 for prompt in prompts for subset in combinations(prompt, k))
+        for k in (1, 2, 4)
+        if k <= num_samples
+    }
+    assert found.pass_at == pytest.approx(expected)
+    written = lines(tmp_path / "metrics.jsonl")[0]
+    assert {k: written[f"evaluation/pass@{k}"] for k in expected} == found.pass_at
+    told = ", ".join(f"pass@{k} {value:.3f}" for k, value in found.pass_at.items())
+    assert f"held-out reward {found.reward_mean:.3f} ({told}) over 4 prompts" in capsys.readouterr().err
 
 
 def test_a_ppo_run_tells_of_its_critic(tmp_path: Path) -> None:
