@@ -23,8 +23,8 @@ from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
 from rlcore.data.content import content_of
 from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
-from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
-from rlcore.errors import CheckpointError, InvalidValueError, RewardError, WorkerDiedError
+from rlcore.distributed.restarts import run_with_restarts
+from rlcore.errors import CheckpointError, InvalidValueError, RewardError
 from rlcore.log import Clock, DescribedRecorder, Record, Recorder, RunLog, announcement
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
@@ -82,12 +82,12 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
             loop(state, first, directory, log)
             return state
 
-    policy = RestartPolicy(config.deployment.on_worker_death, config.deployment.max_restarts)
+    max_restarts = config.deployment.max_restarts if config.deployment.on_worker_death == "restart" else None
     with held, num_threads(threads[0]):  # else torch's own number, which is that of the cores
         num_parameters = sum(each.numel() for each in decoder.parameters())
         log.say(announcement(config, level=level, num_parameters=num_parameters, num_unused=task.num_unused))
         try:
-            return run_with_restarts(start, policy, deaths=(WorkerDiedError,), say=log.say)
+            return run_with_restarts(start, max_restarts, log.say)
         except RewardError as error:  # with the user's own frames, which the message has no room for
             directory.mkdir(parents=True, exist_ok=True)
             (directory / REWARD_ERROR).write_text("".join(traceback.format_exception(error)), "utf-8")

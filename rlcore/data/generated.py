@@ -6,6 +6,7 @@ prompts, numbered. Kinds are drawn alike, so that few short words stand beside m
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from math import isqrt
 from string import ascii_lowercase
@@ -37,8 +38,8 @@ class Exercise(NamedTuple):
 
     alphabet: str
     """Every character of its prompts and answers."""
-    kinds: Callable[[int, int], list[Kind]]
-    """Of the lengths from the first to the second."""
+    kinds: Callable[[int], list[Kind]]
+    """Of a length."""
 
 
 def _reversed(number: int, length: int) -> Example:
@@ -60,33 +61,18 @@ def _word(number: int, length: int) -> str:
     return "".join(letters)
 
 
-def _words(example: Callable[[int, int], Example]) -> Callable[[int, int], list[Kind]]:
-    def kinds(shortest: int, longest: int) -> list[Kind]:
-        return [_word_kind(example, length) for length in range(shortest, longest + 1)]
-
-    return kinds
+def _words(example: Callable[[int, int], Example], length: int) -> list[Kind]:
+    return [Kind(len(ascii_lowercase) ** length, lambda number: example(number, length))]
 
 
-def _word_kind(example: Callable[[int, int], Example], length: int) -> Kind:
-    return Kind(len(ascii_lowercase) ** length, lambda number: example(number, length))
-
-
-def _histories(shortest: int, longest: int) -> list[Kind]:
-    return [_history_kind(length) for length in range(shortest, longest + 1)]
-
-
-def _history_kind(length: int) -> Kind:
+def _histories(length: int) -> list[Kind]:
     """Histories of so many items; an item may come again."""
 
     def example(number: int) -> Example:
         items = recommendation.history(number, length)
         return Example("".join(items) + recommendation.ASKS, recommendation.completion(items))
 
-    return Kind(recommendation.NUM_ITEMS**length, example)
-
-
-def _calculations(shortest: int, longest: int) -> list[Kind]:
-    return [kind(digits) for digits in range(shortest, longest + 1) for kind in (_sum_kind, _difference_kind)]
+    return [Kind(recommendation.NUM_ITEMS**length, example)]
 
 
 def _sum_kind(digits: int) -> Kind:
@@ -122,9 +108,9 @@ def _written(number: int, digits: int) -> str:
 
 
 EXERCISES = {
-    "reverse_text": Exercise(ascii_lowercase + ">", _words(_reversed)),
-    "sorting": Exercise(ascii_lowercase + "|", _words(_sorted)),
-    "arithmetic": Exercise("0123456789+-=", _calculations),
+    "reverse_text": Exercise(ascii_lowercase + ">", partial(_words, _reversed)),
+    "sorting": Exercise(ascii_lowercase + "|", partial(_words, _sorted)),
+    "arithmetic": Exercise("0123456789+-=", lambda digits: [_sum_kind(digits), _difference_kind(digits)]),
     "recommendation": Exercise(recommendation.ALPHABET, _histories),
 }
 """reverse_text: "abc>" is "cba". sorting: "dacb|" is "abcd". arithmetic, units first: "21+39=" is "501"
@@ -136,9 +122,25 @@ def draw(name: str, lengths: tuple[int, int], num_examples: int, seed: int) -> l
 
     Raises InvalidValueError where there are fewer.
     """
-    kinds = EXERCISES[name].kinds(*lengths)
-    _check_enough(name, lengths, num_examples)
+    shortest, longest = lengths
+    kinds = _kinds(name, shortest, longest)
+    if (given := _count(kinds)) < num_examples:
+        while _count(_kinds(name, shortest, longest)) < num_examples:
+            longest += 1
+        raise InvalidValueError(
+            f"{name} with lengths {shortest} to {lengths[1]} has {given} prompts, and {num_examples} are wanted",
+            legal=f"task.num_prompts + task.num_heldout at most {given}",
+            remedy=f"task.max_length {longest} makes {_count(_kinds(name, shortest, longest))}",
+        )
     return list(islice(_drawn(kinds, random.Random(key("task", name, seed, *lengths))), num_examples))
+
+
+def _kinds(name: str, shortest: int, longest: int) -> list[Kind]:
+    return [kind for length in range(shortest, longest + 1) for kind in EXERCISES[name].kinds(length)]
+
+
+def _count(kinds: list[Kind]) -> int:
+    return sum(kind.num_examples for kind in kinds)
 
 
 def _drawn(kinds: list[Kind], drawing: random.Random) -> Iterator[Example]:
@@ -154,20 +156,3 @@ def _drawn(kinds: list[Kind], drawing: random.Random) -> Iterator[Example]:
         if len(taken[kind]) == kinds[kind].num_examples:
             left.remove(kind)
         yield kinds[kind].example(number)
-
-
-def _check_enough(name: str, lengths: tuple[int, int], wanted: int) -> None:
-    kinds, (shortest, longest) = EXERCISES[name].kinds, lengths
-    if (given := _count(kinds(*lengths))) >= wanted:
-        return
-    while _count(kinds(shortest, longest)) < wanted:
-        longest += 1
-    raise InvalidValueError(
-        f"{name} with lengths {lengths[0]} to {lengths[1]} has {given} prompts, and {wanted} are wanted",
-        legal=f"task.num_prompts + task.num_heldout at most {given}",
-        remedy=f"task.max_length {longest} makes {_count(kinds(shortest, longest))}",
-    )
-
-
-def _count(kinds: list[Kind]) -> int:
-    return sum(kind.num_examples for kind in kinds)

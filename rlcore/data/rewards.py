@@ -2,7 +2,6 @@
 configuration has one."""
 
 import asyncio
-import difflib
 import importlib
 import inspect
 import math
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.bits.text import nearest
 from rlcore.errors import InvalidValueError, RewardError
 
 RewardFunction = Callable[..., Any]
@@ -185,11 +185,10 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
     found = getattr(module, function_name, None)
     if found is None:
         public = sorted(each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_")
-        near = difflib.get_close_matches(function_name, public, n=1)
         raise InvalidValueError(
             f"module {module_name} has no {function_name!r}",
             legal=", ".join(public),
-            remedy=f"is it {near[0]!r}?" if near else "",
+            remedy=nearest(function_name, public),
         )
     if not callable(found) or isinstance(found, type):
         raise InvalidValueError(

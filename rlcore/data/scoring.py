@@ -9,7 +9,6 @@ import asyncio
 import atexit
 import contextvars
 import copy
-import difflib
 import inspect
 import math
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+from harness.bits.text import nearest
 from rlcore.data.rewards import GIVEN, STATE, Reward, TrainerState, place_of
 from rlcore.data.trajectory import Trajectory, by_request, completions_of
 from rlcore.errors import InvalidValueError, RewardError, RlcoreError
@@ -65,13 +65,10 @@ def accepted(reward: Reward, available: Iterable[str]) -> list[str]:
     wanted = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     needed = [each.name for each in parameters if each.name in wanted and each.default is each.empty]
     if missing := [name for name in needed if name not in names]:
-        near = difflib.get_close_matches(missing[0], names, n=1)
         raise RewardError(
             f"reward function {reward.name} wants {missing[0]!r}, which no prompt has",
             legal=", ".join(names),
-            remedy=f"is it {near[0]!r}?"
-            if near
-            else "give the prompts a column of this name, or the parameter a default",
+            remedy=nearest(missing[0], names) or "give the prompts a column of this name, or the parameter a default",
         )
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
     return names if takes_all else [name for name in names if name in wanted]

@@ -23,8 +23,6 @@ class WorkerContext:
     role: str
     rank: int
     size: int
-    local_rank: int = 0
-    """Index among the ranks of its host."""
 
 
 class Worker:

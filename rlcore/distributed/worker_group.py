@@ -273,7 +273,7 @@ def start_group(
                 strategy = PlacementGroupSchedulingStrategy(reservation.group, rank // share)
                 ranks = reservation.plan.ranks
                 options |= {"num_cpus": ranks.cpus, "num_gpus": ranks.gpus, "scheduling_strategy": strategy}
-            context = WorkerContext(role, rank, size, rank % share)
+            context = WorkerContext(role, rank, size)
             remote = ray.remote(Actor).options(**options)
             group.actors.append(remote.remote(worker, args, kwargs, context, dict(environment)))
         group.wait_until_constructed(start_timeout_s)

@@ -44,8 +44,6 @@ from rlcore.weights.target import ParameterSpec
 
 # Nothing here writes into what a model returns.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-FORWARD_METHODS = ("hidden",)
-"""Methods that read a model's weights beside `forward`, if it has them."""
 
 
 class Shards(Replicas):
@@ -267,21 +265,15 @@ class ShardedWeights(LiveWeights):
 def shard_model(model: nn.Module, grid: RankGrid) -> None:
     """Shard a model in place: each member of its lists of layers by itself, and the rest as one.
 
-    Tied weights must be in the rest. Raises InvalidValueError for a parameter without dimensions.
+    Tied weights must be in the rest.
     """
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
-            raise InvalidValueError(
-                f"{name} has no dimension to be sharded along", legal="1 or more", remedy="replicated weights"
-            )
     mesh = DeviceMesh.from_group(grid.shard.group, torch.device(grid.shard.device).type)
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    for method in FORWARD_METHODS:
-        if hasattr(model, method):
-            register_fsdp_forward_method(model, method)
+    if hasattr(model, "hidden"):  # it reads the weights too
+        register_fsdp_forward_method(model, "hidden")
 
 
 def sharded_like(like: Tensor, local: Tensor) -> Tensor:

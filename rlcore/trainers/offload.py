@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.bits.tensor_digests import tensor_digests
-from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.errors import PlacementError
 from rlcore.trainers.gradients import is_sharded, local_part
 
 MIN_MAPPED_BYTES = 4096
@@ -35,15 +35,9 @@ class OffloadedState:
     ) -> None:
         """Move weights and optimizer state away until `wake`; parameters remain the same objects.
 
-        `state` returns all of it by name; `directory` is on a disk with room for it. Raises InvalidValueError if
-        nothing would be freed, and OSError if the disk is full; everything is where it was then.
+        `state` returns all of it by name; `directory` is on a disk with room for it. Raises OSError if the disk is
+        full; everything is where it was then.
         """
-        if directory is None and all(tensor.device.type == "cpu" for tensor in state().values()):
-            raise InvalidValueError(
-                "offload from cpu to host memory, which frees nothing",
-                legal="a state on a GPU, or a directory on a disk",
-                remedy="deployment.offload_directory",
-            )
         own = dict(model.named_parameters())
         self._masters = nn.ParameterList(each for name, each in masters.items() if each is not own[name])
         self._model, self._optimizer, self._state, self._directory = model, optimizer, state, directory

@@ -10,7 +10,6 @@ Every rank of the grid raises the same error. Digests are read only: no bit of t
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,16 +21,6 @@ from rlcore.trainers.ranks import RankGrid
 State = Mapping[str, Tensor]
 Digests = Mapping[str, str]
 """Of bits, type and shape, by name: two equal changes do not cancel, nor two tensors that were exchanged."""
-
-
-class ReplicaDifference(NamedTuple):
-    """A tensor of which replicas hold different bits."""
-
-    name: str
-    digests: tuple[str, ...]
-    """Of each replica, in their order."""
-    suspects: tuple[int, ...]
-    """Replicas that differ from more than half; all of them if no digest has a majority."""
 
 
 class ReplicaSentinel:
@@ -66,11 +55,11 @@ class ReplicaSentinel:
         if self._num_updates % self._every:
             return
         own, replicas = _digests(state), self._grid.replicate
-        found: list[ReplicaDifference] = []
+        found: dict[str, tuple[int, ...]] = {}
         if len(set(replicas.gather_objects(combined_digest(own)))) > 1:
             found = differences(replicas.gather_objects(own))
-        is_suspect = replicas.rank in suspects_of(found)
-        names = sorted(self._changed) or [each.name for each in found if is_suspect]
+        is_suspect = any(replicas.rank in suspects for suspects in found.values())
+        names = sorted(self._changed) or (list(found) if is_suspect else [])
         reports: list[tuple[list[str], str]] = self._grid.world.gather_objects((names, platform.node()))
         wrong = {rank: report for rank, report in enumerate(reports) if report[0]}
         if not wrong:
@@ -95,23 +84,17 @@ def _mark(tensor: Tensor) -> tuple[int, int, int]:
     return local.data_ptr(), tensor._version, local._version
 
 
-def differences(digests: Sequence[Digests]) -> list[ReplicaDifference]:
-    """Return the tensors that differ, from the digests of each replica; a replica may lack a tensor."""
-    names = dict.fromkeys(name for each in digests for name in each)
-    found = []
-    for name in names:
-        own = tuple(each.get(name, "") for each in digests)
-        if len(set(own)) > 1:
-            found.append(ReplicaDifference(name, own, _suspects(own)))
+def differences(digests: Sequence[Digests]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that differ, from the digests of each replica, and the replicas that are suspected of each.
+
+    These are the replicas that differ from more than half, or all of them if no digest has a majority. A replica may
+    lack a tensor.
+    """
+    found = {}
+    for name in dict.fromkeys(name for each in digests for name in each):
+        own = [each.get(name, "") for each in digests]
+        digest, number = Counter(own).most_common(1)[0]
+        has_majority = 2 * number > len(own)
+        if number < len(own):
+            found[name] = tuple(at for at, each in enumerate(own) if not has_majority or each != digest)
     return found
-
-
-def suspects_of(found: Sequence[ReplicaDifference]) -> tuple[int, ...]:
-    """Return the replicas that any of the differences suspects."""
-    return tuple(sorted({replica for each in found for replica in each.suspects}))
-
-
-def _suspects(digests: Sequence[str]) -> tuple[int, ...]:
-    digest, number = Counter(digests).most_common(1)[0]
-    has_majority = 2 * number > len(digests)
-    return tuple(replica for replica, own in enumerate(digests) if not has_majority or own != digest)

@@ -19,7 +19,6 @@ from harness.bits.tensor_digests import combined_digest, flat_digest
 from rlcore.checkpoint import read_state, write_state
 from rlcore.config import OptimizerSection, PpoSection, RunConfig, RuntimeSection
 from rlcore.data.microbatches import Microbatch
-from rlcore.errors import InvalidValueError
 from rlcore.log import NullRecorder, Record
 from rlcore.models.decoder import Critic, Decoder
 from rlcore.numerics.probe import num_threads
@@ -61,7 +60,7 @@ class Trainer:
         """Train a model, which is bitwise equal on all ranks of `grid` and sharded here if its rows share weights.
 
         `is_canonical`, for level invariant, sums gradients to the bits of one process; without it the library sums
-        them, to bits that depend on the grid. Raises InvalidValueError for a model that cannot be sharded.
+        them, to bits that depend on the grid.
         """
         self.name, self.model, self.peak_rate = name, model, peak_rate
         self.gradients: list[Tensor] | None = None
@@ -189,17 +188,12 @@ class Trainer:
     def rest(self, directory: Path | None) -> None:
         """Leave the device for files in a directory, or for the host's memory, until the model is used again.
 
-        Raises InvalidValueError for a model that has a gradient, OSError if the disk is full; the next use raises
+        It has no gradient: it is between two updates. Raises OSError if the disk is full; the next use raises
         PlacementError if a bit has changed.
         """
         from rlcore.trainers.offload import OffloadedState
 
-        if self.gradients is not None:
-            raise InvalidValueError(
-                f"the {self.name} has a gradient",
-                legal="a model between two updates",
-                remedy="make the optimizer's step first",
-            )
+        assert self.gradients is None, "the optimizer's step comes first"
         if self._away is None:
             self._away = OffloadedState(self.model, self.masters, self.optimizer, self.state, directory)
 

@@ -104,24 +104,13 @@ class Partial(Odd):
         return logits
 
 
-class Scaled(Odd):
-    """A model with a parameter that has no dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-
-def errors_of_models() -> tuple[str, str]:
-    """Shard a model whose parameters are not all read, and one with a number for a parameter."""
+def errors_of_unread() -> str:
+    """Shard a model whose parameters are not all read."""
     grid = grid_of(4)
     assert grid is not None
     trainer = local_trainer(model=Partial(), grid=grid)
     own = own_of(grid.world)
-    return (
-        error_of(lambda: trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)),
-        error_of(lambda: local_trainer(model=Scaled(), grid=grid)),
-    )
+    return error_of(lambda: trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES))
 
 
 def errors_without_the_guard(timeout_s: float) -> str:

@@ -38,7 +38,7 @@ def test_another_form_is_refused(name: str) -> None:
     [
         ("no_such.module:f", "no module 'no_such'", "PYTHONPATH"),
         ("rlcore.rewardz.text:f", "no module 'rlcore.rewardz'", "PYTHONPATH"),
-        ("rlcore.rewards.text:matchin", "has no 'matchin'", "is it 'matching'?"),
+        ("rlcore.rewards.text:matchin", "has no 'matchin'", "did you mean 'matching'?"),
         (f"{EXAMPLES}:NOT_CALLED", "is 3", ""),
         ("rlcore.data.rewards:Reward", "is <class", ""),
         ("verl:rlcore.rewards.text:zzz", "has no 'zzz'", ""),

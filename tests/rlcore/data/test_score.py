@@ -125,7 +125,7 @@ def test_a_column_nobody_has_is_told_before_anything_runs() -> None:
     first = Reward("first", lambda **_: 1 / 0)
     with pytest.raises(RewardError, match="wants 'anwser'") as raised:
         score([first, Reward("second", function)], completions(["a"], answer=["a"]), step=0)
-    assert raised.value.remedy == "is it 'answer'?"
+    assert raised.value.remedy == "did you mean 'answer'?"
 
 
 @pytest.mark.parametrize("name", ["completions", "trainer_state"])

@@ -44,7 +44,7 @@ class Located(Worker):
 
     def locate(self) -> tuple[str, int, list[int]]:
         gpus = [int(each) for each in ray.get_gpu_ids()]
-        return ray.get_runtime_context().get_node_id(), self.context.local_rank, gpus
+        return ray.get_runtime_context().get_node_id(), int(os.environ["LOCAL_RANK"]), gpus
 
 
 @pytest.fixture(scope="module")

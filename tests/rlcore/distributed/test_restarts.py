@@ -1,15 +1,9 @@
 """Restarts after a worker's death, with stand-in runs."""
 
-from collections.abc import Callable
-
 import pytest
 
-from rlcore.distributed.restarts import RestartPolicy, run_with_restarts
-from rlcore.errors import InvalidValueError, PlacementError
-
-
-class Died(Exception):
-    """A worker's death."""
+from rlcore.distributed.restarts import run_with_restarts
+from rlcore.errors import PlacementError, WorkerDiedError
 
 
 class Counted:
@@ -25,47 +19,43 @@ class Counted:
         for step in range(self.checkpoint, 6):
             if self.deaths and self.deaths[0] == step:
                 self.deaths.pop(0)
-                raise Died(f"rank 1 at step {step}\nits traceback")
+                raise WorkerDiedError(f"rank 1 at step {step}\nits traceback", role="models", rank=1, pid=7)
             self.steps.append(step)
             self.checkpoint = step + 1 if step % 2 else self.checkpoint
         return f"done after {restart} restarts"
 
-    def run(self, policy: RestartPolicy) -> str:
-        return run_with_restarts(self.start, policy, deaths=(Died,), say=self.said.append)
-
-
-RESTART = RestartPolicy("restart", max_restarts=2)
+    def run(self, max_restarts: int | None) -> str:
+        return run_with_restarts(self.start, max_restarts, self.said.append)
 
 
 def test_a_run_without_a_death_starts_once() -> None:
     counted = Counted()
-    assert counted.run(RESTART) == "done after 0 restarts"
+    assert counted.run(2) == "done after 0 restarts"
     assert counted.said == []
 
 
 def test_a_run_starts_again_from_its_checkpoint_and_says_why() -> None:
     counted = Counted(3, 4)
-    assert counted.run(RESTART) == "done after 2 restarts"
+    assert counted.run(2) == "done after 2 restarts"
     assert counted.steps == [0, 1, 2, 2, 3, 4, 5]
     assert counted.said == [
-        "restart 1 of 2 from the last checkpoint: Died: rank 1 at step 3",
-        "restart 2 of 2 from the last checkpoint: Died: rank 1 at step 4",
+        "restart 1 of 2 from the last checkpoint: WorkerDiedError: rank 1 at step 3",
+        "restart 2 of 2 from the last checkpoint: WorkerDiedError: rank 1 at step 4",
     ]
 
 
 def test_the_last_restart_is_the_last_and_every_cause_is_named() -> None:
     with pytest.raises(PlacementError) as caught:
-        Counted(1, 1, 1).run(RESTART)
-    assert caught.value.what == (
-        "workers died 3 times: 1. Died: rank 1 at step 1; 2. Died: rank 1 at step 1; 3. Died: rank 1 at step 1"
-    )
-    assert isinstance(caught.value.__cause__, Died)
+        Counted(1, 1, 1).run(2)
+    cause = "WorkerDiedError: rank 1 at step 1"
+    assert caught.value.what == f"workers died 3 times: 1. {cause}; 2. {cause}; 3. {cause}"
+    assert isinstance(caught.value.__cause__, WorkerDiedError)
 
 
-def test_under_the_policy_fail_the_death_ends_the_run_as_it_is() -> None:
+def test_without_restarts_the_death_ends_the_run_as_it_is() -> None:
     counted = Counted(3)
-    with pytest.raises(Died, match="rank 1 at step 3"):
-        counted.run(RestartPolicy())
+    with pytest.raises(WorkerDiedError, match="rank 1 at step 3"):
+        counted.run(None)
     assert counted.steps == [0, 1, 2]
 
 
@@ -77,18 +67,5 @@ def test_other_errors_end_the_run(error: type[BaseException]) -> None:
 
     starts: list[int] = []
     with pytest.raises(error):
-        run_with_restarts(start, RESTART, deaths=(Died,), say=pytest.fail)
+        run_with_restarts(start, 2, pytest.fail)
     assert starts == [0]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RestartPolicy("retry"),  # type: ignore[arg-type]
-        lambda: RestartPolicy("restart", max_restarts=-1),
-    ],
-    ids=["name", "number"],
-)
-def test_policies_that_cannot_be_are_refused(make: Callable[[], RestartPolicy]) -> None:
-    with pytest.raises(InvalidValueError):
-        make()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from harness.bits.tensor_digests import tensor_digests
 from harness.fixtures import StartRanks
 from rlcore.config import OptimizerSection, RuntimeSection
-from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.errors import PlacementError
 from rlcore.trainers.gradients import local_part
 from rlcore.trainers.offload import MIN_MAPPED_BYTES, OffloadedState
 from rlcore.trainers.ranks import build_grid
@@ -146,18 +146,6 @@ def test_a_bit_that_changes_while_the_model_is_idle_is_named(
         state.wake()
     assert caught.value.what.startswith(f"changed while it was offloaded: {name} (")
     assert caught.value.what.count("became") == 1
-
-
-def test_an_offload_that_frees_nothing_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="frees nothing"):
-        away(small(), None)
-
-
-def test_a_model_with_a_gradient_is_not_idle(tmp_path: Path) -> None:
-    trainer = small()
-    trainer.gradients = []
-    with pytest.raises(InvalidValueError, match="the policy has a gradient"):
-        trainer.rest(tmp_path)
 
 
 @pytest.mark.parametrize("num_files", [0, pytest.param(3, marks=pytest.mark.full)])
