@@ -1,1 +1,1 @@
-"""The engine: training by reinforcement learning whose bits depend on the meaning of its configuration alone."""
+"""The engine: training by reinforcement learning whose bits follow from its configuration on a machine."""

@@ -2,8 +2,8 @@
 
 off            nothing is promised
 deterministic  two runs of one configuration on one machine agree: torch's deterministic algorithms
-invariant      bits follow from the configuration alone: the operations of rlcore.numerics, certified for this model;
-               on CPUs
+invariant      bits follow from the configuration and the machine's numerics alone: the operations of rlcore.numerics,
+               certified for this model; on CPUs
 """
 
 import os
@@ -34,7 +34,7 @@ def at_level(
     length: int,
     threads: Collection[int] = (),
 ) -> Iterator[InvarianceReport | None]:
-    """Hold a level for what runs inside, up to sequences of `length`; gives the certificate at level invariant.
+    """Hold a level for what runs inside, up to sequences of `length`; gives the InvarianceReport at level invariant.
 
     `threads` are the numbers of threads that torch will compute with. Raises LevelError where this machine cannot hold
     it, InvalidValueError where there is no such level.

@@ -1,4 +1,5 @@
-"""Where randomness comes from: keys made of what a draw is for. No generator, so no state to lose or to share.
+"""Where the randomness of sampling and of orders comes from: keys made of what a draw is for, so that there is no state
+to lose or to share. Generators of the seed draw new weights and made-up prompts alone, before anything else.
 
 A draw is the same in any thread, at any time, and beside any other: that makes completions independent of the
 order of arrival, of concurrency, preemption and resume. Keys are hashes of named parts, never sums or products of

@@ -315,9 +315,10 @@ def policy_loss(
 
 
 def read_tokens(temperature: float, policy: nn.Module, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of the tokens from `first` on, and the entropy in nats of what they were drawn from.
+    """Return log-probabilities of the tokens from `first` on, and the entropy in nats at this temperature.
 
-    Both [samples, length - first], over the whole vocabulary. A value stands at the position of the token it is about.
+    Both [samples, length - first], over the whole vocabulary, whatever the filters leave of it.
+    A value stands at the position of the token it is about.
     """
     assert isinstance(policy, Decoder)
     hidden = policy.hidden(microbatch.tokens[:, :-1])[:, microbatch.first - 1 :]

@@ -8,7 +8,8 @@ With d = logprobs - ref_logprobs, over tokens of the policy (J. Schulman, Approx
     k3   exp(-d) - 1 + d      unbiased, never negative; its gradient has that of KL(reference, policy)
     k1+, abs+, k3+            the value of the first, the gradient of k2 (straight-through)
 
-In a loss take k2 or one with a plus; in rewards, where no gradient flows, k1 is usual. Of tokens that an earlier policy
+In a loss, k2 or one with a plus has the gradient of what it estimates, and k3, GRPO's own and the default, another; in
+rewards, where no gradient flows, k1 is usual. Of tokens that an earlier policy
 sampled, each is the estimate of KL(policy, reference) once it is weighted by policy / earlier policy: the gradient of
 k1 and k3 is then unbiased too, since it flows through the weight (DeepSeek-V3.2, arXiv:2512.02556, equation 7).
 """

@@ -10,7 +10,7 @@ finaliser (Steele, Lea and Flood 2014) in int64, which wraps, and whose bits are
 right need a mask. The same on any device, up to the last bit of log.
 
 A log-probability is of the whole vocabulary at its temperature, the same operations as a trainer's
-`token_logprobs(logits / temperature, tokens)`. Filters keep the top k, then the top p of what is left, then what is not
+(`rlcore.train.read_tokens`). Filters keep the top k, then the top p of what is left, then what is not
 below min p of the best, all in the order of the vocabulary: a filter forbids tokens and moves nothing. Among equals the
 lower token comes first. transformers 5 computes the same where no two logits are equal; with equal ones it may keep
 more than k.

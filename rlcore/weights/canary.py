@@ -17,7 +17,7 @@ from rlcore.weights.receipts import Check
 from rlcore.weights.target import WeightTarget
 
 NUM_TOKENS = 17
-"""Sixteen are read, which is what the recipes of level invariant pad to."""
+"""Sixteen are read, which is what strategies of level invariant pad to."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Nats, outside level invariant: a pass and a decode round differently there."""
 
