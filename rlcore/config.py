@@ -163,7 +163,7 @@ class EvaluationSection(Section):
     temperature: AtLeast0 | None = None
     """0 is greedy; None: as in training."""
     num_samples: Positive = 1
-    """Completions of a prompt; of several, pass@k is told for 1, 2, 4 and so on."""
+    """Completions of a prompt; of several, pass@k is reported for 1, 2, 4 and so on."""
     pass_reward: float = 1.0
     """Least reward of a completion that passes."""
 

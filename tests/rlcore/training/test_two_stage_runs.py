@@ -167,11 +167,6 @@ def test_an_adapter_that_only_the_first_stage_has_is_found(tmp_path: Path, monke
         recorded(two_stages(), tmp_path)
 
 
-def test_what_cannot_be_encoded_or_searched_is_refused_before_the_warm_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_encoded_is_refused_before_the_warm_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="'!' in a text"):
         recorded(two_stages(sampling={"two_stage": {**STAGES, "forced_text": "!"}}), tmp_path)
-    monkeypatch.delattr(TorchSampler, "next_tokens")
-    with pytest.raises(InvalidValueError, match="TorchSampler, which does not answer next_tokens"):
-        recorded(two_stages(), tmp_path)
