@@ -6,7 +6,7 @@ requests share are what its prefix cache is for.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -19,9 +19,6 @@ from rlcore.samplers.local_target import FencedTarget, OfTarget
 from rlcore.samplers.stopping import StopText, reason
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.target import WeightTarget
-
-Progress = Callable[[int, int], None]
-"""Called with (completions done, completions asked for) whenever some are done. An exception that it raises cancels."""
 
 
 class Sampler(Protocol):
@@ -44,12 +41,12 @@ class Sampler(Protocol):
     def weight_target(self) -> WeightTarget:
         """Target of the syncs that give it other weights."""
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """Return a trajectory of one completion for each request, in their order.
 
-        An exception of `progress` cancels the call: the completions that are not done are dropped, and the sampler
-        takes the next call. Raises InvalidValueError for a request that cannot be done, before anything is drawn, and
-        WeightSyncError between the `begin` and the `commit` of its weight target.
+        An interruption drops the completions that are not done, and the sampler takes the next call. Raises
+        InvalidValueError for a request that cannot be done, before anything is drawn, and WeightSyncError between the
+        `begin` and the `commit` of its weight target.
         """
 
 
@@ -151,7 +148,7 @@ class DecoderSampler(OfTarget):
         """As `NextTokenSampler.max_length`."""
         return self._config.max_length
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """As `Sampler.sample`.
 
         Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
@@ -162,9 +159,9 @@ class DecoderSampler(OfTarget):
         if not requests:
             return []
         with self._target.sampling(), torch.inference_mode():
-            return self._sample(requests, progress)
+            return self._sample(requests)
 
-    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+    def _sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         raise NotImplementedError
 
     def _trajectory(self, running: RunningSequence) -> Trajectory:

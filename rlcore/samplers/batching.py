@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.base import Progress, RunningSequence
+from rlcore.samplers.base import RunningSequence
 from rlcore.samplers.drawing import GumbelNoise, Plan, draw, signed, states
 from rlcore.types import SampleRequest, SamplingParams, Tokenizer
 
@@ -74,15 +74,12 @@ class ContinuousBatch:
         finished, self._finished = self._finished, []
         return finished
 
-    def run(self, requests: Sequence[SampleRequest], progress: Progress | None = None) -> list[RunningSequence]:
+    def run(self, requests: Sequence[SampleRequest]) -> list[RunningSequence]:
         """Put requests and step until no sequence is left -> in the order of the requests."""
         finished: dict[int, RunningSequence] = {}
         numbers = [self.put(request) for request in requests]
         while len(self):
-            done = self.step()
-            finished.update((each.number, each) for each in done)
-            if progress and done:
-                progress(len(finished), len(requests))
+            finished.update((each.number, each) for each in self.step())
         return [finished[number] for number in numbers]
 
     # ------------------------------------------------------------------------------------- waiting ──prefill──▶ running

@@ -9,7 +9,6 @@ from its index among the requests, never from time, so that two runs agree at le
 invariant it moves no bit.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import WeightSyncError
-from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler
 from rlcore.samplers.local_target import Fence, FencedTarget, OfTarget
 from rlcore.types import SampleRequest
 from rlcore.weights.receipts import Check
@@ -59,15 +58,10 @@ class ReplicaSampler(OfTarget):
         """As `NextTokenSampler.max_length`: the least of the replicas'."""
         return min(each.max_length for each in self._samplers)
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """As `Sampler.sample`. If several replicas fail, the error is that of the first of them."""
-        counts = _Progress(progress, len(requests)) if progress else None
-
-        def draw(number: int, share: Sequence[SampleRequest]) -> list[Trajectory]:
-            return self._samplers[number].sample(share, progress=counts.of(number) if counts else None)
-
         with self._target.sampling():
-            return self._by_share(list(requests), draw)
+            return self._by_share(list(requests), lambda number, share: self._samplers[number].sample(share))
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`."""
@@ -165,30 +159,3 @@ def _agree(answers: Sequence[object], check: Check, what: str, parameter: str = 
         parameter=parameter,
         remedy="find who else writes that replica's weights, or loses them; then sync with previous=None",
     )
-
-
-class _Progress:
-    """Adds up the progress of replicas. An exception of the caller cancels all of them."""
-
-    def __init__(self, progress: Progress, num_total: int) -> None:
-        self._progress, self._num_total = progress, num_total
-        self._lock = threading.Lock()
-        self._num_done: dict[int, int] = {}
-        self.error: BaseException | None = None
-        """Exception of the caller's progress."""
-
-    def of(self, number: int) -> Progress:
-        """Return the progress that a replica calls."""
-
-        def report(num_done: int, _: int) -> None:
-            with self._lock:
-                if self.error is not None:
-                    raise self.error
-                self._num_done[number] = num_done
-                try:
-                    self._progress(sum(self._num_done.values()), self._num_total)
-                except BaseException as error:  # whatever it is, the caller gets it
-                    self.error = error
-                    raise
-
-        return report

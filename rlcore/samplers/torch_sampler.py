@@ -9,7 +9,7 @@ from torch import Tensor
 from rlcore.data.trajectory import Trajectory
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.decoder import Decoder
-from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, Progress, not_finite
+from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, not_finite
 from rlcore.samplers.batching import ContinuousBatch, read_prompts, read_together
 from rlcore.samplers.drawing import logprobs_at, ranked
 from rlcore.samplers.local_target import LocalTarget
@@ -30,11 +30,11 @@ class TorchSampler(DecoderSampler):
         target = LocalTarget(self._decoder)
         super().__init__(decoder.config, tokenizer, target, concurrency=concurrency, preempt_every=preempt_every)
 
-    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+    def _sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         batch = ContinuousBatch(
             self._decoder, self._tokenizer, concurrency=self._concurrency, preempt_every=self._preempt_every
         )
-        finished = batch.run(requests, progress)
+        finished = batch.run(requests)
         return [self._trajectory(each) for each in finished]
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:

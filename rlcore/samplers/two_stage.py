@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from rlcore.data.trajectory import Item, Trajectory, branch, item_params
 from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Progress, Sampler, named
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Sampler, named
 from rlcore.samplers.stopping import reason
 from rlcore.types import BeamParams, SampleRequest, StopReason, Tokenizer
 
@@ -75,22 +75,18 @@ def best(beams: Sequence[Beam], num_beams: int) -> list[Beam]:
 
 
 def sample_two_stage(
-    sampler: NextTokenSampler,
-    tokenizer: Tokenizer,
-    requests: Sequence[SampleRequest],
-    *,
-    progress: Progress | None = None,
+    sampler: NextTokenSampler, tokenizer: Tokenizer, requests: Sequence[SampleRequest]
 ) -> list[list[Trajectory]]:
     """Return for each request, in their order, its reasoning and the items found after it, the best first.
 
-    All requests have the same `beams`. `progress` counts reasonings, and cancels as in `Sampler.sample`. Raises
+    All requests have the same `beams`. Raises
     InvalidValueError for a request that cannot be done, before anything is drawn, and WeightSyncError if the sampler's
     weights change between the stages.
     """
     beams = requests[0].beams
     assert beams is not None
     check_lengths(requests, beams, sampler.max_length)
-    drawn = sampler.sample([replace(request, beams=None) for request in requests], progress=progress)
+    drawn = sampler.sample([replace(request, beams=None) for request in requests])
     reasonings = [replace(each, request=request) for each, request in zip(drawn, requests, strict=True)]
     numbers = [at for at, each in enumerate(reasonings) if each.stop_reason is StopReason.STOP_STRING]
     contexts = [(*reasonings[at].tokens, *beams.forced) for at in numbers]

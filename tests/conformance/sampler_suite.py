@@ -10,7 +10,6 @@ are of tokens 3 to 20, which its vocabulary has to have.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from rlcore.samplers.base import Sampler
 from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.target import WeightTarget
+from tests.support.samplers import TOKENIZER, whenever_decoded
 
 MakeSampler = Callable[[int], Sampler]
 PROMPTS = tuple(
@@ -200,19 +200,6 @@ class SamplerConformance:
             tensor.zero_()
         assert dict(sampler.weight_target.digests(list(weights))) == before
 
-    def test_loading_while_it_samples_is_refused(self, make: MakeSampler) -> None:
-        sampler = make(2)
-        refused: list[RlcoreError] = []
-
-        def begin(num_done: int, num_total: int) -> None:
-            try:
-                sampler.weight_target.begin(1)
-            except RlcoreError as error:
-                refused.append(error)
-
-        completions = sampler.sample(all_wanted(), progress=begin)
-        assert refused and all([*each.weights_digests] == [sampler.policy_version] for each in completions)
-
     def test_nothing_is_sampled_between_begin_and_commit(self, make: MakeSampler) -> None:
         sampler = make(2)
         sampler.weight_target.begin(1)
@@ -234,31 +221,33 @@ class SamplerConformance:
         canary = make(4).weight_target.canary(torch.tensor(PROMPTS[2].tokens))
         assert canary.shape == (8,) and canary.dtype == torch.float32 and bool((canary < 0).all())
 
-    # --------------------------------------------------------------------------------------------------------- progress
 
-    def test_an_exception_of_progress_cancels(self, make: MakeSampler) -> None:
+class LocalSamplerConformance(SamplerConformance):
+    """And what can be seen amid a call: of samplers that make texts in this process, by the tests' TOKENIZER."""
+
+    def test_loading_while_it_samples_is_refused(self, make: MakeSampler) -> None:
         sampler = make(2)
-        told: list[int] = []
+        refused: list[RlcoreError] = []
 
-        def cancel(num_done: int, num_total: int) -> None:
-            told.append(num_done)
-            raise KeyError("no more is wanted")
+        def begin() -> None:
+            try:
+                sampler.weight_target.begin(1)
+            except RlcoreError as error:
+                refused.append(error)
 
-        with pytest.raises(KeyError, match="no more is wanted"):
-            sampler.sample(all_wanted(), progress=cancel)
-        assert len(told) == 1
+        with whenever_decoded(TOKENIZER, begin):
+            completions = sampler.sample(all_wanted())
+        assert refused and all([*each.weights_digests] == [sampler.policy_version] for each in completions)
+
+    def test_after_an_interruption_it_takes_the_next_call(self, make: MakeSampler) -> None:
+        sampler = make(2)
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), whenever_decoded(TOKENIZER, interrupt):
+            sampler.sample(all_wanted())
         assert bits(sampler.sample(all_wanted())) == bits(make(2).sample(all_wanted()))
-
-    @pytest.mark.parametrize("concurrency", [1, 3])
-    def test_no_more_than_asked_for_are_decoded_at_once(self, make: MakeSampler, concurrency: int) -> None:
-        told = [(0, 12)]
-        make(concurrency).sample(all_wanted(), progress=lambda *counts: told.append(counts))
-        assert max(after[0] - before[0] for before, after in pairwise(told)) <= concurrency
-
-    def test_progress_is_told(self, make: MakeSampler) -> None:
-        told: list[tuple[int, int]] = []
-        make(2).sample(all_wanted(), progress=lambda num_done, num_total: told.append((num_done, num_total)))
-        assert told[-1] == (12, 12) and told == sorted(set(told))
 
 
 def _hot() -> SamplingParams:

@@ -9,11 +9,11 @@ from rlcore.numerics.probe import STRATEGIES
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance
-from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
+from tests.conformance.sampler_suite import LocalSamplerConformance, MakeSampler, all_wanted, bits
 from tests.support.samplers import TOKENIZER, decoder_of
 
 
-class TestReplicas(SamplerConformance):
+class TestReplicas(LocalSamplerConformance):
     @pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.full)])
     def make(self, request: pytest.FixtureRequest) -> Iterator[MakeSampler]:
         decoder = decoder_of("qwen3", spread=6.0)

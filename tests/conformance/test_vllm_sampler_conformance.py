@@ -11,14 +11,14 @@ from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance, asked
 from tests.conformance.next_tokens_suite import bits as bits_of_answers
-from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
+from tests.conformance.sampler_suite import LocalSamplerConformance, MakeSampler, all_wanted, bits
 from tests.support.samplers import TOKENIZER, decoder_of
 from tests.support.vllm_engines import CONCURRENCY, lending, need_vllm
 
 need_vllm()
 
 
-class TestVllmSampler(SamplerConformance):
+class TestVllmSampler(LocalSamplerConformance):
     @pytest.fixture(params=FAMILIES)
     def make(self, request: pytest.FixtureRequest) -> Iterator[MakeSampler]:
         decoder = decoder_of(request.param, spread=6.0)
@@ -33,7 +33,7 @@ class TestVllmSampler(SamplerConformance):
             assert bits(lend(TOKENIZER, 5).sample(all_wanted())) == bits(local.sample(all_wanted()))
 
 
-class TestVllmReplicas(SamplerConformance):
+class TestVllmReplicas(LocalSamplerConformance):
     """Two engines, in a thread each."""
 
     @pytest.fixture

@@ -21,7 +21,6 @@ from rlcore.errors import RlcoreError
 from rlcore.models.classifier import Classifier
 from rlcore.numerics.level import following
 from rlcore.rewards.reward_model import TorchScorer
-from rlcore.samplers.base import Progress
 from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.vllm.pooling import VllmScorer
 from rlcore.seeds import permutation
@@ -82,9 +81,7 @@ def _sampling(change: Callable[[Sample, ReplicaSampler, Sequence[SampleRequest]]
     """Change how all replicas sample."""
     sample = ReplicaSampler.sample
 
-    def changed(
-        self: ReplicaSampler, requests: Sequence[SampleRequest], *, progress: Progress | None = None
-    ) -> list[Trajectory]:
+    def changed(self: ReplicaSampler, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         return change(sample, self, requests)
 
     return _patched(ReplicaSampler, "sample", changed)

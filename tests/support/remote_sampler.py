@@ -25,7 +25,6 @@ import torch
 from rlcore.data.trajectory import Trajectory
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import Strategy, active, following
-from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.remote import Answerer, RemoteTarget
@@ -49,22 +48,11 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Progressed:
-    """Some completions are done; the other process waits for a _Reply."""
-
-    counts: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
 class _Reply:
     """What a call has returned, or raised."""
 
     value: Any
     is_error: bool = False
-
-
-class _Cancelled(Exception):
-    """The caller's progress has raised."""
 
 
 def _send(connection: Connection, message: object) -> None:
@@ -113,9 +101,9 @@ class RemoteHost:
         """Call a method of an object there, while completions may be drawn."""
         return self._answer(self._control, _Call(number, method, given, active()))
 
-    def work(self, number: int, method: str, *given: Any, progress: Progress | None) -> Any:
-        """Call a method of an object there that tells its progress."""
-        return self._answer(self._work, _Call(number, method, given, active()), progress)
+    def work(self, number: int, method: str, *given: Any) -> Any:
+        """Call a method of an object there that takes its time."""
+        return self._answer(self._work, _Call(number, method, given, active()))
 
     def close(self) -> None:
         """End the process."""
@@ -127,23 +115,11 @@ class RemoteHost:
         self._process.join()
         self._process.close()
 
-    def _answer(self, connection: Connection, call: _Call, progress: Progress | None = None) -> Any:
+    def _answer(self, connection: Connection, call: _Call) -> Any:
         _send(connection, call)
-        failure: BaseException | None = None
-        while True:
-            if not connection.poll(TIMEOUT_S):
-                raise TimeoutError(f"no answer to {call.method} in {TIMEOUT_S} s")
-            answer = _receive(connection)
-            if isinstance(answer, _Reply):
-                break
-            try:
-                if progress is not None:
-                    progress(*answer.counts)
-            except BaseException as error:  # whatever it is, it is raised again when the other process has stopped
-                failure = error
-            _send(connection, _Reply(None, is_error=failure is not None))
-        if failure is not None:
-            raise failure
+        if not connection.poll(TIMEOUT_S):
+            raise TimeoutError(f"no answer to {call.method} in {TIMEOUT_S} s")
+        answer = _receive(connection)
         if answer.is_error:
             raise answer.value
         return answer.value
@@ -176,8 +152,8 @@ class RemoteSampler:
     def weights_digest(self) -> str:
         return self.weight_target.describe().weights_digest
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
-        return self._host.work(self._number, "sample", list(requests), progress=progress)  # type: ignore[no-any-return]
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
+        return self._host.work(self._number, "sample", list(requests))  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------- the other process
@@ -197,13 +173,13 @@ def _answer_all(connection: Connection, objects: dict[Any, Any]) -> None:
     while (call := _receive(connection)) is not None:
         try:
             with following(call.strategy):
-                reply = _Reply(_done(connection, call, objects))
+                reply = _Reply(_done(call, objects))
         except Exception as error:  # the caller raises it
             reply = _Reply(error, is_error=True)
         _send(connection, reply)
 
 
-def _done(connection: Connection, call: _Call, objects: dict[Any, Any]) -> Any:
+def _done(call: _Call, objects: dict[Any, Any]) -> Any:
     if not call.method:
         kind, given, options = call.given
         made = kind(*(pickle.loads(each) if isinstance(each, bytes) else each for each in given), **options)
@@ -214,12 +190,4 @@ def _done(connection: Connection, call: _Call, objects: dict[Any, Any]) -> Any:
     if call.method == "answer":
         answerer = objects.setdefault(("answerer", call.number), Answerer(objects[call.number]))
         return answerer(*call.given)
-    if call.method != "sample":
-        return getattr(objects[call.number], call.method)(*call.given)
-
-    def progressed(num_done: int, num_wanted: int) -> None:
-        _send(connection, _Progressed((num_done, num_wanted)))
-        if _receive(connection).is_error:
-            raise _Cancelled
-
-    return objects[call.number].sample(*call.given, progress=progressed)
+    return getattr(objects[call.number], call.method)(*call.given)

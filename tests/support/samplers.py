@@ -1,14 +1,16 @@
 """Requests, decoders and samplers for tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import torch
 
 from rlcore.data.trajectory import Trajectory
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.models.tokenizer import CharacterTokenizer, HubTokenizer
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams
@@ -16,6 +18,19 @@ from rlcore.types import Prompt, SampleRequest, SamplingParams
 TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz")
 CONFIG = DecoderConfig("llama", TOKENIZER.vocab_size, 32, 2, 4, 2, 8, 44, max_length=96)
 TEXTS = ("a", "hello", "world", "reversethis", "bb", "sampler", "xyzxyzxyzxyzxyzxyz", "gumbel")
+
+
+@contextmanager
+def whenever_decoded(tokenizer: HubTokenizer, call: Callable[[], object]) -> Iterator[None]:
+    """Call a function inside whenever a sampler makes text of tokens with this tokenizer: that is amid its call."""
+    decode = tokenizer.decode
+
+    def decoded(tokens: Sequence[int]) -> str:
+        call()
+        return decode(tokens)
+
+    with patch.object(tokenizer, "decode", decoded):
+        yield
 
 
 def decoder_of(

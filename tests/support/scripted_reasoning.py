@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.samplers.base import NextToken, NextTokenRequest, Progress
+from rlcore.samplers.base import NextToken, NextTokenRequest
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.seeds import completion_key
 from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, StopReason
@@ -50,7 +50,7 @@ class ScriptedSampler:
         """Target of a decoder that draws nothing here."""
         return LocalTarget(decoder_of())
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """As `Sampler.sample`; token t of a reasoning has log-probability -(t + 1) / 8."""
         assert all(request.beams is None for request in requests), "a plain sampler knows nothing of beams"
         drawn = []
@@ -71,8 +71,6 @@ class ScriptedSampler:
                     weights_digest=self.weights_digest,
                 )
             )
-            if progress is not None:
-                progress(len(drawn), len(requests))
         return drawn
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from rlcore.data.trajectory import Trajectory
-from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, Progress, RunningSequence, not_finite
+from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, RunningSequence, not_finite
 from rlcore.samplers.vllm.draw import draw_argument
 from rlcore.samplers.vllm.engine import Drawn, Engine
 from rlcore.samplers.vllm.target import VllmTarget
@@ -71,11 +71,11 @@ class VllmSampler(DecoderSampler):
         # More log-probabilities than the drawn token's tell this request from a completion.
         return self.engine.add(request.sequence, drawn_by, num_logprobs=max(num_tokens, 2))
 
-    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+    def _sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         waiting = deque(enumerate(requests))
         running: dict[str, RunningSequence] = {}
         done: dict[int, Trajectory] = {}
-        num_drawing = num_reported = 0
+        num_drawing = 0
         try:
             while waiting or running:
                 while waiting and len(running) < self._concurrency:
@@ -94,9 +94,6 @@ class VllmSampler(DecoderSampler):
                 num_drawing += bool(drawn)
                 if drawn and running and self._preempt_every and num_drawing % self._preempt_every == 0:
                     self.engine.preempt()
-                if progress and len(done) > num_reported:
-                    num_reported = len(done)
-                    progress(num_reported, len(requests))
         finally:
             if running:
                 self.engine.abort(list(running))

@@ -14,7 +14,6 @@ from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following, is_invariant
 from rlcore.numerics.probe import STRATEGIES, num_threads
-from rlcore.samplers.base import Progress
 from rlcore.samplers.local_target import FencedTarget, LocalTarget
 from rlcore.samplers.replicas import ReplicaSampler, ReplicaTarget
 from rlcore.samplers.torch_sampler import TorchSampler
@@ -37,12 +36,12 @@ class Watched(TorchSampler):
         self.computed: set[tuple[bool, int]] = set()
         self.failure = failure
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         self.given += requests
         self.computed.add((is_invariant(), torch.get_num_threads()))
         if self.failure is not None:
             raise self.failure
-        return super().sample(requests, progress=progress)
+        return super().sample(requests)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlcore.checks import check_completions
 from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, by_request
 from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.samplers.base import NextToken, NextTokenRequest, Progress
+from rlcore.samplers.base import NextToken, NextTokenRequest
 from rlcore.samplers.two_stage import sample_two_stage
 from rlcore.types import BeamParams, SampleRequest, StopReason
 from tests.support.scripted_reasoning import (
@@ -103,8 +103,8 @@ def test_ids_that_the_tokenizer_lacks_stay_in_a_reasoning_as_they_were_drawn() -
     """A decoder may have more embeddings than its tokenizer has tokens; dropping one would move all after it."""
 
     class Unknown(ScriptedSampler):
-        def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
-            (each,) = super().sample(requests, progress=progress)
+        def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
+            (each,) = super().sample(requests)
             return [replace(each, tokens=(*each.tokens[:2], TOKENIZER.vocab_size + 3, *each.tokens[3:]),
                             turns=(each.turns[0], replace(each.turns[1], text=";")))]  # fmt: skip
 

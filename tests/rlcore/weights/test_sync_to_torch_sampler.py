@@ -15,6 +15,7 @@ from rlcore.types import Prompt, SampleRequest, SamplingParams
 from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
 from tests.rlcore.weights.targets import learn
+from tests.support.samplers import whenever_decoded
 
 TOKENIZER = CharacterTokenizer("abcdefgh")
 REQUESTS = [
@@ -56,13 +57,14 @@ def test_a_sync_amid_sampling_is_refused_before_anything_is_written() -> None:
     learn(decoder)
     refusals = []
 
-    def interfere(num_done: int, num_wanted: int) -> None:
+    def interfere() -> None:
         with pytest.raises(WeightSyncError) as caught:
             sync(decoder, sampler.weight_target, 2, first)
         refusals.append(caught.value.check)
 
     undisturbed = drawn(sampler.sample(REQUESTS))
-    assert drawn(sampler.sample(REQUESTS, progress=interfere)) == undisturbed
+    with whenever_decoded(TOKENIZER, interfere):
+        assert drawn(sampler.sample(REQUESTS)) == undisturbed
     assert refusals and set(refusals) == {Check.FENCE}
     assert sync(decoder, sampler.weight_target, 2, first).policy_version == 2
 
@@ -71,9 +73,9 @@ def test_weights_written_outside_a_sync_are_found() -> None:
     decoder, sampler = made()
     sync(decoder, sampler.weight_target, 1, None)
 
-    def interfere(num_done: int, num_wanted: int) -> None:
+    def interfere() -> None:
         with torch.inference_mode(False), torch.no_grad():
             sampler._decoder.norm.mul_(2.0)
 
-    with pytest.raises(WeightSyncError, match="written outside a sync"):
-        sampler.sample(REQUESTS, progress=interfere)
+    with pytest.raises(WeightSyncError, match="written outside a sync"), whenever_decoded(TOKENIZER, interfere):
+        sampler.sample(REQUESTS)

@@ -34,7 +34,7 @@ from tests.conformance.sampler_suite import all_wanted, bits
 from tests.rlcore.training.recorded import Digests, config, first_difference, recorded
 from tests.rlcore.weights.targets import learn
 from tests.support.parity import FEW_BLOCKS, check_nan_leaves_nothing, num_different, requests_of
-from tests.support.samplers import TOKENIZER, decoder_of
+from tests.support.samplers import TOKENIZER, decoder_of, whenever_decoded
 from tests.support.vllm_engines import CONCURRENCY, give_weights, lending, need_vllm
 from tests.support.vllm_trainer import RUN
 
@@ -380,14 +380,14 @@ def test_an_engine_that_dies_is_named_and_the_next_call_too(lend: Lend, engine: 
     """The last test of the file, since all share this engine."""
     sampler, process = lend(), psutil.Process(engine.pid)
 
-    def kill(num_done: int, num_wanted: int) -> None:
-        process.kill()
-
-    for progress in (kill, None):
-        with pytest.raises(
-            WorkerDiedError, match=rf"sampler's process, pid {engine.pid}, was killed by SIGKILL"
-        ) as died:
-            sampler.sample(requests_of(), progress=progress)
+    for kill in (process.kill, int):
+        with (
+            whenever_decoded(TOKENIZER, kill),
+            pytest.raises(
+                WorkerDiedError, match=rf"sampler's process, pid {engine.pid}, was killed by SIGKILL"
+            ) as died,
+        ):
+            sampler.sample(requests_of())
         assert (died.value.role, died.value.pid) == ("sampler", engine.pid)
         assert "output.resume=" in died.value.remedy
     assert have_ended([process])
