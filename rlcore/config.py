@@ -599,12 +599,6 @@ KINDS: Mapping[str, str] = {
     "union_tag_invalid": "{expected_tags}",
 }
 """What is legal, by the type of pydantic's fault; fields are those of its context."""
-RENAMED: Mapping[str, str] = {
-    "perturbation": "runtime",
-    "runtime.microbatch_tokens": "runtime.token_budget",
-    "training.lane_width": "training.microbatch_size",
-}
-"""Old dotted keys, each refused with the present one."""
 FOREIGN: Mapping[str, str] = {
     "algorithm.kl_coef": "beta kl_beta init_kl_coef kl_loss_coef kl_penalty_coef",
     "algorithm.kl_estimator": "kl_loss_type kl_penalty",
@@ -622,12 +616,14 @@ FOREIGN: Mapping[str, str] = {
     "sampling.max_tokens": "max_new_tokens max_completion_length max_response_length",
     "training.group_size": "num_generations n rollout_n n_samples_per_prompt",
     "training.num_epochs": "num_iterations ppo_epochs num_ppo_epochs",
-    "training.microbatch_size": "per_device_train_batch_size micro_batch_size",
+    "training.microbatch_size": "lane_width per_device_train_batch_size micro_batch_size",
+    "runtime": "perturbation",
+    "runtime.token_budget": "microbatch_tokens",
     "task.rewards": "reward_funcs reward_functions",
     "output.checkpoint_every": "save_steps save_freq",
     "output.evaluate_every": "eval_steps test_freq",
 }
-"""Names that other libraries have for a setting."""
+"""Names that other libraries, or earlier versions, have for a setting."""
 
 
 def _fault(found: Mapping[str, Any]) -> InvalidValueError:
@@ -638,8 +634,6 @@ def _fault(found: Mapping[str, Any]) -> InvalidValueError:
     sections = list(_sections(found["loc"]))
     dotted = ".".join(key for key, _ in sections)
     if found["type"] == "extra_forbidden":
-        if new := RENAMED.get(dotted):
-            return InvalidValueError(f"{dotted} is now called {new}", legal=new)
         return InvalidValueError(f"unknown key {dotted}", legal=_nearest(*sections[-1]))
     if found["type"] == "missing":
         return InvalidValueError(f"{dotted} is missing", remedy=f"set {dotted}")
@@ -672,7 +666,7 @@ def _sections(loc: tuple[int | str, ...]) -> Iterator[tuple[str, type[BaseModel]
 
 
 def _nearest(key: str, model: type[BaseModel]) -> str:
-    """The setting that another library calls so, or the nearest legal key; and all of the section."""
+    """The setting that others call so, or the nearest legal key; and all of the section."""
     names = list(model.model_fields)
     ours = [name for name, foreign in FOREIGN.items() if key in foreign.split()]
     near = ours or difflib.get_close_matches(key, names, n=1, cutoff=0.5)

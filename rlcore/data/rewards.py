@@ -4,7 +4,6 @@ configuration has one."""
 import asyncio
 import importlib
 import inspect
-import math
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,15 +42,6 @@ class Reward:
     weight: float = 1.0
     timeout_s: float = TIMEOUT_S
     """What an async function may take for a batch; one that is not async cannot be stopped."""
-
-    def __post_init__(self) -> None:
-        """Raises InvalidValueError."""
-        if not callable(self.function):
-            raise InvalidValueError(f"{self.name} is {self.function!r}", legal="a function")
-        if not math.isfinite(self.weight):
-            raise InvalidValueError(f"{self.name}: weight {self.weight!r}", legal="a finite number")
-        if not self.timeout_s > 0:
-            raise InvalidValueError(f"{self.name}: timeout_s {self.timeout_s!r}", legal="above 0; math.inf for none")
 
     @property
     def is_async(self) -> bool:

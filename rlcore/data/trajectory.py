@@ -34,7 +34,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Consecutive tokens of one author. Raises InvalidValueError for one that cannot be."""
+    """Consecutive tokens of one author."""
 
     role: Role
     begin: int
@@ -45,14 +45,6 @@ class Turn:
     """Text of its tokens, without special tokens."""
     stop_reason: StopReason | None = None
     """Reason for which an assistant turn ended; None for the others."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.role, Role):
-            raise InvalidValueError(f"role {self.role!r}", legal=", ".join(map(str, Role)))
-        if not 0 <= self.begin < self.end:
-            raise InvalidValueError(f"a turn of tokens {self.begin} to {self.end}, which needs at least one token")
-        if (self.stop_reason is not None) != (self.role is Role.ASSISTANT):
-            raise InvalidValueError(f"stop reason {self.stop_reason!r} for a turn of role {self.role.value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +89,6 @@ class Trajectory:
         self._check_tokens()
 
     def _check_tokens(self) -> None:
-        if not_bits := set(self.loss_mask) - {False, True}:
-            raise InvalidValueError(f"the loss mask of {self.name} holds {not_bits.pop()!r}", legal="True or False")
         others = [turn for turn in self.turns if turn.role is not Role.ASSISTANT]
         for turn in others:
             if True in self.loss_mask[turn.begin : turn.end]:

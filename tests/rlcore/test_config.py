@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rlcore.config import FOREIGN, GrpoSection, PpoSection, RunConfig, read_config
+from rlcore.config import FOREIGN, GrpoSection, PpoSection, RunConfig, RuntimeSection, TrainingSection, read_config
 from rlcore.errors import InvalidValueError
 
 LEAST: dict[str, Any] = {"task": {"name": "sorting"}, "algorithm": {"name": "grpo"}}
@@ -86,27 +86,19 @@ def test_a_list_and_a_whole_number_stand_for_what_is_meant() -> None:
 
 @pytest.mark.parametrize(
     ("dotted", "nearest", "section"),
-    [("traning", "training", RunConfig), ("algorithm.clip_eps", "clip_eps_low", GrpoSection)],
+    [
+        ("traning", "training", RunConfig),
+        ("algorithm.clip_eps", "clip_eps_low", GrpoSection),
+        ("perturbation", "runtime", RunConfig),
+        ("runtime.microbatch_tokens", "runtime.token_budget", RuntimeSection),
+        ("training.lane_width", "training.microbatch_size", TrainingSection),
+    ],
 )
 def test_an_unknown_key_is_told_with_the_nearest_and_all(dotted: str, nearest: str, section: type[BaseModel]) -> None:
     with pytest.raises(InvalidValueError) as refused:
         read_config(with_value(dotted, 1))
     assert refused.value.what == f"unknown key {dotted}"
     assert refused.value.legal == f"{nearest}? All: {', '.join(section.model_fields)}"
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("perturbation", "runtime"),
-        ("runtime.microbatch_tokens", "runtime.token_budget"),
-        ("training.lane_width", "training.microbatch_size"),
-    ],
-)
-def test_an_old_key_is_refused_with_the_present_one(old: str, new: str) -> None:
-    with pytest.raises(InvalidValueError) as refused:
-        read_config(with_value(old, 1))
-    assert (refused.value.what, refused.value.legal) == (f"{old} is now called {new}", new)
 
 
 def test_several_faults_are_told_at_once() -> None:

@@ -325,14 +325,6 @@ def test_a_sum_beyond_numbers_is_refused(weights: tuple[float, float]) -> None:
         score(rewards, completions(["a", "b"]), step=0)
 
 
-@pytest.mark.parametrize(
-    "options", [{"weight": math.nan}, {"timeout_s": 0}, {"timeout_s": math.nan}, {"function": 3}], ids=repr
-)
-def test_a_reward_is_checked_when_it_is_made(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidValueError, match="given"):
-        Reward(**{"name": "given", "function": giving([1]), **options})
-
-
 # ---------------------------------------------------------------------------------------------------------- shuffling
 
 
