@@ -316,8 +316,6 @@ class SamplerSection(Section):
     """Of vllm: rlcore's decoder, or vLLM's model of that family, at levels off and deterministic."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
-    tensor_parallel: Positive = 1
-    """Of vllm: processes that share each product. Only 1: more than one would move bits, or gain nothing."""
     block_size: Positive = 8
     """Of vllm: tokens of a block of its cache; prompts share whole blocks."""
     num_blocks: Count = 0

@@ -26,12 +26,6 @@ def check_sampler(config: RunConfig) -> None:
                 remedy="--set sampler.name=vllm, or sampler.model=own",
             )
         return
-    if section.tensor_parallel > 1:
-        raise InvalidValueError(
-            f"sampler.tensor_parallel is {section.tensor_parallel}",
-            legal="1: vLLM divides half of the products by inputs, and adds partial sums as the trainer does not",
-            remedy="sampler.replicas for more throughput",
-        )
     from rlcore.samplers.vllm.versions import installed_version
 
     installed_version()

@@ -40,7 +40,7 @@ def test_halves_of_the_heads_are_those_of_attention(strategy: Strategy) -> None:
 
 
 def test_partial_sums_of_halves_of_the_inputs_differ(strategy: Strategy) -> None:
-    """The reason why `sampler.tensor_parallel` above 1 is refused: vLLM divides half of its products in this way."""
+    """The reason why there is no tensor parallelism: vLLM divides half of its products in this way."""
     generator, equal = torch.Generator().manual_seed(0), list[bool]()
     with following(strategy), torch.no_grad():
         for inputs, outputs in WIDER:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rlcore.errors import InvalidValueError
-from rlcore.samplers.build import check_sampler
 from rlcore.samplers.vllm import versions
 from tests.rlcore.training.recorded import config, recorded
 
@@ -50,13 +49,6 @@ def test_a_run_without_vllm_ends_before_its_warm_start(install: Install, tmp_pat
     install()
     with pytest.raises(InvalidValueError, match="not installed"):
         recorded(config(sampler={"name": "vllm"}), tmp_path)
-
-
-def test_tensor_parallelism_is_refused_with_the_reason(install: Install) -> None:
-    install("0.32.0")
-    with pytest.raises(InvalidValueError, match=r"sampler\.tensor_parallel is 2") as caught:
-        check_sampler(config(sampler={"name": "vllm", "tensor_parallel": 2}))
-    assert "partial sums" in caught.value.legal and "replicas" in caught.value.remedy
 
 
 def test_vllm_starts_with_our_variables_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
