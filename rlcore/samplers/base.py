@@ -108,19 +108,38 @@ class RunningSequence:
     request: SampleRequest
     text: StopText | None
     """None where no text stops it."""
+    ends: frozenset[int]
+    """Tokens that stop it."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    is_done: bool = False
+    arrival: int = 0
+    """How many were admitted up to it."""
 
     @classmethod
     def of(cls, number: int, request: SampleRequest, tokenizer: Tokenizer) -> "RunningSequence":
         """Begin with nothing said."""
-        stops = request.params.stop_strings
-        return cls(number, request, StopText(tokenizer, stops) if stops else None)
+        params = request.params
+        text = StopText(tokenizer, params.stop_strings) if params.stop_strings else None
+        return cls(number, request, text, frozenset((tokenizer.eos_id, *params.stop_ids)))
+
+    def put(self, token: int, logprob: float) -> None:
+        """Append what was drawn, up to the token that ends it."""
+        if not self.is_done:
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            is_by_text = self.text is not None and self.text.put(token)
+            self.is_done = is_by_text or token in self.ends or len(self.tokens) == self.request.params.max_tokens
 
     @property
     def so_far(self) -> tuple[int, ...]:
         """The prompt and what was drawn."""
         return (*self.request.prompt.tokens, *self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """The length of `so_far`."""
+        return len(self.request.prompt.tokens) + len(self.tokens)
 
     @property
     def is_by_text(self) -> bool:

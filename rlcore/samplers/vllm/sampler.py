@@ -16,19 +16,9 @@ import torch
 from rlcore.data.trajectory import Trajectory
 from rlcore.samplers.base import DecoderSampler, NextToken, NextTokenRequest, RunningSequence, not_finite
 from rlcore.samplers.vllm.draw import draw_argument
-from rlcore.samplers.vllm.engine import Drawn, Engine
+from rlcore.samplers.vllm.engine import Engine
 from rlcore.samplers.vllm.target import VllmTarget
 from rlcore.types import SampleRequest, SamplingParams, Tokenizer
-
-
-def _put(running: RunningSequence, drawn: Drawn) -> None:
-    """Append what was drawn, up to the token that completes a stop string."""
-    for token, logprob in zip(drawn.tokens, drawn.logprobs, strict=True):
-        if not running.is_by_text:
-            running.tokens.append(token)
-            running.logprobs.append(logprob)
-            if running.text is not None:
-                running.text.put(token)
 
 
 class VllmSampler(DecoderSampler):
@@ -84,8 +74,9 @@ class VllmSampler(DecoderSampler):
                 drawn = self.engine.step()
                 for each in drawn:
                     ours = running[each.request_id]
-                    _put(ours, each)
-                    if ours.is_by_text or each.is_finished:
+                    for token, logprob in zip(each.tokens, each.logprobs, strict=True):
+                        ours.put(token, logprob)
+                    if ours.is_done or each.is_finished:
                         del running[each.request_id]
                         if not each.is_finished:
                             self.engine.abort([each.request_id])
