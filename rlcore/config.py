@@ -2,8 +2,8 @@
 
 Sections `runtime`, `sampler`, `deployment` and `output` should not affect results: at level invariant every bit of a
 run follows from the others (its identity) and from the numerics of its machine, which choose the kernel strategy and
-the library of products (`rlcore.numerics.level`). An unknown key is an error that names the nearest legal one, and a
-setting without effect is an error too.
+the library of products (`rlcore.numerics.level`). An unknown key is an error that names the nearest legal one; so is a
+setting that another one leaves without effect (EFFECTIVE).
 """
 
 import difflib
@@ -125,10 +125,11 @@ class WarmStartSection(Section):
     num_steps: Count = 100
     """The most of them."""
     batch_size: Positive = 32
+    """Prompts of a step, divided into microbatches as samples are in training."""
     learning_rate: Above0 = 3e-3
     """Falls to a tenth, in a line."""
     target_reward: Fraction | None = None
-    """Ends as soon as training prompts are answered so well; None: after num_steps."""
+    """Ends as soon as training prompts, as many as are held out, are answered so well; None: after num_steps."""
     check_every: Positive = 20
     """Steps between two looks at it."""
 

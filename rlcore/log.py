@@ -10,7 +10,7 @@ rlcore knows the protocol of a recorder and no recorder: the harness brings one,
 recorded in canonical order (samples by prompt and number, microbatches by number, parameters as the model names them):
 what is recorded twice under one phase and name counts as its first and second occurrence.
 
-Phases: rollout, reward, reference, advantage, forward, loss, backward, optimizer, sync.
+Phases of a record: rollout, reward, reference, advantage, forward, loss, backward, optimizer, sync.
 """
 
 import json
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rlcore.train import Evaluation
 
 Named = Iterable[tuple[str, Any]]
-PHASES = ("rollout", "reward", "reference", "update", "optimizer", "sync", "evaluation")
-"""Phases of a step that are timed, in the order of a step."""
+TIMED = ("rollout", "reward", "reference", "update", "optimizer", "sync", "evaluation")
+"""Parts of a run whose time is taken, in the order of a step. `update` is forward, loss and backward."""
 MAX_WIDTH = 32
 """Characters of a column of text in a table."""
 
@@ -198,7 +198,7 @@ class Clock:
         if not self._run:
             return []
         total = sum(seconds for seconds, _ in self._run.values())
-        rows = [(name, *self._run[name]) for name in PHASES if name in self._run]
+        rows = [(name, *self._run[name]) for name in TIMED if name in self._run]
         rows.append(("total", total, max(peak_gb for _, peak_gb in self._run.values())))
         return [
             f"{'phase':<10}  {'time':>9}  {'share':>6}  {'peak memory':>11}",

@@ -4,8 +4,8 @@
 flags and the seeds need torch and are set by `recording/determinism_flags.py`. A value that the user has set is kept if
 it is suitable and refused if it is not; none is overridden.
 
-`invariant` (bits depend on the configuration alone) cannot be had by variables: the program has to hold it, and the
-entry of a scenario declares that it does. It sets the variables of `deterministic` that decide how something is
+`invariant` (bits depend on the configuration and the machine's numerics alone) cannot be had by variables: the program
+has to hold it, and the entry of a scenario declares that it does. It sets the variables of `deterministic` that decide how something is
 computed. Variables that decide how work is spread, such as the hash seed, are left alone: they must not move a bit.
 
 `deterministic` does not cover what a program reads from its surroundings: the time, os.urandom, the order in which
@@ -111,7 +111,7 @@ SETTINGS = (
 MKL_AT_INVARIANT = Setting(
     "MKL_CBWR", "AUTO", "each of MKL's other modes gives other bits", "(?i)auto(,strict)?", "AUTO,STRICT"
 )
-"""In place of the table's: two runs in one mode agree, but bits must depend on the configuration alone."""
+"""In place of the table's: two runs in one mode agree, but at this level the mode must follow from the processor."""
 OF_SPREADING = frozenset(setting.name for setting in SETTINGS if setting.is_of_spreading)
 OF_THREADS = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"})
 """Numbers of threads: they decide only how work is spread, and Ray sets the first to an actor's CPUs."""
