@@ -6,7 +6,8 @@ it is suitable and refused if it is not; none is overridden.
 
 `invariant` (bits depend on the configuration and the machine's numerics alone) cannot be had by variables: the program
 has to hold it, and the entry of a scenario declares that it does. It sets the variables of `deterministic` that decide
-how something is computed. Variables that decide how work is spread, such as the hash seed, are left alone: they must not move a bit.
+how something is computed. Variables that decide how work is spread, such as the hash seed, are left as they are: they
+must not move a bit.
 
 `deterministic` does not cover what a program reads from its surroundings: the time, os.urandom, the order in which
 threads or servers answer.
