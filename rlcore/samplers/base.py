@@ -15,7 +15,7 @@ import torch
 from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import DecoderConfig
-from rlcore.samplers.local_target import FencedTarget, OfTarget
+from rlcore.samplers.local_target import FencedTarget
 from rlcore.samplers.stopping import StopText, reason
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.target import WeightTarget
@@ -30,16 +30,8 @@ class Sampler(Protocol):
     """
 
     @property
-    def policy_version(self) -> int:
-        """Version of the weights it samples with."""
-
-    @property
-    def weights_digest(self) -> str:
-        """Digest of the weights it samples with."""
-
-    @property
     def weight_target(self) -> WeightTarget:
-        """Target of the syncs that give it other weights."""
+        """Target of the syncs that give it other weights; it says which it has."""
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """Return a trajectory of one completion for each request, in their order.
@@ -147,7 +139,7 @@ class RunningSequence:
         return self.text is not None and self.text.is_found
 
 
-class DecoderSampler(OfTarget):
+class DecoderSampler:
     """What the samplers of one decoder share: which requests they take, and what a completion is."""
 
     def __init__(
@@ -159,7 +151,7 @@ class DecoderSampler(OfTarget):
                 f"a tokenizer of {tokenizer.vocab_size} tokens",
                 legal=f"up to {config.vocab_size}, the decoder's vocabulary",
             )
-        self._config, self._tokenizer, self._target = config, tokenizer, target
+        self._config, self._tokenizer, self.weight_target = config, tokenizer, target
         self._concurrency, self._preempt_every = concurrency, preempt_every
 
     @property
@@ -177,7 +169,7 @@ class DecoderSampler(OfTarget):
         check_requests(requests, self._config)
         if not requests:
             return []
-        with self._target.sampling(), torch.inference_mode():
+        with self.weight_target.sampling(), torch.inference_mode():
             return self._sample(requests)
 
     def _sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
@@ -199,8 +191,8 @@ class DecoderSampler(OfTarget):
             logprobs,
             text=self._tokenizer.decode(tokens),
             stop_reason=reason(tokens, request.params, self._tokenizer.eos_id, by_text=running.is_by_text),
-            policy_version=self._target.policy_version,
-            weights_digest=self._target.weights_digest,
+            policy_version=self.weight_target.policy_version,
+            weights_digest=self.weight_target.weights_digest,
         )
 
 

@@ -6,7 +6,7 @@ from rlcore.config import RunConfig, SamplerSection
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import NextTokenSampler
-from rlcore.samplers.replicas import Replica, ReplicaSampler
+from rlcore.samplers.replicas import ReplicaSampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Tokenizer
 from rlcore.weights.canary import NUM_TOKENS
@@ -65,7 +65,7 @@ def _set_for_vllm(section: SamplerSection) -> list[str]:
 
 def _one(
     config: RunConfig, decoder: Decoder, tokenizer: Tokenizer, *, longest: int, report: Callable[[str], None]
-) -> Replica:
+) -> NextTokenSampler:
     runtime, section = config.runtime, config.sampler
     options = {"concurrency": runtime.concurrency, "preempt_every": runtime.preempt_every}
     if section.name == "torch":

@@ -36,24 +36,6 @@ class FencedTarget(WeightTarget, Protocol):
         """
 
 
-class OfTarget:
-    """What a sampler with a fenced target says of its weights, as `Sampler`."""
-
-    _target: FencedTarget
-
-    @property
-    def policy_version(self) -> int:
-        return self._target.policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        return self._target.weights_digest
-
-    @property
-    def weight_target(self) -> FencedTarget:
-        return self._target
-
-
 class Fence:
     """Drawing and loading exclude each other, in whatever threads they are called."""
 

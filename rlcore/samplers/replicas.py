@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from torch import Tensor
 from rlcore.data.trajectory import Trajectory
 from rlcore.errors import WeightSyncError
 from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler
-from rlcore.samplers.local_target import Fence, FencedTarget, OfTarget
+from rlcore.samplers.local_target import Fence
 from rlcore.types import SampleRequest
 from rlcore.weights.receipts import Check
-from rlcore.weights.target import NamedTensors, TargetState
+from rlcore.weights.target import NamedTensors, TargetState, WeightTarget
 from rlcore.weights.transports.packing import chunks
 
 Asked = TypeVar("Asked")
@@ -35,23 +35,15 @@ CHUNK_BYTES = 256 << 20
 """Weights that are fetched before each replica gets them."""
 
 
-class Replica(NextTokenSampler, Protocol):
-    """A sampler that can be one of several."""
-
-    @property
-    def weight_target(self) -> FencedTarget:
-        """As `Sampler.weight_target`."""
-
-
-class ReplicaSampler(OfTarget):
+class ReplicaSampler:
     """Several samplers with equal weights as one, as `rlcore.samplers.base.NextTokenSampler`.
 
     Each has a thread, which computes at the caller's level.
     """
 
-    def __init__(self, samplers: Sequence[Replica]) -> None:
+    def __init__(self, samplers: Sequence[NextTokenSampler]) -> None:
         self._samplers = tuple(samplers)
-        self._target = ReplicaTarget([each.weight_target for each in samplers])
+        self.weight_target = ReplicaTarget([each.weight_target for each in samplers])
 
     @property
     def max_length(self) -> int:
@@ -60,12 +52,12 @@ class ReplicaSampler(OfTarget):
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """As `Sampler.sample`. If several replicas fail, the error is that of the first of them."""
-        with self._target.sampling():
+        with self.weight_target.sampling():
             return self._by_share(list(requests), lambda number, share: self._samplers[number].sample(share))
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`."""
-        with self._target.sampling():
+        with self.weight_target.sampling():
             return self._by_share(list(requests), lambda number, share: self._samplers[number].next_tokens(share))
 
     def _by_share(
@@ -90,21 +82,13 @@ class ReplicaSampler(OfTarget):
 
 
 class ReplicaTarget:
-    """Several targets as one, as `FencedTarget`: their answers have to be equal.
+    """Several targets as one, as `WeightTarget`: their answers have to be equal.
 
     Raises WeightSyncError, naming the replica, for an answer that differs from the other replicas'.
     """
 
-    def __init__(self, targets: Sequence[FencedTarget]) -> None:
+    def __init__(self, targets: Sequence[WeightTarget]) -> None:
         self._targets, self._fence = tuple(targets), Fence()
-
-    @property
-    def policy_version(self) -> int:
-        return self._targets[0].policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        return self._targets[0].weights_digest
 
     def sampling(self) -> AbstractContextManager[None]:
         """Keep syncs away from all replicas while any of them draws."""

@@ -39,7 +39,7 @@ class TorchSampler(DecoderSampler):
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`."""
-        with self._target.sampling(), torch.inference_mode():
+        with self.weight_target.sampling(), torch.inference_mode():
             return _most_probable(
                 self._decoder,
                 requests,

@@ -124,7 +124,8 @@ def check_lengths(requests: Sequence[SampleRequest], beams: BeamParams, max_leng
 
 def check_same_weights(sampler: Sampler, reasonings: Sequence[Trajectory]) -> None:
     """Check that the items come from the weights that drew the reasonings. Raises WeightSyncError."""
-    now = {sampler.policy_version: sampler.weights_digest}
+    state = sampler.weight_target.describe()
+    now = {state.policy_version: state.weights_digest}
     for each in reasonings:
         if each.weights_digests != now:
             raise WeightSyncError(

@@ -144,14 +144,6 @@ class RemoteSampler:
         self._host, self._number = host, number
         self.weight_target = HostedTarget(host, -number)
 
-    @property
-    def policy_version(self) -> int:
-        return self.weight_target.describe().policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        return self.weight_target.describe().weights_digest
-
     def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         return self._host.work(self._number, "sample", list(requests))  # type: ignore[no-any-return]
 

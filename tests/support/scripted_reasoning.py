@@ -48,7 +48,9 @@ class ScriptedSampler:
     @property
     def weight_target(self) -> WeightTarget:
         """Target of a decoder that draws nothing here."""
-        return LocalTarget(decoder_of())
+        target = LocalTarget(decoder_of())
+        target.policy_version, target.weights_digest = self.policy_version, self.weights_digest
+        return target
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """As `Sampler.sample`; token t of a reasoning has log-probability -(t + 1) / 8."""

@@ -43,7 +43,7 @@ class VllmSampler(DecoderSampler):
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """As `NextTokenSampler.next_tokens`: requests of one token, whose contexts the prefix cache keeps."""
         found: list[list[NextToken]] = []
-        with self._target.sampling(), torch.inference_mode():
+        with self.weight_target.sampling(), torch.inference_mode():
             for begin in range(0, len(requests), self._concurrency):
                 few = requests[begin : begin + self._concurrency]
                 for request, drawn in zip(few, self.engine.first_tokens(list(map(self._rank, few))), strict=True):
