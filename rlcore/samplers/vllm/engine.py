@@ -98,7 +98,7 @@ class EngineProcess:
         (self._process,) = core.resources.engine_manager.processes
         parts = (self._process, core.resources, core.utility_results, core.outputs_queue)
         threading.Thread(target=_tell_of_death, args=parts, name="rlcore-engine", daemon=True).start()
-        self.close = weakref.finalize(self, _end, core)
+        self.close = weakref.finalize(self, _end, core.resources, core._finalizer, core.output_queue_thread)
         report(f"{role}: engine ready after {perf_counter() - began:.1f} s")
 
     @property
@@ -128,11 +128,12 @@ class EngineProcess:
             ) from error
 
 
-def _end(core: Any) -> None:
-    """End the process, which has nothing to save, and this process's end of its sockets."""
-    core.shutdown(timeout=0.0)
-    core.output_queue_thread.join(5.0)  # it closes its socket
-    core.ctx.destroy(linger=0)  # vLLM leaves it to the collector, with a warning
+def _end(resources: Any, finalizer: Any, thread: threading.Thread) -> None:
+    """End the process, which has nothing to save, and what this process has of vLLM's client, but not the client."""
+    resources.engine_manager.shutdown(timeout=0.0)
+    finalizer()
+    thread.join(5.0)  # it closes its socket
+    resources.ctx.destroy(linger=0)  # vLLM leaves it to the collector, with a warning
 
 
 def _tell_of_death(process: Any, resources: Any, utility_results: dict[int, Any], outputs: Any) -> None:
@@ -144,6 +145,7 @@ def _tell_of_death(process: Any, resources: Any, utility_results: dict[int, Any]
     for future in list(utility_results.values()):
         if not future.done():
             future.set_exception(EngineDeadError())
+    utility_results.clear()  # errors have frames, which keep the engine
     outputs.put(EngineDeadError())
 
 
