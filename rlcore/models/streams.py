@@ -5,13 +5,13 @@ with kept_streams(decoder) as kept:
 kept.streams(num_tokens)                   # {"embedding": ..., "layers.0": ..., "logits": ...}
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.norms import rms_norm
@@ -28,33 +28,35 @@ class KeptStreams:
     """By layer, the streams [tokens, width] of each pass."""
 
     def put(self, name: str, stream: Tensor) -> None:
-        """Keep a copy of a stream [1, tokens, width]."""
-        self.parts.setdefault(name, []).append(stream.detach()[0].clone())
+        """Keep a copy of a stream [1, tokens, width], or [tokens, width]."""
+        self.parts.setdefault(name, []).append(stream.detach().flatten(0, -2).clone())
 
     @torch.no_grad()
     def streams(self, num_tokens: int) -> Mapping[str, Tensor]:
         """Return each stream [tokens, width] of the first tokens, on the CPU, and the logits, in the order computed."""
         found = {name: torch.cat(parts)[:num_tokens] for name, parts in self.parts.items()}
-        decoder = self.decoder
-        *_, last = found.values()
+        (*_, last), decoder = found.values(), self.decoder
         logits = decoder.logits(rms_norm(last[None], decoder.norm, decoder.config.norm_eps))[0]
         return {name: stream.cpu() for name, stream in {**found, LOGITS: logits}.items()}
 
 
 @contextmanager
-def kept_streams(decoder: Decoder) -> Iterator[KeptStreams]:
-    """Keep the streams of all passes that the decoder computes inside, each of one row of tokens."""
-    kept = KeptStreams(decoder)
+def kept_streams(decoder: Decoder, layers: Sequence[nn.Module] = ()) -> Iterator[KeptStreams]:
+    """Keep the streams of all passes that the decoder computes inside, each of one row of tokens.
+
+    Or that `layers` compute with its weights, as vLLM's do: they return a stream as the sum of two terms.
+    """
+    kept, layers = KeptStreams(decoder), layers or [*decoder.layers]
 
     def before(_: Any, inputs: tuple[Any, ...]) -> None:
-        kept.put(EMBEDDING, inputs[0])
+        kept.put(EMBEDDING, inputs[-2])  # of (stream, backend), or of vLLM's (positions, stream, second term)
 
     with ExitStack() as stack:
-        stack.callback(decoder.layers[0].register_forward_pre_hook(before).remove)
-        for number, layer in enumerate(decoder.layers):
+        stack.callback(layers[0].register_forward_pre_hook(before).remove)
+        for number, layer in enumerate(layers):
 
-            def after(_: Any, __: Any, output: Tensor, name: str = f"layers.{number}") -> None:
-                kept.put(name, output)
+            def after(_: Any, __: Any, output: Tensor | tuple[Tensor, Tensor], name: str = f"layers.{number}") -> None:
+                kept.put(name, output if isinstance(output, Tensor) else output[0] + output[1])
 
             stack.callback(layer.register_forward_hook(after).remove)
         yield kept
@@ -71,12 +73,13 @@ def first_different(trainer: Mapping[str, Tensor], sampler: Mapping[str, Tensor]
     """Describe the first stream that differs, with its first position and the largest difference."""
     for name, mine in trainer.items():
         theirs = sampler[name]
+        if len(theirs) < len(mine):
+            return f"the sampler computed {len(theirs)} of {len(mine)} positions: its prefix cache had the rest"
         differs = (mine != theirs) & ~(mine.isnan() & theirs.isnan())
-        if bool(differs.any()):
-            position = int(differs.any(-1).nonzero()[0])
+        if len(positions := differs.any(-1).nonzero()):
             largest = float((mine.double() - theirs.double()).abs().nan_to_num(nan=torch.inf).max())
             return (
-                f"the first activations that differ are those of {name}, from position {position} on"
+                f"the first activations that differ are those of {name}, from position {int(positions[0])} on"
                 f" ({int(differs.sum())} of {differs.numel()} values, by at most {largest:.3g})"
             )
     return "the activations of a pass by itself are equal: the log-probability depends on its batch, or on the draw"

@@ -70,8 +70,11 @@ def _one(
     options = {"concurrency": runtime.concurrency, "preempt_every": runtime.preempt_every}
     if section.name == "torch":
         return TorchSampler(decoder, tokenizer, **options)
-    from rlcore.samplers.vllm.engine import BLOCK_MULTIPLE, Engine, EngineSettings
-    from rlcore.samplers.vllm.sampler import VllmSampler
+    from rlcore.samplers.vllm.versions import isolated
+
+    with isolated():
+        from rlcore.samplers.vllm.engine import BLOCK_MULTIPLE, Engine, EngineSettings
+        from rlcore.samplers.vllm.sampler import VllmSampler
 
     is_stock = section.model == "stock"
     settings = EngineSettings(

@@ -19,6 +19,11 @@ from torch import Tensor, nn
 from harness.bits.tensor_digests import tensor_digests
 from rlcore.errors import InvalidValueError
 
+PACKED: Mapping[str, Sequence[str]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Of models that do not name theirs in `packed_modules_mapping`."""
 CANARY_ALONE = "compare log-probabilities: the canary alone"
 
 
@@ -42,7 +47,7 @@ def hub_views(model: nn.Module) -> dict[str, Tensor]:
     Tied parameters have each of their names. Raises InvalidValueError for weights in a form that only kernels read:
     packed, quantised, sharded over GPUs, or with LoRA adapters apart.
     """
-    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    packed = {**PACKED, **(getattr(model, "packed_modules_mapping", None) or {})}
     found: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         parent, _, last = path.rpartition(".")

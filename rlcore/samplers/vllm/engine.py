@@ -16,6 +16,7 @@ import signal
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ Report = Callable[[str], None]
 
 
 class EngineProcess:
-    """An LLMEngine whose scheduler and model are in a child process."""
+    """An LLMEngine whose scheduler and model are in a child process; `close` ends it, as its last reference does."""
 
     def __init__(
         self, role: str, arguments: Mapping[str, Any], trainer: Trainer, *, device: str, report: Report
@@ -93,20 +94,17 @@ class EngineProcess:
                     role=role,
                     remedy="correct what its own lines above name",
                 ) from error
-        self._core = core = self.llm.engine_core
+        core = self.llm.engine_core
         (self._process,) = core.resources.engine_manager.processes
         parts = (self._process, core.resources, core.utility_results, core.outputs_queue)
         threading.Thread(target=_tell_of_death, args=parts, name="rlcore-engine", daemon=True).start()
+        self.close = weakref.finalize(self, _end, core.resources, core._finalizer, core.output_queue_thread)
         report(f"{role}: engine ready after {perf_counter() - began:.1f} s")
 
     @property
     def pid(self) -> int:
         """Process id of the engine."""
         return int(self._process.pid)
-
-    def close(self) -> None:
-        """End the process, which has nothing to save."""
-        self._core.shutdown(timeout=0.0)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -130,6 +128,14 @@ class EngineProcess:
             ) from error
 
 
+def _end(resources: Any, finalizer: Any, thread: threading.Thread) -> None:
+    """End the process, which has nothing to save, and what this process has of vLLM's client, but not the client."""
+    resources.engine_manager.shutdown(timeout=0.0)
+    finalizer()
+    thread.join(5.0)  # it closes its socket
+    resources.ctx.destroy(linger=0)  # vLLM leaves it to the collector, with a warning
+
+
 def _tell_of_death(process: Any, resources: Any, utility_results: dict[int, Any], outputs: Any) -> None:
     """Wake the callers who wait for a process that has ended: vLLM's own watch lets them wait for ever."""
     from vllm.v1.engine.exceptions import EngineDeadError
@@ -139,6 +145,7 @@ def _tell_of_death(process: Any, resources: Any, utility_results: dict[int, Any]
     for future in list(utility_results.values()):
         if not future.done():
             future.set_exception(EngineDeadError())
+    utility_results.clear()  # errors have frames, which keep the engine
     outputs.put(EngineDeadError())
 
 

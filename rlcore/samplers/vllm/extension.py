@@ -75,7 +75,8 @@ class EngineAnswerer(Answerer):
                     pages.zero_()
             case "watch", (Level() as level,):
                 self._follow(level)
-                self._kept = self._watching.enter_context(kept_streams(self._decoder))
+                layers = getattr(getattr(self._runner.model, "model", None), "layers", ())  # those of a stock model
+                self._kept = self._watching.enter_context(kept_streams(self._decoder, layers))
             case "streams", (num_tokens,):
                 self._watching.close()
                 return dict(self._kept.streams(num_tokens))

@@ -55,10 +55,7 @@ class VllmTarget(RemoteTarget):
             return torch.tensor(found, dtype=torch.float32)
 
     def streams(self, tokens: Tensor) -> Mapping[str, Tensor]:
-        """As `LocalTarget.streams`, by one request that reads all tokens but the last, none from the prefix cache.
-
-        Of rlcore's own decoder, not of a stock model.
-        """
+        """As `LocalTarget.streams`, by one request that reads all tokens but the last, none from the prefix cache."""
         self._engine.reset_cache()
         self._ask("watch", self._level())
         self._engine.first_tokens([self._add(tokens.tolist())])

@@ -7,7 +7,9 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -74,6 +76,10 @@ def isolated() -> Iterator[None]:
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # In a thread, whose first frame has no caller: vLLM keeps the errors of packages that it looks for and that are
+        # missing, with their frames, and those of the callers would keep engines of a start that has failed.
+        with suppress(ImportError), ThreadPoolExecutor(1) as pool:
+            pool.submit(import_module, "vllm.v1.engine.llm_engine").result()
         yield
 
 

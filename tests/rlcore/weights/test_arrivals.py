@@ -29,10 +29,7 @@ class Linear(nn.Module):
 class Model(nn.Module):
     """Two layers with fused projections, a padded vocabulary, and a head that may be tied."""
 
-    packed_modules_mapping: Mapping[str, list[str]] = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
+    packed_modules_mapping: Mapping[str, list[str]] = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
     def __init__(self, *, is_tied: bool = True, **facts: Any) -> None:
         super().__init__()

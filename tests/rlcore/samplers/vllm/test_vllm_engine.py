@@ -65,11 +65,12 @@ def following_it() -> Iterator[None]:
 def engine() -> Iterator["Engine"]:
     from rlcore.samplers.vllm.engine import Engine, EngineSettings
 
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a test alters the model
-    started = Engine(decoder_of("qwen3", spread=6.0), EngineSettings(max_length=96, concurrency=CONCURRENCY, **LITTLE))
-    del os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"]
-    yield started
-    started.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # a test alters the model; both sides read it late
+        settings = EngineSettings(max_length=96, concurrency=CONCURRENCY, **LITTLE)
+        started = Engine(decoder_of("qwen3", spread=6.0), settings)
+        yield started
+        started.close()
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ def test_a_prefix_cache_that_is_not_reset_is_found_by_the_canary(
     learn(decoder)
     with monkeypatch.context() as without_reset:
         without_reset.setattr(engine, "reset_cache", lambda: True)
-        with pytest.raises(WeightSyncError, match="caches") as caught:
+        with pytest.raises(WeightSyncError, match=r"positions: its prefix cache had the rest[^$]*caches") as caught:
             sync(decoder, target, 2, first)
     assert caught.value.check == Check.CANARY
     assert sync(decoder, target, 2, None).canary_distance == 0.0
@@ -315,10 +316,9 @@ class Trainer:
     def trained(self) -> Digests:
         """Wait until it has trained and samples on; return what it recorded."""
         self.await_true(self.reported.exists)
-        digests: Digests
-        digests, pid = pickle.loads(self.reported.read_bytes())
-        self.engines = [psutil.Process(pid)]
-        return digests
+        found: tuple[Digests, int] = pickle.loads(self.reported.read_bytes())
+        self.engines = [psutil.Process(found[1])]
+        return found[0]
 
 
 @pytest.fixture
@@ -379,14 +379,10 @@ def test_an_engine_that_dies_while_it_starts_is_named_and_none_is_left() -> None
 def test_an_engine_that_dies_is_named_and_the_next_call_too(lend: Lend, engine: "Engine") -> None:
     """The last test of the file, since all share this engine."""
     sampler, process = lend(), psutil.Process(engine.pid)
+    named = rf"sampler's process, pid {engine.pid}, was killed by SIGKILL"
 
     for kill in (process.kill, int):
-        with (
-            whenever_decoded(TOKENIZER, kill),
-            pytest.raises(
-                WorkerDiedError, match=rf"sampler's process, pid {engine.pid}, was killed by SIGKILL"
-            ) as died,
-        ):
+        with pytest.raises(WorkerDiedError, match=named) as died, whenever_decoded(TOKENIZER, kill):
             sampler.sample(requests_of())
         assert (died.value.role, died.value.pid) == ("sampler", engine.pid)
         assert "output.resume=" in died.value.remedy

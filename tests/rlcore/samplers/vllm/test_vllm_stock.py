@@ -9,6 +9,7 @@ import torch
 from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.models.streams import read_streams
 from rlcore.samplers.build import check_level_of_sampler, check_sampler
 from rlcore.weights.proven_sync import sync
 from tests.rlcore.training.recorded import config, first_difference, recorded
@@ -35,6 +36,7 @@ def decoder_of(of: DecoderConfig, seed: int = 3) -> Decoder:
 def test_a_sync_writes_it_under_our_names_and_its_draws_are_ours_from_its_logits(family: str, *, is_tied: bool) -> None:
     from rlcore.samplers.vllm.engine import Engine, EngineSettings
     from rlcore.samplers.vllm.sampler import VllmSampler
+    from rlcore.samplers.vllm.target import VllmTarget
 
     of = DecoderConfig(family, TOKENIZER.vocab_size, 64, 2, 2, 1, 32, 128, max_length=96, is_tied=is_tied)
     settings = EngineSettings(max_length=96, concurrency=16, block_size=32, is_stock=True)
@@ -45,11 +47,13 @@ def test_a_sync_writes_it_under_our_names_and_its_draws_are_ours_from_its_logits
     learn(policy)
     assert sync(policy, sampler.weight_target, 2, receipt, has_learned=True).num_changed
     drawn = sampler.sample(requests_of())
-    pairs = [
-        pair for each in drawn for pair in zip(each.completion_logprobs, trainer_logprobs(policy, each), strict=True)
-    ]
-    assert max(abs(mine - theirs) for mine, theirs in pairs) < 1e-4
-    assert any(mine != theirs for mine, theirs in pairs), "its kernels are not ours"
+    theirs = torch.tensor([value for each in drawn for value in each.completion_logprobs])
+    mine = torch.tensor([value for each in drawn for value in trainer_logprobs(policy, each)])
+    assert 0 < (mine - theirs).abs().max() < 1e-4, "its kernels are not ours"
+    tokens = torch.tensor(requests_of()[0].prompt.tokens)
+    expected, found = read_streams(policy, tokens), VllmTarget(engine).streams(tokens)
+    assert list(found) == list(expected)
+    torch.testing.assert_close(found, dict(expected), rtol=1e-3, atol=1e-3)
     engine.close()
 
 
