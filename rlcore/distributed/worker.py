@@ -1,6 +1,5 @@
 """Workers: objects that live on a rank, and whose public methods a controller calls through a dispatch table."""
 
-import os
 import pickle
 import traceback
 from collections.abc import Mapping
@@ -46,15 +45,9 @@ class Worker:
 
 
 def construct(
-    worker: type[Worker],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    context: WorkerContext,
-    environment: Mapping[str, str],
+    worker: type[Worker], args: tuple[object, ...], kwargs: Mapping[str, object], context: WorkerContext
 ) -> Worker:
-    """Construct the worker of one rank, which has this environment. Raises WorkerError if the process lacks it."""
-    if (found := {name: os.environ.get(name) for name in environment}) != environment:
-        raise WorkerError(f"environment {found}", role=context.role, rank=context.rank, legal=f"{dict(environment)}")
+    """Construct the worker of one rank."""
     built = worker.__new__(worker)
     built.context = context
     built.__init__(*args, **kwargs)  # type: ignore[misc]  # its context comes before

@@ -9,7 +9,6 @@ The handle has the type of the worker class, so that editors complete its method
 with the driver, however that ends.
 """
 
-import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
 from time import monotonic
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType, SimpleNamespace, TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 import ray
@@ -26,7 +25,6 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from harness.bits.text import nearest
 from rlcore.distributed.dispatch import Entry, Mesh, data_parallel, public_methods
 from rlcore.distributed.ray_cluster import Reservation, ray_nodes
 from rlcore.distributed.rendezvous import listening_store
@@ -67,16 +65,11 @@ class Actor:
             return Failure.of(error)
 
 
-class Handle:
+class Handle(SimpleNamespace):
     """The methods of a role's dispatch table, as functions of the controller."""
 
-    def __init__(self, role: str, methods: Mapping[str, Callable[..., Any]]) -> None:
-        self.__dict__.update(methods, _names=(role, tuple(methods)))
-
     def __getattr__(self, name: str) -> Any:
-        role, methods = self.__dict__["_names"]
-        hint = nearest(name, methods) or f"it has {', '.join(methods)}"
-        raise AttributeError(f"the handle of role {role!r} has no method {name!r}: {hint}")
+        raise AttributeError(f"workers have no method {name!r}: they have {', '.join(vars(self))}", name=name, obj=self)
 
 
 class WorkerGroup(Generic[W]):
@@ -101,7 +94,7 @@ class WorkerGroup(Generic[W]):
             name: self._function(getattr(worker, name), signatures[name], entry)
             for name, entry in worker.dispatch_table.items()
         }
-        self.handle = cast(W, Handle(role, methods))
+        self.handle = cast(W, Handle(**methods))
         """The methods of the workers."""
 
     def wait_until_constructed(self, timeout_s: float) -> None:
@@ -275,7 +268,7 @@ def start_group(
                 options |= {"num_cpus": ranks.cpus, "num_gpus": ranks.gpus, "scheduling_strategy": strategy}
             context = WorkerContext(role, rank, size)
             remote = ray.remote(Actor).options(**options)
-            group.actors.append(remote.remote(worker, args, kwargs, context, dict(environment)))
+            group.actors.append(remote.remote(worker, args, kwargs, context))
         group.wait_until_constructed(start_timeout_s)
     except BaseException:
         group._end(in_order=False)
@@ -292,21 +285,15 @@ def _named(note: str) -> Iterator[None]:
         raise
 
 
-def _packed(tensor: Tensor) -> Any:
+def _packed(tensor: Tensor) -> tuple[Any, ...]:
     """Return a tensor for Ray's store: its elements alone as an array, which Ray moves without copies."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_nested:
-        torch.save(tensor, stream := io.BytesIO())
-        return stream.getvalue()
-    plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return plain.view(torch.uint8).numpy(), tensor.dtype, tensor.shape
+    plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return plain.numpy(), tensor.dtype, tensor.shape, tensor.device, tensor.requires_grad
 
 
-def _unpacked(found: Any) -> Tensor:
+def _unpacked(found: tuple[Any, ...]) -> Tensor:
     """Return the tensor again, in memory of its own."""
-    if isinstance(found, bytes):
-        tensor: Tensor = torch.load(io.BytesIO(found), weights_only=True)
-        return tensor
-    array, dtype, shape = found
-    if not array.nbytes:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(array.copy()).view(dtype).reshape(shape)
+    array, dtype, shape, device, requires_grad = found
+    tensor = torch.empty(shape, dtype=dtype)
+    tensor.view(-1).view(torch.uint8).numpy()[:] = array
+    return tensor.to(device).requires_grad_(requires_grad)

@@ -35,7 +35,7 @@ def run_here(
     """Run a method on ranks in this process, as a group would; `args` construct the workers."""
     mesh = mesh or data_parallel(size)
     size, entry = len(mesh.data_ranks), worker.dispatch_table[method]
-    ranks = [construct(worker, args, {}, WorkerContext("here", rank, size), {}) for rank in range(size)]
+    ranks = [construct(worker, args, {}, WorkerContext("here", rank, size)) for rank in range(size)]
     call = scatter(entry, given, mesh)
     results = [getattr(each, method)(**own) for each, own in zip(ranks, call.arguments, strict=True)]
     return collect(entry, mesh, call.parts, results)
