@@ -264,8 +264,9 @@ def start_group(
             options: dict[str, Any] = {"num_cpus": num_cpus, "runtime_env": {"env_vars": own}}
             if reservation is not None:
                 strategy = PlacementGroupSchedulingStrategy(reservation.group, rank // share)
-                ranks = reservation.plan.ranks
-                options |= {"num_cpus": ranks.cpus, "num_gpus": ranks.gpus, "scheduling_strategy": strategy}
+                section = reservation.plan.section
+                options |= {"num_cpus": section.cpus_per_rank, "num_gpus": section.gpus_per_rank}
+                options |= {"scheduling_strategy": strategy}
             context = WorkerContext(role, rank, size)
             remote = ray.remote(Actor).options(**options)
             group.actors.append(remote.remote(worker, args, kwargs, context))

@@ -17,8 +17,9 @@ import pytest
 import ray
 import torch
 
+from rlcore.config import DeploymentSection
 from rlcore.distributed import worker_group
-from rlcore.distributed.placement import Ranks, make_plan
+from rlcore.distributed.placement import make_plan
 from rlcore.distributed.ray_cluster import ray_nodes, reserve
 from rlcore.distributed.worker_group import WorkerGroup, start_group
 from rlcore.entrypoint import train
@@ -255,7 +256,7 @@ def test_a_group_without_resources_is_given_up() -> None:
 
 
 def test_ranks_run_in_a_reservation() -> None:
-    plan = make_plan(Ranks(num_ranks=2, gpus=0, cpus=0.5), ["policy"], ray_nodes())
+    plan = make_plan(DeploymentSection(num_ranks=2, cpus_per_rank=0.5), ["policy"], ray_nodes())
     with reserve(plan, timeout_s=TIMEOUT_S) as reservation:
         with start_group(Adder, role="adder", size=2, reservation=reservation) as adder:
             found: Any = adder.handle.where(["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
