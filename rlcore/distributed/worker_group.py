@@ -11,8 +11,7 @@ with the driver, however that ends.
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import wraps
 from time import monotonic
@@ -21,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from rlcore.distributed.dispatch import Entry, Mesh, data_parallel, public_metho
 from rlcore.distributed.ray_cluster import Reservation, ray_nodes
 from rlcore.distributed.rendezvous import listening_store
 from rlcore.distributed.scatter import collect, scatter
-from rlcore.distributed.worker import AGENT_STORE, RESERVED, Failure, Worker, WorkerContext, construct
+from rlcore.distributed.worker import AGENT_STORE, RESERVED, Worker, WorkerContext, construct
 from rlcore.errors import InvalidValueError, WorkerDiedError, WorkerError
 
 CLOSE_TIMEOUT_S = 60.0
@@ -44,25 +43,20 @@ W = TypeVar("W", bound=Worker)
 class Actor:
     """One rank: an actor that constructs the worker and answers calls in their order."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self) -> None:
         ray.util.register_serializer(Tensor, serializer=_packed, deserializer=_unpacked)
-        self._worker: Worker | None = None
-        self._failure: Failure | None = None
-        try:
-            self._worker = construct(*given)
-        except Exception as error:  # it is raised again in the controller
-            self._failure = Failure.of(error)
 
-    def ready(self) -> tuple[int, Failure | None]:
-        """Return the process id, once the worker is constructed."""
-        return os.getpid(), self._failure
+    def process_id(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+    def construct(self, *given: Any) -> None:
+        """Construct the worker."""
+        self._worker = construct(*given)
 
     def answer(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Run a method and return its result, or the Failure of what it raised."""
-        try:
-            return getattr(self._worker, method)(**arguments)
-        except Exception as error:  # it is raised again in the controller
-            return Failure.of(error)
+        """Run a method and return its result."""
+        return getattr(self._worker, method)(**arguments)
 
 
 class Handle(SimpleNamespace):
@@ -97,10 +91,17 @@ class WorkerGroup(Generic[W]):
         self.handle = cast(W, Handle(**methods))
         """The methods of the workers."""
 
-    def wait_until_constructed(self, timeout_s: float) -> None:
-        """Raise what a constructor raised, WorkerDiedError if a process ended, and WorkerError after the timeout."""
+    def construct(self, given: tuple[Any, ...], timeout_s: float) -> None:
+        """Construct the workers, all from the same.
+
+        Raises what a constructor raised, WorkerDiedError if a process ended, and WorkerError after the timeout.
+        """
         try:
-            found = self._results("__init__", [actor.ready.remote() for actor in self.actors], timeout_s)
+            pids = [actor.process_id.remote() for actor in self.actors]
+            self.process_ids = tuple(self._results("__init__", pids, timeout_s))
+            contexts = [WorkerContext(self.role, rank, len(pids)) for rank in range(len(pids))]
+            built = [actor.construct.remote(*given, own) for actor, own in zip(self.actors, contexts, strict=True)]
+            self._results("__init__", built, timeout_s)
         except TimeoutError as error:
             free = ray.available_resources()  # type: ignore[no-untyped-call]
             raise WorkerError(
@@ -108,10 +109,6 @@ class WorkerGroup(Generic[W]):
                 role=self.role,
                 remedy=f"resources for {len(self.actors)} actors ({free} are free), or a larger start_timeout_s",
             ) from None
-        self.process_ids = tuple(pid for pid, _ in found)
-        for rank, (_, failure) in enumerate(found):
-            if failure is not None:
-                raise failure.rebuilt(self.role, rank, self._place(rank, "__init__"))
 
     def close(self) -> None:
         """End the workers: each one's `close` runs, then its process ends."""
@@ -148,11 +145,9 @@ class WorkerGroup(Generic[W]):
 
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _named(f"in the controller, calling {name} of role {self.role}"):
-                scattered = scatter(entry, dict(signature.bind(*args, **kwargs).arguments), self.mesh)
+            scattered = scatter(entry, dict(signature.bind(*args, **kwargs).arguments), self.mesh)
             results = self._results(name, self._sent(name, scattered.arguments), None)
-            with _named(f"in the controller, collecting {name} of role {self.role}"):
-                return collect(entry, self.mesh, scattered.parts, results)
+            return collect(entry, self.mesh, scattered.parts, results)
 
         return call
 
@@ -180,15 +175,20 @@ class WorkerGroup(Generic[W]):
                 raise TimeoutError(f"ranks {sorted(running.values())} still run")
             rank = running.pop(done[0])
             found[rank] = self._get(rank, method, done[0])
-            if isinstance(found[rank], Failure):
+            if isinstance(found[rank], RayTaskError):
                 if running:  # a peer that died has made this one fail: its death is the cause
                     for each in ray.wait(list(running), num_returns=len(running), timeout=DEATH_S)[0]:
                         self._get(running[each], method, each)
-                raise found[rank].rebuilt(self.role, rank, self._place(rank, method))
+                cause: Exception = found[rank].cause
+                cause.add_note(self._place(rank, method))
+                raise cause from found[rank]  # which has the traceback of the worker
         return [found[rank] for rank in range(len(references))]
 
     def _get(self, rank: int, method: str, reference: Any) -> Any:
-        """Return what an actor answered. Raises WorkerDiedError if it died; the others are killed then."""
+        """Return what an actor answered, or a RayTaskError of what it raised.
+
+        Raises WorkerDiedError if it died; the others are killed then.
+        """
         try:
             return ray.get(reference)
         except RayActorError as error:
@@ -196,6 +196,8 @@ class WorkerGroup(Generic[W]):
                 self._death = (rank, method, str(error).strip().splitlines()[-1].strip())
                 self._kill()
             raise self._died(*self._death) from error
+        except RayTaskError as error:
+            return error
         except RayError as error:
             raise WorkerError(f"{type(error).__name__}: {error}", role=self.role, rank=rank) from error
 
@@ -232,19 +234,14 @@ def start_group(
     """Start a group of workers in the session of Ray, each constructed from the same arguments.
 
     Each process has the variables of `environment` before it imports anything. Without a reservation each actor asks
-    for `num_cpus`, and the cluster has one node. Raises InvalidValueError, and as `wait_until_constructed`; nothing is
-    left running then.
+    for `num_cpus`, and the cluster has one node. Raises InvalidValueError, and as `construct`; nothing is left running
+    then.
     """
     if not ray.is_initialized():
         raise InvalidValueError(
             f"group {role} runs on Ray, and this process has joined no session",
             legal="a session of Ray",
             remedy="ray.init() for one of its own, or ray.init(address=...)",
-        )
-    if taken := [name for name in RESERVED if name in environment]:
-        raise InvalidValueError(
-            f"{', '.join(taken)} in the environment of group {role}",
-            legal="variables that a group does not set itself, for torch.distributed",
         )
     share = size if reservation is None else reservation.plan.share
     if share * (1 if reservation is None else reservation.plan.num_nodes) != size:
@@ -267,23 +264,12 @@ def start_group(
                 section = reservation.plan.section
                 options |= {"num_cpus": section.cpus_per_rank, "num_gpus": section.gpus_per_rank}
                 options |= {"scheduling_strategy": strategy}
-            context = WorkerContext(role, rank, size)
-            remote = ray.remote(Actor).options(**options)
-            group.actors.append(remote.remote(worker, args, kwargs, context))
-        group.wait_until_constructed(start_timeout_s)
+            group.actors.append(ray.remote(Actor).options(**options).remote())
+        group.construct((worker, args, kwargs), start_timeout_s)
     except BaseException:
         group._end(in_order=False)
         raise
     return group
-
-
-@contextmanager
-def _named(note: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        error.add_note(note)
-        raise
 
 
 def _packed(tensor: Tensor) -> tuple[Any, ...]:
