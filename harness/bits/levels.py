@@ -196,8 +196,3 @@ def level_variables(
         raise UsageError(found.what, legal=found.legal, remedy=found.remedy)
     values = {s.name: s.value for s in settings_of(level)} | (STRICT if level == INVARIANT and is_intels else {})
     return {name: environ.get(name) or value for name, value in values.items()}
-
-
-def is_of_spreading(name: str) -> bool:
-    """Whether a variable decides only how work is spread: it should not move bits at level invariant."""
-    return name in OF_SPREADING or name in OF_THREADS

@@ -41,11 +41,6 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """Every worker receives the same function, which other processes can import by its name."""
-
-
-@dataclass(frozen=True, slots=True)
 class Shard:
     """Each data-parallel rank receives neighbouring rows; ranks of one data-parallel rank receive the same rows."""
 
@@ -63,7 +58,7 @@ class Partition:
     rule: PartitionRule
 
 
-Split = Broadcast | Function | Shard | Partition
+Split = Broadcast | Shard | Partition
 
 
 class Collect(StrEnum):
@@ -188,7 +183,7 @@ def check_table(cls: type, table: Table, base: type) -> None:
         if missing := [argument for argument in names if argument not in entry.arguments]:
             raise InvalidValueError(
                 f"{where}[{name!r}] does not say how {', '.join(missing)} is divided",
-                legal="Broadcast, Function, Shard or Partition for every argument",
+                legal="Broadcast, Shard or Partition for every argument",
             )
     if missing := [name for name in methods if name not in table]:
         raise InvalidValueError(

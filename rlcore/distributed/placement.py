@@ -7,10 +7,8 @@ of the nodes with room they are is Ray's choice.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlcore.errors import InvalidValueError, PlacementError
-
-UNITS = 10_000
-"""Units of a CPU: Ray's precision."""
+from rlcore.config import DeploymentSection
+from rlcore.errors import PlacementError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,92 +26,65 @@ class Node:
         return f"{self.name}: {amount(self.num_gpus, 'GPU')}, {amount(self.num_cpus, 'CPU')}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """Ranks that are alike. Raises InvalidValueError."""
-
-    num_ranks: int
-    num_nodes: int | None = None
-    """Number of nodes that share the ranks equally; None: as few as have room."""
-    gpus: int = 1
-    """Of each rank."""
-    cpus: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.num_nodes is not None and (self.num_nodes < 1 or self.num_ranks % self.num_nodes):
-            raise InvalidValueError(
-                f"{amount(self.num_ranks, 'rank')} on {self.num_nodes} nodes",
-                legal=f"num_nodes {', '.join(map(str, self.divisors))}",
-                remedy="leave num_nodes out: as few nodes as have room",
-            )
-
-    @property
-    def divisors(self) -> list[int]:
-        """Numbers of nodes that can share the ranks equally."""
-        return [number for number in range(1, self.num_ranks + 1) if self.num_ranks % number == 0]
-
-    def room(self, node: Node) -> int:
-        """Return how many of the ranks a node has room for, by what it has in total."""
-        pairs = ((node.num_gpus * UNITS, self.gpus * UNITS), (round(node.num_cpus * UNITS), round(self.cpus * UNITS)))
-        return min((has // needs for has, needs in pairs if needs), default=self.num_ranks)
-
-    def __str__(self) -> str:
-        where = f" on {amount(self.num_nodes, 'node')}" if self.num_nodes else ""
-        each = f"{amount(self.gpus, 'GPU')} and {amount(self.cpus, 'CPU')}"
-        return f"{amount(self.num_ranks, 'rank')} of {each}{where}"
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Ranks on so many nodes, each of which has room for its share."""
 
-    ranks: Ranks
+    section: DeploymentSection
     num_nodes: int
     roles: tuple[str, ...]
     """Of the process of each rank."""
     nodes: tuple[Node, ...]
-    """All of the cluster, by name."""
+    """All of the cluster."""
 
     @property
     def share(self) -> int:
         """Ranks of a node."""
-        return self.ranks.num_ranks // self.num_nodes
+        return self.section.num_ranks // self.num_nodes
 
     def lines(self) -> list[str]:
         """Return the plan as a table of the nodes with room, below what runs there."""
         rows = [("node", "GPUs", "CPUs", "ranks that fit")]
-        rows += [(n.name, f"{n.num_gpus:g}", f"{n.num_cpus:g}", f"{self.ranks.room(n)}") for n in self.nodes]
+        rows += [(n.name, f"{n.num_gpus:g}", f"{n.num_cpus:g}", f"{room(n, self.section)}") for n in self.nodes]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         where = "one node" if self.num_nodes == 1 else f"each of {self.num_nodes} nodes"
+        ranks = f"{describe(self.section)}, {amount(self.share, 'rank')} on {where}"
         return [
-            f"{self.ranks}, {amount(self.share, 'rank')} on {where}; in the process of each: {', '.join(self.roles)}",
+            f"{ranks}; in the process of each: {', '.join(self.roles)}",
             *("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows),
         ]
 
 
-def make_plan(ranks: Ranks, roles: Sequence[str], nodes: Sequence[Node]) -> Plan:
-    """Return a plan that no node is too small for.
+def make_plan(section: DeploymentSection, roles: Sequence[str], nodes: Sequence[Node]) -> Plan:
+    """Return a plan that no node is too small for, over `num_nodes` nodes, or as few as have room.
 
     Raises PlacementError, which quotes the inventory, if too few nodes have room for an equal share of the ranks.
     """
-    ordered = tuple(sorted(nodes, key=lambda node: node.name))
-    rooms = [ranks.room(node) for node in ordered]
-    fitting = [n for n in ranks.divisors if sum(room >= ranks.num_ranks // n for room in rooms) >= n]
-    wanted = [n for n in fitting if ranks.num_nodes in (None, n)]
-    if wanted:
-        return Plan(ranks, wanted[0], tuple(roles), ordered)
-    remedy = "nodes that have what one rank needs; or smaller ranks"
-    if fitting:
-        share = amount(ranks.num_ranks // fitting[0], "rank")
-        remedy = f"num_nodes={fitting[0]} fits, with {share} on {'it' if fitting[0] == 1 else 'each'}"
-    elif total := sum(rooms):
-        remedy = f"at most {amount(total, 'rank')} on these nodes, in equal shares; or more nodes"
-    have = ", ".join(f"{node.name} {room}" for node, room in zip(ordered, rooms, strict=True)) or "no node"
+    rooms, num_ranks = [room(node, section) for node in nodes], section.num_ranks
+    divisors = [number for number in range(1, num_ranks + 1) if num_ranks % number == 0]
+    fitting = [number for number in divisors if sum(room >= num_ranks // number for room in rooms) >= number]
+    for number in fitting:
+        if section.num_nodes in (None, number):
+            return Plan(section, number, tuple(roles), tuple(nodes))
+    have = [f"{node}, room for {amount(room, 'rank')}" for node, room in zip(nodes, rooms, strict=True)]
     raise PlacementError(
-        f"{ranks} do not fit; ranks that fit by node: {have}",
-        legal=f"equal shares of at most what a node has: {'; '.join(map(str, ordered)) or 'no node'}",
-        remedy=remedy,
+        f"{describe(section)} do not fit",
+        legal=f"equal shares of at most what a node has: {'; '.join(have) or 'no node'}",
+        remedy=f"num_nodes={fitting[0]} fits" if fitting else "fewer or smaller ranks, or more or larger nodes",
     )
+
+
+def room(node: Node, section: DeploymentSection) -> int:
+    """Return how many ranks a node has room for, by what it has in total."""
+    pairs = ((node.num_gpus, section.gpus_per_rank), (node.num_cpus, section.cpus_per_rank))
+    return min(int(has / needs + 1e-6) for has, needs in pairs if needs)  # 0.3 CPUs have room for 3 ranks of 0.1
+
+
+def describe(section: DeploymentSection) -> str:
+    """Return "2 ranks of 1 GPU and 1 CPU on 2 nodes"."""
+    where = f" on {amount(section.num_nodes, 'node')}" if section.num_nodes else ""
+    each = f"{amount(section.gpus_per_rank, 'GPU')} and {amount(section.cpus_per_rank, 'CPU')}"
+    return f"{amount(section.num_ranks, 'rank')} of {each}{where}"
 
 
 def amount(number: float, noun: str) -> str:

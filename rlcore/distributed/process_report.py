@@ -2,7 +2,8 @@
 
 controller: environment = worker_environment(level, os.environ) ─▶ each process is started with it
 process:    report = report_of(ProcessName(...))                ─▶ reads what is in effect
-controller: check_reports(reports, level, environment)          ─▶ LevelError names process, role, rank, value
+controller: own = report_of(ProcessName(...), environment)
+            check_reports([own, *reports], level)               ─▶ LevelError names process, role, rank, value
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from harness.bits.levels import MOVE_BITS, OF_THREADS, is_of_spreading
+from harness.bits.levels import MOVE_BITS, OF_SPREADING, OF_THREADS
 from rlcore.errors import LevelError
 
 HASH = 'hash("rlcore")'
@@ -22,14 +23,12 @@ THREADS = "torch.get_num_threads()"
 GPU = "torch.cuda.get_device_name()"
 DETERMINISTIC = "torch.are_deterministic_algorithms_enabled()"
 BENCHMARK = "torch.backends.cudnn.benchmark"
-DEMANDED: Mapping[str, str] = {DETERMINISTIC: "True", BENCHMARK: "False"}
-"""Values that levels deterministic and invariant demand."""
-OF_ROLES = frozenset({THREADS, GPU, *OF_THREADS})
-"""Values that agree among the ranks of one process, and may differ between processes of different roles."""
-OF_SPREADING = frozenset({THREADS, HASH})
+OF_PROCESSES = frozenset({THREADS, GPU})
+"""Values that agree among the ranks of one process, and may differ from the controller's."""
+OF_WORK = OF_SPREADING | OF_THREADS | {THREADS, HASH}
+"""Values that decide how work is spread."""
 MAX_NAMED = 8
 """Most mismatches that an error names."""
-NOT_SET = "not set"
 
 
 class ProcessName(NamedTuple):
@@ -55,15 +54,9 @@ class ProcessReport:
         return f"process {process}, role {', '.join(roles)}, rank {rank} (pid {self.pid} on {self.host})"
 
 
-class _Mismatch(NamedTuple):
-    what: str
-    legal: str
-    remedy: str
-
-
-def report_of(name: ProcessName) -> ProcessReport:
-    """Return what is in effect in this process now."""
-    return ProcessReport(name, platform.node(), os.getpid(), effective_values(os.environ))
+def report_of(name: ProcessName, environ: Mapping[str, str] = os.environ) -> ProcessReport:
+    """Return what is in effect in this process now; `environ`: of a controller, the variables that it gives others."""
+    return ProcessReport(name, platform.node(), os.getpid(), effective_values(environ))
 
 
 def effective_values(environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,67 +83,28 @@ def effective_values(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def check_reports(reports: Sequence[ProcessReport], level: str, environment: Mapping[str, str]) -> None:
-    """Raise LevelError if a process differs from the others or from the level; `environment` is what it was given.
+def check_reports(reports: Sequence[ProcessReport], level: str) -> None:
+    """Raise LevelError if a process differs from the controller, whose report is the first.
 
     At level off nothing is compared. At level invariant, values that decide how work is spread are not.
     """
-    if level == "off" or not reports:
+    if level == "off":
         return
-    found = [mismatch for report in reports for mismatch in _of_variables(report, level, environment)]
-    found += [mismatch for report in reports for mismatch in _of_demands(report)]
-    found += _between(reports, level)
+    of_processes = OF_PROCESSES | (OF_THREADS - reports[0].values.keys())
+    first_of: dict[str, ProcessReport] = {}
+    found: dict[str, str] = {}  # what is in effect, and what should be
+    for report in reports:
+        first = first_of.setdefault(report.name.process, report)
+        names = report.values.keys() | first.values.keys() | reports[0].values.keys()
+        for name in sorted(names - OF_WORK if level == "invariant" else names):
+            reference = first if name in of_processes else reports[0]
+            value, legal = (each.values.get(name, "not set") for each in (report, reference))
+            if value != legal:
+                found[f"{report}: {name} is {value}"] = f"{name} {legal}, as in {reference}"
     if found:
-        named = found[:MAX_NAMED]
         more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise LevelError(
-            f"the level {level!r} does not hold in every process: " + "; ".join(each.what for each in named) + more,
-            legal="; ".join(dict.fromkeys(each.legal for each in named)),
-            remedy="; ".join(dict.fromkeys(each.remedy for each in named)),
+            f"the level {level!r} does not hold in every process: " + "; ".join([*found][:MAX_NAMED]) + more,
+            legal="; ".join(dict.fromkeys([*found.values()][:MAX_NAMED])),
+            remedy="set a variable for the controller, which gives it to all; make other values equal everywhere",
         )
-
-
-def _is_compared(name: str, level: str) -> bool:
-    return level == "deterministic" or not (name in OF_SPREADING or is_of_spreading(name))
-
-
-def _of_variables(report: ProcessReport, level: str, environment: Mapping[str, str]) -> list[_Mismatch]:
-    """Return variables that are not as they were given, and those that move bits and were not given."""
-    names = sorted(MOVE_BITS & (environment.keys() | report.values.keys()) - (OF_THREADS - environment.keys()))
-    return [
-        _Mismatch(
-            f"{report}: {name} is {report.values.get(name, NOT_SET)}",
-            f"{name}={environment[name]}" if name in environment else f"{name} {NOT_SET}",
-            f"start that node without {name}, or set it for the controller too"
-            if name not in environment
-            else f"leave {name} alone in the process",
-        )
-        for name in names
-        if _is_compared(name, level) and report.values.get(name) != environment.get(name)
-    ]
-
-
-def _of_demands(report: ProcessReport) -> list[_Mismatch]:
-    return [
-        _Mismatch(f"{report}: {name} is {report.values[name]}", f"{name} {value}", f"leave {name} to the level")
-        for name, value in DEMANDED.items()
-        if report.values[name] != value
-    ]
-
-
-def _between(reports: Sequence[ProcessReport], level: str) -> list[_Mismatch]:
-    """Return values that differ between processes; the first process, or the first rank of each, has the legal one."""
-    found = []
-    first_of_process: dict[str, ProcessReport] = {}
-    for report in reports:
-        first = first_of_process.setdefault(report.name.process, report)
-        names = sorted(
-            (report.values.keys() | reports[0].values.keys() | first.values.keys()) - (MOVE_BITS - OF_THREADS)
-        )
-        for name in names:
-            reference = first if name in OF_ROLES else reports[0]
-            value, legal = (each.values.get(name, NOT_SET) for each in (report, reference))
-            if _is_compared(name, level) and name not in DEMANDED and value != legal:
-                what = f"{report}: {name} is {value}"
-                found.append(_Mismatch(what, f"{name} {legal}, as in {reference}", f"make {name} equal everywhere"))
-    return found

@@ -97,7 +97,7 @@ def reserve(plan: Plan, *, timeout_s: float, say: Callable[[str], None] = lambda
 
     While it waits, it says what for. Raises PlacementError, with what it waited for, after `timeout_s` seconds.
     """
-    needs = {"GPU": float(plan.ranks.gpus * plan.share), "CPU": plan.ranks.cpus * plan.share}
+    needs = {"GPU": float(plan.section.gpus_per_rank * plan.share), "CPU": plan.section.cpus_per_rank * plan.share}
     group = placement_group(
         [{kind: number for kind, number in needs.items() if number}] * plan.num_nodes,
         strategy="STRICT_PACK" if plan.num_nodes == 1 else "STRICT_SPREAD",
@@ -131,7 +131,8 @@ def waiting_text(plan: Plan) -> str:
         f" and {free.get(node.node_id, {}).get('CPU', 0):g} of {amount(node.num_cpus, 'CPU')} free"
         for node in ray_nodes()
     )
-    gpus, cpus = amount(plan.ranks.gpus * plan.share, "GPU"), amount(plan.ranks.cpus * plan.share, "CPU")
+    gpus = amount(plan.section.gpus_per_rank * plan.share, "GPU")
+    cpus = amount(plan.section.cpus_per_rank * plan.share, "CPU")
     groups = [each["name"] for each in placement_group_table().values() if each["state"] == "CREATED"]
     held = f"; held by {', '.join(groups)}" if groups else ""
     return f"{gpus} and {cpus} on {amount(plan.num_nodes, 'node')}: {have}{held}"

@@ -1,12 +1,11 @@
 """A call divided among ranks, and its results collected: pure functions of an entry, a mesh and values."""
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rlcore.distributed.dispatch import Collect, Entry, Function, Mesh, Padding, Shard
+from rlcore.distributed.dispatch import Collect, Entry, Mesh, Padding, Shard
 from rlcore.distributed.rows import concatenate, num_rows, select
 from rlcore.errors import InvalidValueError, ShapeError
 
@@ -47,9 +46,6 @@ def scatter(entry: Entry, arguments: Mapping[str, Any], mesh: Mesh) -> Scattered
     """Divide the arguments of a call. Raises ShapeError and InvalidValueError for values that cannot be divided."""
     parts = _parts(entry, arguments, mesh)
     everyone = {name: value for name, value in arguments.items() if name not in entry.dividing}
-    for name, value in everyone.items():
-        if isinstance(entry.arguments[name], Function):
-            _check_importable(name, value)
     divided = [
         {name: select(value, rows) for name, value in arguments.items() if name in entry.dividing} for rows in parts
     ]
@@ -107,17 +103,3 @@ def _as_range(rows: Rows) -> Rows:
     if len(rows) and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return range(rows[0], rows[0] + len(rows))
     return rows if len(rows) else range(0)
-
-
-def _check_importable(name: str, value: Any) -> None:
-    """Raise InvalidValueError unless other processes find a function by its name."""
-    try:
-        is_importable = callable(value) and bool(pickle.dumps(value))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        is_importable = False
-    if not is_importable:
-        raise InvalidValueError(
-            f"{name} is {value!r}",
-            legal="a function of a module, or a functools.partial of one",
-            remedy="move it to the top level of a module: other processes import it from there",
-        )

@@ -1,14 +1,10 @@
 """Workers: objects that live on a rank, and whose public methods a controller calls through a dispatch table."""
 
-import os
-import pickle
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rlcore.distributed.dispatch import Table, check_table
-from rlcore.errors import WorkerError
 
 RESERVED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that the group gives its processes before they import torch: `init_process_group` reads them."""
@@ -46,48 +42,10 @@ class Worker:
 
 
 def construct(
-    worker: type[Worker],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    context: WorkerContext,
-    environment: Mapping[str, str],
+    worker: type[Worker], args: tuple[object, ...], kwargs: Mapping[str, object], context: WorkerContext
 ) -> Worker:
-    """Construct the worker of one rank, which has this environment. Raises WorkerError if the process lacks it."""
-    if (found := {name: os.environ.get(name) for name in environment}) != environment:
-        raise WorkerError(f"environment {found}", role=context.role, rank=context.rank, legal=f"{dict(environment)}")
+    """Construct the worker of one rank."""
     built = worker.__new__(worker)
     built.context = context
     built.__init__(*args, **kwargs)  # type: ignore[misc]  # its context comes before
     return built
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a method raised, on its way to the controller in place of a result."""
-
-    error: bytes | None
-    """The exception, pickled; None if it cannot be."""
-    summary: str
-    traceback: str
-
-    @classmethod
-    def of(cls, error: Exception) -> "Failure":
-        """Return what an exception consists of, for another process."""
-        try:
-            pickled: bytes | None = pickle.dumps(error)
-            if type(pickle.loads(pickled or b"")) is not type(error):
-                pickled = None
-        except Exception:  # whatever an exception's own __reduce__ or constructor raises
-            pickled = None
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        return cls(pickled, summary, "".join(traceback.format_exception(error)).rstrip())
-
-    def rebuilt(self, role: str, rank: int, where: str) -> Exception:
-        """Return the exception again, with notes that name the worker and give its traceback.
-
-        It is of the same class if that can be pickled, or a WorkerError.
-        """
-        error: Exception = pickle.loads(self.error) if self.error else WorkerError(self.summary, role=role, rank=rank)
-        error.add_note(where)
-        error.add_note(f"its traceback there:\n{self.traceback}")
-        return error

@@ -9,29 +9,26 @@ The handle has the type of the worker class, so that editors complete its method
 with the driver, however that ends.
 """
 
-import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import wraps
 from time import monotonic
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType, SimpleNamespace, TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from harness.bits.text import nearest
 from rlcore.distributed.dispatch import Entry, Mesh, data_parallel, public_methods
 from rlcore.distributed.ray_cluster import Reservation, ray_nodes
 from rlcore.distributed.rendezvous import listening_store
 from rlcore.distributed.scatter import collect, scatter
-from rlcore.distributed.worker import AGENT_STORE, RESERVED, Failure, Worker, WorkerContext, construct
+from rlcore.distributed.worker import AGENT_STORE, RESERVED, Worker, WorkerContext, construct
 from rlcore.errors import InvalidValueError, WorkerDiedError, WorkerError
 
 CLOSE_TIMEOUT_S = 60.0
@@ -46,37 +43,27 @@ W = TypeVar("W", bound=Worker)
 class Actor:
     """One rank: an actor that constructs the worker and answers calls in their order."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self) -> None:
         ray.util.register_serializer(Tensor, serializer=_packed, deserializer=_unpacked)
-        self._worker: Worker | None = None
-        self._failure: Failure | None = None
-        try:
-            self._worker = construct(*given)
-        except Exception as error:  # it is raised again in the controller
-            self._failure = Failure.of(error)
 
-    def ready(self) -> tuple[int, Failure | None]:
-        """Return the process id, once the worker is constructed."""
-        return os.getpid(), self._failure
+    def process_id(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+    def construct(self, *given: Any) -> None:
+        """Construct the worker."""
+        self._worker = construct(*given)
 
     def answer(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Run a method and return its result, or the Failure of what it raised."""
-        try:
-            return getattr(self._worker, method)(**arguments)
-        except Exception as error:  # it is raised again in the controller
-            return Failure.of(error)
+        """Run a method and return its result."""
+        return getattr(self._worker, method)(**arguments)
 
 
-class Handle:
+class Handle(SimpleNamespace):
     """The methods of a role's dispatch table, as functions of the controller."""
 
-    def __init__(self, role: str, methods: Mapping[str, Callable[..., Any]]) -> None:
-        self.__dict__.update(methods, _names=(role, tuple(methods)))
-
     def __getattr__(self, name: str) -> Any:
-        role, methods = self.__dict__["_names"]
-        hint = nearest(name, methods) or f"it has {', '.join(methods)}"
-        raise AttributeError(f"the handle of role {role!r} has no method {name!r}: {hint}")
+        raise AttributeError(f"workers have no method {name!r}: they have {', '.join(vars(self))}", name=name, obj=self)
 
 
 class WorkerGroup(Generic[W]):
@@ -101,13 +88,20 @@ class WorkerGroup(Generic[W]):
             name: self._function(getattr(worker, name), signatures[name], entry)
             for name, entry in worker.dispatch_table.items()
         }
-        self.handle = cast(W, Handle(role, methods))
+        self.handle = cast(W, Handle(**methods))
         """The methods of the workers."""
 
-    def wait_until_constructed(self, timeout_s: float) -> None:
-        """Raise what a constructor raised, WorkerDiedError if a process ended, and WorkerError after the timeout."""
+    def construct(self, given: tuple[Any, ...], timeout_s: float) -> None:
+        """Construct the workers, all from the same.
+
+        Raises what a constructor raised, WorkerDiedError if a process ended, and WorkerError after the timeout.
+        """
         try:
-            found = self._results("__init__", [actor.ready.remote() for actor in self.actors], timeout_s)
+            pids = [actor.process_id.remote() for actor in self.actors]
+            self.process_ids = tuple(self._results("__init__", pids, timeout_s))
+            contexts = [WorkerContext(self.role, rank, len(pids)) for rank in range(len(pids))]
+            built = [actor.construct.remote(*given, own) for actor, own in zip(self.actors, contexts, strict=True)]
+            self._results("__init__", built, timeout_s)
         except TimeoutError as error:
             free = ray.available_resources()  # type: ignore[no-untyped-call]
             raise WorkerError(
@@ -115,10 +109,6 @@ class WorkerGroup(Generic[W]):
                 role=self.role,
                 remedy=f"resources for {len(self.actors)} actors ({free} are free), or a larger start_timeout_s",
             ) from None
-        self.process_ids = tuple(pid for pid, _ in found)
-        for rank, (_, failure) in enumerate(found):
-            if failure is not None:
-                raise failure.rebuilt(self.role, rank, self._place(rank, "__init__"))
 
     def close(self) -> None:
         """End the workers: each one's `close` runs, then its process ends."""
@@ -155,11 +145,9 @@ class WorkerGroup(Generic[W]):
 
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _named(f"in the controller, calling {name} of role {self.role}"):
-                scattered = scatter(entry, dict(signature.bind(*args, **kwargs).arguments), self.mesh)
+            scattered = scatter(entry, dict(signature.bind(*args, **kwargs).arguments), self.mesh)
             results = self._results(name, self._sent(name, scattered.arguments), None)
-            with _named(f"in the controller, collecting {name} of role {self.role}"):
-                return collect(entry, self.mesh, scattered.parts, results)
+            return collect(entry, self.mesh, scattered.parts, results)
 
         return call
 
@@ -187,15 +175,20 @@ class WorkerGroup(Generic[W]):
                 raise TimeoutError(f"ranks {sorted(running.values())} still run")
             rank = running.pop(done[0])
             found[rank] = self._get(rank, method, done[0])
-            if isinstance(found[rank], Failure):
+            if isinstance(found[rank], RayTaskError):
                 if running:  # a peer that died has made this one fail: its death is the cause
                     for each in ray.wait(list(running), num_returns=len(running), timeout=DEATH_S)[0]:
                         self._get(running[each], method, each)
-                raise found[rank].rebuilt(self.role, rank, self._place(rank, method))
+                cause: Exception = found[rank].cause
+                cause.add_note(self._place(rank, method))
+                raise cause from found[rank]  # which has the traceback of the worker
         return [found[rank] for rank in range(len(references))]
 
     def _get(self, rank: int, method: str, reference: Any) -> Any:
-        """Return what an actor answered. Raises WorkerDiedError if it died; the others are killed then."""
+        """Return what an actor answered, or a RayTaskError of what it raised.
+
+        Raises WorkerDiedError if it died; the others are killed then.
+        """
         try:
             return ray.get(reference)
         except RayActorError as error:
@@ -203,6 +196,8 @@ class WorkerGroup(Generic[W]):
                 self._death = (rank, method, str(error).strip().splitlines()[-1].strip())
                 self._kill()
             raise self._died(*self._death) from error
+        except RayTaskError as error:
+            return error
         except RayError as error:
             raise WorkerError(f"{type(error).__name__}: {error}", role=self.role, rank=rank) from error
 
@@ -239,19 +234,14 @@ def start_group(
     """Start a group of workers in the session of Ray, each constructed from the same arguments.
 
     Each process has the variables of `environment` before it imports anything. Without a reservation each actor asks
-    for `num_cpus`, and the cluster has one node. Raises InvalidValueError, and as `wait_until_constructed`; nothing is
-    left running then.
+    for `num_cpus`, and the cluster has one node. Raises InvalidValueError, and as `construct`; nothing is left running
+    then.
     """
     if not ray.is_initialized():
         raise InvalidValueError(
             f"group {role} runs on Ray, and this process has joined no session",
             legal="a session of Ray",
             remedy="ray.init() for one of its own, or ray.init(address=...)",
-        )
-    if taken := [name for name in RESERVED if name in environment]:
-        raise InvalidValueError(
-            f"{', '.join(taken)} in the environment of group {role}",
-            legal="variables that a group does not set itself, for torch.distributed",
         )
     share = size if reservation is None else reservation.plan.share
     if share * (1 if reservation is None else reservation.plan.num_nodes) != size:
@@ -271,42 +261,25 @@ def start_group(
             options: dict[str, Any] = {"num_cpus": num_cpus, "runtime_env": {"env_vars": own}}
             if reservation is not None:
                 strategy = PlacementGroupSchedulingStrategy(reservation.group, rank // share)
-                ranks = reservation.plan.ranks
-                options |= {"num_cpus": ranks.cpus, "num_gpus": ranks.gpus, "scheduling_strategy": strategy}
-            context = WorkerContext(role, rank, size)
-            remote = ray.remote(Actor).options(**options)
-            group.actors.append(remote.remote(worker, args, kwargs, context, dict(environment)))
-        group.wait_until_constructed(start_timeout_s)
+                section = reservation.plan.section
+                options |= {"num_cpus": section.cpus_per_rank, "num_gpus": section.gpus_per_rank}
+                options |= {"scheduling_strategy": strategy}
+            group.actors.append(ray.remote(Actor).options(**options).remote())
+        group.construct((worker, args, kwargs), start_timeout_s)
     except BaseException:
         group._end(in_order=False)
         raise
     return group
 
 
-@contextmanager
-def _named(note: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        error.add_note(note)
-        raise
-
-
-def _packed(tensor: Tensor) -> Any:
+def _packed(tensor: Tensor) -> tuple[Any, ...]:
     """Return a tensor for Ray's store: its elements alone as an array, which Ray moves without copies."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_nested:
-        torch.save(tensor, stream := io.BytesIO())
-        return stream.getvalue()
-    plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return plain.view(torch.uint8).numpy(), tensor.dtype, tensor.shape
+    plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return plain.numpy(), tensor.dtype, tensor.shape, tensor.device, tensor.requires_grad
 
 
-def _unpacked(found: Any) -> Tensor:
+def _unpacked(found: tuple[Any, ...]) -> Tensor:
     """Return the tensor again, in memory of its own."""
-    if isinstance(found, bytes):
-        tensor: Tensor = torch.load(io.BytesIO(found), weights_only=True)
-        return tensor
-    array, dtype, shape = found
-    if not array.nbytes:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(array.copy()).view(dtype).reshape(shape)
+    array, dtype, shape, device, requires_grad = found
+    flat = torch.from_numpy(array.copy()).as_strided(array.shape, (1,))  # numpy gives an empty array the stride 0
+    return flat.view(dtype).view(shape).to(device).requires_grad_(requires_grad)

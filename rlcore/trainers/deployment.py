@@ -4,15 +4,13 @@ plan ─▶ reserve ─▶ start workers with the level's variables ─▶ compa
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from harness.bits.levels import MOVE_BITS
-from rlcore.config import DeploymentSection, PpoSection, RunConfig
+from rlcore.config import PpoSection, RunConfig
 from rlcore.determinism import worker_environment
-from rlcore.distributed.placement import Node, Plan, Ranks, make_plan
+from rlcore.distributed.placement import make_plan
 from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, report_of
 from rlcore.errors import InvalidValueError
 from rlcore.log import Recorder, SharedRecorder
@@ -56,7 +54,7 @@ def deployed(
 
     environment = worker_environment(level, os.environ)
     with ray_session(section.address, num_cpus=section.num_ranks):
-        plan = plan_of(section, roles_of(config), ray_nodes())
+        plan = make_plan(section, roles_of(config), ray_nodes())
         for line in plan.lines():
             say(line)
         openers = recorder.share(section.num_ranks)
@@ -73,7 +71,8 @@ def deployed(
             ) as group,
         ):
             reports = cast(list[ProcessReport], group.handle.report())
-            check_reports([_own_report(environment), *reports], level, environment)
+            own = report_of(ProcessName("controller", ("controller",), 0), environment)
+            check_reports([own, *reports], level)
             try:
                 yield group.handle
             except SystemExit:  # the recorder has the steps that it wanted: the run ends in order
@@ -85,18 +84,3 @@ def roles_of(config: RunConfig) -> tuple[str, ...]:
     """Return the roles that the models of a run have."""
     roles = {"policy": True, "critic": isinstance(config.algorithm, PpoSection), "reference": config.algorithm.kl_coef}
     return tuple(name for name, is_there in roles.items() if is_there)
-
-
-def plan_of(section: DeploymentSection, roles: Sequence[str], nodes: Sequence[Node]) -> Plan:
-    """Spread the ranks over nodes; every rank has all roles. Raises PlacementError, InvalidValueError."""
-    ranks = Ranks(
-        num_ranks=section.num_ranks, num_nodes=section.num_nodes, gpus=section.gpus_per_rank, cpus=section.cpus_per_rank
-    )
-    return make_plan(ranks, roles, nodes)
-
-
-def _own_report(environment: Mapping[str, str]) -> ProcessReport:
-    """Return what torch says in this process, with the variables that it gives to the others."""
-    own = report_of(ProcessName("controller", ("controller",), 0))
-    kept = {name: value for name, value in own.values.items() if name not in MOVE_BITS}
-    return replace(own, values={**kept, **environment})

@@ -52,23 +52,21 @@ class Shards(Replicas):
     def __init__(self, model: nn.Module, grid: RankGrid, *, is_canonical: bool) -> None:
         super().__init__(model, grid, is_canonical=is_canonical)
         shard_model(model, grid)
-        self.assignment = Assignment(1, ())
+        self.assignment: Assignment = ()
         self.rounds: list[tuple[int | None, ...]] = []
         """Microbatch of each rank of this replica in the passes that are left, in lockstep; None for a dummy pass."""
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         with_own = [module for module in self._modules if module._get_fsdp_state()._fsdp_param_groups]
         self._round_sums = [RoundSum(self, module) for module in with_own]
 
-    def backward(
-        self, own: Sequence[Microbatch], loss: Loss, num_microbatches: int | None
-    ) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
+    def backward(self, own: Sequence[Microbatch], loss: Loss) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
         """Make the passes of this rank; return their losses, and its shards of the sums of all ranks' gradients."""
-        self.assignment = agree(self.grid.world, [each.number for each in own], num_microbatches)
+        self.assignment = agree(self.grid.world, [each.number for each in own])
         dummy, found = self._dummy(own), []
         for each in self._round_sums:
             each.reset()
         failed: tuple[int, NonFiniteError] | None = None
-        self.rounds = self._rounds(self.assignment)
+        self.rounds = self._rounds()
         for microbatch, _ in zip_longest(own, self.rounds.copy()):
             computed = loss(self.model, microbatch or dummy)
             if microbatch is not None:
@@ -87,9 +85,9 @@ class Shards(Replicas):
         numbers = self.grid.world.gather_objects(tuple(range(len(microbatches))))
         if not any(numbers):
             return []
-        self.assignment = Assignment(1, tuple(numbers))
+        self.assignment = tuple(numbers)
         dummy, found = self._dummy(microbatches), []
-        for microbatch, _ in zip_longest(microbatches, self._rounds(self.assignment)):
+        for microbatch, _ in zip_longest(microbatches, self._rounds()):
             found.append(reading(self.model, microbatch or dummy))
         for module in self._modules:
             module.reshard()
@@ -114,17 +112,16 @@ class Shards(Replicas):
         """Return the weights, which are made whole one at a time, on every rank: each question is collective."""
         return ShardedWeights(self)
 
-    def _rounds(self, assignment: Assignment) -> list[tuple[int | None, ...]]:
-        first = self.grid.replicate.rank * self.grid.shard.size
-        return list(zip_longest(*assignment.numbers[first : first + self.grid.shard.size])) or [
-            (None,) * self.grid.shard.size
-        ]
+    def _rounds(self) -> list[tuple[int | None, ...]]:
+        size = self.grid.shard.size
+        first = self.grid.replicate.rank * size
+        return list(zip_longest(*self.assignment[first : first + size])) or [(None,) * size]
 
     def _dummy(self, own: Sequence[Microbatch]) -> Microbatch:
         """Return what this rank reads in dummy passes: its cheapest microbatch, or another rank's if it has none."""
         cheapest = min(own, key=lambda each: each.num_tokens, default=None)
-        if not all(self.assignment.numbers):
-            source = next(rank for rank, numbers in enumerate(self.assignment.numbers) if numbers)
+        if not all(self.assignment):
+            source = next(rank for rank, numbers in enumerate(self.assignment) if numbers)
             lent = [cheapest]
             dist.broadcast_object_list(lent, group=self.group, group_src=source)
             cheapest = cheapest or lent[0]
@@ -203,7 +200,7 @@ class RoundSum(ReduceScatter):
         shard = self._shards.grid.shard
         received = torch.empty_like(gradients)
         dist.all_to_all_single(received, gradients, group=shard.group)
-        self._tree = self._tree or TreeSum(self._shards.assignment.num_microbatches)
+        self._tree = self._tree or TreeSum(sum(map(len, self._shards.assignment)))
         for number, row in zip(self._shards.rounds[0], received.view(shard.size, -1), strict=True):
             if number is not None:
                 self._tree.add(number, row.to(torch.float32, copy=True))

@@ -47,14 +47,12 @@ class OneProcess:
     def __init__(self, model: nn.Module, num_workers: int = 1) -> None:
         self.model, self._num_workers = model, num_workers
 
-    def backward(
-        self, own: Sequence[Microbatch], loss: Loss, num_microbatches: int | None
-    ) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
+    def backward(self, own: Sequence[Microbatch], loss: Loss) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
         """Make the passes of this rank; return their losses, and the sum of all ranks' gradients by parameter, fp32."""
-        parameters, num_values = list(self.model.parameters()), num_microbatches or len(own)
-        total, found = GradientSum(parameters, num_values), dict[int, MicrobatchLoss]()
+        parameters, found = list(self.model.parameters()), dict[int, MicrobatchLoss]()
+        total = GradientSum(parameters, len(own))
         for microbatches in divide_among_workers(own, self._num_workers):
-            part = GradientSum(parameters, num_values)
+            part = GradientSum(parameters, len(own))
             for microbatch in microbatches:
                 computed = loss(self.model, microbatch)
                 if failed := non_finite_loss(computed.loss, microbatch):
@@ -85,14 +83,14 @@ class GradientSum:
 
     def __init__(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
         self._parameters = parameters
-        self._trees = [TreeSum(num_microbatches) for _ in parameters]
+        self.trees = [TreeSum(num_microbatches) for _ in parameters]
 
     def add_pass(self, number: int, computed: MicrobatchLoss) -> MicrobatchLoss:
         """Add each gradient of a microbatch as soon as the backward pass has made it, zeros if it makes none."""
         missing = dict(enumerate(self._parameters))
 
         def add(index: int, parameter: Tensor) -> None:
-            self._trees[index].add(number, take_gradient(parameter))
+            self.trees[index].add(number, take_gradient(parameter))
             missing.pop(index)
 
         hooks = [
@@ -111,17 +109,12 @@ class GradientSum:
 
     def absorb(self, other: "GradientSum") -> None:
         """Add the gradients that another worker has summed."""
-        for tree, others in zip(self._trees, other._trees, strict=True):
+        for tree, others in zip(self.trees, other.trees, strict=True):
             tree.absorb(others)
-
-    def take(self, index: int) -> TreeSum:
-        """Take a parameter's tree off the sum, which does not hold its memory any longer."""
-        taken, self._trees[index] = self._trees[index], TreeSum(1)
-        return taken
 
     def total(self) -> list[Tensor]:
         """Return the sum for each parameter."""
-        totals = [tree.total() for tree in self._trees]
+        totals = [tree.total() for tree in self.trees]
         return [total for total in totals if total is not None]
 
 

@@ -32,14 +32,8 @@ class Ranks:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The microbatches of an update by rank."""
-
-    num_microbatches: int
-    """Number of values in the canonical tree; some may be absent."""
-    numbers: tuple[tuple[int, ...], ...]
-    """Numbers of the microbatches of each rank, ascending."""
+Assignment = tuple[tuple[int, ...], ...]
+"""Numbers of the microbatches of an update by rank, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +50,8 @@ class RankGrid:
     def by_replica(self, assignment: Assignment) -> Assignment:
         """Return what each replica computes, all of its ranks together."""
         size = self.shard.size
-        rows = (assignment.numbers[first : first + size] for first in range(0, self.world.size, size))
-        return Assignment(assignment.num_microbatches, tuple(tuple(sorted(sum(row, ()))) for row in rows))
+        rows = (assignment[first : first + size] for first in range(0, self.world.size, size))
+        return tuple(tuple(sorted(sum(row, ()))) for row in rows)
 
 
 def build_grid(
@@ -68,18 +62,17 @@ def build_grid(
     Every rank of the default group calls it. `timeout_s` bounds each collective: a group of its own does not take over
     that of the default one. Raises InvalidValueError if the replicas would not have `num_shards` ranks each.
     """
-    ranks = list(range(dist.get_world_size()) if members is None else members)
+    ranks = [*(range(dist.get_world_size()) if members is None else members)]
     if num_shards < 1 or len(ranks) % num_shards:
         raise InvalidValueError(f"{num_shards} shards for {len(ranks)} ranks", legal="a divisor of the number of ranks")
     rows = [ranks[first : first + num_shards] for first in range(0, len(ranks), num_shards)]
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    own: dict[str, Ranks] = {}
-    for kind, groups in (("world", [ranks]), ("shard", rows), ("replicate", columns)):
-        for each in groups:
-            group = dist.new_group(each, timeout=timedelta(seconds=timeout_s))
-            if dist.get_rank() in each:
-                own[kind] = Ranks(group, device)
-    return RankGrid(**own) if own else None
+    columns = [ranks[first::num_shards] for first in range(num_shards)]
+    timeout = timedelta(seconds=timeout_s)
+    groups = [
+        dist.new_subgroups_by_enumeration(each, timeout=timeout)[0]  # type: ignore[no-untyped-call]
+        for each in ([ranks], rows, columns)
+    ]
+    return RankGrid(*(Ranks(group, device) for group in groups)) if dist.get_rank() in ranks else None
 
 
 def join_grid(section: DeploymentSection, device: str) -> RankGrid:
@@ -97,33 +90,17 @@ def join_grid(section: DeploymentSection, device: str) -> RankGrid:
     return grid
 
 
-def agree(ranks: Ranks, own: Sequence[int], num_microbatches: int | None) -> Assignment:
-    """Agree on the microbatches of each rank before the first pass; None: all that the ranks have together.
+def agree(ranks: Ranks, own: Sequence[int]) -> Assignment:
+    """Agree on the microbatches of each rank before the first pass.
 
     Ranks that disagree would wait for each other until the group's timeout, or add up a wrong sum. Raises
-    InvalidValueError on every rank if they expect different numbers of microbatches, or if a microbatch is not one of
-    these or has two ranks.
+    InvalidValueError on every rank.
     """
-    found = ranks.gather_objects((num_microbatches, tuple(own)))
-    expected, numbers = [count for count, _ in found], tuple(each for _, each in found)
-    if len(set(expected)) > 1:
-        raise InvalidValueError(
-            "ranks expect different numbers of microbatches: "
-            + ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(expected)),
-            legal="one number on all ranks: that of the whole minibatch",
-        )
+    numbers = tuple(ranks.gather_objects(tuple(own)))
     everything = sorted(sum(numbers, ()))
-    count = len(everything) if num_microbatches is None else num_microbatches
-    for number in everything:
-        owners = [rank for rank, each in enumerate(numbers) for other in each if other == number]
-        if len(owners) > 1 or not 0 <= number < count:
-            raise InvalidValueError(
-                f"microbatch {number} of {count} was given to ranks {owners}",
-                legal=f"each of 0 to {count - 1} to one rank, once",
-            )
-    if not everything:
-        raise InvalidValueError("no rank has a microbatch", legal="one microbatch or more, over all ranks")
-    return Assignment(count, numbers)
+    if not everything or everything != [*range(len(everything))]:
+        raise InvalidValueError(f"microbatches {numbers} on ranks", legal="each number from 0 on, on one rank")
+    return numbers
 
 
 def raise_first(ranks: Ranks, failed: tuple[int, NonFiniteError] | None) -> None:

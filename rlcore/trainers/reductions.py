@@ -7,6 +7,7 @@ computed which microbatch. The library's sum is of fixed order for a fixed numbe
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -38,12 +39,10 @@ class Replicas(OneProcess):
         super().__init__(model)
         self.grid, self.group, self.is_canonical = grid, grid.world.group, is_canonical
 
-    def backward(
-        self, own: Sequence[Microbatch], loss: Loss, num_microbatches: int | None
-    ) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
+    def backward(self, own: Sequence[Microbatch], loss: Loss) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
         """Make the passes of this rank; return their losses, and the sum of all ranks' gradients by parameter, fp32."""
-        assignment = agree(self.grid.world, [each.number for each in own], num_microbatches)
-        num_values = assignment.num_microbatches if self.is_canonical else max(1, len(own))
+        assignment = agree(self.grid.world, [each.number for each in own])
+        num_values = sum(map(len, assignment)) if self.is_canonical else len(own)
         parameters, found = list(self.model.parameters()), []
         total, failed = GradientSum(parameters, num_values), None
         for place, microbatch in enumerate(own):
@@ -57,12 +56,13 @@ class Replicas(OneProcess):
     def _sums(self, parameters: Sequence[nn.Parameter], own: GradientSum, assignment: Assignment) -> Iterator[Tensor]:
         """Yield the sum over ranks for each parameter, fp32; the own sums of a bucket are freed as it goes."""
         for bucket in buckets([parameter.numel() for parameter in parameters], bucket_width(assignment)):
-            trees, shapes = [own.take(index) for index in bucket], [parameters[index].shape for index in bucket]
+            trees, shapes = [own.trees.pop(0) for _ in bucket], [parameters[index].shape for index in bucket]
             sizes = [shape.numel() for shape in shapes]
             if self.is_canonical:
                 flat = canonical_sum(self.grid.world, assignment, flat_nodes(trees), sum(sizes))
             else:
-                flat = total_row(trees, sizes, self.grid.world.device)
+                totals = [total.reshape(-1) for tree in trees if (total := tree.total()) is not None]
+                flat = torch.cat(totals) if totals else torch.zeros(sum(sizes), device=self.grid.world.device)
                 dist.all_reduce(flat, group=self.group)
             del trees
             for shape, part in zip(shapes, torch.split(flat, sizes), strict=True):
@@ -80,16 +80,15 @@ def canonical_sum(ranks: Ranks, assignment: Assignment, own: Sequence[Tensor], n
         part = total[begin : begin + width]
         chunk = -(-len(part) // ranks.size)
         found = _scattered_sum(ranks, assignment, [node[begin : begin + width] for node in own], chunk)
-        padded = part if len(part) == ranks.size * chunk else part.new_empty(ranks.size * chunk)
+        padded = part.new_empty(ranks.size * chunk)
         dist.all_gather(list(torch.split(padded, chunk)), found, group=ranks.group)
-        if padded is not part:
-            part.copy_(padded[: len(part)])
+        part.copy_(padded[: len(part)])
     return total
 
 
 def bucket_width(assignment: Assignment) -> int:
     """Return how many elements are summed at once: fewer if some rank has many sums of them."""
-    most = max(len(complete_subtrees(numbers)) for numbers in assignment.numbers)
+    most = max(len(complete_subtrees(numbers)) for numbers in assignment)
     return max(1, BUCKET_ELEMENTS // max(1, most))
 
 
@@ -97,23 +96,20 @@ def _scattered_sum(ranks: Ranks, assignment: Assignment, own: Sequence[Tensor], 
     """Return this rank's chunk of the sum over all microbatches, padded with zeros."""
     sent = torch.empty(ranks.size, len(own), chunk, device=ranks.device)
     for index, node in enumerate(own):
-        missing = ranks.size * chunk - len(node)
-        padded = torch.nn.functional.pad(node, (0, missing)) if missing else node
+        padded = torch.nn.functional.pad(node, (0, ranks.size * chunk - len(node)))
         sent[:, index] = padded.view(ranks.size, chunk)
-    places = [complete_subtrees(numbers) for numbers in assignment.numbers]
+    places = [complete_subtrees(numbers) for numbers in assignment]
     counts = [len(each) for each in places]
     received = sent.new_empty(sum(counts), chunk)
     dist.all_to_all_single(received, sent.view(-1, chunk), counts, [len(own)] * ranks.size, group=ranks.group)
-    return added(assignment.num_microbatches, places, received)
+    return added(sum(map(len, assignment)), places, received)
 
 
 def added(num_microbatches: int, places: Sequence[Sequence[NodePosition]], rows: Tensor) -> Tensor:
     """Add sums of several parts by the canonical tree: `rows` [subtrees of all parts, elements], written over."""
     total = TreeSum(num_microbatches)
-    remaining = iter(rows)
-    for of_part in places:
-        nodes = [(place, next(remaining)) for place in of_part]
-        total.absorb(TreeSum.of_nodes(num_microbatches, nodes))
+    for place, row in zip(chain(*places), rows, strict=True):
+        total.put(place, row)
     found = total.total()
     assert found is not None, "an update has a microbatch"
     return found.contiguous()
@@ -126,17 +122,6 @@ def flat_nodes(trees: Sequence[TreeSum]) -> list[Tensor]:
     """
     by_node = zip(*([value.reshape(-1) for _, value in tree.nodes()] for tree in trees), strict=True)
     return [values[0] if len(values) == 1 else torch.cat(values) for values in by_node]
-
-
-def total_row(trees: Sequence[TreeSum], sizes: Sequence[int], device: str) -> Tensor:
-    """Return the sums of a part, those of several tensors beside each other: fp32 [elements]; zeros if it has none."""
-    totals = [tree.total() for tree in trees]
-    return torch.cat(
-        [
-            torch.zeros(size, device=device) if total is None else total.reshape(-1)
-            for total, size in zip(totals, sizes, strict=True)
-        ]
-    )
 
 
 def buckets(sizes: Sequence[int], max_elements: int) -> Iterator[range]:

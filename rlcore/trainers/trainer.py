@@ -78,18 +78,16 @@ class Trainer:
         self._record = record or Record(NullRecorder())
         self.restart_optimizer()
 
-    def forward_backward(
-        self, microbatches: Sequence[Microbatch], loss: Loss, *, num_microbatches: int | None = None
-    ) -> tuple[MicrobatchLoss, ...]:
+    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
         """Compute the gradient of the sum of all ranks' losses; return this rank's in the order of microbatches.
 
-        `num_microbatches` is the number in the canonical tree, over all ranks; None if none is absent. Raises, on every
-        rank, NonFiniteError for a loss, and InvalidValueError if ranks do not agree on the microbatches.
+        Raises, on every rank, NonFiniteError for a loss, and InvalidValueError unless the ranks have each microbatch,
+        numbered from 0, once.
         """
         self._wake()
         own = sorted(microbatches, key=lambda each: each.number)
         with num_threads(self._runtime.training_threads, "forward", "loss", "backward"):
-            losses, self.gradients = self.reduction.backward(own, loss, num_microbatches)
+            losses, self.gradients = self.reduction.backward(own, loss)
         return losses
 
     def optimizer_step(self, *, learning_rate: float, max_norm: float | None) -> float:

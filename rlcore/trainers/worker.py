@@ -18,7 +18,7 @@ from torch import Tensor
 from rlcore.config import RunConfig
 from rlcore.data.microbatches import Microbatch, balanced_microbatches
 from rlcore.determinism import at_level, check_level
-from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Partition, Split, Table
+from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Partition, Split, Table
 from rlcore.distributed.process_report import ProcessName, ProcessReport, report_of
 from rlcore.distributed.worker import Worker
 from rlcore.log import PartRecorder, Record
@@ -44,9 +44,9 @@ class ModelWorker(Worker):
         "begin_step": Entry({"step": _ONE}),
         "end_step": Entry(),
         "build": Entry(_NAME),
-        "forward_backward": Entry({**_PASSES, "loss": Function(), "num_microbatches": _ONE}, collect=Collect.ROWS),
+        "forward_backward": Entry({**_PASSES, "loss": _ONE}, collect=Collect.ROWS),
         "optimizer_step": Entry({**_NAME, "learning_rate": _ONE, "max_norm": _ONE}),
-        "read": Entry({**_PASSES, "reading": Function()}, collect=Collect.ROWS),
+        "read": Entry({**_PASSES, "reading": _ONE}, collect=Collect.ROWS),
         "gradient_digest": Entry(_NAME),
         "optimizer_digest": Entry(_NAME),
         "restart_optimizer": Entry(_NAME),
@@ -97,11 +97,9 @@ class ModelWorker(Worker):
         """Build the trainer of a model."""
         self._models.build(name)
 
-    def forward_backward(
-        self, name: str, microbatches: Sequence[Microbatch], loss: Loss, num_microbatches: int | None = None
-    ) -> tuple[MicrobatchLoss, ...]:
+    def forward_backward(self, name: str, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
         """Compute this rank's part of the gradient."""
-        return self._trainers[name].forward_backward(microbatches, loss, num_microbatches=num_microbatches)
+        return self._trainers[name].forward_backward(microbatches, loss)
 
     def optimizer_step(self, name: str, learning_rate: float, max_norm: float | None) -> float:
         """Move the weights once; return the norm of the gradient before clipping."""

@@ -11,7 +11,7 @@ from rlcore.data.microbatches import Microbatch
 from rlcore.trainers.ranks import build_grid
 from rlcore.trainers.trainer import Trainer
 from rlcore.weights.source import digest_of
-from tests.support.rank_training import NUM_MICROBATCHES, Odd, local_trainer, microbatches_of, negative_likelihood
+from tests.support.rank_training import Odd, local_trainer, microbatches_of, negative_likelihood
 
 NUM_STEPS = 3
 
@@ -26,7 +26,7 @@ def trained(trainer: Trainer) -> tuple[str, str, tuple[float, ...]]:
     norms = []
     for step in range(NUM_STEPS):
         microbatches = [on_gpu(microbatch) for microbatch in microbatches_of(step)]
-        trainer.forward_backward(microbatches, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+        trainer.forward_backward(microbatches, negative_likelihood)
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=0.5))
     return digest_of(trainer.weights()), trainer.optimizer_digest(), tuple(norms)
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from harness.bits.tensor_digests import tensor_digests
 from harness.fixtures import StartRayCluster
-from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.config import DeploymentSection, OptimizerSection, RuntimeSection
 from rlcore.determinism import worker_environment
 from rlcore.distributed.dispatch import Collect, Entry, Table
-from rlcore.distributed.placement import Ranks, make_plan
+from rlcore.distributed.placement import make_plan
 from rlcore.distributed.process_report import GPU, ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.worker import Worker
 from rlcore.trainers.offload import OffloadedState
@@ -50,14 +50,14 @@ def test_a_worker_of_a_plan_has_the_gpu_of_its_slot(ray_cluster: StartRayCluster
     from rlcore.distributed.worker_group import start_group
 
     ray_cluster(num_gpus=1, timeout_s=120.0)
-    plan = make_plan(Ranks(num_ranks=1), ["models"], ray_nodes())
+    plan = make_plan(DeploymentSection(gpus_per_rank=1), ["models"], ray_nodes())
     environment = worker_environment(LEVEL, os.environ)
     with (
         reserve(plan, timeout_s=120.0) as reservation,
         start_group(OnGpu, role="models", reservation=reservation, environment=environment) as group,
     ):
         reports = cast(list[ProcessReport], group.handle.report())
-    check_reports(reports, LEVEL, environment)
+    check_reports(reports, LEVEL)
     assert reports[0].values[GPU] == torch.cuda.get_device_name()
 
 

@@ -9,7 +9,6 @@ from rlcore.checkpoint import save
 from rlcore.trainers.ranks import Ranks
 from rlcore.trainers.trainer import Trainer
 from tests.support.rank_training import (
-    NUM_MICROBATCHES,
     Case,
     Trained,
     local_trainer,
@@ -25,7 +24,7 @@ def step_of(trainer: Trainer, step: int, ranks: Ranks | None) -> None:
     """Make one update."""
     microbatches = microbatches_of(step)
     own = microbatches if ranks is None else shuffled(microbatches, ranks.size)[ranks.rank]
-    trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+    trainer.forward_backward(own, negative_likelihood)
     trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
 
 

@@ -12,7 +12,7 @@ from rlcore.errors import ReplicaError
 from rlcore.trainers.gradients import local_part
 from rlcore.trainers.ranks import RankGrid
 from rlcore.trainers.trainer import Trainer
-from tests.support.rank_training import NUM_MICROBATCHES, grid_of, local_trainer, microbatches_of, negative_likelihood
+from tests.support.rank_training import grid_of, local_trainer, microbatches_of, negative_likelihood
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def corrupted_training(case: Corruption) -> Outcome:
 def backward(trainer: Trainer, update: int, grid: RankGrid) -> None:
     """Make the passes of an update on this rank."""
     own = divide_among_workers(microbatches_of(update), grid.world.size)[grid.world.rank]
-    trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+    trainer.forward_backward(own, negative_likelihood)
 
 
 def held(trainer: Trainer) -> dict[str, str]:

@@ -13,7 +13,7 @@ from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.tree_sum import complete_subtrees
-from rlcore.trainers.ranks import Assignment, RankGrid, build_grid
+from rlcore.trainers.ranks import RankGrid, build_grid
 from rlcore.trainers.reductions import BUCKET_ELEMENTS, canonical_sum
 from rlcore.trainers.trainer import Trainer
 from tests.support.rank_questions import policy_loss
@@ -69,7 +69,7 @@ def steps_s(num_shards: int, num_rounds: int) -> Seconds:
         trainer = trainer_of(grid, is_canonical=is_canonical)
 
         def update() -> None:
-            trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
+            trainer.forward_backward(own, policy_loss)
             trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
 
         return update
@@ -91,8 +91,7 @@ def sums_s(num_rounds: int) -> Seconds:
         "scattered": tuple(tuple(range(rank, NUM_MICROBATCHES, world.size)) for rank in range(world.size)),
     }.items():
         own = [torch.ones(BUCKET_ELEMENTS) for _ in complete_subtrees(numbers[world.rank])]
-        assignment = Assignment(NUM_MICROBATCHES, numbers)
-        calls[name] = sums(partial(canonical_sum, world, assignment, own, BUCKET_ELEMENTS))
+        calls[name] = sums(partial(canonical_sum, world, numbers, own, BUCKET_ELEMENTS))
     return least_s(calls, num_rounds)
 
 
@@ -101,7 +100,7 @@ def state_s(directory: str, num_rounds: int) -> Seconds:
     grid = grid_of(dist.get_world_size())
     trainer = trainer_of(grid)
     own = divide_among_workers(microbatches(), grid.world.size)[grid.world.rank]
-    trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
+    trainer.forward_backward(own, policy_loss)
     trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
     path = Path(directory)
 

@@ -13,7 +13,6 @@ from rlcore.trainers import fsdp
 from rlcore.trainers.gradients import MicrobatchLoss, local_part
 from rlcore.trainers.ranks import Assignment, Ranks, build_grid
 from tests.support.rank_training import (
-    NUM_MICROBATCHES,
     Case,
     Odd,
     grid_of,
@@ -41,22 +40,17 @@ def own_of(ranks: Ranks, step: int = 0) -> list[Microbatch]:
     return shuffled(microbatches_of(step), ranks.size)[ranks.rank]
 
 
-def errors_of_counts(case: Case) -> tuple[str, str, str]:
-    """Expect one microbatch more on rank 1; give one to two ranks; number one beyond the others."""
+def errors_of_assignments(case: Case) -> tuple[str, str]:
+    """Give a microbatch to all ranks; give one to none."""
     built = parallel_trainer(case)
     assert built is not None
     trainer, grid = built
     own = own_of(grid.world)
 
-    def attempt(own: list[Microbatch], num_microbatches: int) -> str:
-        return error_of(lambda: trainer.forward_backward(own, negative_likelihood, num_microbatches=num_microbatches))
+    def attempt(own: list[Microbatch]) -> str:
+        return error_of(lambda: trainer.forward_backward(own, negative_likelihood))
 
-    more = int(grid.world.rank == 1)
-    return (
-        attempt(own, NUM_MICROBATCHES + more),
-        attempt([*own, *microbatches_of(0)[:1]], NUM_MICROBATCHES),
-        attempt(own, NUM_MICROBATCHES - 1),
-    )
+    return attempt([*own, *microbatches_of(0)[:1]]), attempt([each for each in own if each.number != 5])
 
 
 def spoiled(model: nn.Module, microbatch: Microbatch) -> MicrobatchLoss:
@@ -71,9 +65,9 @@ def errors_of_losses(case: Case) -> tuple[str, str, str]:
     assert clean is not None
     trainer, grid = built
     own = own_of(grid.world)
-    error = error_of(lambda: trainer.forward_backward(own, spoiled, num_microbatches=NUM_MICROBATCHES))
+    error = error_of(lambda: trainer.forward_backward(own, spoiled))
     for each in (trainer, clean[0]):
-        each.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+        each.forward_backward(own, negative_likelihood)
     return error, trainer.gradient_digest(), clean[0].gradient_digest()
 
 
@@ -82,7 +76,7 @@ def errors_of_gradients(case: Case, row: int) -> str:
     built = parallel_trainer(case)
     assert built is not None
     trainer, grid = built
-    trainer.forward_backward(own_of(grid.world), negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+    trainer.forward_backward(own_of(grid.world), negative_likelihood)
     assert trainer.gradients is not None
     names = [name for name, _ in trainer.model.named_parameters()]
     marked = torch.zeros(37, NUM_ELEMENTS_OF_A_ROW)
@@ -110,7 +104,7 @@ def errors_of_unread() -> str:
     assert grid is not None
     trainer = local_trainer(model=Partial(), grid=grid)
     own = own_of(grid.world)
-    return error_of(lambda: trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES))
+    return error_of(lambda: trainer.forward_backward(own, negative_likelihood))
 
 
 def errors_without_the_guard(timeout_s: float) -> str:
@@ -125,8 +119,8 @@ def errors_without_the_guard(timeout_s: float) -> str:
     numbers = ((0, 1), (2, 3)) if grid.world.rank == 0 else ((0,), (2,))
 
     def believed(*_: object) -> Assignment:
-        return Assignment(NUM_MICROBATCHES, numbers)
+        return numbers
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fsdp, "agree", believed)
-        return error_of(lambda: trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES))
+        return error_of(lambda: trainer.forward_backward(own, negative_likelihood))

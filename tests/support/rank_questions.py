@@ -19,7 +19,6 @@ from rlcore.trainers.trainer import Trainer
 from rlcore.weights.canary import canary_tokens
 from tests.support.rank_training import (
     CONFIG,
-    NUM_MICROBATCHES,
     Case,
     digests,
     local_trainer,
@@ -67,11 +66,11 @@ class Answers:
 
 def answers_of(trainer: Trainer, own: list[list[Microbatch]]) -> Answers:
     """Ask a trainer with these microbatches of two steps."""
-    trainer.forward_backward(own[0], policy_loss, num_microbatches=NUM_MICROBATCHES)
+    trainer.forward_backward(own[0], policy_loss)
     trainer.weights().logprobs(canary_tokens(CONFIG))  # a pass without a gradient leaves no full weights to be moved
     trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
     read = trainer.read(own[0], read_logprobs)
-    trainer.forward_backward(own[1], policy_loss, num_microbatches=NUM_MICROBATCHES)
+    trainer.forward_backward(own[1], policy_loss)
     weights = trainer.weights()
     return Answers(
         weights.digests(),
@@ -104,7 +103,7 @@ def owned_values(case: Case) -> dict[str, str]:
     trainer, grid = built
     for step in range(2):
         own = shuffled(microbatches_of(step), grid.world.size)[grid.world.rank]
-        trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+        trainer.forward_backward(own, negative_likelihood)
         if step == 0:
             trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
     assert trainer.gradients is not None

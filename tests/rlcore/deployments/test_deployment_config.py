@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rlcore.config import read_config
-from rlcore.distributed.placement import Node
+from rlcore.distributed.placement import Node, make_plan
 from rlcore.entrypoint import resumed_config, train
 from rlcore.errors import InvalidValueError, LevelError, PlacementError
 from rlcore.log import NullRecorder, RunLog, announcement
-from rlcore.trainers.deployment import deployed, plan_of, roles_of
+from rlcore.trainers.deployment import deployed, roles_of
 
 
 def payload(**section: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_every_rank_has_every_role_and_a_node_that_is_too_small_is_quoted() -> N
     assert roles_of(config) == ("policy", "critic")
     nodes = [Node("a", 4, 16), Node("b", 4, 16)]
     with pytest.raises(PlacementError) as refused:
-        plan_of(config.deployment, roles_of(config), nodes)
+        make_plan(config.deployment, roles_of(config), nodes)
     assert "a: 4 GPUs, 16 CPUs" in str(refused.value) and "num_nodes=2 fits" in str(refused.value)
 
 

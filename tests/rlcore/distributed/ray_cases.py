@@ -17,8 +17,9 @@ import pytest
 import ray
 import torch
 
+from rlcore.config import DeploymentSection
 from rlcore.distributed import worker_group
-from rlcore.distributed.placement import Ranks, make_plan
+from rlcore.distributed.placement import make_plan
 from rlcore.distributed.ray_cluster import ray_nodes, reserve
 from rlcore.distributed.worker_group import WorkerGroup, start_group
 from rlcore.entrypoint import train
@@ -52,7 +53,9 @@ def session() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def adder(session: None) -> Iterator[WorkerGroup[Adder]]:
-    with start_group(Adder, 5, role="adder", size=3, num_cpus=0.5, environment={"RLCORE_TEST": "1"}) as group:
+    with start_group(
+        Adder, 5, role="adder", size=3, num_cpus=0.5, environment={"RLCORE_TEST": "1", "WORLD_SIZE": "100"}
+    ) as group:
         yield group
 
 
@@ -102,10 +105,8 @@ def test_rows_are_divided_padded_and_come_back_in_order(adder: WorkerGroup[Adder
 
 
 def test_a_function_travels_beside_rows(adder: WorkerGroup[Adder]) -> None:
-    assert adder.handle.apply(double, torch.arange(6)).tolist() == [0, 2, 4, 6, 8, 10]
-    with pytest.raises(InvalidValueError, match="function is <function") as caught:
-        adder.handle.apply(lambda values: values, torch.arange(6))
-    assert caught.value.__notes__ == ["in the controller, calling apply of role adder"]
+    for function in (double, lambda values: values * 2):
+        assert adder.handle.apply(function, torch.arange(6)).tolist() == [0, 2, 4, 6, 8, 10]
 
 
 def test_large_tensors_keep_their_bits_and_belong_to_the_worker(adder: WorkerGroup[Adder]) -> None:
@@ -132,16 +133,15 @@ def test_calls_of_several_threads_reach_all_ranks_in_one_order(adder: WorkerGrou
     assert all(result == [number + 5, number + 6, number + 7] for number, result in found)
 
 
-def test_a_handle_names_the_nearest_method(adder: WorkerGroup[Adder]) -> None:
-    with pytest.raises(AttributeError, match=r"role 'adder' has no method 'frist': did you mean 'first'\?"):
+def test_a_handle_names_its_methods(adder: WorkerGroup[Adder]) -> None:
+    with pytest.raises(AttributeError, match=r"workers have no method 'frist': they have add, .* first, "):
         adder.handle.frist(1)  # type: ignore[attr-defined]
     assert adder.handle.first.__doc__ == Adder.first.__doc__
 
 
 def test_arguments_are_bound_as_the_method_takes_them(adder: WorkerGroup[Adder]) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'vlaue'") as caught:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'vlaue'"):
         adder.handle.first(1, vlaue=1)  # type: ignore[call-arg]
-    assert caught.value.__notes__ == ["in the controller, calling first of role adder"]
 
 
 def test_an_error_keeps_class_and_fields_and_names_the_worker(faulty: WorkerGroup[Faulty]) -> None:
@@ -155,7 +155,8 @@ def test_an_error_keeps_class_and_fields_and_names_the_worker(faulty: WorkerGrou
         ("update", "sync"),
     )
     pid = faulty.process_ids[1]
-    assert error.__notes__[0] == f"in worker faulty, rank 1 of 2 (pid {pid}), method raise_error"
+    assert error.__notes__ == [f"in worker faulty, rank 1 of 2 (pid {pid}), method raise_error"]
+    assert "workers.py" in str(error.__cause__), "its traceback"
     with pytest.raises(ValueError, match="not a number") as builtin:
         faulty.handle.raise_error("value", 0)
     assert builtin.value.__notes__[0].startswith("in worker faulty, rank 0 of 2")
@@ -169,12 +170,14 @@ def test_after_an_error_the_group_still_works(faulty: WorkerGroup[Faulty]) -> No
 
 
 def test_errors_and_results_that_cannot_travel_are_described(faulty: WorkerGroup[Faulty]) -> None:
-    for kind, text in (("own", "OwnError: 3 of a"), ("local", "LocalError: of a function")):
-        with pytest.raises(WorkerError, match=text) as caught:
-            faulty.handle.raise_error(kind, 1)
-        assert (caught.value.role, caught.value.rank) == ("faulty", 1)
-        assert any("Traceback" in note for note in caught.value.__notes__)
-    with pytest.raises(WorkerError, match="pickle"):
+    with pytest.raises(WorkerError, match="OwnError: 3 of a") as caught:
+        faulty.handle.raise_error("own", 1)
+    assert (caught.value.role, caught.value.rank) == ("faulty", 1)
+    assert "workers.py" in str(caught.value), "its traceback"
+    with pytest.raises(Exception, match="of a function") as local:
+        faulty.handle.raise_error("local", 1)
+    assert local.value.__notes__[0].startswith("in worker faulty, rank 1 of 2")
+    with pytest.raises(TypeError, match="pickle"):
         faulty.handle.result()
     assert OwnError("a", 3).args == ("3 of a",)
 
@@ -232,12 +235,6 @@ def test_a_closed_group_is_not_called_and_its_workers_were_closed(tmp_path: Path
     group.close()
 
 
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
-def test_variables_of_the_group_cannot_be_overridden(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"{name} in the environment of group adder"):
-        start_group(Adder, role="adder", size=2, environment={name: "100"})
-
-
 @pytest.mark.parametrize("how", ["raise", "die"])
 def test_a_constructor_that_fails_leaves_nothing(how: str) -> None:
     expected = StepError if how == "raise" else WorkerDiedError
@@ -255,7 +252,7 @@ def test_a_group_without_resources_is_given_up() -> None:
 
 
 def test_ranks_run_in_a_reservation() -> None:
-    plan = make_plan(Ranks(num_ranks=2, gpus=0, cpus=0.5), ["policy"], ray_nodes())
+    plan = make_plan(DeploymentSection(num_ranks=2, cpus_per_rank=0.5), ["policy"], ray_nodes())
     with reserve(plan, timeout_s=TIMEOUT_S) as reservation:
         with start_group(Adder, role="adder", size=2, reservation=reservation) as adder:
             found: Any = adder.handle.where(["LOCAL_RANK", "LOCAL_WORLD_SIZE"])

@@ -14,10 +14,11 @@ import ray
 import torch
 
 from harness.fixtures.ray_nodes import RayCluster, start_ray_cluster
+from rlcore.config import DeploymentSection
 from rlcore.determinism import worker_environment
 from rlcore.distributed import ray_cluster
 from rlcore.distributed.dispatch import Collect, Entry, Table
-from rlcore.distributed.placement import Plan, Ranks, make_plan
+from rlcore.distributed.placement import Plan, make_plan
 from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, report_of
 from rlcore.distributed.ray_cluster import ray_nodes, reserve
 from rlcore.distributed.worker import Worker
@@ -78,7 +79,9 @@ def until_free(*gpus: float) -> None:
 
 
 def plan_of(num_ranks: int, *, num_nodes: int | None = None) -> Plan:
-    return make_plan(Ranks(num_ranks=num_ranks, num_nodes=num_nodes), ["actor"], ray_nodes())
+    return make_plan(
+        DeploymentSection(num_ranks=num_ranks, num_nodes=num_nodes, gpus_per_rank=1), ["actor"], ray_nodes()
+    )
 
 
 def test_nodes_have_names_and_resources_of_their_own() -> None:
@@ -107,7 +110,7 @@ def test_ranks_run_on_as_many_nodes_with_gpus_of_their_own_and_the_environment(
         assert len({*nodes}) == plan.num_nodes
         assert len({(node, *gpus) for node, _, gpus in places}) == num_ranks
         reports = cast(list[Any], group.handle.report())
-        check_reports(reports, LEVEL, environment)
+        check_reports(reports, LEVEL)
         assert {report.values["NCCL_ALGO"] for report in reports} == {"Tree"}
     wait_until_ended(group.process_ids)
 
@@ -130,7 +133,7 @@ def test_an_actor_without_the_levels_environment_refuses_to_start() -> None:
         )
         reports = [report for group in groups for report in cast(list[Any], group.handle.report())]
         with pytest.raises(LevelError) as caught:
-            check_reports(reports, LEVEL, environment)
+            check_reports(reports, LEVEL)
     assert "process role-y, role role-y, rank 0" in caught.value.what
     assert "CAUSAL_CONV1D_DETERMINISTIC is not set" in caught.value.what
     assert "more" in caught.value.what
@@ -179,10 +182,11 @@ def test_ctrl_c_while_waiting_gives_everything_back(monkeypatch: pytest.MonkeyPa
 KILLED = """
 import os, signal, sys
 import ray
-from rlcore.distributed.placement import Ranks, make_plan
+from rlcore.config import DeploymentSection
+from rlcore.distributed.placement import make_plan
 from rlcore.distributed.ray_cluster import ray_nodes, reserve
 ray.init(address=sys.argv[1], log_to_driver=False)
-plan = make_plan(Ranks(num_ranks=8), ["actor"], ray_nodes())
+plan = make_plan(DeploymentSection(num_ranks=8, gpus_per_rank=1), ["actor"], ray_nodes())
 with reserve(plan, timeout_s=100):
     print("held", flush=True)
     sys.stdin.readline()

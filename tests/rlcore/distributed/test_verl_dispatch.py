@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import Batch
-from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Mesh, Padding, Shard, Table
+from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Mesh, Padding, Shard, Table
 from rlcore.distributed.rows import concatenate, num_rows, select
 from rlcore.distributed.scatter import divide_rows
 from rlcore.distributed.worker import Worker
@@ -153,7 +153,7 @@ def decode_counts(values: Tensor) -> Tensor:
 def test_a_function_of_the_controller_runs_on_rows() -> None:
     class Model(Worker):
         dispatch_table: ClassVar[Table] = {
-            "run": Entry({"function": Function(), "values": Shard()}, collect=Collect.ROWS)
+            "run": Entry({"function": Broadcast(), "values": Shard()}, collect=Collect.ROWS)
         }
 
         def run(self, function: Any, values: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from rlcore.distributed.dispatch import (
     Broadcast,
     Collect,
     Entry,
-    Function,
     Mesh,
     Padding,
     Partition,
@@ -35,7 +34,7 @@ def run_here(
     """Run a method on ranks in this process, as a group would; `args` construct the workers."""
     mesh = mesh or data_parallel(size)
     size, entry = len(mesh.data_ranks), worker.dispatch_table[method]
-    ranks = [construct(worker, args, {}, WorkerContext("here", rank, size), {}) for rank in range(size)]
+    ranks = [construct(worker, args, {}, WorkerContext("here", rank, size)) for rank in range(size)]
     call = scatter(entry, given, mesh)
     results = [getattr(each, method)(**own) for each, own in zip(ranks, call.arguments, strict=True)]
     return collect(entry, mesh, call.parts, results)
@@ -59,7 +58,7 @@ class Adder(Worker):
         "add": Entry({"values": Shard(Padding.WRAP)}, collect=Collect.ROWS),
         "add_uneven": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.ROWS),
         "lengths": Entry({"texts": Partition(longest_first)}, collect=Collect.ROWS),
-        "apply": Entry({"function": Function(), "values": Shard()}, collect=Collect.ROWS),
+        "apply": Entry({"function": Broadcast(), "values": Shard()}, collect=Collect.ROWS),
         "sizes": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.LIST),
         "total": Entry({"values": Broadcast(), "scale": Broadcast()}, collect=Collect.LIST),
         "first": Entry({"value": Broadcast()}),

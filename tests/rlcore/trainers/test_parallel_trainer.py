@@ -17,7 +17,7 @@ from rlcore.trainers.sentinel import differences
 from tests.rlcore.trainers.conftest import NUM_RANKS, OnRanks
 from tests.support.rank_corruption import Corruption, corrupted_training
 from tests.support.rank_failures import (
-    errors_of_counts,
+    errors_of_assignments,
     errors_of_gradients,
     errors_of_losses,
     errors_of_unread,
@@ -68,7 +68,7 @@ def test_tensors_are_summed_in_slices_and_buckets_to_the_same_bits(on_ranks: OnR
 def test_the_librarys_own_sum_has_other_bits_on_four_ranks_and_equal_ones_on_each(
     on_ranks: OnRanks, num_shards: int
 ) -> None:
-    alone, case = on_ranks(local_training)[0], Case(NUM_RANKS, num_shards, is_canonical=False)
+    alone, case = on_ranks(local_training)[0], Case(NUM_RANKS, num_shards, "shuffled", is_canonical=False)
     found = on_ranks(parallel_training, case)
     assert found == [found[0]] * NUM_RANKS == on_ranks(parallel_training, case)
     assert found[0].gradients != alone.gradients
@@ -120,12 +120,9 @@ LAYOUTS_OF_FAILURES = [Case(4, 1), Case(4, 4), pytest.param(Case(4, 2), marks=py
 @pytest.mark.full
 @pytest.mark.parametrize("case", LAYOUTS_OF_FAILURES)
 def test_ranks_that_disagree_on_the_microbatches_say_so_at_once(on_ranks: OnRanks, case: Case) -> None:
-    found = on_ranks(errors_of_counts, case)
+    found = on_ranks(errors_of_assignments, case)
     assert found == [found[0]] * NUM_RANKS
-    counts, twice, beyond = found[0]
-    assert "13 on rank 0, 14 on rank 1, 13 on rank 2, 13 on rank 3" in counts
-    assert twice.startswith("InvalidValueError: microbatch 0 of 13 was given to ranks [")
-    assert "microbatch 12 of 12 was given to ranks [" in beyond
+    assert all(each.startswith("InvalidValueError: microbatches ((") for each in found[0])
 
 
 @pytest.mark.full
@@ -200,7 +197,7 @@ def test_a_flip_is_named_within_the_cadence(
 @pytest.mark.full
 @pytest.mark.parametrize(("num_shards", "named"), [(1, {3}), (2, {1, 3})])
 def test_a_gradient_that_differs_moves_no_weight(num_shards: int, named: set[int], on_ranks: OnRanks) -> None:
-    case = Corruption(num_shards, every=1, kind="gradient", update=2, rank=3, index=1, bit=9)
+    case = Corruption(num_shards, every=1, kind="gradient", update=2, rank=3, index=1, bit=0)
     outcomes = on_ranks(corrupted_training, case)
     assert {frozenset(each.ranks) for each in outcomes} == {frozenset(named)}
     before = on_ranks(corrupted_training, Corruption(num_shards, num_updates=2))

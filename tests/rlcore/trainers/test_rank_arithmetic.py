@@ -11,7 +11,7 @@ from torch import Tensor
 from rlcore.numerics.tree_sum import TreeSum, complete_subtrees
 from rlcore.trainers.fsdp import row_sums
 from rlcore.trainers.gradients import global_norm, squared_rows
-from rlcore.trainers.reductions import added, buckets, flat_nodes, total_row
+from rlcore.trainers.reductions import added, buckets, flat_nodes
 from tests.support.canonical_sum import tree_sum
 
 
@@ -68,8 +68,6 @@ def test_rows_of_several_tensors_lie_beside_each_other() -> None:
         tree.add(3, torch.full(shape, float(shape.numel())))
         trees.append(tree)
     assert [node.tolist() for node in flat_nodes(trees)] == [[1.0] * 7, [4.0] * 4 + [3.0] * 3]
-    assert total_row(trees, [4, 3], "cpu").tolist() == [5.0] * 4 + [4.0] * 3
-    assert total_row([TreeSum(1)], [2], "cpu").tolist() == [0.0, 0.0]
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 4))
