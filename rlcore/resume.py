@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.checkpoint import Checkpoint, Writer, load, load_newest, save
+from rlcore.config import RunConfig
 from rlcore.errors import CheckpointError
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
@@ -109,6 +110,9 @@ def _check_identity(found: Checkpoint, state: "TrainState") -> None:
     """With a constant learning rate a run may be made longer; else its length is part of what it is."""
     ours = _flat(_values(state)["identity"])
     theirs = _flat({"content": state.content, **found.values["identity"]})  # earlier versions wrote none
+    parts = {name: getattr(state.config, name) for name in ("task", "algorithm", "warm_start")}
+    defaults = _flat(RunConfig.model_construct(**parts).identity())  # of settings that they did not have
+    theirs |= {name: defaults[name] for name in ours.keys() - theirs.keys() if name in defaults}
     if state.config.optimizer.schedule == "constant":
         theirs.pop("training.num_steps", None)
         ours.pop("training.num_steps", None)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.checkpoint import CHECKSUMS, VALUES, checksum, sealed
 from rlcore.entrypoint import run
 from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError, RewardError
 from rlcore.models.checkpoints import load
@@ -158,6 +159,20 @@ def test_a_board_without_its_package_stops_a_run_before_it_starts(
         recorded(with_section(SHORT, "output", {"tensorboard": True}), tmp_path)
     assert refused.value.remedy == "pip install 'rlharness[tensorboard]'"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    recorded(with_section(SHORT, "training", {"num_steps": 1}), tmp_path / "first")
+    path = tmp_path / "first" / "checkpoints" / "step-000001"
+    step, files = (json.loads((path / CHECKSUMS).read_bytes())[key] for key in ("step", "files"))
+    values = json.loads((path / VALUES).read_bytes())
+    del values["identity"]["evaluation"], values["identity"]["content"]
+    (path / VALUES).write_text(json.dumps(values))
+    (path / CHECKSUMS).write_bytes(sealed(step, {**files, VALUES: checksum(path / VALUES)}))
+    resumed = with_section(SHORT, "output", {"resume": str(tmp_path / "first")})
+    assert first_difference(recorded(resumed, tmp_path / "second"), recorded(SHORT, tmp_path / "whole")) is None
+    with pytest.raises(CheckpointError, match=r"another run: evaluation\.num_samples differ \(.* was 1, and is 2"):
+        recorded(with_section(resumed, "evaluation", {"num_samples": 2}), tmp_path / "other")
 
 
 def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
