@@ -165,10 +165,10 @@ class Clock:
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = torch.device(device)
-        self._seconds: dict[str, float] = {}
-        self._peak_gb: dict[str, float] = {}
+        self._step: dict[str, tuple[float, float]] = {}
+        """Seconds and peak of each phase."""
         self._run: dict[str, tuple[float, float]] = {}
-        """Seconds and peak of the phases of the whole run."""
+        """The same of the whole run."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -181,17 +181,15 @@ class Clock:
         finally:
             self._wait()
             seconds, peak_gb = time.perf_counter() - began_s, self._peak()
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-            self._peak_gb[name] = max(self._peak_gb.get(name, 0.0), peak_gb)
-            before_s, before_gb = self._run.get(name, (0.0, 0.0))
-            self._run[name] = before_s + seconds, max(before_gb, peak_gb)
+            for measured in (self._step, self._run):
+                before_s, before_gb = measured.get(name, (0.0, 0.0))
+                measured[name] = before_s + seconds, max(before_gb, peak_gb)
 
     def take(self) -> dict[str, float]:
         """Return `seconds/NAME` and `memory_gb/NAME` of the step, and begin again."""
-        measured = {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
-        measured |= {f"memory_gb/{name}": peak for name, peak in self._peak_gb.items()}
-        self._seconds, self._peak_gb = {}, {}
-        return measured
+        step, self._step = self._step, {}
+        seconds = {f"seconds/{name}": seconds for name, (seconds, _) in step.items()}
+        return seconds | {f"memory_gb/{name}": peak_gb for name, (_, peak_gb) in step.items()}
 
     def lines(self) -> list[str]:
         """Return a table of the run until now: seconds, their share, and peak memory of each phase."""
