@@ -5,8 +5,9 @@
     step      ◀───           ◀───────
     ask       ──────────────────────▶ EngineExtension, between passes
 
-The engine computes on while the caller looks at what was drawn. Its process ends with the last reference to it, with
-`close`, and with the trainer's process, however that ends.
+At level invariant the engine computes on while the caller looks at what was drawn; else it waits, since bits depend on
+which requests a pass computes together. Its process ends with the last reference to it, with `close`, and with the
+trainer's process, however that ends.
 """
 
 import json
@@ -79,6 +80,7 @@ class EngineProcess:
                 use_tqdm_on_load=False,
                 disable_log_stats=True,
                 additional_config=trainer,
+                scheduler_cls="rlcore.samplers.vllm.scheduler.WaitingScheduler",
             )
             try:
                 with patch.dict(os.environ, SPAWNED):
@@ -95,11 +97,18 @@ class EngineProcess:
                     remedy="correct what its own lines above name",
                 ) from error
         core = self.llm.engine_core
+        core.call_utility("pause_scheduler", "keep", False)  # the first pass waits too
         (self._process,) = core.resources.engine_manager.processes
         parts = (self._process, core.resources, core.utility_results, core.outputs_queue)
         threading.Thread(target=_tell_of_death, args=parts, name="rlcore-engine", daemon=True).start()
         self.close = weakref.finalize(self, _end, core.resources, core._finalizer, core.output_queue_thread)
         report(f"{role}: engine ready after {perf_counter() - began:.1f} s")
+
+    def outputs(self) -> list[Any]:
+        """Let a pass begin, if the last one has ended; wait for one, and return what vLLM says of it."""
+        with self.alive():
+            self.llm.engine_core.call_utility("resume_scheduler")
+            return list(self.llm.step())
 
     @property
     def pid(self) -> int:
@@ -290,8 +299,7 @@ class Engine(EngineProcess):
 
     def step(self) -> list[Drawn]:
         """Wait for a pass; return what it drew."""
-        with self.alive():
-            return [Drawn.of(output) for output in self.llm.step()]
+        return [Drawn.of(output) for output in self.outputs()]
 
     def first_tokens(self, request_ids: Sequence[str]) -> list[Drawn]:
         """Return what is drawn for requests of one token each, in their order; however it ends, none is left."""

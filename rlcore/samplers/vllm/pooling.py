@@ -74,8 +74,8 @@ class VllmScorer:
                 for name, tokens in zip(names, sequences, strict=True):
                     params = PoolingParams(task="classify", use_activation=False)
                     llm.add_request(name, {"prompt_token_ids": list(tokens)}, params)
-                while len(found) < len(names):
-                    found |= {output.request_id: float(output.outputs.data.item()) for output in llm.step()}
+            while len(found) < len(names):
+                found |= {each.request_id: float(each.outputs.data.item()) for each in self._engine.outputs()}
         finally:
             if left := [name for name in names if name not in found]:
                 llm.abort_request(left)

@@ -123,7 +123,7 @@ def test_prefixes_are_found_in_the_cache(engine: "Engine", lend: Lend) -> None:
     lend()
     for request, num_cached in ((first, 0), (last, 40)):
         engine.add(request.prompt.tokens, draw_argument(0, request.params))
-        (output,) = engine.llm.step()
+        (output,) = engine.outputs()
         assert output.num_cached_tokens == num_cached
 
 
