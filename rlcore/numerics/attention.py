@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.errors import LevelError, ShapeError
-from rlcore.numerics.level import Strategy, active, in_tiles, longest, padded
+from rlcore.numerics.level import Strategy, active, in_tiles, padded
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -28,7 +28,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
         )
     if (strategy := active()) is None:
         return plain_attention(q, k, v, seen)
-    if (most := longest()) is not None and k.shape[2] > most:  # kernels cut longer sums elsewhere
+    if (most := strategy.longest) is not None and k.shape[2] > most:  # kernels cut longer sums elsewhere
         raise LevelError(
             f"attention over {k.shape[2]} keys", legal=f"up to {most}, as certified", remedy="certify(length=...)"
         )
