@@ -5,9 +5,11 @@ What the decoder would compute wrongly is refused.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rlcore.errors import InvalidValueError
+from harness.bits.files import parse_object, read_regular
+from rlcore.errors import CheckpointError, InvalidValueError
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 FAMILIES = tuple(ARCHITECTURES.values())
@@ -131,6 +133,16 @@ ONLY: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish", None),
 }
 """Keys that change what is computed, and the values that mean what the decoder does."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a checkpoint; raises CheckpointError."""
+    try:
+        return parse_object(read_regular(path, follows_links=True))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}", legal="a Hugging Face checkpoint", remedy="copy the checkpoint again"
+        ) from error
 
 
 def read_config(found: Mapping[str, Any]) -> DecoderConfig:
