@@ -46,17 +46,14 @@ def kept_streams(decoder: Decoder) -> Iterator[KeptStreams]:
     """Keep the streams of all passes that the decoder computes inside, each of one row of tokens."""
     kept = KeptStreams(decoder)
 
-    def before(_: Any, inputs: tuple[Any, ...]) -> None:
-        kept.put(EMBEDDING, inputs[0])
+    def keep(layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if layer.number == 0:
+            kept.put(EMBEDDING, inputs[0])
+        kept.put(f"layers.{layer.number}", output)
 
     with ExitStack() as stack:
-        stack.callback(decoder.layers[0].register_forward_pre_hook(before).remove)
-        for number, layer in enumerate(decoder.layers):
-
-            def after(_: Any, __: Any, output: Tensor, name: str = f"layers.{number}") -> None:
-                kept.put(name, output)
-
-            stack.callback(layer.register_forward_hook(after).remove)
+        for layer in decoder.layers:
+            stack.callback(layer.register_forward_hook(keep).remove)
         yield kept
 
 

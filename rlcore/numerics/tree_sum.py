@@ -23,25 +23,14 @@ class TreeSum:
         self._seen: set[int] = set()
         self._nodes: dict[NodePosition, Tensor] = {}
 
-    @classmethod
-    def of_nodes(cls, num_values: int, nodes: Iterable[tuple[NodePosition, Tensor]]) -> "TreeSum":
-        """Build a part from the sums of its complete subtrees, as `nodes` yields them, which it owns from now on."""
-        part = cls(num_values)
-        for position, value in nodes:
-            part._put(position, value)
-        return part
-
     def add(self, number: int, value: Tensor) -> None:
-        """Add one value, which the tree owns from now on: sums are written into it.
-
-        Raises InvalidValueError for a value that does not exist or was added before.
-        """
-        self._put((0, number), value)
+        """Add one value, as `put`."""
+        self.put((0, number), value)
 
     def absorb(self, other: "TreeSum") -> None:
         """Add the sums of another part of the same tree, which is used no more; each value is in one part."""
         for position, value in other.nodes():
-            self._put(position, value)
+            self.put(position, value)
 
     def nodes(self) -> Iterator[tuple[NodePosition, Tensor]]:
         """Yield the sums so far that wait for a neighbour, in the order of their values."""
@@ -58,8 +47,11 @@ class TreeSum:
                 nodes[above] = nodes[above] + value if above in nodes else value
         return nodes.get((top, 0))
 
-    def _put(self, position: NodePosition, value: Tensor) -> None:
-        """Add upwards for as long as the neighbour is there."""
+    def put(self, position: NodePosition, value: Tensor) -> None:
+        """Add the sum of a complete subtree, which the tree owns from now on: sums are written into it.
+
+        Raises InvalidValueError for a value that does not exist or was added before.
+        """
         level, index = position
         numbers = range(index << level, index + 1 << level)
         if numbers[-1] >= self.num_values or not self._seen.isdisjoint(numbers):

@@ -7,6 +7,7 @@ computed which microbatch. The library's sum is of fixed order for a fixed numbe
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -110,10 +111,8 @@ def _scattered_sum(ranks: Ranks, assignment: Assignment, own: Sequence[Tensor], 
 def added(num_microbatches: int, places: Sequence[Sequence[NodePosition]], rows: Tensor) -> Tensor:
     """Add sums of several parts by the canonical tree: `rows` [subtrees of all parts, elements], written over."""
     total = TreeSum(num_microbatches)
-    remaining = iter(rows)
-    for of_part in places:
-        nodes = [(place, next(remaining)) for place in of_part]
-        total.absorb(TreeSum.of_nodes(num_microbatches, nodes))
+    for place, row in zip(chain.from_iterable(places), rows, strict=True):
+        total.put(place, row)
     found = total.total()
     assert found is not None, "an update has a microbatch"
     return found.contiguous()
