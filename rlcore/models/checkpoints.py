@@ -5,7 +5,7 @@ temporary name and then renamed, the index and config.json last: a directory wit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -104,11 +104,10 @@ def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cp
 
 def check_size(directory: Path, config: DecoderConfig) -> None:
     """Check that the files hold what the model needs, before memory is taken for it; raises CheckpointError."""
-    files = set(_files(directory).values())
-    try:
-        num_bytes = sum((directory / name).stat().st_size for name in files)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory} cannot be read: {error}", remedy="copy the checkpoint again") from error
+    num_bytes = 0
+    for name in set(_files(directory).values()):
+        with _opened(directory / name):
+            num_bytes += (directory / name).stat().st_size
     if config.num_weights > num_bytes:  # a byte or more each
         raise CheckpointError(
             f"{directory / CONFIG} describes {config.num_weights:,} weights, and the files have {num_bytes:,} bytes",
@@ -121,16 +120,23 @@ def read_weights(model: nn.Module, parts: Iterable[Part], directory: Path) -> No
     """Read the parts of a model from a checkpoint. Raises CheckpointError for tensors that are not these."""
     files, targets = _files(directory), hub_tensors(model, parts)
     ignored = {"lm_head.weight"} - targets.keys()  # some checkpoints keep a head that is the embedding
-    _check_names(directory, targets.keys(), files.keys() - ignored)
+    missing, left = sorted(targets.keys() - files.keys()), sorted(files.keys() - targets.keys() - ignored)
+    if missing or left:
+        told = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
+        raise CheckpointError(
+            f"{directory} is {' and '.join(told)} ({len(missing)} missing, {len(left)} unexpected)",
+            legal=f"the {len(targets)} tensors of the model its {CONFIG} describes",
+        )
     for name, tensor in _tensors(directory, {name: files[name] for name in targets}):
-        if targets[name].shape != tensor.shape:
-            legal = f"{tuple(targets[name].shape)}, by {CONFIG}"
-            raise CheckpointError(f"{name} is {tuple(tensor.shape)}", legal=legal)
-        targets[name].copy_(tensor)
+        target = targets[name]
+        if tensor.shape != target.shape:
+            raise CheckpointError(f"{name} is {tuple(tensor.shape)}", legal=f"{tuple(target.shape)}, by {CONFIG}")
+        target.copy_(tensor)
 
 
 def _tensors(directory: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    for file_name in sorted(set(files.values())):
+    """Yield tensors, file by file."""
+    for file_name in set(files.values()):
         with _opened(directory / file_name) as file:
             for name in files:
                 if files[name] == file_name:
@@ -149,11 +155,14 @@ def write(directory: Path, weights: Mapping[str, Tensor], config: Mapping[str, A
     """Write tensors and the content of config.json; in shards with an index where they are larger than SHARD_BYTES."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-    shards: list[dict[str, Tensor]] = [{}]
+    shards: list[dict[str, Tensor]] = []
+    room_bytes = 0
     for name, tensor in tensors.items():
-        if shards[-1] and _num_bytes(shards[-1]) + tensor.nbytes > SHARD_BYTES:
+        if tensor.nbytes > room_bytes:
             shards.append({})
+            room_bytes = SHARD_BYTES
         shards[-1][name] = tensor
+        room_bytes -= tensor.nbytes
     for stale in (*directory.glob("model*.safetensors"), directory / INDEX):
         stale.unlink(missing_ok=True)
     weight_map: dict[str, str] = {}
@@ -164,7 +173,7 @@ def write(directory: Path, weights: Mapping[str, Tensor], config: Mapping[str, A
         partial.replace(directory / file_name)
         weight_map |= dict.fromkeys(shard, file_name)
     if len(shards) > 1:
-        index = {"metadata": {"total_size": _num_bytes(tensors)}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": sum(each.nbytes for each in tensors.values())}, "weight_map": weight_map}
         write_replacing(directory / INDEX, json.dumps(index, indent=2))
     write_replacing(directory / CONFIG, json.dumps(config, indent=2))
 
@@ -195,16 +204,6 @@ def _files(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def _check_names(directory: Path, wanted: Set[str], given: Set[str]) -> None:
-    missing, left = sorted(wanted - given), sorted(given - wanted)
-    if missing or left:
-        told = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
-        raise CheckpointError(
-            f"{directory} is {' and '.join(told)} ({len(missing)} missing, {len(left)} unexpected)",
-            legal=f"the {len(wanted)} tensors of the model its {CONFIG} describes",
-        )
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """A safetensors file; CheckpointError where it is not one."""
@@ -214,7 +213,3 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, ValueError, MemoryError, SafetensorError) as error:  # a ValueError: no file can have the name
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
-
-
-def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())

@@ -64,11 +64,10 @@ def save_classifier(classifier: Classifier, directory: Path, *, pad_id: int) -> 
     """Write config.json and the weights, as transformers and vLLM load them; `pad_id` fills a batch there."""
     dtype = str(classifier.score.dtype).removeprefix("torch.")
     config = written_config(classifier.config, dtype)
-    (own,) = config.pop("architectures")
-    (architecture,) = [name for name, causal in CLASSIFIERS.items() if causal == own]
+    (architecture,) = [name for name, causal in CLASSIFIERS.items() if [causal] == config["architectures"]]
     labels = {"id2label": {"0": "reward"}, "label2id": {"reward": 0}, "pad_token_id": pad_id}
     tensors = hub_tensors(classifier, _parts(classifier.config))
-    write(directory, tensors, {"architectures": [architecture], **config, **labels})
+    write(directory, tensors, {**config, "architectures": [architecture], **labels})
 
 
 def read_classifier_config(found: dict[str, Any]) -> DecoderConfig:

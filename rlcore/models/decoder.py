@@ -39,7 +39,7 @@ def frequencies(config: DecoderConfig) -> Tensor:
 
 def _stretched(rates: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1: waves longer than the first length are slowed, short ones kept, those between are blended."""
-    turns = scaling.original_max_length * rates / (2 * math.pi)
+    turns = scaling.original_max_position_embeddings * rates / (2 * math.pi)
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return (1 - blend) * rates / scaling.factor + blend * rates
@@ -114,9 +114,7 @@ class TorchBackend:
 
     def _attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend over these keys, or over all that the cache has with them: [batch, heads, length, width]."""
-        if self.at is None:
-            return attention(q, k, v)
-        keys, values = self.at.put(layer, k, v)
+        keys, values = self.at.put(layer, k, v) if self.at else (k, v)
         return attention(q, k, v) if self.mask is None else attention(q, keys, values, self.mask)
 
 

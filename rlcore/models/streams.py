@@ -5,6 +5,7 @@ with kept_streams(decoder) as kept:
 kept.streams(num_tokens)                   # {"embedding": ..., "layers.0": ..., "logits": ...}
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,12 +25,8 @@ class KeptStreams:
     """What the passes of a decoder have computed, pass after pass."""
 
     decoder: Decoder
-    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+    parts: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     """By layer, the streams [tokens, width] of each pass."""
-
-    def put(self, name: str, stream: Tensor) -> None:
-        """Keep a copy of a stream [1, tokens, width]."""
-        self.parts.setdefault(name, []).append(stream.detach()[0].clone())
 
     @torch.no_grad()
     def streams(self, num_tokens: int) -> Mapping[str, Tensor]:
@@ -47,9 +44,9 @@ def kept_streams(decoder: Decoder) -> Iterator[KeptStreams]:
     kept = KeptStreams(decoder)
 
     def keep(layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        if layer.number == 0:
-            kept.put(EMBEDDING, inputs[0])
-        kept.put(f"layers.{layer.number}", output)
+        streams = {EMBEDDING: inputs[0]} if layer.number == 0 else {}
+        for name, stream in {**streams, f"layers.{layer.number}": output}.items():
+            kept.parts[name].append(stream.detach()[0].clone())
 
     with ExitStack() as stack:
         for layer in decoder.layers:

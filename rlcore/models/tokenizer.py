@@ -132,8 +132,6 @@ class CharacterTokenizer(HubTokenizer):
 
     def __init__(self, alphabet: Iterable[str]) -> None:
         characters = sorted(set(alphabet))
-        if wrong := [character for character in characters if len(character) != 1]:
-            raise InvalidValueError(f"an alphabet with {wrong[0]!r}", legal="single characters")
         vocabulary = {token: number for number, token in enumerate((*SPECIAL, *characters))}
         backend = Tokenizer(models.WordLevel(vocabulary, unk_token=None))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -167,7 +165,16 @@ def load_tokenizer(directory: Path) -> HubTokenizer:
     first that does; so is the padding, which is the end where no file names one. Raises CheckpointError for a file that
     is missing or broken, InvalidValueError where no end is named or a token is not in the vocabulary.
     """
-    backend = _backend(directory)
+    path = directory / FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"{directory} holds no {FILE}",
+            remedy="write one: transformers.AutoTokenizer.from_pretrained(...).save_pretrained(directory)",
+        )
+    try:
+        backend = Tokenizer.from_buffer(read_regular(path, follows_links=True))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
     characters = set(backend.get_vocab()) - set(SPECIAL)
     if all(len(character) == 1 for character in characters):
         own = CharacterTokenizer(characters)
@@ -184,19 +191,6 @@ def load_tokenizer(directory: Path) -> HubTokenizer:
     present = [name for name in FILES if (directory / name).is_file()]
     files = {name: read_regular(directory / name, follows_links=True) for name in present}
     return HubTokenizer(files, eos_id=ends[0], pad_id=pads[0], stop_ids=ends[1:])
-
-
-def _backend(directory: Path) -> Tokenizer:
-    path = directory / FILE
-    if not path.is_file():
-        raise CheckpointError(
-            f"{directory} holds no {FILE}",
-            remedy="write one: transformers.AutoTokenizer.from_pretrained(...).save_pretrained(directory)",
-        )
-    try:
-        return Tokenizer.from_buffer(read_regular(path, follows_links=True))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
 
 
 def _named(directory: Path, numbers: Mapping[str, int], role: str) -> list[int]:

@@ -13,17 +13,7 @@ from rlcore.numerics import probe
 from rlcore.numerics import product as product_module
 from rlcore.numerics.attention import attention
 from rlcore.numerics.level import Strategy, active, in_tiles, is_invariant
-from rlcore.numerics.probe import (
-    STRATEGIES,
-    THREADS,
-    InvarianceReport,
-    certify,
-    check_effect,
-    check_threads,
-    invariant,
-    measure,
-    num_threads,
-)
+from rlcore.numerics.probe import STRATEGIES, InvarianceReport, certify, check_threads, invariant
 
 SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
 TILES = STRATEGIES[-1]
@@ -56,7 +46,7 @@ def by_queries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_padding_holds_here(dtype: torch.dtype) -> None:
     found = certify(dtype, **SMALL)  # type: ignore[arg-type]
     assert found.strategy in STRATEGIES
-    measured = measure(found.strategy, THREADS, dtype, length=found.length, **SMALL)  # type: ignore[arg-type]
+    measured = probe.measure(found.strategy, probe.THREADS, dtype, length=found.length, **SMALL)  # type: ignore[arg-type]
     assert [(m.operation, m.num_different) for m in measured] == [("linear", 0), ("attention", 0), ("rows", 0)]
     with invariant(found):
         assert active() == replace(found.strategy, longest=found.length)
@@ -82,7 +72,7 @@ def test_nothing_that_holds_is_an_error_that_says_what_was_tried(monkeypatch: py
 def test_the_number_of_threads_is_put_back() -> None:
     before = torch.get_num_threads()
     certify(**SMALL)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError), num_threads(before + 1):
+    with pytest.raises(RuntimeError), probe.num_threads(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
 
@@ -99,7 +89,7 @@ def test_a_length_that_cuts_sums_otherwise_takes_another_padding() -> None:
     assert (short.length, long.length) == (128, 640)
     if short.strategy == long.strategy:
         pytest.skip(f"{short.strategy.name} holds for long sequences too on this machine")
-    measured = measure(short.strategy, THREADS, torch.float32, length=640, **SMALL)  # type: ignore[arg-type]
+    measured = probe.measure(short.strategy, probe.THREADS, torch.float32, length=640, **SMALL)  # type: ignore[arg-type]
     assert [m.operation for m in measured if m.num_different] == ["attention"]
 
 
@@ -154,7 +144,7 @@ def test_numbers_flushed_to_zero_are_refused() -> None:
 
 def test_autocast_is_refused() -> None:
     with torch.autocast("cpu"), pytest.raises(LevelError, match="autocast"):
-        check_effect(report_of(Strategy()))
+        probe.check_effect(report_of(Strategy()))
 
 
 def test_numbers_of_threads_that_move_bits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
