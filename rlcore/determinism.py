@@ -45,7 +45,7 @@ def at_level(
     with _deterministic_algorithms(level):  # which are what the probe has to look at
         invariance_report = None
         if level == "invariant":
-            invariance_report = _certified(config, dtype, device, length)
+            invariance_report = _certified(config, dtype, length)
             for count in sorted(set(threads) - set(THREADS)):
                 _check_threads(invariance_report, count)
         with invariant(invariance_report) if invariance_report else nullcontext():
@@ -104,9 +104,9 @@ def check_level(level: str) -> None:
 
 
 @cache
-def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int) -> InvarianceReport:
+def _certified(config: DecoderConfig, dtype: torch.dtype, length: int) -> InvarianceReport:
     """Looked at once a process; that it still holds is seen whenever the level is entered."""
-    return certify(dtype, device, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
+    return certify(dtype, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
 
 
 @cache

@@ -63,20 +63,18 @@ class KeyValueCache:
 class CachePositions:
     """Where the tokens of one call stand, worked out once for all layers."""
 
+    cache: KeyValueCache
     starts: Tensor
     """[batch]: the position of each sample's first token."""
     positions: Tensor
     """[batch, length]."""
-    num_kv_heads: int
-    capacity: int
-    """Of the cache."""
     num_keys: int
     """How much of the cache is read."""
     is_fresh: bool
     """All samples start at 0: nothing before is to be read."""
 
     @classmethod
-    def of(cls, starts: Tensor, length: int, cache: KeyValueCache, *, longest: int) -> "CachePositions":
+    def of(cls, cache: KeyValueCache, starts: Tensor, length: int, *, longest: int) -> "CachePositions":
         """Work out the positions of `length` tokens of each sample, for starts [batch] of at most `longest`.
 
         Nothing waits for the device. Raises InvalidValueError where the tokens do not fit.
@@ -88,22 +86,20 @@ class CachePositions:
         positions = starts.unsqueeze(1)
         if length > 1:
             positions = positions + torch.arange(length, device=starts.device)
-        return cls(
-            starts, positions, cache.keys.shape[2], cache.capacity, end + -end % KEYS_AT_ONCE, is_fresh=longest == 0
-        )
+        return cls(cache, starts, positions, end + -end % KEYS_AT_ONCE, is_fresh=longest == 0)
 
     @cached_property
     def places(self) -> Tensor:
         """[batch * kv_heads * length]: where each new key lies among all keys of a layer, and each value alike."""
-        batch, length = self.positions.shape
+        (batch, length), (_, _, kv_heads, capacity, _) = self.positions.shape, self.cache.keys.shape
         new = torch.arange(length, device=self.starts.device) + self.starts.unsqueeze(1)
-        firsts = torch.arange(0, batch * self.num_kv_heads * self.capacity, self.capacity, device=self.starts.device)
-        return (firsts.view(-1, self.num_kv_heads, 1) + new.unsqueeze(1)).view(-1)
+        firsts = torch.arange(0, batch * kv_heads * capacity, capacity, device=self.starts.device)
+        return (firsts.view(-1, kv_heads, 1) + new.unsqueeze(1)).view(-1)
 
-    def put(self, cache: KeyValueCache, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [batch, kv_heads, length, width], and give those of the whole sequences so far."""
         batch, width = k.shape[0], k.shape[-1]
-        whole = cache.keys[layer], cache.values[layer]
+        whole = self.cache.keys[layer], self.cache.values[layer]
         for stored, new in zip(whole, (k, v), strict=True):
             stored.view(-1, width).index_copy_(0, self.places, new.reshape(-1, width))
         return whole[0][:batch, :, : self.num_keys], whole[1][:batch, :, : self.num_keys]

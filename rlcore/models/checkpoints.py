@@ -5,7 +5,7 @@ temporary name and then renamed, the index and config.json last: a directory wit
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from harness.bits.files import check_regular, parse_object, read_regular, write_replacing
+from harness.bits.files import check_regular, write_replacing
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.models.config import DecoderConfig, read_config, written_config
+from rlcore.models.config import DecoderConfig, read_config, read_json, written_config
 from rlcore.models.decoder import Decoder
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -64,10 +64,10 @@ def hub_parts(config: DecoderConfig) -> Iterator[Part]:
         yield Part("lm_head.weight", "head", 0, config.vocab_size)
 
 
-def hub_tensors(decoder: Decoder) -> dict[str, Tensor]:
+def hub_tensors(model: nn.Module, parts: Iterable[Part]) -> dict[str, Tensor]:
     """The weights under the names and in the shapes that transformers and vLLM load; views, not copies."""
-    own = dict(decoder.named_parameters())
-    return {part.name: own[part.parameter].detach()[part.first : part.last] for part in hub_parts(decoder.config)}
+    own = dict(model.named_parameters())
+    return {part.name: own[part.parameter].detach()[part.first : part.last] for part in parts}
 
 
 KNOWN_CONFIG = DecoderConfig("qwen2", 3, 4, 1, 2, 1, 2, 5, max_length=1, is_tied=False)
@@ -98,18 +98,16 @@ def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cp
     config = read_config(found)
     check_size(directory, config)
     decoder = Decoder(config).to(device, dtype or own_dtype(found))
-    ignored = {"lm_head.weight"} if decoder.config.is_tied else set[str]()
-    fill(decoder, read_tensors(directory, tensor_names(decoder.config), ignored=ignored))
+    read_weights(decoder, hub_parts(config), directory)
     return decoder
 
 
 def check_size(directory: Path, config: DecoderConfig) -> None:
     """Check that the files hold what the model needs, before memory is taken for it; raises CheckpointError."""
-    shards = _shards(directory)
-    try:
-        num_bytes = sum((directory / shard).stat().st_size for shard in shards)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory} cannot be read: {error}", remedy="copy the checkpoint again") from error
+    num_bytes = 0
+    for name in set(_files(directory).values()):
+        with _opened(directory / name):
+            num_bytes += (directory / name).stat().st_size
     if config.num_weights > num_bytes:  # a byte or more each
         raise CheckpointError(
             f"{directory / CONFIG} describes {config.num_weights:,} weights, and the files have {num_bytes:,} bytes",
@@ -118,70 +116,64 @@ def check_size(directory: Path, config: DecoderConfig) -> None:
         )
 
 
-def tensor_names(config: DecoderConfig) -> set[str]:
-    """Return the names of all tensors of a decoder's checkpoint."""
-    return {part.name for part in hub_parts(config)}
+def read_weights(model: nn.Module, parts: Iterable[Part], directory: Path) -> None:
+    """Read the parts of a model from a checkpoint. Raises CheckpointError for tensors that are not these."""
+    files, targets = _files(directory), hub_tensors(model, parts)
+    ignored = {"lm_head.weight"} - targets.keys()  # some checkpoints keep a head that is the embedding
+    missing, left = sorted(targets.keys() - files.keys()), sorted(files.keys() - targets.keys() - ignored)
+    if missing or left:
+        told = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
+        raise CheckpointError(
+            f"{directory} is {' and '.join(told)} ({len(missing)} missing, {len(left)} unexpected)",
+            legal=f"the {len(targets)} tensors of the model its {CONFIG} describes",
+        )
+    for name, tensor in _tensors(directory, {name: files[name] for name in targets}):
+        target = targets[name]
+        if tensor.shape != target.shape:
+            raise CheckpointError(f"{name} is {tuple(tensor.shape)}", legal=f"{tuple(target.shape)}, by {CONFIG}")
+        target.copy_(tensor)
 
 
-def read_tensors(
-    directory: Path, wanted: Collection[str], *, ignored: Collection[str] = ()
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a checkpoint, each once.
-
-    Raises CheckpointError, before the first, if its names are not the wanted ones; `ignored` ones may be there too.
-    """
-    shards = _shards(directory)
-    _check_names(directory, wanted, [name for names in shards.values() for name in names if name not in ignored])
-    for shard, names in shards.items():
-        with _opened(directory / shard) as file:
-            for name in names:
-                yield name, file.get_tensor(name)
+def _tensors(directory: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors, file by file."""
+    for file_name in set(files.values()):
+        with _opened(directory / file_name) as file:
+            for name in files:
+                if files[name] == file_name:
+                    yield name, file.get_tensor(name)
 
 
-def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Write tensors of a checkpoint into a decoder; return its parameters that were written, in part or as a whole.
-
-    Tensors that the decoder does not have are skipped. Raises CheckpointError for another shape.
-    """
-    own, parts = dict(decoder.named_parameters()), {part.name: part for part in hub_parts(decoder.config)}
-    written = set()
-    for name, tensor in tensors:
-        if part := parts.get(name):
-            fill_tensor(own[part.parameter].detach()[part.first : part.last], tensor, name)
-            written.add(part.parameter)
-    return written
-
-
-def save(decoder: Decoder, directory: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write config.json and the weights; in shards with an index where they are larger than `shard_bytes`."""
+def save(decoder: Decoder, directory: Path) -> None:
+    """Write config.json and the weights."""
     check_known_parts()
     dtype = str(decoder.embedding.dtype).removeprefix("torch.")
-    write(directory, hub_tensors(decoder), written_config(decoder.config, dtype), shard_bytes=shard_bytes)
+    tensors = hub_tensors(decoder, hub_parts(decoder.config))
+    write(directory, tensors, written_config(decoder.config, dtype))
 
 
-def write(
-    directory: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], *, shard_bytes: int = SHARD_BYTES
-) -> None:
-    """Write tensors and the content of config.json; in shards where the tensors are larger than `shard_bytes`."""
+def write(directory: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write tensors and the content of config.json; in shards with an index where they are larger than SHARD_BYTES."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-    shards: list[dict[str, Tensor]] = [{}]
+    shards: list[dict[str, Tensor]] = []
+    room_bytes = 0
     for name, tensor in tensors.items():
-        if shards[-1] and _num_bytes(shards[-1]) + tensor.nbytes > shard_bytes:
+        if tensor.nbytes > room_bytes:
             shards.append({})
+            room_bytes = SHARD_BYTES
         shards[-1][name] = tensor
+        room_bytes -= tensor.nbytes
     for stale in (*directory.glob("model*.safetensors"), directory / INDEX):
         stale.unlink(missing_ok=True)
-    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        names = [WEIGHTS]
-    for file_name, shard in zip(names, shards, strict=True):
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file_name = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         partial = (directory / file_name).with_suffix(".partial")
         save_file(shard, partial, metadata={"format": "pt"})
         partial.replace(directory / file_name)
+        weight_map |= dict.fromkeys(shard, file_name)
     if len(shards) > 1:
-        places = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
-        index = {"metadata": {"total_size": _num_bytes(tensors)}, "weight_map": places}
+        index = {"metadata": {"total_size": sum(each.nbytes for each in tensors.values())}, "weight_map": weight_map}
         write_replacing(directory / INDEX, json.dumps(index, indent=2))
     write_replacing(directory / CONFIG, json.dumps(config, indent=2))
 
@@ -198,36 +190,18 @@ def own_dtype(found: Mapping[str, Any]) -> torch.dtype:
     return DTYPES[name]
 
 
-def _shards(directory: Path) -> dict[str, list[str]]:
-    """File name -> the tensors it holds, as the index or the only file says."""
+def _files(directory: Path) -> dict[str, str]:
+    """Tensor -> name of its file, as the index or the only file says."""
     if not (directory / INDEX).is_file():
         with _opened(directory / WEIGHTS) as file:
-            return {WEIGHTS: list(file.keys())}
-    shards: dict[str, list[str]] = {}
+            return dict.fromkeys(file.keys(), WEIGHTS)
     weight_map = read_json(directory / INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{directory / INDEX} has no weight_map", legal="the file of each tensor, by its name")
-    for name, file_name in weight_map.items():
+    for file_name in weight_map.values():
         if not isinstance(file_name, str) or "/" in file_name:
             raise CheckpointError(f"{directory / INDEX} names {file_name!r:.300}", legal="files beside it")
-        shards.setdefault(file_name, []).append(name)
-    return shards
-
-
-def _check_names(directory: Path, wanted: Collection[str], given: Sequence[str]) -> None:
-    missing, left = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
-    if missing or left:
-        told = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
-        raise CheckpointError(
-            f"{directory} is {' and '.join(told)} ({len(missing)} missing, {len(left)} unexpected)",
-            legal=f"the {len(wanted)} tensors of the model its {CONFIG} describes",
-        )
-
-
-def fill_tensor(target: Tensor, value: Tensor, name: str) -> None:
-    if target.shape != value.shape:
-        raise CheckpointError(f"{name} is {tuple(value.shape)}", legal=f"{tuple(target.shape)}, by {CONFIG}")
-    target.copy_(value)
+    return weight_map
 
 
 @contextmanager
@@ -239,15 +213,3 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, ValueError, MemoryError, SafetensorError) as error:  # a ValueError: no file can have the name
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
-
-
-def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of a checkpoint; raises CheckpointError."""
-    try:
-        return parse_object(read_regular(path, follows_links=True))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", legal="a Hugging Face checkpoint") from error

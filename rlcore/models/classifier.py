@@ -13,24 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.errors import InvalidValueError
-from rlcore.models.checkpoints import (
-    CONFIG,
-    check_size,
-    fill,
-    fill_tensor,
-    hub_tensors,
-    own_dtype,
+from rlcore.models.checkpoints import CONFIG, Part, check_size, hub_parts, hub_tensors, own_dtype, read_weights, write
+from rlcore.models.config import (
+    ARCHITECTURES,
+    DecoderConfig,
+    read_architecture,
+    read_config,
     read_json,
-    read_tensors,
-    tensor_names,
-    write,
+    written_config,
 )
-from rlcore.models.config import ARCHITECTURES, DecoderConfig, read_architecture, read_config, written_config
 from rlcore.models.decoder import Decoder
 
 CLASSIFIERS = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in ARCHITECTURES}
 """Architecture of a classifier -> that of its decoder."""
-SCORE = "score.weight"
 
 
 class Classifier(nn.Module):
@@ -39,12 +34,8 @@ class Classifier(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.decoder = Decoder(replace(config, is_tied=True))  # without a head of its own
+        self.config = self.decoder.config
         self.score = nn.Parameter(torch.zeros(1, config.width))
-
-    @property
-    def config(self) -> DecoderConfig:
-        """Sizes of the decoder."""
-        return self.decoder.config
 
     def initialise(self, seed: int) -> "Classifier":
         """Draw the weights; scores then have a standard deviation near 1."""
@@ -64,15 +55,19 @@ class Classifier(nn.Module):
         return (last.float() * self.score.float()).sum(-1)
 
 
+def _parts(config: DecoderConfig) -> list[Part]:
+    of_decoder = [replace(part, parameter=f"decoder.{part.parameter}") for part in hub_parts(config)]
+    return [*of_decoder, Part("score.weight", "score", 0, 1)]
+
+
 def save_classifier(classifier: Classifier, directory: Path, *, pad_id: int) -> None:
     """Write config.json and the weights, as transformers and vLLM load them; `pad_id` fills a batch there."""
     dtype = str(classifier.score.dtype).removeprefix("torch.")
     config = written_config(classifier.config, dtype)
-    (own,) = config.pop("architectures")
-    (architecture,) = [name for name, causal in CLASSIFIERS.items() if causal == own]
+    (architecture,) = [name for name, causal in CLASSIFIERS.items() if [causal] == config["architectures"]]
     labels = {"id2label": {"0": "reward"}, "label2id": {"reward": 0}, "pad_token_id": pad_id}
-    tensors = hub_tensors(classifier.decoder) | {SCORE: classifier.score.detach()}
-    write(directory, tensors, {"architectures": [architecture], **config, **labels})
+    tensors = hub_tensors(classifier, _parts(classifier.config))
+    write(directory, tensors, {**config, "architectures": [architecture], **labels})
 
 
 def read_classifier_config(found: dict[str, Any]) -> DecoderConfig:
@@ -92,19 +87,14 @@ def read_classifier_config(found: dict[str, Any]) -> DecoderConfig:
     return read_config({**found, "architectures": [CLASSIFIERS[architecture]], "tie_word_embeddings": True})
 
 
-def load_classifier(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cpu") -> Classifier:
-    """Read a classifier from a checkpoint, in its own type or in `dtype`.
+def load_classifier(directory: Path, *, device: str = "cpu") -> Classifier:
+    """Read a classifier from a checkpoint, in its own type.
 
     Raises InvalidValueError for a model that is not supported, CheckpointError for weights that do not fit.
     """
     found = read_json(directory / CONFIG)
     config = read_classifier_config(found)
     check_size(directory, config)
-    classifier = Classifier(config).to(device, dtype or own_dtype(found))
-    wanted = tensor_names(classifier.config) | {SCORE}
-    for name, tensor in read_tensors(directory, wanted, ignored=("lm_head.weight",)):
-        if name == SCORE:
-            fill_tensor(classifier.score.detach(), tensor, name)
-        else:
-            fill(classifier.decoder, [(name, tensor)])
+    classifier = Classifier(config).to(device, own_dtype(found))
+    read_weights(classifier, _parts(config), directory)
     return classifier.requires_grad_(False)

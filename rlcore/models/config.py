@@ -4,10 +4,12 @@ What the decoder would compute wrongly is refused.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from rlcore.errors import InvalidValueError
+from harness.bits.files import parse_object, read_regular
+from rlcore.errors import CheckpointError, InvalidValueError
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 FAMILIES = tuple(ARCHITECTURES.values())
@@ -17,12 +19,12 @@ MAX_LENGTH = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How Llama 3 stretches the slow rotations beyond the length it was first trained on."""
+    """How Llama 3 stretches the slow rotations beyond the length it was first trained on: keys of config.json."""
 
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original_max_length: int
+    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,6 @@ NAMES = {
     "is_tied": "tie_word_embeddings",
 }
 """Field of a `DecoderConfig` -> key of config.json."""
-ROPE_NAMES = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_length": "original_max_position_embeddings",
-}
 ONLY: Mapping[str, tuple[object, ...]] = {
     "attention_dropout": (0, None),
     "mlp_bias": (False, None),
@@ -131,6 +127,16 @@ ONLY: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish", None),
 }
 """Keys that change what is computed, and the values that mean what the decoder does."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a checkpoint; raises CheckpointError."""
+    try:
+        return parse_object(read_regular(path, follows_links=True))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}", legal="a Hugging Face checkpoint", remedy="copy the checkpoint again"
+        ) from error
 
 
 def read_config(found: Mapping[str, Any]) -> DecoderConfig:
@@ -165,7 +171,7 @@ def read_config(found: Mapping[str, Any]) -> DecoderConfig:
         "rope_theta": rope["rope_theta"],
     }
     given.setdefault("head_dim", _number(given, "hidden_size") // _number(given, "num_attention_heads"))
-    scaling = {ours: _number(rope, theirs) for ours, theirs in ROPE_NAMES.items()} if kind == "llama3" else None
+    scaling = {each.name: _number(rope, each.name) for each in fields(RopeScaling)} if kind == "llama3" else None
     sizes = {ours: _number(given, theirs) for ours, theirs in NAMES.items()}
     return DecoderConfig(family, **sizes, rope_scaling=RopeScaling(**scaling) if scaling else None)
 
@@ -195,10 +201,7 @@ def read_architecture(found: Mapping[str, Any], legal: Collection[str], kind: st
 
 def written_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     """Return what to write as config.json; rotations stand there as transformers 4 and as transformers 5 read them."""
-    rope = None
-    if config.rope_scaling:
-        factors = {theirs: getattr(config.rope_scaling, ours) for ours, theirs in ROPE_NAMES.items()}
-        rope = {"rope_type": "llama3", **factors}
+    rope = {"rope_type": "llama3", **asdict(config.rope_scaling)} if config.rope_scaling else None
     (architecture,) = [name for name, family in ARCHITECTURES.items() if family == config.family]
     return {
         "architectures": [architecture],

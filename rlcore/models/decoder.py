@@ -39,7 +39,7 @@ def frequencies(config: DecoderConfig) -> Tensor:
 
 def _stretched(rates: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1: waves longer than the first length are slowed, short ones kept, those between are blended."""
-    turns = scaling.original_max_length * rates / (2 * math.pi)
+    turns = scaling.original_max_position_embeddings * rates / (2 * math.pi)
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return (1 - blend) * rates / scaling.factor + blend * rates
@@ -92,10 +92,8 @@ class TorchBackend:
     Heads are [batch, length, queries + keys + values, head_width].
     """
 
-    def __init__(
-        self, config: DecoderConfig, table: Tensor, length: int, cache: KeyValueCache | None, at: CachePositions | None
-    ) -> None:
-        self.config, self.cache, self.at = config, cache, at
+    def __init__(self, config: DecoderConfig, table: Tensor, length: int, at: CachePositions | None) -> None:
+        self.config, self.at = config, at
         rotations = table[:length] if at is None else embedding(at.positions, table)
         self.cosines, self.sines = rotations_of_heads(rotations, config)
         self.mask = None
@@ -116,9 +114,7 @@ class TorchBackend:
 
     def _attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend over these keys, or over all that the cache has with them: [batch, heads, length, width]."""
-        if self.cache is None or self.at is None:
-            return attention(q, k, v)
-        keys, values = self.at.put(self.cache, layer, k, v)
+        keys, values = self.at.put(layer, k, v) if self.at else (k, v)
         return attention(q, k, v) if self.mask is None else attention(q, keys, values, self.mask)
 
 
@@ -181,7 +177,7 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        return self.through(tokens, TorchBackend(self.config, self.rotations(), tokens.shape[1], None, None))
+        return self.through(tokens, TorchBackend(self.config, self.rotations(), tokens.shape[1], None))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
@@ -190,11 +186,11 @@ class Decoder(nn.Module):
         samples are of different lengths, tokens after an end are written too, and overwritten by what comes there.
         """
         firsts = torch.tensor(starts, device=cache.keys.device)
-        return self.read(tokens, cache, CachePositions.of(firsts, tokens.shape[1], cache, longest=max(starts)))
+        return self.read(tokens, CachePositions.of(cache, firsts, tokens.shape[1], longest=max(starts)))
 
-    def read(self, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
+    def read(self, tokens: Tensor, at: CachePositions) -> Tensor:
         """Read tokens at positions that have been worked out before; as `extend`."""
-        return self.through(tokens, TorchBackend(self.config, self.rotations(), tokens.shape[1], cache, at))
+        return self.through(tokens, TorchBackend(self.config, self.rotations(), tokens.shape[1], at))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., vocabulary]."""

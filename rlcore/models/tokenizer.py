@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.bits.files import parse_object, read_regular
 from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.models.config import read_json
 from rlcore.types import Messages
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -45,19 +46,14 @@ class HubTokenizer:
     """
 
     def __init__(self, files: Mapping[str, bytes], *, eos_id: int, pad_id: int, stop_ids: Sequence[int] = ()) -> None:
-        backend = Tokenizer.from_buffer(files[FILE])
-        last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        for name, number in (("eos", eos_id), ("pad", pad_id), *(("stop", each) for each in stop_ids)):
-            if not 0 <= number <= last or backend.id_to_token(number) is None:
-                raise InvalidValueError(f"{name} token {number!s:.60}", legal=f"a token, 0 to {last}")
-        self.files = dict(files)
+        self.files = files
         """Those of its checkpoint, by name."""
-        self.backend = backend
+        self.backend = backend = Tokenizer.from_buffer(files[FILE])
         self.backend.no_truncation()
         self.backend.no_padding()
         # Decoding leaves out what is marked so, and not every tokenizer.json marks its end.
         self.backend.add_special_tokens([backend.id_to_token(number) for number in (eos_id, pad_id)])
-        self.vocab_size = last + 1
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.stop_ids = tuple(stop_ids)
@@ -130,34 +126,12 @@ class HubTokenizer:
         """Return whether a directory has the files it was loaded from, byte for byte. OSError where one is missing."""
         return self.files == {name: read_regular(directory / name, follows_links=True) for name in self.files}
 
-    @classmethod
-    def load(cls, directory: Path) -> "HubTokenizer":
-        """Read tokenizer.json, and which tokens end and fill up from the files beside it.
-
-        The end is what tokenizer_config.json, special_tokens_map.json, generation_config.json or config.json names, the
-        first that does; so is the padding, which is the end where no file names one. Raises CheckpointError for a file
-        that is missing or broken, InvalidValueError where no end is named or a token is not in the vocabulary.
-        """
-        backend = _backend(directory)
-        ends = _named(directory, backend, "eos")
-        if not ends:
-            raise InvalidValueError(
-                f"{directory} names no token that ends a completion",
-                legal=f"eos_token in {CONFIGS[0]}, or eos_token_id in {CONFIGS[-1]}",
-            )
-        pads = _named(directory, backend, "pad") or ends
-        present = [name for name in FILES if (directory / name).is_file()]
-        files = {name: read_regular(directory / name, follows_links=True) for name in present}
-        return cls(files, eos_id=ends[0], pad_id=pads[0], stop_ids=ends[1:])
-
 
 class CharacterTokenizer(HubTokenizer):
     """One token a character; token numbers follow from the alphabet alone."""
 
     def __init__(self, alphabet: Iterable[str]) -> None:
         characters = sorted(set(alphabet))
-        if wrong := [character for character in characters if len(character) != 1]:
-            raise InvalidValueError(f"an alphabet with {wrong[0]!r}", legal="single characters")
         vocabulary = {token: number for number, token in enumerate((*SPECIAL, *characters))}
         backend = Tokenizer(models.WordLevel(vocabulary, unk_token=None))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -187,18 +161,10 @@ class CharacterTokenizer(HubTokenizer):
 def load_tokenizer(directory: Path) -> HubTokenizer:
     """Return the tokenizer of a checkpoint, one of single characters or any other.
 
-    Raises CheckpointError and InvalidValueError, as HubTokenizer.load does.
+    The end is what tokenizer_config.json, special_tokens_map.json, generation_config.json or config.json names, the
+    first that does; so is the padding, which is the end where no file names one. Raises CheckpointError for a file that
+    is missing or broken, InvalidValueError where no end is named or a token is not in the vocabulary.
     """
-    backend = _backend(directory)
-    characters = set(backend.get_vocab()) - set(SPECIAL)
-    if all(len(character) == 1 for character in characters):
-        own = CharacterTokenizer(characters)
-        if own.backend.to_str() == backend.to_str():
-            return own
-    return HubTokenizer.load(directory)
-
-
-def _backend(directory: Path) -> Tokenizer:
     path = directory / FILE
     if not path.is_file():
         raise CheckpointError(
@@ -206,31 +172,39 @@ def _backend(directory: Path) -> Tokenizer:
             remedy="write one: transformers.AutoTokenizer.from_pretrained(...).save_pretrained(directory)",
         )
     try:
-        return Tokenizer.from_buffer(read_regular(path, follows_links=True))
+        backend = Tokenizer.from_buffer(read_regular(path, follows_links=True))
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
+    characters = set(backend.get_vocab()) - set(SPECIAL)
+    if all(len(character) == 1 for character in characters):
+        own = CharacterTokenizer(characters)
+        if own.backend.to_str() == backend.to_str():
+            return own
+    numbers = backend.get_vocab(with_added_tokens=True)
+    ends = _named(directory, numbers, "eos")
+    if not ends:
+        raise InvalidValueError(
+            f"{directory} names no token that ends a completion",
+            legal=f"eos_token in {CONFIGS[0]}, or eos_token_id in {CONFIGS[-1]}",
+        )
+    pads = _named(directory, numbers, "pad") or ends
+    present = [name for name in FILES if (directory / name).is_file()]
+    files = {name: read_regular(directory / name, follows_links=True) for name in present}
+    return HubTokenizer(files, eos_id=ends[0], pad_id=pads[0], stop_ids=ends[1:])
 
 
-def _named(directory: Path, backend: Tokenizer, role: str) -> list[int]:
+def _named(directory: Path, numbers: Mapping[str, int], role: str) -> list[int]:
     """The tokens that have this role, without repeats, those of the file that is asked first in front."""
     found: dict[int, None] = {}
-    for name in CONFIGS:
-        for token in _tokens(_config(directory / name), f"{role}_token", f"{role}_token_id"):
-            number = _number(backend, token)
-            if number is None:
-                raise InvalidValueError(
-                    f"{role}_token {token!r:.300} of {directory / name}", legal=f"a token of {FILE}"
-                )
+    legal = set(numbers.values())
+    for path in [directory / name for name in CONFIGS if (directory / name).is_file()]:
+        for token in _tokens(read_json(path), f"{role}_token", f"{role}_token_id"):
+            number = numbers.get(token) if isinstance(token, str) else token
+            if type(number) is not int or number not in legal:
+                what = f"{role}_token {token!r:.300} of {path}"
+                raise InvalidValueError(what, legal=f"a token of {FILE}, 0 to {max(legal, default=-1)}")
             found[number] = None
     return list(found)
-
-
-def _number(backend: Tokenizer, token: object) -> int | None:
-    """The number of a token, by its text or as it stands there; None where it is neither."""
-    try:
-        return backend.token_to_id(token) if isinstance(token, str) else token if type(token) is int else None
-    except UnicodeEncodeError:  # half of a pair of surrogates
-        return None
 
 
 def _tokens(config: Mapping[str, Any], *keys: str) -> Iterator[object]:
@@ -239,10 +213,3 @@ def _tokens(config: Mapping[str, Any], *keys: str) -> Iterator[object]:
         for token in value if isinstance(value, list) else [value]:
             if token not in (None, -1):  # as older checkpoints say that there is none
                 yield token.get("content") if isinstance(token, dict) else token
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        return parse_object(read_regular(path, follows_links=True)) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error

@@ -20,7 +20,7 @@ ELEMENTS_AT_ONCE = 32_767
 """Of torch's loops over elements, one less than what it divides among threads."""
 
 
-def _blocks(is_cut: bool, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same parts of each [rows, width], as views, or all; where columns are cut does not depend on how many rows.
 
     One thread divides nothing: it is handed all rows at once, each a loop all the same. A GPU has no such loops, and is
@@ -29,38 +29,37 @@ def _blocks(is_cut: bool, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     num_rows, width = tensors[0].shape
     columns = min(width, ELEMENTS_AT_ONCE)
     rows = num_rows if torch.get_num_threads() == 1 else ELEMENTS_AT_ONCE // columns
-    if not is_cut or not tensors[0].is_cpu or (rows >= num_rows and columns == width):
+    if not is_invariant() or not tensors[0].is_cpu or (rows >= num_rows and columns == width):
         yield tensors
         return
     for parts in zip(*(torch.split(x, rows) for x in tensors), strict=True):
         yield from zip(*(torch.split(part, columns, 1) for part in parts), strict=True)
 
 
-def _swiglu(gate_up: Tensor, is_cut: bool) -> Tensor:
+def _swiglu(gate_up: Tensor) -> Tensor:
     """[rows, 2 * width] -> [rows, width]."""
     gates, ups = gate_up.chunk(2, 1)
     products = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
-    for gate, up, y in _blocks(is_cut, gates, ups, products):
+    for gate, up, y in _blocks(gates, ups, products):
         torch.mul(F.silu(gate), up, out=y)
     return products
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, is_cut: bool) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        ctx.is_cut = is_cut
-        return _swiglu(gate_up, is_cut)
+        return _swiglu(gate_up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         inner = torch.empty_like(gate_up)
-        for gate, up, grad, to_gate, to_up in _blocks(ctx.is_cut, *gate_up.chunk(2, 1), grads, *inner.chunk(2, 1)):
+        for gate, up, grad, to_gate, to_up in _blocks(*gate_up.chunk(2, 1), grads, *inner.chunk(2, 1)):
             torch.mul(F.silu(gate), grad, out=to_up)
             torch.ops.aten.silu_backward(grad * up, gate, grad_input=to_gate)
-        return inner, None
+        return inner
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -68,9 +67,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     Shazeer 2020, "GLU Variants Improve Transformer".
     """
-    rows, is_cut = gate_up.reshape(-1, gate_up.shape[-1]), is_invariant()
-    if torch.is_grad_enabled():
-        y: Tensor = _SwiGLU.apply(rows, is_cut)  # type: ignore[no-untyped-call]
-    else:
-        y = _swiglu(rows, is_cut)
+    rows = gate_up.reshape(-1, gate_up.shape[-1])
+    y: Tensor = _SwiGLU.apply(rows) if torch.is_grad_enabled() else _swiglu(rows)  # type: ignore[no-untyped-call]
     return y.view(*gate_up.shape[:-1], y.shape[-1])

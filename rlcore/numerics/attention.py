@@ -6,29 +6,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcore.errors import LevelError, ShapeError
-from rlcore.numerics.level import Strategy, active, in_tiles, longest, padded
+from rlcore.errors import LevelError
+from rlcore.numerics.level import Strategy, active, in_tiles, padded
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(width)) v over the keys that each query sees.
 
     q [batch, heads, queries, width], k and v [batch, kv_heads, keys, width] -> [batch, heads, queries, width]; heads
-    is a multiple of kv_heads, and neighbouring heads share one. `seen` comes from `visible`; None is a full pass:
-    query i sees keys 0 to i. Keys that no query sees must be finite. A query's bits depend on the keys it sees alone:
-    neither on how many keys follow nor on how many queries come with it. Raises ShapeError, and LevelError for more
+    is a multiple of kv_heads, and neighbouring heads share one. `seen` comes from `visible`; None is a full pass, of as
+    many queries as keys: query i sees keys 0 to i. Keys that no query sees must be finite. A query's bits depend on the
+    keys it sees alone: neither on how many keys follow nor on how many queries come with it. Raises LevelError for more
     keys than the strategy was probed with.
     """
-    is_full = seen is not None or q.shape[2] == k.shape[2]
-    if q.shape[1] % k.shape[1] or k.shape != v.shape or q.shape[0] != k.shape[0] or not is_full:
-        raise ShapeError(
-            f"attention of {tuple(q.shape)} over {tuple(k.shape)} and {tuple(v.shape)}",
-            legal="[batch, heads, queries, width] over [batch, kv_heads, keys, width], heads a multiple of kv_heads,"
-            " and as many queries as keys unless given `seen`",
-        )
     if (strategy := active()) is None:
         return plain_attention(q, k, v, seen)
-    if (most := longest()) is not None and k.shape[2] > most:  # kernels cut longer sums elsewhere
+    if (most := strategy.longest) is not None and k.shape[2] > most:  # kernels cut longer sums elsewhere
         raise LevelError(
             f"attention over {k.shape[2]} keys", legal=f"up to {most}, as certified", remedy="certify(length=...)"
         )

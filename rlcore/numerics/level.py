@@ -39,14 +39,16 @@ class Strategy:
     queries: int = 4
     keys: int = 16
     is_tiled: bool = False
+    longest: int | None = None
+    """The most keys that attention may have; None: any number."""
 
 
-_level: ContextVar[tuple[Strategy | None, int | None]] = ContextVar("rlcore_level", default=(None, None))
+_level: ContextVar[Strategy | None] = ContextVar("rlcore_level", default=None)
 
 
 def active() -> Strategy | None:
     """Return the strategy at work in this context; None at level off."""
-    return _level.get()[0]
+    return _level.get()
 
 
 def is_invariant() -> bool:
@@ -54,22 +56,17 @@ def is_invariant() -> bool:
     return active() is not None
 
 
-def longest() -> int | None:
-    """Return the most keys that attention may have in this context; None: any number."""
-    return _level.get()[1]
-
-
 @contextmanager
-def following(strategy: Strategy | None, *, longest: int | None = None) -> Iterator[None]:
+def following(strategy: Strategy | None) -> Iterator[None]:
     """Follow a strategy, or none, without looking whether it holds here: for the probe, and for what is measured.
 
-    Attention over more than `longest` keys, where one is given, is refused. fp32 products are products of fp32 numbers
-    inside, as torch's own default has it. New memory is not filled with NaN first, which torch's deterministic
-    algorithms do: nothing here reads what it has not written. All is undone however it ends.
+    fp32 products are products of fp32 numbers inside, as torch's own default has it. New memory is not filled with NaN
+    first, which torch's deterministic algorithms do: nothing here reads what it has not written. All is undone however
+    it ends.
     """
     precision = torch.get_float32_matmul_precision()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()
-    before = _level.set((strategy, longest))
+    before = _level.set(strategy)
     try:
         torch.set_float32_matmul_precision("highest")
         torch._C._set_deterministic_fill_uninitialized_memory(False)

@@ -13,9 +13,9 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from rlcore.errors import LevelError
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.level import ALL_THREADS, Strategy, check_invariant_device, check_settings, following
+from rlcore.numerics.level import ALL_THREADS, Strategy, check_settings, following
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.norms import rms_norm
 from rlcore.numerics.product import hold_mkl_mode, linear
@@ -44,15 +44,14 @@ PARTS = tuple(slice(first, first + rows) for first, rows in enumerate((1, 2, 3, 
 """Rows that are computed alone: how many, and from where."""
 NUM_ROWS = 128
 SEED = 20260301
+NORM = partial(rms_norm, eps=1e-6)
 Shapes = Sequence[tuple[int, int]]
 """(inputs, outputs) of products."""
 Heads = Sequence[tuple[int, int, int]]
 """(heads, kv_heads, width) of attention."""
 Draw = Callable[..., Tensor]
-Case = tuple[str, Callable[[], Sequence[Tensor]], Sequence[Tensor]]
-"""(what it is, how it is computed, the tensors that should come out)."""
-Operations = Mapping[str, Callable[[Draw], Iterable[Case]]]
-"""The cases of each operation, of numbers that are drawn."""
+Case = tuple[str, Sequence[Tensor], Sequence[Tensor]]
+"""(what it is, the tensors that came out, those that should)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +63,17 @@ class Measurement:
     """"off" is torch's own operation, looked at so that it is seen what the strategy is for."""
     num_cases: int
     num_different: int
-    first: str = ""
+    first: str
     """The first case that differs; empty where all held."""
-    duration_s: float = field(default=0.0, compare=False)
-
-    @property
-    def held(self) -> bool:
-        """Return whether no case differs."""
-        return self.num_different == 0
 
     def __str__(self) -> str:
-        outcome = "holds" if self.held else f"{self.num_different} differ, first {self.first}"
-        return f"{self.operation} {self.strategy}: {self.num_cases} cases, {outcome}"
+        differ = f"{self.num_different} differ, first {self.first}"
+        return f"{self.operation} {self.strategy}: {self.num_cases} cases, {differ}"
 
 
 @dataclass(frozen=True, slots=True)
 class InvarianceReport:
-    """The cheapest strategy that holds for one type on the CPUs of this machine, and its measurements."""
+    """The cheapest strategy that holds for one type on the CPUs of this machine, and what it was looked at with."""
 
     strategy: Strategy
     dtype: torch.dtype
@@ -88,12 +81,6 @@ class InvarianceReport:
     heads: Heads
     length: int
     """The most keys that attention was looked at with."""
-    measurements: tuple[Measurement, ...]
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds that looking took."""
-        return sum(measurement.duration_s for measurement in self.measurements)
 
 
 def machine() -> str:
@@ -132,33 +119,26 @@ def check_num_threads(expected: int | None, *phases: str) -> int:
 
 
 def certify(
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    *,
-    shapes: Shapes = SHAPES,
-    heads: Heads = HEADS,
-    length: int = LENGTH,
-    strategies: Sequence[Strategy] = STRATEGIES,
+    dtype: torch.dtype = torch.float32, *, shapes: Shapes = SHAPES, heads: Heads = HEADS, length: int = LENGTH
 ) -> InvarianceReport:
-    """Return the first of the strategies that holds for these products and heads.
+    """Return the first of the strategies that holds for these products and heads, on CPUs.
 
-    `length` is the most keys there will be. Raises LevelError where none holds, and for any device but a CPU. MKL's
-    mode is held first (`hold_mkl_mode`).
+    `length` is the most keys there will be. Raises LevelError where none holds. MKL's mode is held first
+    (`hold_mkl_mode`).
     """
-    check_invariant_device(device)
     hold_mkl_mode(os.environ)
     check_settings(ALL_THREADS)
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
-    found = _measured(None, THREADS, dtype, _operations(shapes[:1], heads[:1], length))
-    for strategy in strategies:
-        own = _measured(strategy, THREADS, dtype, _operations(shapes, heads, length))
-        found += own
-        if all(measurement.held for measurement in own):
-            return InvarianceReport(strategy, dtype, shapes, heads, length, tuple(found))
-    problems = "; ".join(str(measurement) for measurement in found if not measurement.held)
+    problems = []
+    for strategy in STRATEGIES:
+        found = measure(strategy, THREADS, dtype, shapes=shapes, heads=heads, length=length)
+        different = [str(measurement) for measurement in found if measurement.num_different]
+        if not different:
+            return InvarianceReport(strategy, dtype, shapes, heads, length)
+        problems += different
     raise LevelError(
-        f"no kernel strategy is batch-invariant on this machine ({machine()}): {problems}",
-        legal=", ".join(strategy.name for strategy in strategies),
+        f"no kernel strategy is batch-invariant on this machine ({machine()}): {'; '.join(problems)}",
+        legal=", ".join(strategy.name for strategy in STRATEGIES),
         remedy="determinism: deterministic, or another build of torch",
     )
 
@@ -168,11 +148,12 @@ def check_threads(report: InvarianceReport, count: int) -> None:
 
     No other strategy is tried: its bits would differ, and the number of threads should not affect results.
     """
-    operations = _operations(report.shapes, report.heads, report.length)
-    found = _measured(report.strategy, (count,), report.dtype, operations)
-    if different := [measurement for measurement in found if not measurement.held]:
+    found = measure(
+        report.strategy, (count,), report.dtype, shapes=report.shapes, heads=report.heads, length=report.length
+    )
+    if different := [str(measurement) for measurement in found if measurement.num_different]:
         raise LevelError(
-            f"results differ bitwise between {count} threads and one ({machine()}): {'; '.join(map(str, different))}",
+            f"results differ bitwise between {count} threads and one ({machine()}): {'; '.join(different)}",
             legal=f"numbers of threads with equal results on this machine; {' and '.join(map(str, THREADS))} have them",
             remedy=f"runtime.sampling_threads and runtime.training_threads: {THREADS[-1]}",
         )
@@ -184,7 +165,7 @@ def invariant(report: InvarianceReport) -> Iterator[None]:
 
     Entering and leaving compare bits that differ where the strategy is not at work. Raises LevelError where they do.
     """
-    with following(report.strategy, longest=report.length):
+    with following(replace(report.strategy, longest=report.length)):
         check_effect(report)
         yield
         check_effect(report)
@@ -199,49 +180,39 @@ def check_effect(report: InvarianceReport) -> None:
         x, weight, q = (
             torch.randn(shape, generator=generator).to(report.dtype) for shape in ((64, 96), (96, 96), (2, 1, 48, 32))
         )
-        batch, whole = linear(x, weight), attention(q, q, q)
-        for row in range(3):
-            if not torch.equal(linear(x[[row]], weight), batch[[row]]):
-                what = f"matmul is not batch-invariant: row {row} differs between batch sizes 1 and 64"
-                raise LevelError(what, remedy=remedy)
-        for position in (0, 7, 46):
-            if not torch.equal(_attention_at(q, q, q, slice(position, position + 1))[0], whole[:, :, [position]]):
-                what = f"attention at position {position} differs between decoding and one pass"
-                raise LevelError(what, remedy=remedy)
+        rows = torch.cat([linear(x[[row]], weight) for row in range(3)])
+        if not torch.equal(rows, linear(x, weight)[:3]):
+            raise LevelError("matmul is not batch-invariant: rows differ between batch sizes 1 and 64", remedy=remedy)
+        positions = [0, 7, 46]
+        decoded = torch.cat([_attention_at(q, q, q, slice(position, position + 1)) for position in positions], 2)
+        if not torch.equal(decoded, attention(q, q, q)[:, :, positions]):
+            raise LevelError(f"attention at positions {positions} differs between decoding and one pass", remedy=remedy)
 
 
-def _operations(shapes: Shapes, heads: Heads, length: int) -> Operations:
-    return {
-        "linear": partial(_product_cases, shapes),
-        "attention": partial(_attention_cases, heads, length),
-        "rows": partial(_row_cases, sorted({width for shape in shapes for width in shape})),
-    }
-
-
-def _measured(
-    strategy: Strategy | None, threads: Sequence[int], dtype: torch.dtype, operations: Operations
+def measure(
+    strategy: Strategy | None, threads: Sequence[int], dtype: torch.dtype, *, shapes: Shapes, heads: Heads, length: int
 ) -> list[Measurement]:
+    """Compare every case with each of these numbers of threads; None: torch's own operations."""
     measurements = []
-    for operation, cases in operations.items():
-        began_s = time.perf_counter()
-        generator = torch.Generator().manual_seed(SEED)
+    for operation, cases in (
+        ("linear", partial(_product_cases, shapes)),
+        ("attention", partial(_attention_cases, heads, length)),
+        ("rows", partial(_row_cases, shapes)),
+    ):
+        num_cases, different = 0, []
+        for count in threads:
+            generator = torch.Generator().manual_seed(SEED)
 
-        def draw(*shape: int, generator: torch.Generator = generator) -> Tensor:
-            return torch.randn(shape, generator=generator).to(dtype)
+            def draw(*shape: int, generator: torch.Generator = generator) -> Tensor:
+                return torch.randn(shape, generator=generator).to(dtype)
 
-        with following(strategy):
-            with num_threads(1):
-                given = list(cases(draw))
-            different = []
-            for count in threads:  # all cases with one number, then all with the next: changing it is slow
-                with num_threads(count):
-                    for what, compute, expected in given:
-                        if not all(torch.equal(a, b) for a, b in zip(compute(), expected, strict=True)):
-                            different.append(f"{what}, threads {count}")
+            with following(strategy), num_threads(count):
+                for what, found, expected in cases(draw):
+                    num_cases += 1
+                    if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+                        different.append(f"{what}, threads {count}")
         name = strategy.name if strategy else "off"
-        counts = len(given) * len(threads), len(different)
-        duration_s = time.perf_counter() - began_s
-        measurements.append(Measurement(operation, name, *counts, "".join(different[:1]), duration_s))
+        measurements.append(Measurement(operation, name, num_cases, len(different), "".join(different[:1])))
     return measurements
 
 
@@ -257,13 +228,13 @@ def _product_cases(shapes: Shapes, draw: Draw) -> Iterator[Case]:
     """Some rows of a product, forward and backward, alone; and the weight's gradient."""
     for inputs, outputs in dict.fromkeys(shapes):
         x, weight, grad = draw(NUM_ROWS, inputs), draw(outputs, inputs), draw(NUM_ROWS, outputs)
-        y, dx, dw = with_gradients(linear, grad, x, weight)
+        with num_threads(1):
+            y, dx, dw = with_gradients(linear, grad, x, weight)
         shape = f"{inputs} to {outputs}"
-        by_weight = partial(_product, weight)
+        by_weight = partial(linear, weight=weight)
         for part in PARTS:
-            compute = partial(with_gradients, by_weight, grad[part], x[part])
-            yield f"{len(x[part])} rows of {shape}", compute, (y[part], dx[part])
-        yield f"weight of {shape}", partial(with_gradients, linear, grad, x, weight), (y, dx, dw)
+            yield f"{len(x[part])} rows of {shape}", with_gradients(by_weight, grad[part], x[part]), (y[part], dx[part])
+        yield f"weight of {shape}", with_gradients(linear, grad, x, weight), (y, dx, dw)
 
 
 def _attention_cases(heads: Heads, length: int, draw: Draw) -> Iterator[Case]:
@@ -271,74 +242,63 @@ def _attention_cases(heads: Heads, length: int, draw: Draw) -> Iterator[Case]:
     for num_heads, num_kv_heads, width in dict.fromkeys(heads):
         q, grad = (draw(2, num_heads, length, width) for _ in range(2))
         k, v = (draw(2, num_kv_heads, length, width) for _ in range(2))
-        whole = with_gradients(attention, grad, q, k, v)
+        with num_threads(1):
+            whole = with_gradients(attention, grad, q, k, v)
         y = whole[0]
         shape = f"heads {num_heads}/{num_kv_heads} of {width}"
         for position in (0, 1, 6, 33, *range(15, length, 16)):  # so that each number of keys a cache is read by comes
             for keys in sorted({position + 1, length}):
                 here = slice(position, position + 1)
-                part = partial(_attention_at, q[1:], k[1:, :, :keys], v[1:, :, :keys], here)
-                yield f"position {position} over {keys} keys, {shape}", part, (y[1:, :, here],)
+                decoded = _attention_at(q[1:], k[1:, :, :keys], v[1:, :, :keys], here)
+                yield f"position {position} over {keys} keys, {shape}", [decoded], [y[1:, :, here]]
         for here in (slice(3, 9), slice(length // 3, length - 7)):
-            part = partial(_attention_at, q, k, v, here)
-            yield f"positions {here.start} to {here.stop}, {shape}", part, (y[:, :, here],)
+            yield f"positions {here.start} to {here.stop}, {shape}", [_attention_at(q, k, v, here)], [y[:, :, here]]
         for count in (1, 5, 16, 33, *range(64, length, 64), length - 1):
-            short = partial(_short_attention, q, k, v, count)
-            yield f"a pass of {count}, {shape}", short, (y[:, :, :count],)
-        yield f"gradients, {shape}", partial(with_gradients, attention, grad, q, k, v), whole
+            short = attention(q[:, :, :count], k[:, :, :count], v[:, :, :count])
+            yield f"a pass of {count}, {shape}", [short], [y[:, :, :count]]
+        yield f"gradients, {shape}", with_gradients(attention, grad, q, k, v), whole
 
 
-def _row_cases(widths: Sequence[int], draw: Draw) -> Iterator[Case]:
+def _row_cases(shapes: Shapes, draw: Draw) -> Iterator[Case]:
     """Norms, SwiGLU and log-softmax of some rows, forward and backward; a gradient that is a sum over rows."""
-    for width in widths:
+    for width in sorted({width for shape in shapes for width in shape}):
         x, other, grad, weight = draw(NUM_ROWS, width), draw(NUM_ROWS, width), draw(NUM_ROWS, width), draw(width)
-        whole = _row_operations(weight, x, other, grad)
+        with num_threads(1):
+            whole, normed = _row_operations(weight, x, other, grad), with_gradients(NORM, grad, x, weight)
         for part in PARTS:
-            compute = partial(_row_operations, weight, x[part], other[part], grad[part])
-            yield f"{len(x[part])} rows of {width}", compute, [result[part] for result in whole]
-        of_weight = partial(with_gradients, _norm, grad, x, weight)
-        yield "weight of a norm", of_weight, of_weight()
+            found = _row_operations(weight, x[part], other[part], grad[part])
+            yield f"{len(x[part])} rows of {width}", found, [result[part] for result in whole]
+        yield "weight of a norm", with_gradients(NORM, grad, x, weight), normed
 
 
 def _row_operations(weight: Tensor, x: Tensor, other: Tensor, grad: Tensor) -> list[Tensor]:
     """Compute each for these rows, and the gradient of each with respect to them."""
     return [
-        *with_gradients(_norm, grad, x, weight)[:2],
+        *with_gradients(NORM, grad, x, weight)[:2],
         *with_gradients(swiglu, grad, torch.cat((x, other), -1)),
         *with_gradients(lambda logits: log_softmax(logits).to(logits.dtype), grad, x),
     ]
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return rms_norm(x, weight, 1e-6)
-
-
-def _product(weight: Tensor, x: Tensor) -> Tensor:
-    return linear(x, weight)
-
-
-def _attention_at(q: Tensor, k: Tensor, v: Tensor, here: slice) -> Sequence[Tensor]:
+def _attention_at(q: Tensor, k: Tensor, v: Tensor, here: slice) -> Tensor:
     """Attention of the queries of these positions."""
     seen = visible(torch.full((q.shape[0],), here.start, device=q.device), here.stop - here.start, k.shape[2])
-    return [attention(q[:, :, here], k, v, seen)]
-
-
-def _short_attention(q: Tensor, k: Tensor, v: Tensor, count: int) -> Sequence[Tensor]:
-    return [attention(q[:, :, :count], k[:, :, :count], v[:, :, :count])]
+    return attention(q[:, :, here], k, v, seen)
 
 
 def main() -> None:
     """Print a line for each type."""
     for dtype in (torch.float32, torch.bfloat16):
         line: dict[str, object] = {"dtype": str(dtype).removeprefix("torch."), "device": "cpu"}
+        began_s = time.perf_counter()
         try:
             report = certify(dtype)
         except LevelError as error:
             line["problem"] = error.what
         else:
-            naive = [asdict(each) for each in report.measurements if each.strategy == "off"]
-            line |= {"strategy": report.strategy.name, "length": report.length, "naive": naive}
-            line["duration_s"] = report.duration_s
+            naive = measure(None, THREADS, dtype, shapes=SHAPES[:1], heads=HEADS[:1], length=report.length)
+            line |= {"strategy": report.strategy.name, "length": report.length, "naive": list(map(asdict, naive))}
+            line["duration_s"] = time.perf_counter() - began_s
         print(json.dumps(line), flush=True)
 
 

@@ -1,5 +1,6 @@
 """Sums over rows in one order whatever the number of threads, and what a vector has as its gradient: such a sum."""
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -16,13 +17,8 @@ def row_sum(x: Tensor) -> Tensor:
     Every step adds whole halves element by element, so neither the number of threads nor the instruction set can
     choose an order. The number of rows does: that of a fixed microbatch is fixed.
     """
-    total: Tensor | None = None
-    for chunk in torch.split(x, ROWS_AT_ONCE):
-        part = _fold(chunk.to(torch.float32, copy=True))
-        total = part if total is None else total + part
-    if total is None:
-        return torch.zeros(x.shape[1:], dtype=x.dtype, device=x.device)
-    return total.to(x.dtype)
+    parts = (_fold(chunk.to(torch.float32, copy=True)) for chunk in torch.split(x, ROWS_AT_ONCE))
+    return reduce(torch.add, parts).to(x.dtype)
 
 
 def _fold(x: Tensor) -> Tensor:

@@ -24,10 +24,7 @@ class TreeSum:
         self._nodes: dict[NodePosition, Tensor] = {}
 
     def add(self, number: int, value: Tensor) -> None:
-        """Add one value, which the tree owns from now on: sums are written into it.
-
-        Raises InvalidValueError for a value that does not exist or was added before.
-        """
+        """Add one value, as `put`."""
         self.put((0, number), value)
 
     def absorb(self, other: "TreeSum") -> None:
@@ -51,7 +48,10 @@ class TreeSum:
         return nodes.get((top, 0))
 
     def put(self, position: NodePosition, value: Tensor) -> None:
-        """Add the sum of a complete subtree, upwards for as long as the neighbour is there; it is written into."""
+        """Add the sum of a complete subtree, which the tree owns from now on: sums are written into it.
+
+        Raises InvalidValueError for a value that does not exist or was added before.
+        """
         level, index = position
         numbers = range(index << level, index + 1 << level)
         if numbers[-1] >= self.num_values or not self._seen.isdisjoint(numbers):

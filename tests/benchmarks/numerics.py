@@ -100,10 +100,7 @@ def main() -> int:
             dtype, shapes=decoder.config.product_shapes, heads=[decoder.config.head_shape], length=LENGTH + 16
         )
         num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-        print(
-            f"width {width}, {num_parameters / 1e3:.0f}k parameters; certified {found.strategy.name}"
-            f" in {found.duration_s:.1f} s"
-        )
+        print(f"width {width}, {num_parameters / 1e3:.0f}k parameters; certified {found.strategy.name}")
         for what, step in (("training", training(decoder)), ("decoding", decoding(decoder))):
             off_s, *others_s = medians_s(
                 step, [None, *strategies], args.rounds if what == "training" else args.rounds * 5

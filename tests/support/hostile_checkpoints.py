@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from xxhash import xxh3_128_hexdigest
 
@@ -50,7 +51,9 @@ def _written(write: Callable[[Path], object]) -> dict[str, bytes]:
 def _readers_of_models() -> list[Reader]:
     decoder = Decoder(MODEL).initialise(0)
     whole = _written(lambda at: checkpoints.save(decoder, at))
-    parts = _written(lambda at: checkpoints.save(decoder, at, shard_bytes=100))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "SHARD_BYTES", 100)
+        parts = _written(lambda at: checkpoints.save(decoder, at))
     classifier = _written(lambda at: save_classifier(Classifier(MODEL).initialise(0), at, pad_id=0))
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     stretched = {**json.loads(whole[CONFIG]), "rope_scaling": {**llama3, "original_max_position_embeddings": 2}}

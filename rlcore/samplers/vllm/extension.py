@@ -17,7 +17,7 @@ from rlcore.determinism import at_level, check_level
 from rlcore.errors import LevelError, RlcoreError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.streams import kept_streams
-from rlcore.numerics.level import active, longest
+from rlcore.numerics.level import active
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.vllm.stock import decoder_of
 from rlcore.weights.remote import Answerer
@@ -41,7 +41,7 @@ class Level:
         """Return the level of the calling thread."""
         strategy = active()
         if strategy is not None:
-            return cls("invariant", strategy.name, longest(), torch.get_num_threads())
+            return cls("invariant", strategy.name, strategy.longest, torch.get_num_threads())
         name = "deterministic" if torch.are_deterministic_algorithms_enabled() else "off"
         return cls(name, None, None, torch.get_num_threads())
 

@@ -8,8 +8,9 @@ from itertools import count
 from math import ceil
 from pathlib import Path
 
-from rlcore.models.checkpoints import CONFIG, own_dtype, read_json
+from rlcore.models.checkpoints import CONFIG, own_dtype
 from rlcore.models.classifier import read_classifier_config
+from rlcore.models.config import read_json
 from rlcore.samplers.vllm.engine import EngineProcess
 from rlcore.samplers.vllm.plugin import Trainer
 from rlcore.samplers.vllm.stock import check_head_width

@@ -87,8 +87,8 @@ def test_another_order_of_additions_moves_last_digits_alone(clone: Path) -> None
     code, found = gated(
         clone,
         "rlcore/numerics/tree_sum.py",
-        "self._put((0, leaf), value)",
-        "self._put((0, (0, 2, 1, 3)[leaf] if self.num_values == 4 else leaf), value)",
+        "self.put((0, number), value)",
+        "self.put((0, (0, 2, 1, 3)[number] if self.num_values == 4 else number), value)",
     )
     assert (code, found["change"], found["reason_codes"]) == (ExitCode.DIVERGED, "numerics", [])
     counts = found["verdict"]["attribution"]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.models import checkpoints
 from rlcore.models.checkpoints import (
     CONFIG,
     INDEX,
@@ -40,14 +41,20 @@ VARIANTS = [
 ]
 
 
-def saved(directory: Path, config: DecoderConfig = TINY, **options: Any) -> Decoder:
+def save_in_shards(decoder: Decoder, directory: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "SHARD_BYTES", 5000)
+        save(decoder, directory)
+
+
+def saved(directory: Path, config: DecoderConfig = TINY, write: Callable[[Decoder, Path], None] = save) -> Decoder:
     """A decoder whose every weight is random, norms and biases too, and its checkpoint."""
     decoder = Decoder(config).initialise(3)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    save(decoder, directory, **options)
+    write(decoder, directory)
     return decoder
 
 
@@ -57,10 +64,12 @@ def is_same(a: Decoder, b: Decoder) -> bool:
 
 
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
-@pytest.mark.parametrize("options", [{}, {"shard_bytes": 5000}], ids=["whole", "sharded"])
-def test_what_is_saved_is_read_back(tmp_path: Path, config: DecoderConfig, options: dict[str, int]) -> None:
-    decoder = saved(tmp_path, config, **options)
-    assert (tmp_path / INDEX).exists() == bool(options)
+@pytest.mark.parametrize("write", [save, save_in_shards])
+def test_what_is_saved_is_read_back(
+    tmp_path: Path, config: DecoderConfig, write: Callable[[Decoder, Path], None]
+) -> None:
+    decoder = saved(tmp_path, config, write)
+    assert (tmp_path / INDEX).exists() == (write is save_in_shards)
     assert is_same(load(tmp_path), decoder)
 
 
@@ -74,7 +83,7 @@ def test_types_are_kept_or_converted(tmp_path: Path) -> None:
 
 
 def test_a_smaller_checkpoint_leaves_nothing_of_a_larger_one(tmp_path: Path) -> None:
-    saved(tmp_path, replace(TINY, num_layers=4), shard_bytes=5000)
+    saved(tmp_path, replace(TINY, num_layers=4), save_in_shards)
     assert is_same(saved(tmp_path), load(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
 
@@ -97,7 +106,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Any, told: 
 
 
 def test_weights_outside_the_directory_are_not_opened(tmp_path: Path) -> None:
-    saved(tmp_path / "checkpoint", shard_bytes=5000)
+    saved(tmp_path / "checkpoint", write=save_in_shards)
     saved(tmp_path)
     index = tmp_path / "checkpoint" / INDEX
     for elsewhere in ("../model.safetensors", str(tmp_path / WEIGHTS)):
@@ -252,7 +261,7 @@ def test_their_checkpoints_give_their_logits(tmp_path: Path) -> None:
 def test_ours_give_our_logits_there(tmp_path: Path) -> None:
     directories = [tmp_path / str(number) for number in range(len(VARIANTS))]
     decoders = [saved(directory, config) for directory, config in zip(directories, VARIANTS, strict=True)]
-    save(decoders[0], directories[0], shard_bytes=5000)
+    save_in_shards(decoders[0], directories[0])
     CharacterTokenizer("abc ").save(directories[0])
     done = run(*program("hugging_face_logits", "read", *map(str, directories), python=PEERS))
     assert done.exit_code == 0, done.errors

@@ -43,5 +43,3 @@ def test_text_never_makes_a_special_token() -> None:
 def test_what_has_no_token_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="'d' in a text"):
         CharacterTokenizer("abc").encode("abd")
-    with pytest.raises(InvalidValueError, match="single characters"):
-        CharacterTokenizer(["ab"])

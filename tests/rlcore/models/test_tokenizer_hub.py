@@ -149,9 +149,9 @@ def test_an_end_that_is_an_ordinary_token_is_not_decoded(tmp_path: Path) -> None
     [
         ({}, "names no token that ends a completion"),
         ({"tokenizer_config": {"eos_token": "</s>"}}, "eos_token '</s>' of .*tokenizer_config.json"),
-        ({"config": {"eos_token_id": 4000}}, "eos token 4000"),
-        ({"config": {"eos_token_id": 0, "pad_token_id": 4000}}, "pad token 4000"),
-        ({"generation_config": {"eos_token_id": [0, 4000]}}, "stop token 4000"),
+        ({"config": {"eos_token_id": 4000}}, "eos_token 4000 of .*/config.json"),
+        ({"config": {"eos_token_id": 0, "pad_token_id": 4000}}, "pad_token 4000 of .*/config.json"),
+        ({"generation_config": {"eos_token_id": [0, 4000]}}, "eos_token 4000 of .*generation_config.json"),
     ],
     ids=str,
 )

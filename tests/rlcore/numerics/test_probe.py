@@ -9,18 +9,11 @@ from torch.nn import functional as F
 
 from rlcore.errors import LevelError
 from rlcore.numerics import attention as attention_module
+from rlcore.numerics import probe
 from rlcore.numerics import product as product_module
 from rlcore.numerics.attention import attention
 from rlcore.numerics.level import Strategy, active, in_tiles, is_invariant
-from rlcore.numerics.probe import (
-    STRATEGIES,
-    InvarianceReport,
-    certify,
-    check_effect,
-    check_threads,
-    invariant,
-    num_threads,
-)
+from rlcore.numerics.probe import STRATEGIES, InvarianceReport, certify, check_threads, invariant
 
 SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
 TILES = STRATEGIES[-1]
@@ -29,7 +22,7 @@ WIDE = replace(TILES, name="tile256", rows=256)
 
 
 def report_of(padding: Strategy) -> InvarianceReport:
-    return InvarianceReport(padding, torch.float32, ((32, 48),), ((2, 1, 16),), 128, ())
+    return InvarianceReport(padding, torch.float32, ((32, 48),), ((2, 1, 16),), 128)
 
 
 @pytest.fixture
@@ -53,33 +46,33 @@ def by_queries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_padding_holds_here(dtype: torch.dtype) -> None:
     found = certify(dtype, **SMALL)  # type: ignore[arg-type]
     assert found.strategy in STRATEGIES
-    own = [m for m in found.measurements if m.strategy == found.strategy.name]
-    assert all(m.held for m in own)
-    assert [m.operation for m in own] == ["linear", "attention", "rows"]
+    measured = probe.measure(found.strategy, probe.THREADS, dtype, length=found.length, **SMALL)  # type: ignore[arg-type]
+    assert [(m.operation, m.num_different) for m in measured] == [("linear", 0), ("attention", 0), ("rows", 0)]
     with invariant(found):
-        assert active() is found.strategy
+        assert active() == replace(found.strategy, longest=found.length)
 
 
 @pytest.mark.usefixtures("by_batch")
-def test_a_padding_that_does_not_hold_is_passed_over() -> None:
-    found = certify(strategies=[Strategy(), WIDE], **SMALL)  # type: ignore[arg-type]
-    assert found.strategy == WIDE
-    broken = {(m.strategy, m.operation): m for m in found.measurements if not m.held}
-    assert ("pad16", "linear") in broken
-    assert "differ, first 1 rows of 32 to 48, threads 1" in str(broken["pad16", "linear"])
+def test_a_padding_that_does_not_hold_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "STRATEGIES", (Strategy(), WIDE))
+    assert certify(**SMALL).strategy == WIDE  # type: ignore[arg-type]
+    monkeypatch.setattr(probe, "STRATEGIES", (Strategy(),))
+    with pytest.raises(LevelError, match=r"linear pad16: .* differ, first 1 rows of 32 to 48, threads 1"):
+        certify(**SMALL)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("by_queries")
-def test_nothing_that_holds_is_an_error_that_says_what_was_tried() -> None:
+def test_nothing_that_holds_is_an_error_that_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "STRATEGIES", (Strategy(),))
     with pytest.raises(LevelError, match=r"no kernel strategy is batch-invariant .*attention pad16: "):
-        certify(strategies=[Strategy()], **SMALL)  # type: ignore[arg-type]
+        certify(**SMALL)  # type: ignore[arg-type]
     assert active() is None
 
 
 def test_the_number_of_threads_is_put_back() -> None:
     before = torch.get_num_threads()
-    certify(strategies=[TILES], **SMALL)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError), num_threads(before + 1):
+    certify(**SMALL)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError), probe.num_threads(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
 
@@ -96,8 +89,8 @@ def test_a_length_that_cuts_sums_otherwise_takes_another_padding() -> None:
     assert (short.length, long.length) == (128, 640)
     if short.strategy == long.strategy:
         pytest.skip(f"{short.strategy.name} holds for long sequences too on this machine")
-    failed = [m for m in long.measurements if m.strategy == short.strategy.name and not m.held]
-    assert [m.operation for m in failed] == ["attention"]
+    measured = probe.measure(short.strategy, probe.THREADS, torch.float32, length=640, **SMALL)  # type: ignore[arg-type]
+    assert [m.operation for m in measured if m.num_different] == ["attention"]
 
 
 def test_longer_sequences_than_certified_are_refused() -> None:
@@ -116,8 +109,8 @@ def test_the_switch_is_off_again_however_it_ends() -> None:
             assert is_invariant()
             assert torch.get_float32_matmul_precision() == "highest"
             with invariant(report_of(WIDE)):
-                assert active() == WIDE
-            assert active() == Strategy()
+                assert active() == replace(WIDE, longest=128)
+            assert active() == replace(Strategy(), longest=128)
             raise ZeroDivisionError
         assert not is_invariant()
         assert torch.get_float32_matmul_precision() == "high"
@@ -151,7 +144,7 @@ def test_numbers_flushed_to_zero_are_refused() -> None:
 
 def test_autocast_is_refused() -> None:
     with torch.autocast("cpu"), pytest.raises(LevelError, match="autocast"):
-        check_effect(report_of(Strategy()))
+        probe.check_effect(report_of(Strategy()))
 
 
 def test_numbers_of_threads_that_move_bits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +156,8 @@ def test_numbers_of_threads_that_move_bits_are_refused(monkeypatch: pytest.Monke
         return tuple(tile * max(2, torch.get_num_threads()) for tile in tiles(x, multiple, dim))
 
     monkeypatch.setattr(product_module, "in_tiles", by_threads)
-    found = certify(strategies=[TILES], **SMALL)  # type: ignore[arg-type]
+    monkeypatch.setattr(probe, "STRATEGIES", (TILES,))
+    found = certify(**SMALL)  # type: ignore[arg-type]
     check_threads(found, 2)
     with pytest.raises(LevelError, match=r"differ bitwise between 3 threads and one .*linear tile32.*threads 3"):
         check_threads(found, 3)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.models.checkpoints import hub_tensors, save
+from rlcore.models.checkpoints import hub_parts, hub_tensors, save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.weights.arrivals import Canary, VllmWorkers, receipt_for
@@ -96,7 +96,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def named(decoder: Decoder) -> list[tuple[str, Tensor]]:
-    return list(hub_tensors(decoder).items())
+    return list(hub_tensors(decoder, hub_parts(decoder.config)).items())
 
 
 def first_receipt(served: Served, decoder: Decoder) -> Receipt:
