@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.aggregation import Denominators, Mode, sample_shares
-from rlcore.errors import InvalidValueError
 from tests.rlcore.batches import SEEDED, Batch, aggregate, batches, count
 
 MODES = get_args(Mode)
@@ -79,17 +78,3 @@ def test_a_dropped_token_counts_in_the_denominator(batch: Batch) -> None:
     assert found.item() == pytest.approx(
         losses[batch.loss_mask].sum().item() / int(batch.loss_mask.sum()), rel=1e-9, abs=1e-12
     )
-
-
-def test_what_cannot_be_divided_by() -> None:
-    with pytest.raises(InvalidValueError, match="mode is 'mean'") as refusal:
-        aggregate(LOSSES, MASK, "mean", count(MASK))  # type: ignore[arg-type]
-    assert all(mode in refusal.value.legal for mode in MODES)
-    for denominators, name in (
-        (Denominators(0, 2), "num_tokens"),
-        (Denominators(3, 0), "num_samples"),
-        (Denominators(3, 2), "horizon"),
-        (Denominators(3, 2, -1.0), "horizon"),
-    ):
-        with pytest.raises(InvalidValueError, match=name):
-            aggregate(LOSSES, MASK, "seq-mean-token-sum-norm", denominators)
