@@ -10,7 +10,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from rlcore.algorithms.arguments import check_tokens, only
+from rlcore.algorithms.arguments import check_tokens, listed, only
+from rlcore.errors import EmptyMaskError
 
 Mode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 
@@ -37,9 +38,15 @@ def sample_shares(losses: Tensor, loss_mask: Tensor, mode: Mode, denominators: D
         seq-mean-token-sum-norm  sum / S / H    the same on the scale of a mean, by the horizon H
         seq-mean-token-mean      sum / n / S    every sample counts alike (GRPO, arXiv:2402.03300, equation 3)
 
-    Raises ShapeError.
+    Raises ShapeError, and EmptyMaskError with the samples that have no loss token. Waits for the device.
     """
     check_tokens(loss_mask, losses=losses)
+    if empty := (~loss_mask.any(dim=-1)).nonzero().flatten().tolist():
+        raise EmptyMaskError(
+            f"no loss token in sample {listed(empty)}",
+            legal="at least one loss token in each sample",
+            remedy="leave samples without loss tokens out of the batch, and padding rows out of the slice",
+        )
     sums = only(loss_mask, losses).sum(dim=-1)
     match mode:
         case "token-mean":

@@ -51,7 +51,7 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
     if len(spreading):
         samples = sorted({index[0] for index in spreading.tolist()})
         raise NonFiniteError(
-            f"{name}: sample {_listed(samples)} holds {values[tuple(spreading[0])].item()}, and would spread to others",
+            f"{name}: sample {listed(samples)} holds {values[tuple(spreading[0])].item()}, and would spread to others",
             legal="a finite number, or a sample that is not included",
             remedy="return None from the reward function for a completion without a reward",
         )
@@ -83,5 +83,6 @@ def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _listed(samples: list[int]) -> str:
+def listed(samples: list[int]) -> str:
+    """Return the first samples of a list, for messages."""
     return ", ".join(map(str, samples[:8])) + (f" and {len(samples) - 8} more" if len(samples) > 8 else "")

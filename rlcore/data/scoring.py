@@ -187,8 +187,6 @@ def score(rewards: Sequence[Reward], trajectories: Sequence[Trajectory], *, step
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names) or not names:
         raise InvalidValueError(f"rewards {names}", legal="at least one, each with a name of its own")
-    if not trajectories:
-        return Scores([], {name: [] for name in names})
     returned = call_all(rewards, _arguments(trajectories), TrainerState(step))
     values = [_checked(reward, each, trajectories) for reward, each in zip(rewards, returned, strict=True)]
     totals = [_total(rewards, column, index) for index, column in enumerate(zip(*values, strict=True))]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.aggregation import Denominators, Mode, sample_shares
+from rlcore.errors import EmptyMaskError
 from tests.rlcore.batches import SEEDED, Batch, aggregate, batches, count
 
 MODES = get_args(Mode)
@@ -78,3 +79,11 @@ def test_a_dropped_token_counts_in_the_denominator(batch: Batch) -> None:
     assert found.item() == pytest.approx(
         losses[batch.loss_mask].sum().item() / int(batch.loss_mask.sum()), rel=1e-9, abs=1e-12
     )
+
+
+def test_a_sample_without_a_loss_token_is_named() -> None:
+    for num_empty, said in ((1, "sample 0"), (20, "sample 0, 1, 2, 3, 4, 5, 6, 7 and 12 more")):
+        mask = torch.zeros(num_empty, 3, dtype=torch.bool)
+        with pytest.raises(EmptyMaskError) as refusal:
+            aggregate(torch.zeros(mask.shape), mask, "token-mean", Denominators(1, 1))
+        assert refusal.value.what == f"no loss token in {said}"

@@ -1,4 +1,4 @@
-"""What every function of tokens keeps: masks hide, empty masks are refused, neighbours do not matter, NaN is seen."""
+"""What every function of tokens keeps: masks hide, neighbours do not matter, NaN is seen."""
 
 from collections.abc import Callable
 from random import Random
