@@ -114,7 +114,7 @@ class Checks:
         weights = self._state.policy.weights()
         if not (is_first or (is_due and isinstance(weights, LiveWeights))):
             return
-        drawn = [each for each in step.rollouts if not each.request.beams]
+        drawn = [each for each in step.rollouts if not each.request.beams and len(each.turns) == 2]
         decoder = weights.decoder() if drawn else None
         for number in range(min(len(drawn), NUM_AT_FIRST if is_first else 1)):
             trajectory = drawn[key("drawn again", self._num_steps, number) % len(drawn)]
@@ -183,14 +183,14 @@ def check_completions(
         if (found[0].request.key, found[0].request.prompt.id) != (request.key, request.prompt.id):
             raise StepError(f"completion order: expected {name}, got {found[0].name}", phases=("rollout",))
         for trajectory in found:
-            weights = trajectory.policy_version, trajectory.weights_digest
-            if receipt is not None and weights != (receipt.policy_version, receipt.weights_digest):
-                raise StepError(
-                    f"{name} was drawn with weights {weights[1]}, version {weights[0]}",
-                    legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
-                    phases=("rollout",),
-                )
-            for turn in trajectory.sampled_turns:
+            for weights in trajectory.weights_digests.items():
+                if receipt is not None and weights != (receipt.policy_version, receipt.weights_digest):
+                    raise StepError(
+                        f"{name} was drawn with weights {weights[1]}, version {weights[0]}",
+                        legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
+                        phases=("rollout",),
+                    )
+            for turn in trajectory.assistant_turns:
                 is_item = trajectory.is_branch and turn is trajectory.turns[-1]
                 params = item_params(request) if is_item else request.params
                 if wrong := _wrong_end(turn, trajectory.tokens_of(turn), params, tokenizer):

@@ -28,7 +28,7 @@ from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens, correction_weigh
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.checks import Checks, mismatch_of
 from rlcore.config import GrpoSection, PpoSection, RunConfig
-from rlcore.data.batch import Batch, dense_batch, token_batch
+from rlcore.data.batch import Batch, collate, dense_batch
 from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.data.scoring import Scores, score, score_branches
 from rlcore.data.tasks import Task
@@ -182,7 +182,8 @@ def rollout(state: TrainState, step: Step) -> Batch:
     step.scores = score_rollouts(state, step.rollouts, step.number, control=control)
     batch = dense_batch(step.rollouts, step.scores, pad_id=state.tokenizer.pad_id).to(config.model.device)
     record("rollout", "prompt_ids", [each.request.prompt.id for each in step.rollouts])
-    record("rollout", "weights_digest", sorted({each.weights_digest for each in step.rollouts}))
+    digests = {digest for each in step.rollouts for digest in each.weights_digests.values()}
+    record("rollout", "weights_digest", sorted(digests))
     named = {"loss_mask": batch["loss_mask"], "tokens": batch["tokens"], "logprobs": batch["rollout_logprobs"]}
     named |= {name: batch[name] for name in ("prompt_lengths", "lengths", "groups")}
     record.all("rollout", named.items())
@@ -576,16 +577,20 @@ def answer_loss(denominators: Denominators, policy: nn.Module, microbatch: Micro
 
 def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> Batch:
     """Build a dense batch of prompts with their answers and an end of sequence; the answers are learned."""
-    tokens = []
+    pairs = []
     for prompt in prompts:
         if not isinstance(answer := prompt.columns.get("answer"), str):
             raise InvalidValueError(
                 f"prompt {prompt.text!r} has no column `answer`, which a warm start learns",
                 remedy="warm_start.num_steps: 0, or a column of texts",
             )
-        tokens.append([*prompt.tokens, *tokenizer.encode(answer), tokenizer.eos_id])
-    lengths = [len(prompt.tokens) for prompt in prompts]
-    return token_batch(tokens, lengths, pad_id=tokenizer.pad_id).extended(prompt_lengths=torch.tensor(lengths))
+        pairs.append((list(prompt.tokens), [*tokenizer.encode(answer), tokenizer.eos_id]))
+    sequences = {
+        "tokens": [torch.tensor(prompt + answer) for prompt, answer in pairs],
+        "loss_mask": [torch.tensor([False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs],
+    }
+    batch = collate(sequences, pad_values={"tokens": tokenizer.pad_id})
+    return batch.extended(prompt_lengths=torch.tensor([len(prompt) for prompt, _ in pairs]))
 
 
 # ----------------------------------------------------------------------------------------------- the loop around steps

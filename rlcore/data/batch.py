@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.scoring import Scores
-from rlcore.data.trajectory import Trajectory
+from rlcore.data.trajectory import NOT_SAMPLED, Trajectory
 from rlcore.errors import ShapeError
 
 
@@ -50,45 +50,52 @@ class Batch(Mapping[str, Tensor]):
         return Batch({name: entry.to(device) for name, entry in self.entries.items()})
 
 
-_TYPECODES = {torch.float32: "f", torch.int64: "q"}
+def collate(sequences: Mapping[str, Sequence[Tensor]], pad_values: Mapping[str, float] | None = None) -> Batch:
+    """Pad named sequences [positions, ...], one per sample, to [samples, positions, ...], and add `lengths`.
+
+    Positions after a sample's end hold the pad value of the entry, 0 (False) by default.
+    """
+    values = pad_values or {}
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=values.get(name, 0))
+        for name, parts in sequences.items()
+    }
+    lengths = {name: [len(part) for part in parts] for name, parts in sequences.items()}
+    return Batch({**padded, "lengths": torch.tensor(next(iter(lengths.values())))})
+
+
+_TYPECODES = {torch.bool: "B", torch.float32: "f", torch.int64: "q"}
 """Type codes of `array`, through which a list of numbers becomes a tensor in half the time."""
 
 
-def token_batch(tokens: Sequence[Sequence[int]], first_learned: Sequence[int], *, pad_id: int) -> Batch:
-    """Build right-padded `tokens` and `loss_mask` [samples, positions] and `lengths` [samples].
-
-    `first_learned` is the position of the first token of each sample that is learned, with all after it.
-    """
-    lengths = torch.tensor([len(each) for each in tokens])
-    positions = torch.arange(int(lengths.max()))
-    is_token = positions < lengths.unsqueeze(1)
-    loss_mask = is_token & (positions >= torch.tensor(first_learned).unsqueeze(1))
-    return Batch({"tokens": _placed(is_token, tokens, torch.int64, pad_id), "loss_mask": loss_mask, "lengths": lengths})
-
-
-def _placed(mask: Tensor, values: Iterable[Iterable[float]], dtype: torch.dtype, pad: float) -> Tensor:
-    """Return a tensor with the values of each row where the mask is set, and the pad value elsewhere."""
-    # All samples in one tensor, then put where they belong: a tensor per sample costs more than its values.
-    flat = torch.frombuffer(array(_TYPECODES[dtype], [*chain.from_iterable(values)]), dtype=dtype)
-    return torch.full(mask.shape, pad, dtype=dtype).masked_scatter_(mask, flat)
-
-
 def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: int) -> Batch:
-    """Build [samples, positions] of trajectories, and one reward per sample.
+    """Build [samples, positions] of trajectories with any number of turns, and one reward per sample.
 
-    Token t of a trajectory stands at position t, with its loss-mask bit and its sampled log-probability (0 outside the
-    loss mask).
+    Token t of a trajectory stands at position t, with its loss-mask bit, its sampled log-probability (0 outside the
+    loss mask) and its policy version (NOT_SAMPLED in the padding).
     """
-    batch = token_batch(
-        [each.tokens for each in trajectories], [each.first_learned for each in trajectories], pad_id=pad_id
-    )
-    learned = (each.logprobs[each.first_learned :] for each in trajectories)
-    return batch.extended(
-        rollout_logprobs=_placed(batch["loss_mask"], learned, torch.float32, 0.0),
-        prompt_lengths=torch.tensor([each.num_prompt_tokens for each in trajectories]),
-        groups=groups_of(trajectories),
-        rewards=torch.tensor([0.0 if r is None else r for r in scores.rewards], dtype=torch.float64),
-        included=torch.tensor(scores.included),
+    lengths = torch.tensor([len(each.tokens) for each in trajectories])
+    is_token = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+
+    def padded(values: Iterable[Iterable[float]], pad: float, dtype: torch.dtype) -> Tensor:
+        # All samples in one tensor, then put where they belong: a tensor per sample costs more than its values.
+        flat = torch.frombuffer(array(_TYPECODES[dtype], [*chain.from_iterable(values)]), dtype=dtype)
+        return torch.full(is_token.shape, pad, dtype=dtype).masked_scatter_(is_token, flat)
+
+    loss_mask = padded((each.loss_mask for each in trajectories), False, torch.bool)
+    logprobs = padded((each.logprobs for each in trajectories), 0.0, torch.float32)
+    return Batch(
+        {
+            "tokens": padded((each.tokens for each in trajectories), pad_id, torch.int64),
+            "loss_mask": loss_mask,
+            "rollout_logprobs": torch.where(loss_mask, logprobs, 0.0),
+            "policy_versions": padded((each.policy_versions for each in trajectories), NOT_SAMPLED, torch.int64),
+            "lengths": lengths,
+            "prompt_lengths": torch.tensor([each.num_prompt_tokens for each in trajectories]),
+            "groups": groups_of(trajectories),
+            "rewards": torch.tensor([0.0 if r is None else r for r in scores.rewards], dtype=torch.float64),
+            "included": torch.tensor(scores.included),
+        }
     )
 
 

@@ -1,62 +1,116 @@
 """Trajectory: the one structure that samplers produce, and that rewards, batches and checks read.
 
-    tokens    p p p | a a a          p: prompt, a: a completion, which is learned
-    logprobs  0 0 0 | x x x
+    tokens           p p p | a a a | t t | a a        p: prompt, a: assistant, t: tool or forced
+    loss_mask        0 0 0 | 1 1 1 | 0 0 | 1 1        one bit per token
+    logprobs         0 0 0 | x x x | 0 0 | x x        of the policy that sampled
+    policy_versions  - - - | 4 4 4 | - - | 5 5        of the weights that sampled; NOT_SAMPLED elsewhere
 
-    tokens    p p p | r r | f | i i  r: reasoning, f: forced, i: item, which is learned; a branch of the reasoning
-    logprobs  0 0 0 | x x | 0 | x x
-
-Turns tile the tokens after the prompt, and the last one is learned. Values are plain Python, so that a trajectory can
-be sent to another process and written nowhere.
+Turns tile the tokens: each begins where the one before ends. A single completion is the trajectory of a prompt and one
+assistant turn. Values are plain Python, so that a trajectory can be sent to another process and written nowhere.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import compress
 
-from rlcore.errors import NonFiniteError
+from rlcore.errors import InvalidValueError, NonFiniteError, ShapeError
 from rlcore.types import BeamParams, SampleRequest, SamplingParams, StopReason
+
+NOT_SAMPLED = -1
+"""Policy version of a token that no policy sampled: of a prompt, of a tool's answer, or forced."""
+
+
+class Role(StrEnum):
+    """Author of a turn."""
+
+    PROMPT = "prompt"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    FORCED = "forced"
+    """The sampler: tokens within a completion that no policy chose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Consecutive tokens that a policy sampled, or that the sampler forced."""
+    """Consecutive tokens of one author."""
 
+    role: Role
     begin: int
     """Position of its first token in the trajectory."""
     end: int
     """Position after its last token; a turn has at least one."""
     text: str
     """Text of its tokens, without special tokens."""
-    stop_reason: StopReason | None
-    """Reason for which a sampled turn ended; None for a forced one."""
+    stop_reason: StopReason | None = None
+    """Reason for which an assistant turn ended; None for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """A prompt and everything that followed it, token by token.
 
-    Raises NonFiniteError for a log-probability of a learned token that is not a finite number.
+    Raises ShapeError, InvalidValueError and NonFiniteError for parts that do not belong together.
     """
 
     request: SampleRequest
     tokens: tuple[int, ...]
-    """Token ids of the prompt and all turns, as the model reads them."""
+    """Token ids of prompt, assistant and tools, as the model reads them."""
+    loss_mask: tuple[bool, ...]
+    """[tokens]: whether training learns the token."""
     logprobs: tuple[float, ...]
-    """[tokens]: log-probability of the token when it was sampled, at the request's temperature: an fp32 number. Those
-    of prompts and forced tokens are never read."""
+    """[tokens]: log-probability of the token when it was sampled, at the request's temperature: an fp32 number. A value
+    outside the loss mask is never read."""
+    policy_versions: tuple[int, ...]
+    """[tokens]: version of the weights that sampled the token, or NOT_SAMPLED."""
     turns: tuple[Turn, ...]
-    """Turns in order: a completion, or a reasoning, what was forced after it and an item."""
-    policy_version: int
-    """Version of the weights that sampled it."""
-    weights_digest: str
-    """Their digest."""
+    """Turns in order, which tile the tokens; the first is the prompt."""
+    weights_digests: Mapping[int, str]
+    """Digest of the weights by policy version, for each version that sampled a token."""
 
     def __post_init__(self) -> None:
-        for position in range(self.first_learned, len(self.tokens)):
-            if not math.isfinite(self.logprobs[position]):
-                what = f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}"
-                raise NonFiniteError(what, remedy="check the weights of the sampler for NaN", phases=("rollout",))
+        for name in ("loss_mask", "logprobs", "policy_versions"):
+            if len(values := getattr(self, name)) != len(self.tokens):
+                raise ShapeError(f"{name} of {self.name} has {len(values)} values for {len(self.tokens)} tokens")
+        roles = [turn.role for turn in self.turns]
+        if Role.ASSISTANT not in roles or roles[0] is not Role.PROMPT or Role.PROMPT in roles[1:]:
+            legal = "a prompt first, then assistant and tool turns, of them at least one of the assistant"
+            raise InvalidValueError(f"{self.name} has turns {[role.value for role in roles]}", legal=legal)
+        begins = [0, *(turn.end for turn in self.turns)]
+        if [turn.begin for turn in self.turns] != begins[:-1] or begins[-1] != len(self.tokens):
+            spans = [(turn.begin, turn.end) for turn in self.turns]
+            legal = f"spans that tile tokens 0 to {len(self.tokens)}: each begins where the one before ends"
+            raise InvalidValueError(f"{self.name} has turns of tokens {spans}", legal=legal)
+        prompt = self.request.prompt.tokens
+        if (begin := self.tokens[: self.num_prompt_tokens]) != prompt:
+            what = f"{self.name} begins with tokens {list(begin)[:8]}"
+            raise InvalidValueError(what, legal=f"those of its prompt, {list(prompt)[:8]}; nothing is tokenised again")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        others = [turn for turn in self.turns if turn.role is not Role.ASSISTANT]
+        for turn in others:
+            if True in self.loss_mask[turn.begin : turn.end]:
+                where = f"the {turn.role.value} turn of tokens {turn.begin} to {turn.end}"
+                raise InvalidValueError(f"the loss mask of {self.name} is set in {where}, which no policy sampled")
+        if not all(map(math.isfinite, compress(self.logprobs, self.loss_mask))):
+            learned = compress(range(len(self.tokens)), self.loss_mask)
+            position = next(at for at in learned if not math.isfinite(self.logprobs[at]))
+            what = f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}"
+            raise NonFiniteError(what, remedy="check the weights of the sampler for NaN", phases=("rollout",))
+        versions = self.policy_versions
+        if (
+            set(versions) != {NOT_SAMPLED, *self.weights_digests}
+            or any(set(versions[turn.begin : turn.end]) != {NOT_SAMPLED} for turn in others)
+            or NOT_SAMPLED in compress(versions, self.loss_mask)
+        ):
+            raise InvalidValueError(
+                f"{self.name} has policy versions {sorted(set(versions))}, and digests of"
+                f" {sorted(self.weights_digests)}",
+                legal=f"a version with a digest for each token under the loss mask, {NOT_SAMPLED} in prompt and tool"
+                " turns, and no digest of another version",
+            )
 
     @property
     def name(self) -> str:
@@ -66,34 +120,30 @@ class Trajectory:
     @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens of the prompt."""
-        return len(self.request.prompt.tokens)
+        return self.turns[0].end
 
     @property
-    def first_learned(self) -> int:
-        """Position of the first token that training learns; it learns all tokens from there on."""
-        return self.turns[-1].begin
-
-    @property
-    def sampled_turns(self) -> tuple[Turn, ...]:
+    def assistant_turns(self) -> tuple[Turn, ...]:
         """Turns that a policy sampled, in order; at least one."""
-        return tuple(turn for turn in self.turns if turn.stop_reason is not None)
+        return tuple(turn for turn in self.turns if turn.role is Role.ASSISTANT)
 
     @property
     def stop_reason(self) -> StopReason:
-        """Stop reason of the last turn."""
-        reason = self.turns[-1].stop_reason
+        """Stop reason of the last assistant turn."""
+        reason = self.assistant_turns[-1].stop_reason
         assert reason is not None
         return reason
 
     @property
     def loss_tokens(self) -> tuple[int, ...]:
-        """Token ids that training learns."""
-        return self.tokens[self.first_learned :]
+        """Token ids under the loss mask, in order."""
+        return tuple(compress(self.tokens, self.loss_mask))
 
     @property
     def is_branch(self) -> bool:
-        """Whether it is an item after a reasoning, which another trajectory learns."""
-        return len(self.turns) > 1
+        """Whether it shares its first assistant turn with another trajectory, which learns that turn."""
+        first = self.assistant_turns[0]
+        return not any(self.loss_mask[first.begin : first.end])
 
     @property
     def group(self) -> tuple[str, ...] | tuple[str, int]:
@@ -111,18 +161,28 @@ class Trajectory:
 
     @property
     def completion_tokens(self) -> tuple[int, ...]:
-        """Token ids after the prompt, forced ones included."""
-        return self.tokens[self.num_prompt_tokens :]
+        """Token ids of the only completion, forced ones included. Raises InvalidValueError if there are several."""
+        return self.tokens[self._completion[0].begin : self._completion[-1].end]
 
     @property
     def completion_logprobs(self) -> tuple[float, ...]:
-        """Log-probabilities of `completion_tokens`."""
-        return self.logprobs[self.num_prompt_tokens :]
+        """Log-probabilities of `completion_tokens`. Raises InvalidValueError as `completion_tokens`."""
+        return self.logprobs[self._completion[0].begin : self._completion[-1].end]
 
     @property
     def completion_text(self) -> str:
-        """Text after the prompt, turn by turn."""
-        return "".join(turn.text for turn in self.turns)
+        """Text of the only completion, turn by turn. Raises InvalidValueError as `completion_tokens`."""
+        return "".join(turn.text for turn in self._completion)
+
+    @property
+    def _completion(self) -> tuple[Turn, ...]:
+        """A reasoning, what was forced and an item are one completion; turns between which others spoke are several."""
+        if self.is_branch and all(turn.role is not Role.TOOL for turn in self.turns):
+            return self.turns[1:]
+        if len(turns := self.assistant_turns) > 1:
+            what = f"{self.name} has {len(turns)} assistant turns"
+            raise InvalidValueError(what, legal="one, where a single completion is read")
+        return turns
 
     def tokens_of(self, turn: Turn) -> tuple[int, ...]:
         """Return the token ids of a turn."""
@@ -141,16 +201,21 @@ def build_single_turn(
 ) -> Trajectory:
     """Build the trajectory of a prompt and one completion, all of whose tokens are learned.
 
-    `tokens`, `logprobs` and `text` are the completion's. Raises NonFiniteError.
+    `tokens`, `logprobs` and `text` are the completion's. Raises ShapeError, InvalidValueError and NonFiniteError.
     """
-    prompt = request.prompt.tokens
+    prompt = request.prompt
+    begin, num_drawn = len(prompt.tokens), len(tokens)
     return Trajectory(
         request=request,
-        tokens=(*prompt, *tokens),
-        logprobs=(*(0.0,) * len(prompt), *logprobs),
-        turns=(Turn(len(prompt), len(prompt) + len(tokens), text, stop_reason),),
-        policy_version=policy_version,
-        weights_digest=weights_digest,
+        tokens=(*prompt.tokens, *tokens),
+        loss_mask=(False,) * begin + (True,) * num_drawn,
+        logprobs=(*(0.0,) * begin, *logprobs),
+        policy_versions=(NOT_SAMPLED,) * begin + (policy_version,) * num_drawn,
+        turns=(
+            Turn(Role.PROMPT, 0, begin, prompt.text),
+            Turn(Role.ASSISTANT, begin, begin + num_drawn, text, stop_reason),
+        ),
+        weights_digests={policy_version: weights_digest},
     )
 
 
@@ -166,16 +231,24 @@ class Item:
 
 
 def branch(reasoning: Trajectory, item: Item, beams: BeamParams, *, forced_text: str) -> Trajectory:
-    """Build the trajectory of an item after its reasoning; it learns the item alone. Raises NonFiniteError."""
+    """Build the trajectory of an item after its reasoning; it learns the item alone.
+
+    The reasoning is one of a single turn. Raises as `Trajectory` does.
+    """
     begin = len(reasoning.tokens)
     at_item = begin + len(beams.forced)
-    forced_turns = (Turn(begin, at_item, forced_text, None),) if beams.forced else ()
-    item_turn = Turn(at_item, at_item + len(item.tokens), item.text, item.stop_reason)
-    return replace(
-        reasoning,
+    end = at_item + len(item.tokens)
+    (version,) = reasoning.weights_digests
+    forced_turns = (Turn(Role.FORCED, begin, at_item, forced_text),) if beams.forced else ()
+    num_forced, num_chosen = len(beams.forced), len(item.tokens)
+    return Trajectory(
+        request=reasoning.request,
         tokens=(*reasoning.tokens, *beams.forced, *item.tokens),
-        logprobs=(*reasoning.logprobs, *(0.0,) * len(beams.forced), *item.logprobs),
-        turns=(*reasoning.turns, *forced_turns, item_turn),
+        loss_mask=(False,) * at_item + (True,) * num_chosen,
+        logprobs=(*reasoning.logprobs, *(0.0,) * num_forced, *item.logprobs),
+        policy_versions=(*reasoning.policy_versions, *(NOT_SAMPLED,) * num_forced, *(version,) * num_chosen),
+        turns=(*reasoning.turns, *forced_turns, Turn(Role.ASSISTANT, at_item, end, item.text, item.stop_reason)),
+        weights_digests=reasoning.weights_digests,
     )
 
 

@@ -124,11 +124,11 @@ def check_lengths(requests: Sequence[SampleRequest], beams: BeamParams, max_leng
 
 def check_same_weights(sampler: Sampler, reasonings: Sequence[Trajectory]) -> None:
     """Check that the items come from the weights that drew the reasonings. Raises WeightSyncError."""
-    now = sampler.policy_version, sampler.weights_digest
+    now = {sampler.policy_version: sampler.weights_digest}
     for each in reasonings:
-        if (drew := (each.policy_version, each.weights_digest)) != now:
+        if each.weights_digests != now:
             raise WeightSyncError(
-                f"{each.name} was reasoned with weights {drew}, and items were searched with {now}",
+                f"{each.name} was reasoned with weights {each.weights_digests}, and items were searched with {now}",
                 legal="one version of the weights for both stages",
                 remedy="sync before or after a rollout; give an adapter (LoRA) to both stages",
             )

@@ -1,31 +1,51 @@
-"""A trajectory holds every token once, in its turn, and learns the last turn alone."""
+"""A trajectory holds every token once, in the turn of its author, and refuses parts that do not belong together."""
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.errors import NonFiniteError
+from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, Turn, build_single_turn
+from rlcore.errors import InvalidValueError, NonFiniteError, RlcoreError, ShapeError
 from rlcore.types import StopReason
 from tests.rlcore.data.trajectories import drawn_parts, drawn_tokens, request_of, trajectory_of
 from tests.support.traces import SEEDED
 
-BRANCH = trajectory_of([3, 4], [5, 6], [7, 8], [5])
+Parts = list[tuple[Role, list[int]]]
+TWO_TURNS = trajectory_of([(Role.PROMPT, [3, 4]), (Role.ASSISTANT, [5, 6]), (Role.TOOL, [7, 8]), (Role.ASSISTANT, [5])])
+PROMPT, FIRST, TOOL, SECOND = TWO_TURNS.turns
 
 
 @SEEDED
 @given(parts=drawn_parts)
-def test_turns_tile_what_follows_the_prompt(parts: tuple[list[int], ...]) -> None:
-    trajectory, (prompt, *turns) = trajectory_of(*parts), parts
-    assert [list(trajectory.tokens_of(turn)) for turn in trajectory.turns] == [each for each in turns if each]
-    assert [turn.begin for turn in trajectory.turns[1:]] == [turn.end for turn in trajectory.turns[:-1]]
-    assert (trajectory.num_prompt_tokens, trajectory.turns[0].begin) == (len(prompt), len(prompt))
-    assert len(trajectory.logprobs) == len(trajectory.tokens) == trajectory.turns[-1].end
-    assert list(trajectory.loss_tokens) == turns[-1], "a reasoning is learned by its own trajectory"
-    assert len(trajectory.sampled_turns) == (2 if trajectory.is_branch else 1)
+def test_any_sequence_of_turns_tiles(parts: Parts) -> None:
+    trajectory = trajectory_of(parts)
+    assert [(turn.role, list(trajectory.tokens_of(turn))) for turn in trajectory.turns] == parts
+    assert sum(turn.end - turn.begin for turn in trajectory.turns) == len(trajectory.tokens)
+    assert trajectory.num_prompt_tokens == len(parts[0][1])
+    sampled = [token for role, tokens in parts if role is Role.ASSISTANT for token in tokens]
+    assert list(trajectory.loss_tokens) == sampled
+    assert len(trajectory.assistant_turns) == sum(role is Role.ASSISTANT for role, _ in parts)
+    for turn in trajectory.assistant_turns:
+        (version,) = set(trajectory.policy_versions[turn.begin : turn.end])
+        assert trajectory.weights_digests[version] == f"weights {version}"
+
+
+@SEEDED
+@given(parts=drawn_parts, data=st.data())
+def test_turns_that_leave_a_gap_or_overlap_are_refused(parts: Parts, data: st.DataObject) -> None:
+    trajectory = trajectory_of(parts)
+    number = data.draw(st.integers(0, len(parts) - 1))
+    edge, by = data.draw(st.sampled_from(["begin", "end"])), data.draw(st.sampled_from([-1, 1]))
+    turn = trajectory.turns[number]
+    begin, end = (turn.begin + by, turn.end) if edge == "begin" else (turn.begin, turn.end + by)
+    turns = list(trajectory.turns)
+    turns[number] = replace(turn, begin=begin, end=end)
+    with pytest.raises(InvalidValueError, match="that tile tokens 0 to"):
+        replace(trajectory, turns=tuple(turns))
 
 
 @SEEDED
@@ -51,7 +71,8 @@ def test_a_trajectory_of_one_turn_is_a_completion_and_back(
         weights_digest="digest",
     )
     assert trajectory.tokens == (*prompt, *drawn)
-    assert trajectory.loss_tokens == tuple(drawn)
+    assert trajectory.loss_mask == (False,) * len(prompt) + (True,) * len(drawn)
+    assert trajectory.policy_versions == (NOT_SAMPLED,) * len(prompt) + (version,) * len(drawn)
     again = build_single_turn(
         trajectory.request,
         trajectory.completion_tokens,
@@ -59,25 +80,97 @@ def test_a_trajectory_of_one_turn_is_a_completion_and_back(
         text=trajectory.completion_text,
         stop_reason=trajectory.stop_reason,
         policy_version=version,
-        weights_digest=trajectory.weights_digest,
+        weights_digest=trajectory.weights_digests[version],
     )
     assert again == trajectory == pickle.loads(pickle.dumps(trajectory))
     assert [*map(float.hex, again.completion_logprobs)] == [*map(float.hex, logprobs)], "to the bit"
 
 
-def test_a_reasoning_what_was_forced_and_an_item_are_one_completion() -> None:
-    assert (BRANCH.completion_tokens, BRANCH.completion_text) == ((5, 6, 7, 8, 5), "firstforceditem")
-    assert BRANCH.stop_reason is StopReason.EOS
+def test_a_single_completion_is_not_read_of_several_turns() -> None:
+    for name in ("completion_tokens", "completion_logprobs", "completion_text"):
+        with pytest.raises(InvalidValueError, match="sample 0 of prompt p has 2 assistant turns"):
+            getattr(TWO_TURNS, name)
+    assert TWO_TURNS.stop_reason is StopReason.LENGTH
 
 
-@pytest.mark.parametrize("logprob", [float("nan"), -float("inf")])
-def test_a_learned_token_has_a_log_probability(logprob: float) -> None:
-    with pytest.raises(NonFiniteError, match=f"token 6 of sample 0 of prompt p has log-probability {logprob}"):
-        replace(BRANCH, logprobs=(*BRANCH.logprobs[:-1], logprob))
-    assert replace(BRANCH, logprobs=(*[logprob] * 6, BRANCH.logprobs[-1])).loss_tokens == BRANCH.loss_tokens
+NAN, INF = float("nan"), float("inf")
+WRONG: dict[str, tuple[dict[str, Any], type[RlcoreError], str]] = {
+    "a short mask": (
+        {"loss_mask": (False,)},
+        ShapeError,
+        "loss_mask of sample 0 of prompt p has 1 values for 7 tokens",
+    ),
+    "a long row of logprobs": ({"logprobs": (0.0,) * 8}, ShapeError, "logprobs of sample 0 of prompt p has 8 values"),
+    "no versions": ({"policy_versions": ()}, ShapeError, "policy_versions of sample 0 of prompt p has 0 values"),
+    "a token more": ({"tokens": (*TWO_TURNS.tokens, 3)}, ShapeError, "has 7 values for 8 tokens"),
+    "no turn": ({"turns": ()}, InvalidValueError, r"has turns \[\]"),
+    "only a prompt": ({"turns": (PROMPT,)}, InvalidValueError, r"has turns \['prompt'\]"),
+    "two prompts": (
+        {"turns": (PROMPT, FIRST, Turn(Role.PROMPT, 4, 6, ""), SECOND)},
+        InvalidValueError,
+        r"has turns \['prompt', 'assistant', 'prompt', 'assistant'\]",
+    ),
+    "the last turn missing": ({"turns": (PROMPT, FIRST, TOOL)}, InvalidValueError, r"\(4, 6\)\]"),
+    "turns out of order": ({"turns": (PROMPT, TOOL, FIRST, SECOND)}, InvalidValueError, "that tile tokens 0 to 7"),
+    "another prompt": ({"tokens": (9, *TWO_TURNS.tokens[1:])}, InvalidValueError, r"begins with tokens \[9, 4\]"),
+    "a mask on the prompt": (
+        {"loss_mask": (False, True, True, True, False, False, True)},
+        InvalidValueError,
+        "is set in the prompt turn of tokens 0 to 2",
+    ),
+    "a mask on the tool": (
+        {"loss_mask": (False, False, True, True, False, True, True)},
+        InvalidValueError,
+        "is set in the tool turn of tokens 4 to 6",
+    ),
+    "NaN under the mask": (
+        {"logprobs": (0.0, 0.0, -1.0, NAN, 0.0, 0.0, -1.0)},
+        NonFiniteError,
+        "token 3 of sample 0 of prompt p has log-probability nan",
+    ),
+    "minus infinity under the mask": (
+        {"logprobs": (0.0, 0.0, -1.0, -1.0, 0.0, 0.0, -INF)},
+        NonFiniteError,
+        "token 6 of sample 0 of prompt p has log-probability -inf",
+    ),
+    "a version without a digest": ({"weights_digests": {4: "weights 4"}}, InvalidValueError, r"digests of \[4\]"),
+    "a digest without a token": (
+        {"weights_digests": {**TWO_TURNS.weights_digests, 6: "weights 6"}},
+        InvalidValueError,
+        r"digests of \[4, 5, 6\]",
+    ),
+    "a version on the tool": (
+        {"policy_versions": (-1, -1, 4, 4, 4, -1, 5)},
+        InvalidValueError,
+        "prompt and tool turns",
+    ),
+    "no version under the mask": (
+        {"policy_versions": (-1, -1, 4, -1, -1, -1, 5)},
+        InvalidValueError,
+        "has policy vers",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "kind", "said"), WRONG.values(), ids=WRONG)
+def test_parts_that_do_not_belong_together_are_refused(
+    change: dict[str, Any], kind: type[RlcoreError], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        replace(TWO_TURNS, **change)
+
+
+def test_outside_the_mask_log_probabilities_are_not_looked_at() -> None:
+    logprobs = (NAN, INF, *TWO_TURNS.logprobs[2:4], NAN, -INF, TWO_TURNS.logprobs[6])
+    assert replace(TWO_TURNS, logprobs=logprobs).loss_tokens == TWO_TURNS.loss_tokens
+
+
+def test_an_assistant_turn_may_be_left_out_of_the_loss() -> None:
+    mask = (False, False, False, False, False, False, True)
+    assert replace(TWO_TURNS, loss_mask=mask).loss_tokens == (5,)
 
 
 def test_a_trajectory_cannot_be_written() -> None:
     with pytest.raises(AttributeError):
-        BRANCH.tokens = ()  # type: ignore[misc]
-    assert isinstance(BRANCH, Trajectory)
+        TWO_TURNS.tokens = ()  # type: ignore[misc]
+    assert isinstance(TWO_TURNS, Trajectory)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from rlcore.data.trajectory import Item, Trajectory, branch, build_single_turn
-from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, StopReason
+from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, Turn
+from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 
 PARAMS = SamplingParams(max_tokens=8)
 FIRST_TOKEN = 3
@@ -19,35 +19,39 @@ def request_of(tokens: Sequence[int], *, sample_index: int = 0, prompt_id: str =
 
 
 def trajectory_of(
-    prompt: Sequence[int],
-    first: Sequence[int],
-    forced: Sequence[int] = (),
-    item: Sequence[int] = (),
-    *,
-    sample_index: int = 0,
-    prompt_id: str = "p",
+    parts: Sequence[tuple[Role, Sequence[int]]], *, sample_index: int = 0, prompt_id: str = "p", version: int = 4
 ) -> Trajectory:
-    """Build a trajectory of a completion, or of a reasoning and an item; token t has log-probability -(t + 1) / 8."""
-    item_begin = len(prompt) + len(first) + len(forced)
-    completion = build_single_turn(
-        request_of(prompt, sample_index=sample_index, prompt_id=prompt_id),
-        first,
-        [-(at + 1) / 8 for at in range(len(prompt), len(prompt) + len(first))],
-        text="first",
-        stop_reason=StopReason.LENGTH,
-        policy_version=4,
-        weights_digest="weights 4",
+    """Build a trajectory of turns; token t, if a policy sampled it, has log-probability -(t + 1) / 8.
+
+    Each assistant turn has a version one above that of the turn before.
+    """
+    turns: list[Turn] = []
+    tokens: list[int] = []
+    versions: list[int] = []
+    for role, own in parts:
+        is_sampled = role is Role.ASSISTANT
+        begin, end = len(tokens), len(tokens) + len(own)
+        turns.append(Turn(role, begin, end, f"turn {len(turns)}", StopReason.LENGTH if is_sampled else None))
+        tokens += own
+        versions += [version if is_sampled else NOT_SAMPLED] * len(own)
+        version += is_sampled
+    mask = tuple(each != NOT_SAMPLED for each in versions)
+    return Trajectory(
+        request=request_of(parts[0][1], sample_index=sample_index, prompt_id=prompt_id),
+        tokens=tuple(tokens),
+        loss_mask=mask,
+        logprobs=tuple(-(at + 1) / 8 if is_learned else 0.0 for at, is_learned in enumerate(mask)),
+        policy_versions=tuple(versions),
+        turns=tuple(turns),
+        weights_digests={each: f"weights {each}" for each in versions if each != NOT_SAMPLED},
     )
-    if not item:
-        return completion
-    logprobs = tuple(-(at + 1) / 8 for at in range(item_begin, item_begin + len(item)))
-    found = Item(tuple(item), logprobs, "item", StopReason.EOS)
-    return branch(completion, found, BeamParams(1, 8, forced=tuple(forced)), forced_text="forced" if forced else "")
 
 
 drawn_tokens = st.lists(st.integers(FIRST_TOKEN, FIRST_TOKEN + LETTERS - 1), min_size=1, max_size=6)
-drawn_parts = st.one_of(
-    st.tuples(drawn_tokens, drawn_tokens),
-    st.tuples(drawn_tokens, drawn_tokens, st.just([]) | drawn_tokens, drawn_tokens),
-)
-"""Token ids as `trajectory_of` takes them."""
+drawn_parts = st.tuples(
+    st.tuples(st.just(Role.PROMPT), drawn_tokens),
+    st.lists(st.tuples(st.sampled_from([Role.ASSISTANT, Role.TOOL]), drawn_tokens), max_size=4),
+    st.tuples(st.just(Role.ASSISTANT), drawn_tokens),
+    st.lists(st.tuples(st.just(Role.TOOL), drawn_tokens), max_size=1),
+).map(lambda drawn: [drawn[0], *drawn[1], drawn[2], *drawn[3]])
+"""Turns as `trajectory_of` takes them: a prompt, and others of which at least one is the assistant's."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.checks import check_completions
-from rlcore.data.trajectory import Trajectory, by_request
+from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, by_request
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.samplers.base import NextToken, NextTokenRequest
 from rlcore.samplers.two_stage import sample_two_stage
@@ -53,13 +53,13 @@ def test_a_reasoning_and_each_of_its_items_are_trajectories() -> None:
     sampler = ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef"))
     ((reasoning, first, *others),) = rollouts(sampler, request_of())
     assert reasoning.tokens == ids("abcd;") and reasoning.stop_reason is StopReason.STOP_STRING
-    assert reasoning.loss_tokens == ids("cd;")
+    assert reasoning.loss_mask == (False,) * 2 + (True,) * 3
     assert first.tokens == ids("abcd;:ee") and first.completion_text == "cd;:ee"
-    reasons = [StopReason.STOP_STRING, None, StopReason.LENGTH]
-    assert [turn.stop_reason for turn in first.turns] == reasons, "what is forced does not end"
-    assert first.loss_tokens == ids("ee"), "neither the reasoning nor what was forced"
+    assert [turn.role for turn in first.turns] == [Role.PROMPT, Role.ASSISTANT, Role.FORCED, Role.ASSISTANT]
+    assert first.loss_mask == (False,) * 6 + (True,) * 2, "neither the reasoning nor what was forced"
     assert first.logprobs == (0.0, 0.0, -0.125, -0.25, -0.375, 0.0, -1.0, -1.0), "of everything the policy chose"
-    assert (first.policy_version, first.weights_digest) == (7, DIGEST) and first.stop_reason is StopReason.LENGTH
+    assert first.policy_versions == (NOT_SAMPLED,) * 2 + (7,) * 3 + (NOT_SAMPLED,) + (7,) * 2
+    assert first.weights_digests == {7: DIGEST} and first.stop_reason is StopReason.LENGTH
     assert items([reasoning, first, *others]) == ["ee", "ef", "fe"], "ef and fe tie: dictionary order"
 
 
@@ -67,7 +67,9 @@ def test_every_chosen_token_is_learned_exactly_once() -> None:
     sampler = ScriptedSampler({"ab": ["cd;", "c;"]}, alphabetical("efg"))
     for found in rollouts(sampler, request_of(), request_of(sample_index=1)):
         reasoning = found[0]
-        learned = [(each.tokens[: at + 1], at) for each in found for at in range(each.first_learned, len(each.tokens))]
+        learned = [
+            (each.tokens[: at + 1], at) for each in found for at in range(len(each.tokens)) if each.loss_mask[at]
+        ]
         assert len(learned) == len(reasoning.loss_tokens) + sum(len(each.loss_tokens) for each in found[1:])
         begin = reasoning.num_prompt_tokens
         assert [at for _, at in learned].count(begin) == 1
@@ -104,7 +106,7 @@ def test_ids_that_the_tokenizer_lacks_stay_in_a_reasoning_as_they_were_drawn() -
         def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
             (each,) = super().sample(requests)
             return [replace(each, tokens=(*each.tokens[:2], TOKENIZER.vocab_size + 3, *each.tokens[3:]),
-                            turns=(replace(each.turns[0], text=";"),))]  # fmt: skip
+                            turns=(each.turns[0], replace(each.turns[1], text=";")))]  # fmt: skip
 
     sampler = Unknown({"ab": ["c;"]}, alphabetical("ef"))
     (found,) = rollouts(sampler, request_of())

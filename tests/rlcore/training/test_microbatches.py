@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.data.batch import Batch, token_batch
+from rlcore.data.batch import Batch, collate
 from rlcore.data.microbatches import (
     LENGTH_MULTIPLE,
     build_microbatch,
@@ -21,9 +21,11 @@ lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=1
 
 def batch_of(sizes: list[tuple[int, int]]) -> Batch:
     """Prompts and completions of these lengths; token t of sample s is 100 s + t."""
-    tokens = [range(100 * number, 100 * number + prompt + drawn) for number, (prompt, drawn) in enumerate(sizes)]
-    prompts = [prompt for prompt, _ in sizes]
-    return token_batch(tokens, prompts, pad_id=0).extended(prompt_lengths=torch.tensor(prompts))
+    tokens = [torch.arange(prompt + drawn) + 100 * number for number, (prompt, drawn) in enumerate(sizes)]
+    mask = [torch.tensor([False] * prompt + [True] * drawn) for prompt, drawn in sizes]
+    prompts = torch.tensor([prompt for prompt, _ in sizes])
+    batch = collate({"tokens": tokens, "loss_mask": mask})
+    return batch.extended(prompt_lengths=prompts)
 
 
 @settings(max_examples=60)

@@ -15,7 +15,7 @@ from rlcore.checks import Checks
 from rlcore.data.batch import Batch, dense_batch
 from rlcore.data.microbatches import build_microbatch
 from rlcore.data.scoring import Scores
-from rlcore.data.trajectory import Trajectory
+from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory
 from rlcore.determinism import at_level
 from rlcore.errors import LevelError
 from rlcore.train import Step, TrainState, grpo, metrics_of_step, read_tokens
@@ -24,28 +24,29 @@ from tests.rlcore.training.recorded import config
 from tests.rlcore.training.test_steps import Kept, check_gradients, state_of
 from tests.support.traces import SEEDED
 
+P, A, T = Role.PROMPT, Role.ASSISTANT, Role.TOOL
 PAD = 2
 TRAJECTORIES = [
-    trajectory_of([3, 4], [5, 6], [7, 8, 3], [4]),
-    trajectory_of([3, 4], [5, 6], [7, 8, 3], [8, 8]),
-    trajectory_of([5, 6, 7], [3], prompt_id="q"),
-    trajectory_of([5, 6, 7], [8, 8, 4, 7, 6], sample_index=1, prompt_id="q"),
+    trajectory_of([(P, [3, 4]), (A, [5, 6]), (T, [7, 8, 3]), (A, [4])]),
+    trajectory_of([(P, [3, 4]), (A, [8])], sample_index=1),
+    trajectory_of([(P, [5, 6, 7]), (A, [3]), (A, [4, 3]), (T, [6, 5])], prompt_id="q"),
+    trajectory_of([(P, [5, 6, 7]), (A, [8, 8]), (T, [4]), (A, [7, 6, 5])], sample_index=1, prompt_id="q"),
 ]
-"""Two items after one reasoning, and two completions of another prompt."""
+"""Two of each prompt: with a hole in the mask, of one turn, ending with a tool, and with a hole again."""
 SCORES = Scores([1.0, 0.0, 0.25, 0.75], {})
 
 
 def test_each_token_of_two_turns_lands_where_it_should() -> None:
-    two = [TRAJECTORIES[0], trajectory_of([3, 4], [8], sample_index=1)]
-    batch = dense_batch(two, Scores([1.0, None], {}), pad_id=PAD)
+    batch = dense_batch(TRAJECTORIES[:2], Scores([1.0, None], {}), pad_id=PAD)
     assert batch["tokens"].tolist() == [[3, 4, 5, 6, 7, 8, 3, 4], [3, 4, 8, PAD, PAD, PAD, PAD, PAD]]
-    assert batch["loss_mask"].int().tolist() == [[0, 0, 0, 0, 0, 0, 0, 1], [0, 0, 1, 0, 0, 0, 0, 0]]
+    assert batch["loss_mask"].int().tolist() == [[0, 0, 1, 1, 0, 0, 0, 1], [0, 0, 1, 0, 0, 0, 0, 0]]
     assert batch["rollout_logprobs"].tolist() == [
-        [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0],
+        [0.0, 0.0, -0.375, -0.5, 0.0, 0.0, 0.0, -1.0],
         [0.0, 0.0, -0.375, 0.0, 0.0, 0.0, 0.0, 0.0],
     ]
+    assert batch["policy_versions"].tolist() == [[-1, -1, 4, 4, -1, -1, -1, 5], [-1, -1, 4, -1, -1, -1, -1, -1]]
     assert batch["lengths"].tolist() == [8, 3] and batch["prompt_lengths"].tolist() == [2, 2]
-    assert batch["groups"].tolist() == [0, 1]
+    assert batch["groups"].tolist() == [0, 0]
     assert batch["rewards"].tolist() == [1.0, 0.0] and batch["included"].tolist() == [True, False]
     assert (batch["tokens"].dtype, batch["rollout_logprobs"].dtype) == (torch.int64, torch.float32)
 
@@ -53,19 +54,19 @@ def test_each_token_of_two_turns_lands_where_it_should() -> None:
 @pytest.mark.full
 @SEEDED
 @given(st.lists(drawn_parts, min_size=1, max_size=5))
-def test_any_trajectories_are_read_back_from_their_batch(all_parts: list[tuple[list[int], ...]]) -> None:
-    trajectories = [trajectory_of(*parts, prompt_id=str(number)) for number, parts in enumerate(all_parts)]
+def test_any_trajectories_are_read_back_from_their_batch(all_parts: list[list[tuple[Role, list[int]]]]) -> None:
+    trajectories = [trajectory_of(parts, prompt_id=str(number)) for number, parts in enumerate(all_parts)]
     scores = Scores([0.5] * len(trajectories), {})
     batch = dense_batch(trajectories, scores, pad_id=PAD)
     for number, trajectory in enumerate(trajectories):
         row = {name: entry[number] for name, entry in batch.items()}
         length = len(trajectory.tokens)
         assert int(row["lengths"]) == length and int(row["prompt_lengths"]) == trajectory.num_prompt_tokens
-        first = trajectory.first_learned
         for name, values, pad in (
             ("tokens", trajectory.tokens, PAD),
-            ("loss_mask", (False,) * first + (True,) * (length - first), False),
-            ("rollout_logprobs", (0.0,) * first + trajectory.logprobs[first:], 0.0),
+            ("loss_mask", trajectory.loss_mask, False),
+            ("rollout_logprobs", trajectory.logprobs, 0.0),
+            ("policy_versions", trajectory.policy_versions, NOT_SAMPLED),
         ):
             assert tuple(row[name][:length].tolist()) == values, name
             assert set(row[name][length:].tolist()) <= {pad}, name
@@ -73,8 +74,8 @@ def test_any_trajectories_are_read_back_from_their_batch(all_parts: list[tuple[l
 
 def with_nan_outside(trajectory: Trajectory, logprobs: Sequence[float]) -> Trajectory:
     """The trajectory with these log-probabilities under its mask."""
-    first = trajectory.first_learned
-    return replace(trajectory, logprobs=(*[torch.nan] * first, *logprobs[first:]))
+    pairs = zip(logprobs, trajectory.loss_mask, strict=True)
+    return replace(trajectory, logprobs=tuple(each if is_learned else torch.nan for each, is_learned in pairs))
 
 
 def sampled_by(decoder: torch.nn.Module) -> list[Trajectory]:
@@ -89,10 +90,10 @@ def sampled_by(decoder: torch.nn.Module) -> list[Trajectory]:
     return found
 
 
-def by_hand(policy: torch.nn.Module, trajectories: list[Trajectory], *, learns_all: bool) -> torch.Tensor:
+def by_hand(policy: torch.nn.Module, trajectories: list[Trajectory], *, learns_tools: bool) -> torch.Tensor:
     """The loss of the step in fp64, one trajectory after another: mean over tokens of -w A logprob.
 
-    w is the truncated ratio of policy to sampler. With `learns_all`, as if everything after the prompt were learned.
+    w is the truncated ratio of policy to sampler. With `learns_tools`, as if everything after the prompt were sampled.
     """
     rewards = torch.tensor(SCORES.rewards, dtype=torch.float64).reshape(2, 2)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
@@ -100,11 +101,11 @@ def by_hand(policy: torch.nn.Module, trajectories: list[Trajectory], *, learns_a
     for advantage, each in zip(advantages.flatten().tolist(), trajectories, strict=True):
         logits = policy(torch.tensor([each.tokens]))[0].double()
         for position in range(each.num_prompt_tokens, len(each.tokens)):
-            if position >= each.first_learned or learns_all:
+            if each.loss_mask[position] or learns_tools:
                 row = logits[position - 1]
                 logprob = row[each.tokens[position]] - row.exp().sum().log()
                 before = float(logprob.detach())
-                sampled = each.logprobs[position] if position >= each.first_learned else before
+                sampled = each.logprobs[position] if each.loss_mask[position] else before
                 weight = min(math.exp(before - sampled), 2.0)
                 total = total - weight * advantage * logprob
                 count += 1
@@ -123,7 +124,7 @@ def rollout_of(trajectories: list[Trajectory]) -> Callable[[TrainState, Step], B
 
 
 @pytest.mark.parametrize("token_budget", [24, 10**5])
-def test_a_grpo_step_learns_nothing_of_a_reasoning_with_its_item(
+def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_budget: int
 ) -> None:
     of = config(optimizer={"max_gradient_norm": None}, correction={"weights": "token", "high": 2.0},
@@ -140,10 +141,10 @@ def test_a_grpo_step_learns_nothing_of_a_reasoning_with_its_item(
         metrics = metrics_of_step(step)
 
     assert metrics["completion_length_max"] == 5 and metrics["completion_length_min"] == 1
-    by_hand(policy, trajectories, learns_all=False).backward()  # type: ignore[no-untyped-call]
+    by_hand(policy, trajectories, learns_tools=False).backward()  # type: ignore[no-untyped-call]
     check_gradients(recorder, "policy", policy)
     policy.zero_grad()
-    by_hand(policy, trajectories, learns_all=True).backward()  # type: ignore[no-untyped-call]
+    by_hand(policy, trajectories, learns_tools=True).backward()  # type: ignore[no-untyped-call]
     with pytest.raises(AssertionError):
         check_gradients(recorder, "policy", policy)
 

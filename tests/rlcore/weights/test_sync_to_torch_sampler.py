@@ -44,8 +44,8 @@ def test_completions_carry_version_and_digest_of_the_receipt() -> None:
         after = sampler.sample(REQUESTS)
         fresh = TorchSampler(decoder, TOKENIZER).sample(REQUESTS)
     for receipt, completions in ((first, before), (second, after)):
-        expected = receipt.policy_version, receipt.weights_digest
-        assert all((each.policy_version, each.weights_digest) == expected for each in completions)
+        expected = {receipt.policy_version: receipt.weights_digest}
+        assert all(each.weights_digests == expected for each in completions)
     assert second.weights_digest == weights_digest(dict(decoder.named_parameters()))
     assert second.canary_distance == 0.0
     assert drawn(after) == drawn(fresh) != drawn(before)
