@@ -6,11 +6,12 @@ and gradients, then ADD UP to those of the batch: ranks sum gradients, they do n
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
-from rlcore.algorithms.arguments import check_choice, check_number, check_tokens, only
+from rlcore.algorithms.arguments import check_tokens, listed, only
+from rlcore.errors import EmptyMaskError
 
 Mode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 
@@ -22,7 +23,7 @@ class Denominators:
     num_tokens: float
     """Number of loss tokens. It includes tokens that a mask or a rejection drops, unless the caller excludes them."""
     num_samples: float
-    horizon: float | None = None
+    horizon: float = 1.0
     """The constant that seq-mean-token-sum-norm divides by: the longest completion that is allowed, say."""
 
 
@@ -37,12 +38,15 @@ def sample_shares(losses: Tensor, loss_mask: Tensor, mode: Mode, denominators: D
         seq-mean-token-sum-norm  sum / S / H    the same on the scale of a mean, by the horizon H
         seq-mean-token-mean      sum / n / S    every sample counts alike (GRPO, arXiv:2402.03300, equation 3)
 
-    Raises ShapeError, EmptyMaskError, and InvalidValueError for a mode or denominator that cannot be used.
+    Raises ShapeError, and EmptyMaskError with the samples that have no loss token. Waits for the device.
     """
     check_tokens(loss_mask, losses=losses)
-    check_choice("mode", mode, get_args(Mode))
-    check_number("num_tokens", denominators.num_tokens, 1)
-    check_number("num_samples", denominators.num_samples, 1)
+    if empty := (~loss_mask.any(dim=-1)).nonzero().flatten().tolist():
+        raise EmptyMaskError(
+            f"no loss token in sample {listed(empty)}",
+            legal="at least one loss token in each sample",
+            remedy="leave samples without loss tokens out of the batch, and padding rows out of the slice",
+        )
     sums = only(loss_mask, losses).sum(dim=-1)
     match mode:
         case "token-mean":
@@ -52,8 +56,6 @@ def sample_shares(losses: Tensor, loss_mask: Tensor, mode: Mode, denominators: D
         case "seq-mean-token-sum":
             return sums / denominators.num_samples
         case "seq-mean-token-sum-norm":
-            horizon = denominators.horizon or 0.0
-            check_number("horizon", horizon, 0.0, open_low=True)
-            return sums / denominators.num_samples / horizon
+            return sums / denominators.num_samples / denominators.horizon
         case "seq-mean-token-mean":
             return sums / loss_mask.sum(dim=-1) / denominators.num_samples

@@ -1,37 +1,13 @@
 """What every algorithm asks of its arguments, and the only ways in which they read through a mask."""
 
-import math
-from collections.abc import Iterable, MutableMapping
-
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
-from rlcore.errors import EmptyMaskError, InvalidValueError, NonFiniteError, ShapeError
-
-_passed: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
-"""Masks without an empty sample, with the number of writes that they had then: loss, KL and metrics share a mask."""
-
-
-def check_number(name: str, number: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    """Refuse a number outside [low, high], or (low, high] if `open_low`, and NaN; raises InvalidValueError."""
-    if not (low <= number <= high) or (open_low and number == low):
-        legal = f"{'above' if open_low else 'at least'} {low:g}" + (f", at most {high:g}" if high < math.inf else "")
-        raise InvalidValueError(f"{name} is {number!r}", legal=legal)
-
-
-def check_choice(name: str, choice: str, legal: Iterable[str]) -> None:
-    """Refuse a name that is not one of `legal`; raises InvalidValueError."""
-    if choice not in (known := tuple(legal)):
-        raise InvalidValueError(f"{name} is {choice!r}", legal=", ".join(known))
+from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
 
 
 def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
-    """Refuse a mask that is not bool [samples, positions] or misses a sample, and tensors of another shape.
-
-    Raises ShapeError, and EmptyMaskError with the samples that have no loss token. Waits for the device once
-    for each mask.
-    """
+    """Refuse a mask that is not bool [samples, positions], and tensors of another shape; raises ShapeError."""
     if loss_mask.dtype != torch.bool or loss_mask.ndim != 2:
         raise ShapeError(
             f"loss_mask is {described(loss_mask)}", legal="bool [samples, positions]", remedy="compare it: mask > 0"
@@ -45,18 +21,6 @@ def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
                 if tensor.ndim == 1
                 else "",
             )
-    num_writes = -1 if loss_mask.is_inference() else loss_mask._version
-    if num_writes >= 0 and _passed.get(loss_mask) == num_writes:
-        return
-    empty = (~loss_mask.any(dim=-1)).nonzero().flatten().tolist()
-    if empty or not len(loss_mask):
-        raise EmptyMaskError(
-            f"no loss token in sample {_listed(empty)}" if empty else "no sample",
-            legal="at least one loss token in each of at least one sample",
-            remedy="leave samples without loss tokens out of the batch, and padding rows out of the slice",
-        )
-    if num_writes >= 0:
-        _passed[loss_mask] = num_writes
 
 
 def check_samples(name: str, values: Tensor, included: Tensor | None, **tensors: Tensor) -> Tensor:
@@ -87,7 +51,7 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
     if len(spreading):
         samples = sorted({index[0] for index in spreading.tolist()})
         raise NonFiniteError(
-            f"{name}: sample {_listed(samples)} holds {values[tuple(spreading[0])].item()}, and would spread to others",
+            f"{name}: sample {listed(samples)} holds {values[tuple(spreading[0])].item()}, and would spread to others",
             legal="a finite number, or a sample that is not included",
             remedy="return None from the reward function for a completion without a reward",
         )
@@ -119,5 +83,6 @@ def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _listed(samples: list[int]) -> str:
+def listed(samples: list[int]) -> str:
+    """Return the first samples of a list, for messages."""
     return ", ".join(map(str, samples[:8])) + (f" and {len(samples) - 8} more" if len(samples) > 8 else "")

@@ -11,13 +11,12 @@ the losses after clipping.
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.arguments import check_choice, check_number, check_tokens, only, sample_mean
-from rlcore.errors import InvalidValueError, ShapeError
+from rlcore.algorithms.arguments import check_tokens, only, sample_mean
 
 MAX_LOG_RATIO = 20.0
 """Where the log-ratio of a token is clamped, either way: exp(20) squared is still finite in float32."""
@@ -50,11 +49,10 @@ def ppo_clip(
     All floats [samples, positions]. `clip_eps_high` above `clip_eps_low` is DAPO's clip-higher; `dual_clip` above 1,
     None for none. The log-ratio is clamped to 20 either way.
 
-    Raises ShapeError, EmptyMaskError, InvalidValueError. PPO (arXiv:1707.06347), equation 7; DAPO (arXiv:2503.14476),
+    Raises ShapeError. PPO (arXiv:1707.06347), equation 7; DAPO (arXiv:2503.14476),
     section 3.1; dual clip (arXiv:1912.09729).
     """
     check_tokens(loss_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    _check_clip(clip_eps_low, clip_eps_high)
     advantages = only(loss_mask, advantages.detach())
     ratio = _log_ratio(logprobs, old_logprobs, loss_mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     unclipped = -advantages * ratio
@@ -62,7 +60,6 @@ def ppo_clip(
     losses = torch.maximum(unclipped, clipped)
     capped = torch.zeros_like(loss_mask)
     if dual_clip is not None:
-        check_number("dual_clip", dual_clip, 1.0, open_low=True)
         cap = -advantages * dual_clip
         capped = (advantages < 0) & (losses > cap)
         losses = torch.where(capped, cap, losses)
@@ -84,10 +81,9 @@ def gspo(
     may differ in advantage; log s is clamped to at most 10. Meant for seq-mean-token-mean; the clip defaults are the
     paper's, of its section 5.1: a mean moves far less than a token does.
 
-    Raises ShapeError, EmptyMaskError, InvalidValueError. GSPO (arXiv:2507.18071), section 4.3 (GSPO-token).
+    Raises ShapeError. GSPO (arXiv:2507.18071), section 4.3 (GSPO-token).
     """
     check_tokens(loss_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    _check_clip(clip_eps_low, clip_eps_high)
     advantages = only(loss_mask, advantages.detach())
     log_ratio = _log_ratio(logprobs, old_logprobs, loss_mask)
     log_sequence_ratio = sample_mean(loss_mask, log_ratio).detach().unsqueeze(-1)
@@ -112,10 +108,9 @@ def cispo(
     All floats [samples, positions]; r and its clamp as of `ppo_clip`. By default there is no lower bound, as in the
     paper, which does not publish its upper one; a ratio of at most 5 is ScaleRL's (arXiv:2510.13786).
 
-    Raises ShapeError, EmptyMaskError, InvalidValueError. CISPO in MiniMax-M1 (arXiv:2506.13585), section 3.1.
+    Raises ShapeError. CISPO in MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """
     check_tokens(loss_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    _check_clip(clip_eps_low, clip_eps_high)
     ratio = _log_ratio(logprobs, old_logprobs, loss_mask).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weight = ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
     losses = -weight * only(loss_mask, advantages.detach()) * only(loss_mask, logprobs)
@@ -124,15 +119,6 @@ def cispo(
 
 def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
     return only(loss_mask, logprobs) - only(loss_mask, old_logprobs.detach())
-
-
-def _check_clip(clip_eps_low: float, clip_eps_high: float) -> None:
-    check_number("clip_eps_low", clip_eps_low, 0.0, 1.0)
-    check_number("clip_eps_high", clip_eps_high, 0.0)
-
-
-Level = Literal["token", "sequence"]
-MAX_LOG_SEQUENCE_WEIGHT = 10.0
 
 
 def masked_is_keep(
@@ -149,12 +135,9 @@ def masked_is_keep(
     Bounds (low, high) on a ratio, which may be reached, not crossed. `token`: r of the token, else it is dropped.
     `geometric`: exp(mean d) of the sample, and `sequence`: its smallest and its largest r, else all its tokens are.
 
-    Raises ShapeError, EmptyMaskError, InvalidValueError.
+    Raises ShapeError.
     """
     check_tokens(loss_mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs)
-    for name, (low, high) in {"token": token, "geometric": geometric, "sequence": sequence}.items():
-        check_number(f"{name} low", low, 0.0)
-        check_number(f"{name} high", high, low)
     d = _log_ratio(logprobs, rollout_logprobs, loss_mask).detach()
     r = d.exp()
     means = sample_mean(loss_mask, d).exp()
@@ -171,29 +154,19 @@ def masked_is(
     loss_mask: Tensor,
     keep: Tensor | None = None,
     *,
-    level: Level = "token",
     proximal_coef: float = 0.0,
-    sequence_clip_high: float = 10.0,
 ) -> PolicyLoss:
-    """-w (A - proximal_coef d) logprobs on kept tokens, all but logprobs a constant.
+    """-r (A - proximal_coef d) logprobs on kept tokens, all but logprobs a constant.
 
-    All floats [samples, positions]; `keep` bool, by default that of `masked_is_keep`. w is r at level "token"; at
-    "sequence" it is min(exp(min(sum of d, 10)), sequence_clip_high) and the loss is divided by the sample's own loss
-    tokens. Meant for token-mean, so that dropped tokens count in the denominator.
+    All floats [samples, positions]; `keep` bool, a part of the loss mask, by default that of `masked_is_keep`. Meant
+    for token-mean, so that dropped tokens count in the denominator.
 
-    Raises ShapeError, EmptyMaskError, InvalidValueError. The loss of prime-rl and of surogate.
+    Raises ShapeError. The loss of prime-rl and of surogate.
     """
     check_tokens(loss_mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs, advantages=advantages)
-    check_choice("level", level, get_args(Level))
-    keep = _checked_keep(masked_is_keep(logprobs, rollout_logprobs, loss_mask) if keep is None else keep, loss_mask)
+    keep = masked_is_keep(logprobs, rollout_logprobs, loss_mask) if keep is None else keep
     d = _log_ratio(logprobs, rollout_logprobs, loss_mask).detach()
-    if level == "token":
-        weight = d.exp()
-    else:
-        check_number("sequence_clip_high", sequence_clip_high, 0.0, open_low=True)
-        weight = d.sum(dim=-1, keepdim=True).clamp(max=MAX_LOG_SEQUENCE_WEIGHT).exp().clamp(max=sequence_clip_high)
-        weight = weight / loss_mask.sum(dim=-1, keepdim=True)
-    coefficient = only(keep, weight * (advantages.detach() - proximal_coef * d))
+    coefficient = only(keep, d.exp() * (advantages.detach() - proximal_coef * d))
     return PolicyLoss(-coefficient * only(keep, logprobs), loss_mask & ~keep, torch.zeros_like(loss_mask))
 
 
@@ -213,11 +186,9 @@ def dppo_tv(
     Dropped where A > 0 and dp > mask_high, or A <= 0 and dp < -mask_low; the second term stays. All floats
     [samples, positions]; r is at most `ratio_cap`, in value and gradient.
 
-    Raises ShapeError, EmptyMaskError, InvalidValueError. DPPO (arXiv:2602.04879), binary total variation.
+    Raises ShapeError. DPPO (arXiv:2602.04879), binary total variation.
     """
     dp = _probability_change(logprobs, rollout_logprobs, advantages, loss_mask)
-    check_number("mask_low", mask_low, 0.0)
-    check_number("mask_high", mask_high, 0.0)
     drop = torch.where(advantages > 0, dp > mask_high, dp < -mask_low)
     return _proximal((logprobs, rollout_logprobs, advantages, loss_mask), drop, proximal_coef, ratio_cap)
 
@@ -235,11 +206,9 @@ def ipo(
 ) -> PolicyLoss:
     """As `dppo_tv`, but dropped where dp > mask_high or dp < -mask_low, whatever the sign of the advantage.
 
-    Raises ShapeError, EmptyMaskError, InvalidValueError. The later losses of prime-rl and of surogate.
+    Raises ShapeError. The later losses of prime-rl and of surogate.
     """
     dp = _probability_change(logprobs, rollout_logprobs, advantages, loss_mask)
-    check_number("mask_low", mask_low, 0.0)
-    check_number("mask_high", mask_high, 0.0)
     drop = _outside(dp, (-mask_low, mask_high))
     return _proximal((logprobs, rollout_logprobs, advantages, loss_mask), drop, proximal_coef, ratio_cap)
 
@@ -249,7 +218,6 @@ def _proximal(
 ) -> PolicyLoss:
     """-A min(r, ratio_cap) of tokens not dropped + proximal_coef d^2; a capped ratio's gradient is the cap, not 0."""
     logprobs, rollout_logprobs, advantages, loss_mask = given
-    check_number("ratio_cap", ratio_cap, 0.0, open_low=True)
     keep = loss_mask & ~drop
     d = _log_ratio(logprobs, rollout_logprobs, loss_mask)
     # On inputs: a dropped token's r may be infinite, and its gradient 0 * inf.
@@ -267,14 +235,6 @@ def _outside(ratio: Tensor, bounds: tuple[float, float]) -> Tensor:
     return (ratio < bounds[0]) | (ratio > bounds[1])
 
 
-def _checked_keep(keep: Tensor, loss_mask: Tensor) -> Tensor:
-    if keep.dtype != torch.bool or keep.shape != loss_mask.shape:
-        raise ShapeError(f"keep is {keep.dtype} {list(keep.shape)}", legal=f"bool of shape {list(loss_mask.shape)}")
-    if bool((keep & ~loss_mask).any()):
-        raise InvalidValueError("keep holds tokens outside the loss mask", legal="a part of the loss mask")
-    return keep
-
-
 class ValueLoss(NamedTuple):
     """Losses of tokens, and at which of them the value was held back."""
 
@@ -289,8 +249,8 @@ def value_loss(
 ) -> ValueLoss:
     """0.5 max((V - R)^2, (clip(V, old - eps, old + eps) - R)^2), the first alone if `clip_eps` is unset.
 
-    All floats [samples, positions]; the gradient flows through `values`. Raises ShapeError, EmptyMaskError,
-    InvalidValueError. The clipping is that of OpenAI's baselines (ppo2); PPO's paper does not clip values.
+    All floats [samples, positions]; the gradient flows through `values`. Raises ShapeError. The clipping is that of
+    OpenAI's baselines (ppo2); PPO's paper does not clip values.
     """
     check_tokens(loss_mask, values=values, old_values=old_values, returns=returns)
     values = only(loss_mask, values)
@@ -298,6 +258,5 @@ def value_loss(
     unclipped = (values - returns).square()
     if clip_eps is None:
         return ValueLoss(0.5 * unclipped, torch.zeros_like(loss_mask))
-    check_number("clip_eps", clip_eps, 0.0)
     clipped = (values.clamp(old_values - clip_eps, old_values + clip_eps) - returns).square()
     return ValueLoss(0.5 * torch.maximum(unclipped, clipped), clipped > unclipped)

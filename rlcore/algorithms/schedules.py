@@ -7,14 +7,11 @@ first of `num_warmup_steps` has 1 / num_warmup_steps of the peak, and the end of
 
 import math
 
-from rlcore.algorithms.arguments import check_number
+from rlcore.errors import InvalidValueError
 
 
 def constant_lr(step: int, *, peak: float, num_warmup_steps: int = 0) -> float:
-    """`peak` after a linear warm-up; raises InvalidValueError."""
-    check_number("step", step, 0)
-    check_number("peak", peak, 0.0)
-    check_number("num_warmup_steps", num_warmup_steps, 0)
+    """`peak` after a linear warm-up."""
     return peak * (step + 1) / num_warmup_steps if step < num_warmup_steps else peak
 
 
@@ -23,7 +20,7 @@ def linear_lr(step: int, *, peak: float, num_steps: int, num_warmup_steps: int =
 
     Raises InvalidValueError.
     """
-    left = 1.0 - _progress(step, num_warmup_steps, num_steps, final_ratio)
+    left = 1.0 - _progress(step, num_warmup_steps, num_steps)
     return constant_lr(step, peak=peak, num_warmup_steps=num_warmup_steps) * (final_ratio + (1 - final_ratio) * left)
 
 
@@ -32,12 +29,12 @@ def cosine_lr(step: int, *, peak: float, num_steps: int, num_warmup_steps: int =
 
     Raises InvalidValueError. SGDR (arXiv:1608.03983), equation 5, without restarts.
     """
-    left = 0.5 * (1.0 + math.cos(math.pi * _progress(step, num_warmup_steps, num_steps, final_ratio)))
+    left = 0.5 * (1.0 + math.cos(math.pi * _progress(step, num_warmup_steps, num_steps)))
     return constant_lr(step, peak=peak, num_warmup_steps=num_warmup_steps) * (final_ratio + (1 - final_ratio) * left)
 
 
-def _progress(step: int, first: int, num_steps: int, final_ratio: float) -> float:
-    """How much of a decay from step `first` to `num_steps` is done, 0 to 1."""
-    check_number("final_ratio", final_ratio, 0.0, 1.0)
-    check_number("num_steps", num_steps, max(first, 1))
+def _progress(step: int, first: int, num_steps: int) -> float:
+    """How much of a decay from step `first` to `num_steps` is done, 0 to 1; raises InvalidValueError."""
+    if first > num_steps:
+        raise InvalidValueError(f"num_warmup_steps is {first}", legal=f"at most num_steps, {num_steps}")
     return 1.0 if step >= num_steps else max(step - first, 0) / (num_steps - first or 1)

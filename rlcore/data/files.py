@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.bits.files import open_regular, parse_object, read_regular
-from rlcore.data.scoring import check_columns
+from rlcore.data.rewards import GIVEN, STATE
 from rlcore.errors import InvalidValueError
 from rlcore.seeds import permutation
 from rlcore.types import Messages
@@ -48,7 +48,8 @@ def read_rows(path: Path) -> list[Row]:
             )
     if not rows:
         raise InvalidValueError(f"{path} holds no prompt", legal=f"one or more, in a column {PROMPT!r}")
-    check_columns(rows[0].columns)
+    if taken := sorted(rows[0].columns.keys() & {*GIVEN, STATE}):
+        raise InvalidValueError(f"a column {taken[0]!r}", legal=f"any but {', '.join((*GIVEN, STATE))}")
     return rows
 
 

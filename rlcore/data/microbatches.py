@@ -92,7 +92,7 @@ LENGTH_MULTIPLE = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatch:
-    """Samples that are read in one pass. When it is pickled, it takes along the rows of its own samples alone."""
+    """Samples that are read in one pass, with what is known of them and of no others."""
 
     number: int
     """Index of its value in the tree of additions."""
@@ -103,9 +103,7 @@ class Microbatch:
     first: int
     """First position that any of its samples learns from; 1 or more, since nothing predicts position 0."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """What is known of the samples by name, [rows, ...]: the step's batch, or only the rows of these samples."""
-    has_own_columns: bool = False
-    """Whether the rows of `columns` are those of these samples, and no others."""
+    """The step's batch for these samples: [samples, length - first] of [rows, positions], [samples] of [rows]."""
 
     @property
     def num_tokens(self) -> int:
@@ -117,34 +115,23 @@ class Microbatch:
         return name in self.columns
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return these samples' part of a column: [samples, length - first] of [rows, positions], [samples] of [rows].
-
-        Raises KeyError.
-        """
-        column = self.columns[name]
-        rows = column if self.has_own_columns else column[list(self.samples)]
-        if rows.dim() == 1:
-            return rows
-        end = self.tokens.shape[1]
-        missing = max(0, end - rows.shape[1])
-        return torch.nn.functional.pad(rows, (0, missing))[:, self.first : end]
-
-    def __reduce__(self) -> tuple[type["Microbatch"], tuple[object, ...]]:
-        """Pickle it with the rows of its samples."""
-        columns = self.columns
-        if not self.has_own_columns:
-            columns = {name: column[list(self.samples)] for name, column in columns.items() if name != "tokens"}
-        return Microbatch, (self.number, self.samples, self.tokens, self.first, dict(columns), True)
+        """Return a column. Raises KeyError."""
+        return self.columns[name]
 
 
 def build_microbatch(batch: Batch, samples: Sequence[int], number: int) -> Microbatch:
     """Build the pass over these rows of a dense batch with `tokens`, `lengths` and `prompt_lengths`."""
-    rows = list(samples)
-    num_read = int(batch["lengths"][rows].max()) - 1
+    own = {name: column[list(samples)] for name, column in batch.items()}
+    num_read = int(own["lengths"].max()) - 1
     length = num_read + -num_read % LENGTH_MULTIPLE + 1
-    tokens = batch["tokens"][rows][:, :length]
-    tokens = torch.nn.functional.pad(tokens, (0, length - tokens.shape[1]))
-    return Microbatch(number, tuple(rows), tokens, max(1, int(batch["prompt_lengths"][rows].min())), batch)
+    first = max(1, int(own["prompt_lengths"].min()))
+
+    def fitted(rows: Tensor) -> Tensor:
+        return torch.nn.functional.pad(rows, (0, length - rows.shape[1]))
+
+    tokens = fitted(own.pop("tokens"))
+    columns = {name: rows if rows.dim() == 1 else fitted(rows)[:, first:] for name, rows in own.items()}
+    return Microbatch(number, tuple(samples), tokens, first, columns)
 
 
 def fixed_microbatches(batch: Batch, samples: Sequence[int], size: int, *, token_budget: int) -> list[Microbatch]:

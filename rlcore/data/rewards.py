@@ -4,6 +4,7 @@ configuration has one."""
 import asyncio
 import importlib
 import inspect
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,14 +156,12 @@ def load_reward(name: str, *, weight: float = 1.0, timeout_s: float = TIMEOUT_S)
 
     Raises InvalidValueError where there is no such function, RewardError where its module fails when it is imported.
     """
-    *prefixes, module_name, function_name = name.split(":") if name.count(":") else ("", "")
-    is_formed = module_name and function_name and len(prefixes) <= 1 and module_name not in ADAPTERS
-    if not is_formed or not {*prefixes} <= {*ADAPTERS}:
+    prefix, _, rest = name.partition(":")
+    path = rest if prefix in ADAPTERS else name
+    if not re.fullmatch("[^:]+:[^:]+", path):
         raise InvalidValueError(f"reward {name!r}", legal=LEGAL)
-    function = load_function(f"{module_name}:{function_name}", "reward functions")
-    for prefix in prefixes:
-        function = ADAPTERS[prefix](function)
-    return Reward(name, function, weight, timeout_s)
+    function = load_function(path, "reward functions")
+    return Reward(name, ADAPTERS[prefix](function) if prefix in ADAPTERS else function, weight, timeout_s)
 
 
 def load_function(name: str, kind: str) -> Callable[..., Any]:

@@ -12,11 +12,11 @@ import copy
 import inspect
 import math
 import sys
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from itertools import islice, starmap
+from typing import Any
 
 from harness.bits.text import nearest
 from rlcore.data.rewards import GIVEN, STATE, Reward, TrainerState, place_of
@@ -25,27 +25,22 @@ from rlcore.errors import InvalidValueError, RewardError, RlcoreError
 from rlcore.seeds import permutation
 
 NUMBERS = frozenset({int, float, bool})
-_ONE_AT_A_TIME = threading.Lock()
 Columns = Mapping[str, Sequence[Any]]
 """What reward functions may ask for by name, each [completions]."""
-
-
-class _Call(NamedTuple):
-    reward: Reward
-    arguments: dict[str, Any]
 
 
 class _TookTooLongError(Exception):
     """By our clock, not the function's own."""
 
 
-def _call(reward: Reward, columns: Columns, state: TrainerState) -> _Call:
+def _bound(reward: Reward, columns: Columns, state: TrainerState) -> Callable[[], Any]:
     """Bind a function to what it takes, copied for it and for each completion at every depth.
 
     No change that it makes in them reaches another function, another completion of the prompt, or the task.
     """
     names = accepted(reward, [*columns, STATE])
-    return _Call(reward, {name: state if name == STATE else list(map(_copied, columns[name])) for name in names})
+    given = {name: state if name == STATE else list(map(_copied, columns[name])) for name in names}
+    return partial(reward.function, **given)
 
 
 def _copied(value: Any) -> Any:
@@ -82,35 +77,41 @@ def call_all(rewards: Sequence[Reward], columns: Columns, state: TrainerState) -
     reported error is the same whichever was faster. Raises RewardError for the first of them that wants what there is
     not, raised, or took longer than its timeout.
     """
-    calls = [_call(reward, columns, state) for reward in rewards]
-    outcomes = {number: called(call) for number, call in enumerate(calls) if not call.reward.is_async}
-    waiting = [number for number in range(len(calls)) if number not in outcomes]
-    outcomes.update(zip(waiting, _run([calls[number] for number in waiting]), strict=True))
-    for number, reward in enumerate(rewards):
-        if isinstance(error := outcomes[number], BaseException):
-            raise _failure(reward, columns, state, error) from error
-    return [outcomes[number] for number in range(len(calls))]
+    outcomes = _outcomes(rewards, columns, state)
+    for reward, outcome in zip(rewards, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            raise _failure(reward, columns, state, outcome) from outcome
+    return outcomes
 
 
-def called(call: _Call) -> Any:
+def _outcomes(rewards: Sequence[Reward], columns: Columns, state: TrainerState) -> list[Any]:
+    """Return what each function returned, or raised."""
+    calls = [_bound(reward, columns, state) for reward in rewards]
+    outcomes = [None if reward.is_async else called(call) for reward, call in zip(rewards, calls, strict=True)]
+    waiting = [number for number, reward in enumerate(rewards) if reward.is_async]
+    for number, outcome in zip(waiting, _run([(rewards[n], calls[n]) for n in waiting]), strict=True):
+        outcomes[number] = outcome
+    return outcomes
+
+
+def called(call: Callable[[], Any]) -> Any:
     """Return what a function that is not async returned, or raised."""
     try:
-        return call.reward.function(**call.arguments)
+        return call()
     except (Exception, SystemExit) as error:  # a user's function may raise anything; it is reported with its name
         return error
 
 
-def _run(calls: Sequence[_Call]) -> list[Any]:
+def _run(calls: Sequence[tuple[Reward, Callable[[], Any]]]) -> list[Any]:
     """Return what async functions returned, or raised, all running together."""
     if not calls:
         return []
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        with _ONE_AT_A_TIME:
-            return _loop().run(_together(calls), context=contextvars.copy_context())
+        return _loop().run(_together(calls), context=contextvars.copy_context())
     raise RewardError(
-        f"reward function {calls[0].reward.name} is async, and an event loop is running already",
+        f"reward function {calls[0][0].name} is async, and an event loop is running already",
         remedy="score in a thread: await asyncio.to_thread(...)",
     )
 
@@ -123,16 +124,15 @@ def _loop() -> asyncio.Runner:
     return runner
 
 
-async def _together(calls: Sequence[_Call]) -> list[Any]:
-    return await asyncio.gather(*map(awaited, calls), return_exceptions=True)
+async def _together(calls: Sequence[tuple[Reward, Callable[[], Any]]]) -> list[Any]:
+    return await asyncio.gather(*starmap(awaited, calls), return_exceptions=True)
 
 
-async def awaited(call: _Call) -> Any:
+async def awaited(reward: Reward, call: Callable[[], Any]) -> Any:
     """Return what an async function returned, within its timeout; raise what it raised."""
-    timeout_s = call.reward.timeout_s
     try:
-        async with asyncio.timeout(None if math.isinf(timeout_s) else timeout_s) as limit:
-            return await call.reward.function(**call.arguments)
+        async with asyncio.timeout(reward.timeout_s) as limit:
+            return await call()
     except TimeoutError:
         if limit.expired():
             raise _TookTooLongError from None
@@ -153,8 +153,7 @@ def _failure(reward: Reward, columns: Columns, state: TrainerState, error: BaseE
         said, legal, remedy = f"reward function {reward.name}: {error.what}", error.legal, error.remedy
     for index in range(num_completions):
         one = {name: values[index : index + 1] for name, values in columns.items()}
-        call = _call(reward, one, state)
-        if isinstance(_run([call])[0] if reward.is_async else called(call), BaseException):
+        if isinstance(_outcomes([reward], one, state)[0], BaseException):
             given = ", ".join(f"{name} {value!r:.60}" for name, (value,) in one.items() if name != "completion_ids")
             return RewardError(f"{said} (for sample {index}: {given})", legal=legal, remedy=remedy)
     return RewardError(f"{said} (for the whole batch, and for no sample alone)", legal=legal, remedy=remedy)
@@ -183,14 +182,11 @@ def score(rewards: Sequence[Reward], trajectories: Sequence[Trajectory], *, step
     (math.fsum); TRL 1.16 adds alike, in fp32.
 
     Raises RewardError, which names the function and the sample, for an exception, a timeout, a wrong number of values,
-    and a value that is not a finite number; InvalidValueError for two rewards of one name, for prompts that differ in
-    their columns, and for a trajectory of several assistant turns.
+    and a value that is not a finite number; InvalidValueError for two rewards of one name.
     """
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names) or not names:
         raise InvalidValueError(f"rewards {names}", legal="at least one, each with a name of its own")
-    if not trajectories:
-        return Scores([], {name: [] for name in names})
     returned = call_all(rewards, _arguments(trajectories), TrainerState(step))
     values = [_checked(reward, each, trajectories) for reward, each in zip(rewards, returned, strict=True)]
     totals = [_total(rewards, column, index) for index, column in enumerate(zip(*values, strict=True))]
@@ -206,26 +202,14 @@ def shuffled(scores: Scores, *parts: str | int) -> Scores:
     return replace(scores, rewards=[scores.rewards[index] for index in order])
 
 
-def check_columns(columns: Iterable[str]) -> None:
-    """Refuse columns of prompts that would hide what functions are given; raises InvalidValueError."""
-    if taken := sorted({*columns} & {*GIVEN, STATE}):
-        raise InvalidValueError(f"a column {taken[0]!r}", legal=f"any but {', '.join((*GIVEN, STATE))}")
-
-
 def _arguments(trajectories: Sequence[Trajectory]) -> Columns:
     prompts = [each.request.prompt for each in trajectories]
-    names = list(prompts[0].columns)
-    check_columns(names)
-    for prompt in prompts:
-        if prompt.columns.keys() != prompts[0].columns.keys():
-            what = f"prompt {prompt.id} has columns {sorted(prompt.columns)}"
-            raise InvalidValueError(what, legal=f"{sorted(names)}, as the others")
     return {
         "prompts": [prompt.text for prompt in prompts],
         "completions": [each.completion_text for each in trajectories],
         "completion_ids": [list(each.completion_tokens) for each in trajectories],
         "stop_reasons": [each.stop_reason.value for each in trajectories],
-        **{name: [prompt.columns[name] for prompt in prompts] for name in names},
+        **{name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns},
     }
 
 
@@ -296,13 +280,11 @@ def score_branches(
 
 def _with_reasonings(scored: Sequence[float | None], trajectories: Sequence[Trajectory]) -> list[float | None]:
     """Put the mean of its items before them, for each reasoning that has any."""
-    at, values = 0, list[float | None]()
-    for found in by_request(trajectories):
-        num_scored = max(1, len(found) - 1)
-        own = scored[at : at + num_scored]
-        at += num_scored
+    left, values = iter(scored), list[float | None]()
+    for _, *items in by_request(trajectories):
+        own = list(islice(left, len(items) or 1))
         given = [reward for reward in own if reward is not None]
-        if len(found) > 1:
+        if items:
             values.append(math.fsum(given) / len(given) if given else None)
         values += own
     return values

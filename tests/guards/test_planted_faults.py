@@ -81,7 +81,6 @@ def edited(old: str, new: str, file: str = "rlcore/algorithms/schedules.py") -> 
 def test_a_planted_text_runs_wherever_the_function_was_imported_and_is_taken_back() -> None:
     fault = edited(
         """
-        check_number("num_warmup_steps", num_warmup_steps, 0)
         return peak
         """,
         """
@@ -121,7 +120,7 @@ def test_a_text_lies_under_decorators_and_in_classes() -> None:
         ("return", "return 0 *", r"\d+ times"),
         ("import math", "import math as m", "elsewhere than in bodies"),
         ("peak: float, num_warmup_steps: int = 0", "peak: float, num_warmup_steps: int = 1", "elsewhere"),
-        ('check_number("peak", peak, 0.0)', 'check_number("peak", peak, 0.0)  # so', "not at all"),
+        ("else peak", "else peak  # so", "not at all"),
         ("return 1.0 if step >= num_steps", "return 1.0 if step >=: num_steps", "no Python"),
     ],
 )

@@ -106,7 +106,7 @@ def permutations(num: int, random: Any) -> Tensor:
     return torch.tensor(order)
 
 
-def count(loss_mask: Tensor, horizon: float | None = None) -> Denominators:
+def count(loss_mask: Tensor, horizon: float = 1.0) -> Denominators:
     """The denominators of a batch that is whole."""
     return Denominators(int(loss_mask.sum()), len(loss_mask), horizon)
 

@@ -22,7 +22,7 @@ from rlcore.algorithms.advantages import (
     rloo,
     whiten,
 )
-from rlcore.errors import EmptyMaskError, InvalidValueError, NonFiniteError, ShapeError
+from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
 from tests.rlcore.batches import POISONS, SEEDED, Batch, batches, permutations
 
 Estimator = Callable[..., Tensor]
@@ -144,10 +144,6 @@ def test_rewards_that_cannot_be_used() -> None:
     ):
         with pytest.raises(ShapeError):
             grpo(rewards, of, included)
-    with pytest.raises(InvalidValueError, match="ddof is 2"):
-        grpo(torch.ones(2), groups, ddof=2)
-    with pytest.raises(InvalidValueError, match="eps is 0"):
-        grpo(torch.ones(2), groups, eps=0.0)
 
 
 # ------------------------------------------------------------------------------------------------------ along tokens
@@ -276,24 +272,15 @@ def test_what_cannot_be_whitened() -> None:
         whiten(torch.ones(1, 2), torch.tensor([[True, False]]))
     with pytest.raises(EmptyMaskError, match="0 loss tokens"):
         whiten(torch.ones(1, 2), torch.tensor([[True, True]]), torch.tensor([False]))
-    with pytest.raises(InvalidValueError, match="eps"):
-        whiten(torch.ones(1, 2), torch.tensor([[True, True]]), eps=0.0)
 
 
 def test_numbers_of_samples_have_to_fit_the_mask() -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     three, two = torch.ones(3), torch.ones(2)
     calls: tuple[Callable[[], object], ...] = (
-        lambda: per_token(three, mask),
-        lambda: at_last_token(three, mask),
-        lambda: remax(torch.ones(2, 3), three, mask),
         lambda: gae(torch.ones(2, 3), torch.ones(2, 3), mask, three > 0),
         lambda: whiten(torch.ones(2, 3), mask, two),
-        lambda: reinforce_pp_baseline(three, torch.arange(3), mask),
     )
     for call in calls:
         with pytest.raises(ShapeError):
             call()
-    for gamma, lam in ((1.1, 1.0), (1.0, -0.1), (math.nan, 1.0)):
-        with pytest.raises(InvalidValueError):
-            gae(torch.ones(2, 3), torch.ones(2, 3), mask, gamma=gamma, lam=lam)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.aggregation import Denominators, Mode, sample_shares
-from rlcore.errors import InvalidValueError
+from rlcore.errors import EmptyMaskError
 from tests.rlcore.batches import SEEDED, Batch, aggregate, batches, count
 
 MODES = get_args(Mode)
@@ -81,15 +81,9 @@ def test_a_dropped_token_counts_in_the_denominator(batch: Batch) -> None:
     )
 
 
-def test_what_cannot_be_divided_by() -> None:
-    with pytest.raises(InvalidValueError, match="mode is 'mean'") as refusal:
-        aggregate(LOSSES, MASK, "mean", count(MASK))  # type: ignore[arg-type]
-    assert all(mode in refusal.value.legal for mode in MODES)
-    for denominators, name in (
-        (Denominators(0, 2), "num_tokens"),
-        (Denominators(3, 0), "num_samples"),
-        (Denominators(3, 2), "horizon"),
-        (Denominators(3, 2, -1.0), "horizon"),
-    ):
-        with pytest.raises(InvalidValueError, match=name):
-            aggregate(LOSSES, MASK, "seq-mean-token-sum-norm", denominators)
+def test_a_sample_without_a_loss_token_is_named() -> None:
+    for num_empty, said in ((1, "sample 0"), (20, "sample 0, 1, 2, 3, 4, 5, 6, 7 and 12 more")):
+        mask = torch.zeros(num_empty, 3, dtype=torch.bool)
+        with pytest.raises(EmptyMaskError) as refusal:
+            aggregate(torch.zeros(mask.shape), mask, "token-mean", Denominators(1, 1))
+        assert refusal.value.what == f"no loss token in {said}"

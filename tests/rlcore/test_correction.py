@@ -1,7 +1,6 @@
 """Rollout correction: bounds that may be reached, weights that are constants, completions accepted whole."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from rlcore.algorithms.correction import (
     token_weights,
     truncate,
 )
-from rlcore.errors import InvalidValueError
 from tests.rlcore.batches import SEEDED, Batch, batches
 from tests.rlcore.gradients import gradient, is_gradient
 
@@ -79,16 +77,3 @@ def test_a_completion_is_accepted_whole_by_the_mean_of_k3(batch: Batch, high: fl
     for sample, mask in enumerate(batch.loss_mask):
         k3 = [math.exp(d) - 1 - d for d in batch["log_ratio"][sample][mask].tolist()]
         assert found[sample].tolist() == (mask if math.fsum(k3) / len(k3) <= high else mask & False).tolist()
-
-
-def test_what_cannot_be_used() -> None:
-    mask, zeros = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1)
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: truncate(zeros, 0.0),
-        lambda: icepop(zeros, 0.0, 1.0),
-        lambda: icepop(zeros, 2.0, 1.0),
-        lambda: accepted(zeros, mask, max_mean_k3=0.0),
-    )
-    for call in calls:
-        with pytest.raises(InvalidValueError):
-            call()

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 
-from rlcore.algorithms.losses import Level, PolicyLoss, dppo_tv, ipo, masked_is, masked_is_keep
-from rlcore.errors import InvalidValueError, ShapeError
+from rlcore.algorithms.losses import PolicyLoss, dppo_tv, ipo, masked_is, masked_is_keep
 from tests.rlcore.batches import SEEDED, Batch, batches
 from tests.rlcore.gradients import gradient, has_gradient_of, is_gradient
 
@@ -45,23 +43,20 @@ def test_what_is_kept(bounds: dict[str, tuple[float, float]], keep: list[bool]) 
     assert found[0].tolist() == keep
 
 
-@pytest.mark.parametrize("level", get_args(Level))
 @SEEDED
 @given(batch=batches())
-def test_gradients_of_masked_is(level: Level, batch: Batch) -> None:
+def test_gradients_of_masked_is(batch: Batch) -> None:
     logprobs, rollout, advantages, mask = (
         batch[n] for n in ("logprobs", "rollout_logprobs", "advantages", "loss_mask")
     )
     keep = masked_is_keep(logprobs, rollout, mask, token=(0.8, 1.5))
     d = torch.where(mask, logprobs - rollout, 0.0)
-    weight = d.exp() if level == "token" else d.sum(-1, keepdim=True).exp().clamp(max=1.2) / mask.sum(-1, keepdim=True)
 
     def losses(x: Tensor) -> Tensor:
-        options = {"proximal_coef": 0.3, "sequence_clip_high": 1.2}
-        return masked_is(x, rollout, advantages, mask, keep, level=level, **options).losses
+        return masked_is(x, rollout, advantages, mask, keep, proximal_coef=0.3).losses
 
     def frozen(x: Tensor) -> Tensor:
-        return torch.where(keep, -weight * (advantages - 0.3 * d) * x, 0.0)
+        return torch.where(keep, -d.exp() * (advantages - 0.3 * d) * x, 0.0)
 
     assert has_gradient_of(losses, frozen, logprobs)
 
@@ -84,16 +79,14 @@ def test_on_policy_they_are_reinforce(loss: Callable[..., PolicyLoss], batch: Ba
     torch.testing.assert_close(found, torch.where(mask, -advantages, 0.0))
 
 
-@pytest.mark.parametrize("level", get_args(Level))
 @SEEDED
 @given(batch=batches())
-def test_on_policy_masked_is_is_reinforce(level: Level, batch: Batch) -> None:
+def test_on_policy_masked_is_is_reinforce(batch: Batch) -> None:
     logprobs, advantages, mask = batch["logprobs"], batch["advantages"], batch.loss_mask
     keep = masked_is_keep(logprobs, logprobs, mask)
     assert torch.equal(keep, mask)
-    found = gradient(lambda x: masked_is(x, logprobs, advantages, mask, keep, level=level).losses, logprobs)
-    lengths = mask.sum(-1, keepdim=True) if level == "sequence" else 1
-    torch.testing.assert_close(found, torch.where(mask, -advantages, 0.0) / lengths)
+    found = gradient(lambda x: masked_is(x, logprobs, advantages, mask, keep).losses, logprobs)
+    torch.testing.assert_close(found, torch.where(mask, -advantages, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -134,29 +127,6 @@ def test_an_infinite_weight_that_is_dropped_is_harmless() -> None:
     assert masked_is(logprobs, rollout, row(1, 1, 1).float(), THREE, keep).losses.isfinite().all()
 
 
-def test_what_cannot_be_used() -> None:
-    tensors = (row(0, 0, 0), row(0, 0, 0))
-    mask = torch.tensor([[True, True, False]])
-    with pytest.raises(InvalidValueError, match="keep holds tokens"):
-        masked_is(*tensors, row(1, 1, 1), mask, THREE)
-    for keep in (THREE.long(), THREE[:, :2]):
-        with pytest.raises(ShapeError, match="keep"):
-            masked_is(*tensors, row(1, 1, 1), THREE, keep)
-    with pytest.raises(InvalidValueError, match="level is 'turn'"):
-        masked_is(*tensors, row(1, 1, 1), THREE, THREE, level="turn")  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match="sequence_clip_high"):
-        masked_is(*tensors, row(1, 1, 1), THREE, THREE, level="sequence", sequence_clip_high=0.0)
-    with pytest.raises(InvalidValueError, match="token high is 0"):
-        masked_is_keep(*tensors, THREE, token=(1.0, 0.5))
-    with pytest.raises(InvalidValueError, match="sequence low"):
-        masked_is_keep(*tensors, THREE, sequence=(-1.0, 0.5))
-    losses: tuple[Callable[..., PolicyLoss], ...] = (dppo_tv, ipo)
-    for loss in losses:
-        for options in ({"mask_low": -1.0}, {"mask_high": -1.0}, {"ratio_cap": 0.0}):
-            with pytest.raises(InvalidValueError):
-                loss(*tensors, row(1, 1, 1), THREE, **options)
-
-
 @pytest.mark.parametrize(
     ("ratios", "keep"),
     [
@@ -168,10 +138,3 @@ def test_what_cannot_be_used() -> None:
 )
 def test_bounds_that_nobody_has_set(ratios: tuple[float, ...], keep: list[bool]) -> None:
     assert masked_is_keep(row(*ratios).log(), row(0, 0, 0), THREE)[0].tolist() == keep
-
-
-def test_a_sequence_weight_is_bounded_twice() -> None:
-    tensors = (row(-1, -1, -1), row(-13, -13, -1), row(1, 1, 1), THREE, THREE)
-    for high, weight in ((5.0, 5.0), (math.inf, math.exp(10))):
-        found = masked_is(*tensors, level="sequence", sequence_clip_high=high)
-        assert found.losses[0].tolist() == pytest.approx([weight / 3] * 3)

@@ -1,4 +1,4 @@
-"""What every function of tokens keeps: masks hide, empty masks are refused, neighbours do not matter, NaN is seen."""
+"""What every function of tokens keeps: masks hide, neighbours do not matter, NaN is seen."""
 
 from collections.abc import Callable
 from random import Random
@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.losses import cispo, dppo_tv, gspo, ipo, masked_is, masked_is_keep, ppo_clip, value_loss
-from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
+from rlcore.errors import NonFiniteError, ShapeError
 from tests.rlcore.batches import POISONS, SEEDED, Batch, batch_of, batches, permutations
 
 
@@ -35,12 +35,9 @@ class Case(NamedTuple):
         return tensor
 
 
-def masked_is_of(level: str) -> Callable[..., Any]:
-    def loss(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Any:
-        keep = masked_is_keep(logprobs, rollout_logprobs, loss_mask, token=(0.8, 2.0))
-        return masked_is(logprobs, rollout_logprobs, advantages, loss_mask, keep, level=level, proximal_coef=0.1)  # type: ignore[arg-type]
-
-    return loss
+def kept_masked_is(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Any:
+    keep = masked_is_keep(logprobs, rollout_logprobs, loss_mask, token=(0.8, 2.0))
+    return masked_is(logprobs, rollout_logprobs, advantages, loss_mask, keep, proximal_coef=0.1)
 
 
 def shares_of(mode: str) -> Callable[..., Tensor]:
@@ -77,8 +74,7 @@ LOSSES = {
     "cispo": Case(cispo, OLD, "logprobs"),
     "dppo_tv": Case(dppo_tv, ROLLOUT, "logprobs"),
     "ipo": Case(ipo, ROLLOUT, "logprobs"),
-    "masked_is/token": Case(masked_is_of("token"), ROLLOUT, "logprobs"),
-    "masked_is/sequence": Case(masked_is_of("sequence"), ROLLOUT, "logprobs"),
+    "masked_is": Case(kept_masked_is, ROLLOUT, "logprobs"),
     "value_loss": Case(value_loss, ("values", "old_values", "returns"), "values"),
     **{
         f"kl/{name}": Case(kl_of(name), ("logprobs", "ref_logprobs"), "logprobs")
@@ -139,16 +135,6 @@ def test_no_gradient_comes_from_or_goes_to_outside_the_mask(case: Case, batch: B
     found = gradient(case, batch.poisoned(poison))
     assert torch.equal(found, gradient(case, batch))
     assert not found[~batch.loss_mask].any()
-
-
-@every(CASES)
-def test_a_sample_without_a_loss_token_is_named(case: Case) -> None:
-    batch = batch_of(1, 4, 3)
-    batch.loss_mask[2] = False
-    with pytest.raises(EmptyMaskError, match="sample 2"):
-        case(batch)
-    with pytest.raises(EmptyMaskError, match="no sample"):
-        case(batch.rows(slice(0, 0)))
 
 
 @pytest.mark.full

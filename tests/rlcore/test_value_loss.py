@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.algorithms.losses import value_loss
-from rlcore.errors import InvalidValueError
 from tests.rlcore.batches import SEEDED, Batch, batches
 from tests.rlcore.gradients import gradient, is_gradient
 
@@ -51,8 +50,3 @@ def test_without_clip_it_is_half_the_square(batch: Batch) -> None:
     assert not found.clipped.any()
     assert torch.equal(value_loss(values, old_values, returns, mask, clip_eps=1e9).losses, found.losses)
     assert (value_loss(values, old_values, returns, mask, clip_eps=0.1).losses >= found.losses).all()
-
-
-def test_a_clip_that_cannot_be_used() -> None:
-    with pytest.raises(InvalidValueError, match="clip_eps is -1"):
-        value_loss(token(0.0), token(0.0), token(0.0), ONE, clip_eps=-1)

@@ -128,17 +128,6 @@ def test_a_column_nobody_has_is_told_before_anything_runs() -> None:
     assert raised.value.remedy == "did you mean 'answer'?"
 
 
-@pytest.mark.parametrize("name", ["completions", "trainer_state"])
-def test_columns_hide_nothing_that_functions_are_given(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"a column '{name}'"):
-        score([Reward("given", giving([1]))], [completion("a", {name: 1})], step=0)
-
-
-def test_prompts_have_the_same_columns() -> None:
-    with pytest.raises(InvalidValueError, match=r"prompt id-p has columns \[\]"):
-        score([Reward("given", giving([1, 1]))], [completion("a", {"answer": 1}), completion("a")], step=0)
-
-
 # -------------------------------------------------------------------------------------------------------------- async
 
 

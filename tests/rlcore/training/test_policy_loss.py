@@ -57,6 +57,6 @@ def test_weights_for_the_sampler_are_those_of_the_policys_gradient_alone(
 def share_of(of: RunConfig, logprobs: Tensor, entropy: Tensor, columns: dict[str, Tensor]) -> Tensor:
     """The policy's loss of one microbatch whose log-probabilities are given."""
     mask = columns["loss_mask"]
-    microbatch = Microbatch(0, tuple(range(len(mask))), torch.zeros(mask.shape, dtype=torch.int64), 0, columns, True)
+    microbatch = Microbatch(0, tuple(range(len(mask))), torch.zeros(mask.shape, dtype=torch.int64), 0, columns)
     with patch("rlcore.train.read_tokens", lambda *_: (logprobs, entropy)):
         return policy_loss(of, Denominators(int(mask.sum()), len(mask)), nn.Module(), microbatch).loss
