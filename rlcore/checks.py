@@ -179,7 +179,7 @@ def check_completions(
     if len(rollouts) != len(wanted):
         raise StepError(f"{len(rollouts)} rollouts of {len(wanted)} requests", phases=("rollout",))
     for request, found in zip(wanted, rollouts, strict=True):
-        name = f"sample {request.sample_index} of prompt {request.prompt.id}"
+        name = request.name
         if (found[0].request.key, found[0].request.prompt.id) != (request.key, request.prompt.id):
             raise StepError(f"completion order: expected {name}, got {found[0].name}", phases=("rollout",))
         for trajectory in found:

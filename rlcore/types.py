@@ -11,8 +11,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlcore.errors import InvalidValueError
-
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: {"role": "user", "content": "..."} and more, for a chat template."""
 
@@ -81,19 +79,6 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     """The token that completes one of them belongs to the completion."""
 
-    def __post_init__(self) -> None:
-        """Raises InvalidValueError."""
-        for name, is_legal, legal in (
-            ("max_tokens", self.max_tokens >= 1, "1 or more"),
-            ("temperature", 0.0 <= self.temperature < float("inf"), "0 or more, finite"),
-            ("top_k", self.top_k >= 0, "0 (all) or more"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, up to 1"),
-            ("min_p", 0.0 <= self.min_p < 1.0, "0 up to, not including, 1"),
-            ("stop_strings", all(self.stop_strings), "texts that are not empty"),
-        ):
-            if not is_legal:
-                raise InvalidValueError(f"{name} {getattr(self, name)!r}", legal=legal)
-
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
@@ -108,12 +93,6 @@ class BeamParams:
     stop_ids: tuple[int, ...] = ()
     """Tokens that end an item beside the end of sequence; they belong to it."""
 
-    def __post_init__(self) -> None:
-        """Raises InvalidValueError."""
-        for name in ("num_beams", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidValueError(f"{name} {getattr(self, name)!r} of a beam search", legal="1 or more")
-
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
@@ -127,6 +106,11 @@ class SampleRequest:
     params: SamplingParams
     beams: BeamParams | None = None
     """Items wanted after the completion, which is then a reasoning (`rlcore.samplers.two_stage`); None: no items."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"sample {self.sample_index} of prompt {self.prompt.id}"
 
 
 class StopReason(StrEnum):

@@ -98,7 +98,9 @@ class Trajectory:
             learned = compress(range(len(self.tokens)), self.loss_mask)
             position = next(at for at in learned if not math.isfinite(self.logprobs[at]))
             what = f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}"
-            raise NonFiniteError(what, remedy="check the weights of the sampler for NaN", phases=("rollout",))
+            raise NonFiniteError(
+                what, remedy="check the weights that the sampler received: logits are NaN", phases=("rollout",)
+            )
         versions = self.policy_versions
         if (
             set(versions) != {NOT_SAMPLED, *self.weights_digests}
@@ -115,7 +117,7 @@ class Trajectory:
     @property
     def name(self) -> str:
         """Name of its request, for messages."""
-        return f"sample {self.request.sample_index} of prompt {self.request.prompt.id}"
+        return self.request.name
 
     @property
     def num_prompt_tokens(self) -> int:

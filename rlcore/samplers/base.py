@@ -5,7 +5,6 @@ between calls. An engine answers it with the log-probabilities of its top tokens
 requests share are what its prefix cache is for.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -55,7 +54,7 @@ class NextTokenRequest:
     """A sequence whose next token is wanted, in two parts."""
 
     context: tuple[int, ...]
-    """Begin of the sequence, at least one token; several requests may share it. All together is below `max_length`."""
+    """Begin of the sequence, at least one token; several requests may share it."""
     tokens: tuple[int, ...]
     """Rest of the sequence; may be empty."""
     num_tokens: int
@@ -72,10 +71,6 @@ class NextTokenRequest:
 class NextTokenSampler(Sampler, Protocol):
     """A sampler that beams can be searched with. `tests/conformance/next_tokens_suite.py` is the contract as tests."""
 
-    @property
-    def max_length(self) -> int:
-        """Most tokens of a sequence, what is drawn included."""
-
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         """Return the `num_tokens` most probable next tokens of each sequence, the most probable first.
 
@@ -84,11 +79,6 @@ class NextTokenSampler(Sampler, Protocol):
         follows from its request and the weights alone. Raises NonFiniteError where a log-probability is NaN, and
         WeightSyncError as `sample`.
         """
-
-
-def named(request: SampleRequest) -> str:
-    """For people."""
-    return f"sample {request.sample_index} of prompt {request.prompt.id}"
 
 
 @dataclass(slots=True, eq=False)
@@ -154,11 +144,6 @@ class DecoderSampler:
         self._config, self._tokenizer, self.weight_target = config, tokenizer, target
         self._concurrency, self._preempt_every = concurrency, preempt_every
 
-    @property
-    def max_length(self) -> int:
-        """As `NextTokenSampler.max_length`."""
-        return self._config.max_length
-
     def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """As `Sampler.sample`.
 
@@ -176,15 +161,8 @@ class DecoderSampler:
         raise NotImplementedError
 
     def _trajectory(self, running: RunningSequence) -> Trajectory:
-        """Return a completion that is done."""
+        """Return a completion that is done. Raises NonFiniteError."""
         request, tokens, logprobs = running.request, running.tokens, running.logprobs
-        if not math.isfinite(sum(logprobs)):
-            position = next(at for at, value in enumerate(logprobs) if not math.isfinite(value))
-            raise NonFiniteError(
-                f"token {position} of {named(request)} has log-probability {logprobs[position]}",
-                remedy="check the weights that the sampler received: logits are NaN or infinite",
-                phases=("rollout",),
-            )
         return build_single_turn(
             request,
             tokens,
@@ -201,16 +179,16 @@ def check_requests(requests: Sequence[SampleRequest], config: DecoderConfig) -> 
     for request in requests:
         tokens, max_tokens = request.prompt.tokens, request.params.max_tokens
         if not tokens:
-            raise InvalidValueError(f"{named(request)} has no tokens", legal="a prompt of at least one token")
+            raise InvalidValueError(f"{request.name} has no tokens", legal="a prompt of at least one token")
         if min(tokens) < 0 or max(tokens) >= config.vocab_size:
             raise InvalidValueError(
-                f"{named(request)} has token {max(tokens) if min(tokens) >= 0 else min(tokens)}",
+                f"{request.name} has token {max(tokens) if min(tokens) >= 0 else min(tokens)}",
                 legal=f"0 to {config.vocab_size - 1}, the decoder's vocabulary",
                 remedy="the tokenizer of this decoder",
             )
         if len(tokens) + max_tokens > config.max_length:
             raise InvalidValueError(
-                f"{named(request)} has {len(tokens)} tokens and asks for {max_tokens} more",
+                f"{request.name} has {len(tokens)} tokens and asks for {max_tokens} more",
                 legal=f"up to {config.max_length} together, the decoder's max_length",
                 remedy="a smaller sampling.max_tokens, or shorter prompts",
             )

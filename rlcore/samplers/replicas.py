@@ -45,11 +45,6 @@ class ReplicaSampler:
         self._samplers = tuple(samplers)
         self.weight_target = ReplicaTarget([each.weight_target for each in samplers])
 
-    @property
-    def max_length(self) -> int:
-        """As `NextTokenSampler.max_length`: the least of the replicas'."""
-        return min(each.max_length for each in self._samplers)
-
     def sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
         """As `Sampler.sample`. If several replicas fail, the error is that of the first of them."""
         with self.weight_target.sampling():

@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rlcore.data.trajectory import Item, Trajectory, branch, item_params
-from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Sampler, named
+from rlcore.errors import WeightSyncError
+from rlcore.samplers.base import NextToken, NextTokenRequest, NextTokenSampler, Sampler
 from rlcore.samplers.stopping import reason
 from rlcore.types import BeamParams, SampleRequest, StopReason, Tokenizer
 
@@ -85,7 +85,6 @@ def sample_two_stage(
     """
     beams = requests[0].beams
     assert beams is not None
-    check_lengths(requests, beams, sampler.max_length)
     drawn = sampler.sample([replace(request, beams=None) for request in requests])
     reasonings = [replace(each, request=request) for each, request in zip(drawn, requests, strict=True)]
     numbers = [at for at, each in enumerate(reasonings) if each.stop_reason is StopReason.STOP_STRING]
@@ -107,19 +106,6 @@ def sample_two_stage(
         items = [_item(beam, requests[at], tokenizer) for beam in own]
         rollouts[at] += [branch(reasonings[at], item, beams, forced_text=forced_text) for item in items]
     return rollouts
-
-
-def check_lengths(requests: Sequence[SampleRequest], beams: BeamParams, max_length: int) -> None:
-    """Raise InvalidValueError naming a request that may become too long."""
-    for request in requests:
-        parts = (len(request.prompt.tokens), request.params.max_tokens, len(beams.forced), beams.max_tokens)
-        if sum(parts) > max_length:
-            raise InvalidValueError(
-                f"{named(request)} may have {sum(parts)} tokens: {parts[0]} of its prompt, {parts[1]} of a reasoning,"
-                f" {parts[2]} forced, {parts[3]} of an item",
-                legal=f"up to {max_length}, the sampler's max_length",
-                remedy="a smaller sampling.max_tokens or sampling.two_stage.max_item_tokens, or shorter prompts",
-            )
 
 
 def check_same_weights(sampler: Sampler, reasonings: Sequence[Trajectory]) -> None:

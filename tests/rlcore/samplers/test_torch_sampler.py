@@ -232,7 +232,7 @@ def test_logits_that_are_nan_are_told() -> None:
         sampler._decoder.norm[3] = torch.nan
     sampler.weight_target.begin(1)
     sampler.weight_target.commit("of NaN")
-    with pytest.raises(NonFiniteError, match=r"token 0 of sample 2 of prompt hello has log-probability nan"):
+    with pytest.raises(NonFiniteError, match=r"token 5 of sample 2 of prompt hello has log-probability nan"):
         sampler.sample([request_of(sample_index=2)])
     with pytest.raises(NonFiniteError):
         sampler.sample([request_of(sample_index=2)])

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from rlcore.checks import check_completions
 from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, by_request
-from rlcore.errors import InvalidValueError, WeightSyncError
+from rlcore.errors import WeightSyncError
 from rlcore.samplers.base import NextToken, NextTokenRequest
 from rlcore.samplers.two_stage import sample_two_stage
-from rlcore.types import BeamParams, SampleRequest, StopReason
+from rlcore.types import SampleRequest, StopReason
 from tests.support.scripted_reasoning import (
     BEAMS,
     DIGEST,
@@ -155,19 +155,6 @@ def test_weights_that_change_between_the_stages_are_an_error() -> None:
         sampler.next_of = next_of
         with pytest.raises(WeightSyncError, match="items were searched with"):
             sample_two_stage(sampler, TOKENIZER, [request_of()])
-
-
-def test_a_request_that_cannot_be_done_is_refused_before_anything_is_drawn() -> None:
-    sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("ef"))
-    with pytest.raises(InvalidValueError, match="may have 97 tokens") as refused:
-        sample_two_stage(sampler, TOKENIZER, [request_of(beams=replace(BEAMS, max_tokens=90))])
-    assert "up to 64" in refused.value.legal and refused.value.remedy and sampler.num_drawn == 0
-
-
-def test_beam_parameters_are_checked() -> None:
-    for num_beams, max_tokens in ((0, 1), (1, 0)):
-        with pytest.raises(InvalidValueError, match="1 or more"):
-            BeamParams(num_beams, max_tokens)
 
 
 # ----------------------------------------------------------------------------------------------------------- invariance
