@@ -31,12 +31,12 @@ def need_vllm() -> None:
 
     Engines are in MKL's mode of level invariant from their start on: it keeps the mode of its first work.
     """
-    hold_mkl_mode(os.environ)
     if find_spec("vllm") is None:
         pytest.skip(
             "vllm is not installed: tests/rlcore/peers/environments.py makes its environment, and runs these tests",
             allow_module_level=True,
         )
+    hold_mkl_mode(os.environ)
 
 
 class Lend(Protocol):
