@@ -66,12 +66,11 @@ class NextTokensConformance:
         assert [bits(sampler.next_tokens([each]))[0] for each in asked()] == together
 
     def test_it_does_not_matter_where_a_sequence_is_divided(self, make: MakeNextTokens) -> None:
-        for context in CONTEXTS:
-            for own in OWN:
-                sequence = context + own
-                parts = [NextTokenRequest(sequence[:at], sequence[at:], 4, 1.0) for at in range(1, len(sequence) + 1)]
-                first, *others = bits(make(64).next_tokens(parts))
-                assert all(other == first for other in others)
+        sampler = make(64)
+        for sequence in (context + own for context in CONTEXTS for own in OWN):
+            parts = [NextTokenRequest(sequence[:at], sequence[at:], 4, 1.0) for at in range(1, len(sequence) + 1)]
+            first, *others = bits(sampler.next_tokens(parts))
+            assert all(other == first for other in others)
 
     def test_the_best_token_is_what_is_sampled_at_temperature_0_with_its_logprob(self, make: MakeNextTokens) -> None:
         requests = [wanted(prompt, params=SamplingParams(1, temperature=0.0)) for prompt in PROMPTS]

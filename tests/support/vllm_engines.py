@@ -1,5 +1,6 @@
 """Engines of vLLM for tests: each takes seconds to start, so that tests use them in turn."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from harness.bits.tensor_digests import weights_digest
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.numerics.product import hold_mkl_mode
 from rlcore.types import Tokenizer
 from rlcore.weights.remote import RemoteTarget
 
@@ -25,21 +27,23 @@ _at_rest: "dict[tuple[DecoderConfig, torch.dtype, EngineSettings], list[Engine]]
 
 
 def need_vllm() -> None:
-    """Skip the module that calls this while it is imported if vLLM is not installed."""
+    """Skip the module that calls this while it is imported if vLLM is not installed.
+
+    Engines are in MKL's mode of level invariant from their start on: it keeps the mode of its first work.
+    """
     if find_spec("vllm") is None:
         pytest.skip(
             "vllm is not installed: tests/rlcore/peers/environments.py makes its environment, and runs these tests",
             allow_module_level=True,
         )
+    hold_mkl_mode(os.environ)
 
 
 class Lend(Protocol):
     """Makes samplers with fresh copies of a decoder."""
 
-    def __call__(
-        self, tokenizer: Tokenizer, concurrency: int = CONCURRENCY, *, preempt_every: int = 0, **settings: int
-    ) -> "VllmSampler":
-        """Return a sampler whose engine has these settings."""
+    def __call__(self, tokenizer: Tokenizer, concurrency: int = CONCURRENCY, **settings: int) -> "VllmSampler":
+        """Return a sampler whose engine has these settings, but `preempt_every`, which is its own."""
 
 
 @contextmanager
@@ -49,9 +53,8 @@ def lending(decoder: Decoder) -> Iterator[Lend]:
 
     lent: list[Engine] = []
 
-    def lend(
-        tokenizer: Tokenizer, concurrency: int = CONCURRENCY, *, preempt_every: int = 0, **settings: int
-    ) -> "VllmSampler":
+    def lend(tokenizer: Tokenizer, concurrency: int = CONCURRENCY, **settings: int) -> "VllmSampler":
+        preempt_every = settings.pop("preempt_every", 0)
         engine = take(decoder, **settings)
         lent.append(engine)
         return VllmSampler(engine, tokenizer, concurrency=concurrency, preempt_every=preempt_every)
