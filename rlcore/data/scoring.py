@@ -12,6 +12,7 @@ import copy
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -25,6 +26,7 @@ from rlcore.errors import InvalidValueError, RewardError, RlcoreError
 from rlcore.seeds import permutation
 
 NUMBERS = frozenset({int, float, bool})
+_ONE_AT_A_TIME = threading.Lock()
 Columns = Mapping[str, Sequence[Any]]
 """What reward functions may ask for by name, each [completions]."""
 
@@ -109,7 +111,8 @@ def _run(calls: Sequence[tuple[Reward, Callable[[], Any]]]) -> list[Any]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _loop().run(_together(calls), context=contextvars.copy_context())
+        with _ONE_AT_A_TIME:
+            return _loop().run(_together(calls), context=contextvars.copy_context())
     raise RewardError(
         f"reward function {calls[0][0].name} is async, and an event loop is running already",
         remedy="score in a thread: await asyncio.to_thread(...)",

@@ -185,7 +185,7 @@ class WorkerGroup(Generic[W]):
         return [found[rank] for rank in range(len(references))]
 
     def _get(self, rank: int, method: str, reference: Any) -> Any:
-        """Return what an actor answered, or a RayTaskError of what it raised.
+        """Return what an actor answered; of one that has raised, its RayTaskError.
 
         Raises WorkerDiedError if it died; the others are killed then.
         """

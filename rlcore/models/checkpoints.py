@@ -105,7 +105,7 @@ def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cp
 def check_size(directory: Path, config: DecoderConfig) -> None:
     """Check that the files hold what the model needs, before memory is taken for it; raises CheckpointError."""
     num_bytes = 0
-    for name in set(_files(directory).values()):
+    for name in sorted({*_files(directory).values()}):
         with _opened(directory / name):
             num_bytes += (directory / name).stat().st_size
     if config.num_weights > num_bytes:  # a byte or more each
@@ -122,9 +122,9 @@ def read_weights(model: nn.Module, parts: Iterable[Part], directory: Path) -> No
     ignored = {"lm_head.weight"} - targets.keys()  # some checkpoints keep a head that is the embedding
     missing, left = sorted(targets.keys() - files.keys()), sorted(files.keys() - targets.keys() - ignored)
     if missing or left:
-        told = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
+        wrong = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
         raise CheckpointError(
-            f"{directory} is {' and '.join(told)} ({len(missing)} missing, {len(left)} unexpected)",
+            f"{directory} is {' and '.join(wrong)} ({len(missing)} missing, {len(left)} unexpected)",
             legal=f"the {len(targets)} tensors of the model its {CONFIG} describes",
         )
     for name, tensor in _tensors(directory, {name: files[name] for name in targets}):
@@ -136,7 +136,7 @@ def read_weights(model: nn.Module, parts: Iterable[Part], directory: Path) -> No
 
 def _tensors(directory: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors, file by file."""
-    for file_name in set(files.values()):
+    for file_name in sorted({*files.values()}):
         with _opened(directory / file_name) as file:
             for name in files:
                 if files[name] == file_name:
