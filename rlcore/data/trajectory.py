@@ -98,9 +98,7 @@ class Trajectory:
             learned = compress(range(len(self.tokens)), self.loss_mask)
             position = next(at for at in learned if not math.isfinite(self.logprobs[at]))
             what = f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}"
-            raise NonFiniteError(
-                what, remedy="check the weights that the sampler received: logits are NaN", phases=("rollout",)
-            )
+            raise NonFiniteError(what, remedy="check the weights that the sampler received", phases=("rollout",))
         versions = self.policy_versions
         if (
             set(versions) != {NOT_SAMPLED, *self.weights_digests}

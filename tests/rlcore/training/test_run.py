@@ -166,13 +166,17 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "first" / "checkpoints" / "step-000001"
     step, files = (json.loads((path / CHECKSUMS).read_bytes())[key] for key in ("step", "files"))
     values = json.loads((path / VALUES).read_bytes())
-    del values["identity"]["evaluation"], values["identity"]["content"]
+    del values["identity"]["evaluation"], values["identity"]["content"], values["identity"]["algorithm"]["entropy_coef"]
     (path / VALUES).write_text(json.dumps(values))
     (path / CHECKSUMS).write_bytes(sealed(step, {**files, VALUES: checksum(path / VALUES)}))
     resumed = with_section(SHORT, "output", {"resume": str(tmp_path / "first")})
     assert first_difference(recorded(resumed, tmp_path / "second"), recorded(SHORT, tmp_path / "whole")) is None
     with pytest.raises(CheckpointError, match=r"another run: evaluation\.num_samples differ \(.* was 1, and is 2"):
         recorded(with_section(resumed, "evaluation", {"num_samples": 2}), tmp_path / "other")
+    with pytest.raises(
+        CheckpointError, match=r"another run: algorithm\.entropy_coef differ \(.* was 0\.0, and is 0\.1"
+    ):
+        recorded(with_section(resumed, "algorithm", {"entropy_coef": 0.1}), tmp_path / "another")
 
 
 def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
