@@ -23,8 +23,8 @@ from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.arguments import included_tokens
 from rlcore.algorithms.correction import reweighted
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
-from rlcore.algorithms.losses import PolicyLoss, value_loss
-from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens, correction_weights, function_of
+from rlcore.algorithms.losses import PolicyLoss, Tokens, value_loss
+from rlcore.algorithms.named import ADVANTAGES, LOSSES, correction_weights, function_of
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.checks import Checks, mismatch_of
 from rlcore.config import GrpoSection, PpoSection, RunConfig

@@ -23,6 +23,19 @@ MAX_LOG_RATIO = 20.0
 MAX_LOG_SEQUENCE_RATIO = 10.0
 
 
+class Tokens(NamedTuple):
+    """What a policy loss reads of a microbatch, floats [samples, positions] and a bool mask of them."""
+
+    logprobs: Tensor
+    """Of the policy as it is now; the gradient flows through them."""
+    old_logprobs: Tensor
+    """Of the policy before the step's first update."""
+    rollout_logprobs: Tensor
+    """Of the sampler."""
+    advantages: Tensor
+    loss_mask: Tensor
+
+
 class PolicyLoss(NamedTuple):
     """Losses of tokens, and at which of them the algorithm held the policy back."""
 
@@ -35,30 +48,22 @@ class PolicyLoss(NamedTuple):
 
 
 def ppo_clip(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    clip_eps_low: float = 0.2,
-    clip_eps_high: float = 0.2,
-    dual_clip: float | None = None,
+    tokens: Tokens, *, clip_eps_low: float = 0.2, clip_eps_high: float = 0.2, dual_clip: float | None = None
 ) -> PolicyLoss:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), at most -A dual_clip where A < 0; r = exp(logprobs - old_logprobs).
 
-    All floats [samples, positions]. `clip_eps_high` above `clip_eps_low` is DAPO's clip-higher; `dual_clip` above 1,
-    None for none. The log-ratio is clamped to 20 either way.
+    `clip_eps_high` above `clip_eps_low` is DAPO's clip-higher; `dual_clip` above 1, None for none. The log-ratio is
+    clamped to 20 either way.
 
     Raises ShapeError. PPO (arXiv:1707.06347), equation 7; DAPO (arXiv:2503.14476),
     section 3.1; dual clip (arXiv:1912.09729).
     """
-    check_tokens(loss_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    advantages = only(loss_mask, advantages.detach())
-    ratio = _log_ratio(logprobs, old_logprobs, loss_mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    log_ratio, advantages = _compared(tokens, tokens.old_logprobs)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
     losses = torch.maximum(unclipped, clipped)
-    capped = torch.zeros_like(loss_mask)
+    capped = torch.zeros_like(tokens.loss_mask)
     if dual_clip is not None:
         cap = -advantages * dual_clip
         capped = (advantages < 0) & (losses > cap)
@@ -66,65 +71,48 @@ def ppo_clip(
     return PolicyLoss(losses, clipped > unclipped, capped)
 
 
-def gspo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    clip_eps_low: float = 3e-4,
-    clip_eps_high: float = 4e-4,
-) -> PolicyLoss:
+def gspo(tokens: Tokens, *, clip_eps_low: float = 3e-4, clip_eps_high: float = 4e-4) -> PolicyLoss:
     """PPO's clip on the ratio of whole completions, s = exp(mean over loss tokens of logprobs - old_logprobs).
 
-    All floats [samples, positions]. Each token carries s as its value and its own share of the gradient, so that tokens
-    may differ in advantage; log s is clamped to at most 10. Meant for seq-mean-token-mean; the clip defaults are the
-    paper's, of its section 5.1: a mean moves far less than a token does.
+    Each token carries s as its value and its own share of the gradient, so that tokens may differ in advantage; log s
+    is clamped to at most 10. Meant for seq-mean-token-mean; the clip defaults are the paper's, of its section 5.1: a
+    mean moves far less than a token does.
 
     Raises ShapeError. GSPO (arXiv:2507.18071), section 4.3 (GSPO-token).
     """
-    check_tokens(loss_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    advantages = only(loss_mask, advantages.detach())
-    log_ratio = _log_ratio(logprobs, old_logprobs, loss_mask)
-    log_sequence_ratio = sample_mean(loss_mask, log_ratio).detach().unsqueeze(-1)
+    log_ratio, advantages = _compared(tokens, tokens.old_logprobs)
+    log_sequence_ratio = sample_mean(tokens.loss_mask, log_ratio).detach().unsqueeze(-1)
     own_share = log_ratio - log_ratio.detach()  # 0, and the token's gradient
     ratio = (log_sequence_ratio + own_share).clamp(max=MAX_LOG_SEQUENCE_RATIO).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
-    return PolicyLoss(torch.maximum(unclipped, clipped), clipped > unclipped, torch.zeros_like(loss_mask))
+    return PolicyLoss(torch.maximum(unclipped, clipped), clipped > unclipped, torch.zeros_like(tokens.loss_mask))
 
 
-def cispo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    clip_eps_low: float = 1.0,
-    clip_eps_high: float = 4.0,
-) -> PolicyLoss:
+def cispo(tokens: Tokens, *, clip_eps_low: float = 1.0, clip_eps_high: float = 4.0) -> PolicyLoss:
     """-A clip(r, 1 - low, 1 + high) logprobs, the clipped ratio a constant: no token is left without a gradient.
 
-    All floats [samples, positions]; r and its clamp as of `ppo_clip`. By default there is no lower bound, as in the
-    paper, which does not publish its upper one; a ratio of at most 5 is ScaleRL's (arXiv:2510.13786).
+    r and its clamp as of `ppo_clip`. By default there is no lower bound, as in the paper, which does not publish its
+    upper one; a ratio of at most 5 is ScaleRL's (arXiv:2510.13786).
 
     Raises ShapeError. CISPO in MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """
-    check_tokens(loss_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    ratio = _log_ratio(logprobs, old_logprobs, loss_mask).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    log_ratio, advantages = _compared(tokens, tokens.old_logprobs)
+    ratio = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weight = ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
-    losses = -weight * only(loss_mask, advantages.detach()) * only(loss_mask, logprobs)
-    return PolicyLoss(losses, ratio != weight, torch.zeros_like(loss_mask))
+    losses = -weight * advantages * only(tokens.loss_mask, tokens.logprobs)
+    return PolicyLoss(losses, ratio != weight, torch.zeros_like(tokens.loss_mask))
 
 
-def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    return only(loss_mask, logprobs) - only(loss_mask, old_logprobs.detach())
+def _compared(tokens: Tokens, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-ratio of loss tokens to those of a reference, and their advantages; raises ShapeError."""
+    check_tokens(**tokens._asdict())
+    mask = tokens.loss_mask
+    return only(mask, tokens.logprobs) - only(mask, reference.detach()), only(mask, tokens.advantages.detach())
 
 
 def masked_is_keep(
-    logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    loss_mask: Tensor,
+    tokens: Tokens,
     *,
     token: tuple[float, float] = (0.125, 8.0),
     geometric: tuple[float, float] = (0.1, 10.0),
@@ -137,44 +125,32 @@ def masked_is_keep(
 
     Raises ShapeError.
     """
-    check_tokens(loss_mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs)
-    d = _log_ratio(logprobs, rollout_logprobs, loss_mask).detach()
+    d, mask = _compared(tokens, tokens.rollout_logprobs)[0].detach(), tokens.loss_mask
     r = d.exp()
-    means = sample_mean(loss_mask, d).exp()
-    lowest = torch.where(loss_mask, r, math.inf).amin(dim=-1)
-    highest = torch.where(loss_mask, r, -math.inf).amax(dim=-1)
+    means = sample_mean(mask, d).exp()
+    lowest = torch.where(mask, r, math.inf).amin(dim=-1)
+    highest = torch.where(mask, r, -math.inf).amax(dim=-1)
     drops_sample = _outside(means, geometric) | (lowest < sequence[0]) | (highest > sequence[1])
-    return loss_mask & ~_outside(r, token) & ~drops_sample.unsqueeze(-1)
+    return mask & ~_outside(r, token) & ~drops_sample.unsqueeze(-1)
 
 
-def masked_is(
-    logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    keep: Tensor | None = None,
-    *,
-    proximal_coef: float = 0.0,
-) -> PolicyLoss:
+def masked_is(tokens: Tokens, keep: Tensor | None = None, *, proximal_coef: float = 0.0) -> PolicyLoss:
     """-r (A - proximal_coef d) logprobs on kept tokens, all but logprobs a constant.
 
-    All floats [samples, positions]; `keep` bool, a part of the loss mask, by default that of `masked_is_keep`. Meant
-    for token-mean, so that dropped tokens count in the denominator.
+    `keep` is bool, a part of the loss mask, by default that of `masked_is_keep`. Meant for token-mean, so that dropped
+    tokens count in the denominator.
 
     Raises ShapeError. The loss of prime-rl and of surogate.
     """
-    check_tokens(loss_mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs, advantages=advantages)
-    keep = masked_is_keep(logprobs, rollout_logprobs, loss_mask) if keep is None else keep
-    d = _log_ratio(logprobs, rollout_logprobs, loss_mask).detach()
-    coefficient = only(keep, d.exp() * (advantages.detach() - proximal_coef * d))
-    return PolicyLoss(-coefficient * only(keep, logprobs), loss_mask & ~keep, torch.zeros_like(loss_mask))
+    log_ratio, advantages = _compared(tokens, tokens.rollout_logprobs)
+    keep, d = masked_is_keep(tokens) if keep is None else keep, log_ratio.detach()
+    coefficient = only(keep, d.exp() * (advantages - proximal_coef * d))
+    losses = -coefficient * only(keep, tokens.logprobs)
+    return PolicyLoss(losses, tokens.loss_mask & ~keep, torch.zeros_like(tokens.loss_mask))
 
 
 def dppo_tv(
-    logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
+    tokens: Tokens,
     *,
     mask_low: float = 0.2,
     mask_high: float = 0.2,
@@ -183,21 +159,18 @@ def dppo_tv(
 ) -> PolicyLoss:
     """-A r + proximal_coef d^2, the first term dropped where it would move a probability that has moved enough.
 
-    Dropped where A > 0 and dp > mask_high, or A <= 0 and dp < -mask_low; the second term stays. All floats
-    [samples, positions]; r is at most `ratio_cap`, in value and gradient.
+    Dropped where A > 0 and dp > mask_high, or A <= 0 and dp < -mask_low; the second term stays. r is at most
+    `ratio_cap`, in value and gradient.
 
     Raises ShapeError. DPPO (arXiv:2602.04879), binary total variation.
     """
-    dp = _probability_change(logprobs, rollout_logprobs, advantages, loss_mask)
-    drop = torch.where(advantages > 0, dp > mask_high, dp < -mask_low)
-    return _proximal((logprobs, rollout_logprobs, advantages, loss_mask), drop, proximal_coef, ratio_cap)
+    dp = _probability_change(tokens)
+    drop = torch.where(tokens.advantages > 0, dp > mask_high, dp < -mask_low)
+    return _proximal(tokens, drop, proximal_coef, ratio_cap)
 
 
 def ipo(
-    logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
+    tokens: Tokens,
     *,
     mask_low: float = 0.1,
     mask_high: float = 0.1,
@@ -208,27 +181,23 @@ def ipo(
 
     Raises ShapeError. The later losses of prime-rl and of surogate.
     """
-    dp = _probability_change(logprobs, rollout_logprobs, advantages, loss_mask)
-    drop = _outside(dp, (-mask_low, mask_high))
-    return _proximal((logprobs, rollout_logprobs, advantages, loss_mask), drop, proximal_coef, ratio_cap)
+    return _proximal(tokens, _outside(_probability_change(tokens), (-mask_low, mask_high)), proximal_coef, ratio_cap)
 
 
-def _proximal(
-    given: tuple[Tensor, Tensor, Tensor, Tensor], drop: Tensor, proximal_coef: float, ratio_cap: float
-) -> PolicyLoss:
+def _proximal(tokens: Tokens, drop: Tensor, proximal_coef: float, ratio_cap: float) -> PolicyLoss:
     """-A min(r, ratio_cap) of tokens not dropped + proximal_coef d^2; a capped ratio's gradient is the cap, not 0."""
-    logprobs, rollout_logprobs, advantages, loss_mask = given
-    keep = loss_mask & ~drop
-    d = _log_ratio(logprobs, rollout_logprobs, loss_mask)
+    d, advantages = _compared(tokens, tokens.rollout_logprobs)
+    keep = tokens.loss_mask & ~drop
     # On inputs: a dropped token's r may be infinite, and its gradient 0 * inf.
     ratio = only(keep, d).detach().exp().clamp(max=ratio_cap)
-    moved = only(keep, advantages.detach()) * ratio * (1.0 + only(keep, d - d.detach()))
-    return PolicyLoss(-moved + proximal_coef * d.square(), loss_mask & ~keep, torch.zeros_like(loss_mask))
+    moved = only(keep, advantages) * ratio * (1.0 + only(keep, d - d.detach()))
+    return PolicyLoss(-moved + proximal_coef * d.square(), tokens.loss_mask & ~keep, torch.zeros_like(tokens.loss_mask))
 
 
-def _probability_change(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-    check_tokens(loss_mask, logprobs=logprobs, rollout_logprobs=rollout_logprobs, advantages=advantages)
-    return only(loss_mask, logprobs.detach()).exp() - only(loss_mask, rollout_logprobs.detach()).exp()
+def _probability_change(tokens: Tokens) -> Tensor:
+    check_tokens(**tokens._asdict())
+    logprobs, sampled = tokens.logprobs.detach(), tokens.rollout_logprobs.detach()
+    return only(tokens.loss_mask, logprobs).exp() - only(tokens.loss_mask, sampled).exp()
 
 
 def _outside(ratio: Tensor, bounds: tuple[float, float]) -> Tensor:

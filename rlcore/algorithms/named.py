@@ -9,7 +9,7 @@ A batch has `rewards`, `groups`, `included` and `lengths` [samples], `tokens`, `
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,24 +17,11 @@ from torch import Tensor
 from rlcore.algorithms import advantages
 from rlcore.algorithms.arguments import described
 from rlcore.algorithms.correction import accepted, icepop, mismatch, sequence_weights, token_weights, truncate
-from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ipo, masked_is, ppo_clip
+from rlcore.algorithms.losses import PolicyLoss, Tokens, cispo, dppo_tv, gspo, ipo, masked_is, ppo_clip
 from rlcore.config import CorrectionSection, RunConfig
 from rlcore.data.batch import Batch
 from rlcore.data.rewards import load_function, place_of
 from rlcore.errors import InvalidValueError, RlcoreError
-
-
-class Tokens(NamedTuple):
-    """What a policy loss reads of a microbatch, each [samples, positions]."""
-
-    logprobs: Tensor
-    """Of the policy as it is now; the gradient flows through them."""
-    old_logprobs: Tensor
-    """Of the policy before the step's first update."""
-    rollout_logprobs: Tensor
-    """Of the sampler."""
-    advantages: Tensor
-    loss_mask: Tensor
 
 
 def _compared(estimate: Callable[..., Tensor], batch: Batch, config: RunConfig, *mask: Tensor) -> Tensor:
@@ -62,25 +49,26 @@ ADVANTAGES: Mapping[str, Callable[[Batch, RunConfig], Tensor]] = {
 """By `algorithm.advantage`; `function_of` has a user's own beside them."""
 
 
-def _by_ratio_to(reference: str, loss: Callable[..., PolicyLoss]) -> Callable[[Tokens, RunConfig], PolicyLoss]:
-    """Return a loss by the ratio to `reference`, one of `Tokens`; a setting that is left out is as the loss has it."""
-    names = ("clip_eps_low", "clip_eps_high", "dual_clip", "mask_low", "mask_high", "proximal_coef")
+_SETTINGS = ("clip_eps_low", "clip_eps_high", "dual_clip", "mask_low", "mask_high", "proximal_coef")
+
+
+def _configured(loss: Callable[..., PolicyLoss]) -> Callable[[Tokens, RunConfig], PolicyLoss]:
+    """Return a loss with its settings; one that is left out is as the loss has it."""
 
     def compute(tokens: Tokens, config: RunConfig) -> PolicyLoss:
-        given = {name: getattr(config.algorithm, name, None) for name in names}
-        settings = {name: value for name, value in given.items() if value is not None}
-        return loss(tokens.logprobs, getattr(tokens, reference), tokens.advantages, tokens.loss_mask, **settings)
+        given = {name: getattr(config.algorithm, name, None) for name in _SETTINGS}
+        return loss(tokens, **{name: value for name, value in given.items() if value is not None})
 
     return compute
 
 
 LOSSES: Mapping[str, Callable[[Tokens, RunConfig], PolicyLoss | Tensor]] = {
-    "ppo_clip": _by_ratio_to("old_logprobs", ppo_clip),
-    "gspo": _by_ratio_to("old_logprobs", gspo),
-    "cispo": _by_ratio_to("old_logprobs", cispo),
-    "dppo_tv": _by_ratio_to("rollout_logprobs", dppo_tv),
-    "ipo": _by_ratio_to("rollout_logprobs", ipo),
-    "masked_is": _by_ratio_to("rollout_logprobs", masked_is),
+    "ppo_clip": _configured(ppo_clip),
+    "gspo": _configured(gspo),
+    "cispo": _configured(cispo),
+    "dppo_tv": _configured(dppo_tv),
+    "ipo": _configured(ipo),
+    "masked_is": _configured(masked_is),
 }
 """By `algorithm.loss`; `function_of` has a user's own beside them."""
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.algorithms.aggregation import Denominators, Mode, sample_shares
+from rlcore.algorithms.losses import Tokens
 
 SEEDED = settings(derandomize=True, max_examples=20)
 VOCABULARY = 5
@@ -52,6 +53,11 @@ class Batch:
         for tensor in tokens.values():
             tensor[outside] = poison
         return Batch(self.loss_mask, tokens, self.samples)
+
+
+def compared(logprobs: Tensor, reference: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tokens:
+    """Tokens of a policy to compare with another, which sampled and was the policy before the step."""
+    return Tokens(logprobs, reference, reference, advantages, loss_mask)
 
 
 def batch_of(seed: int, num_samples: int, num_positions: int) -> Batch:

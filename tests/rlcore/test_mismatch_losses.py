@@ -9,7 +9,7 @@ from hypothesis import given
 from torch import Tensor
 
 from rlcore.algorithms.losses import PolicyLoss, dppo_tv, ipo, masked_is, masked_is_keep
-from tests.rlcore.batches import SEEDED, Batch, batches
+from tests.rlcore.batches import SEEDED, Batch, batches, compared
 from tests.rlcore.gradients import gradient, has_gradient_of, is_gradient
 
 every_proximal = pytest.mark.parametrize("loss", [dppo_tv, ipo])
@@ -38,7 +38,8 @@ def row(*numbers: float) -> Tensor:
 def test_what_is_kept(bounds: dict[str, tuple[float, float]], keep: list[bool]) -> None:
     logprobs = row(0.5, 1.0, 4.0).log()
     found = masked_is_keep(
-        logprobs, row(0, 0, 0), THREE, **{"token": WIDE, "geometric": WIDE, "sequence": WIDE, **bounds}
+        compared(logprobs, row(0, 0, 0), logprobs, THREE),
+        **{"token": WIDE, "geometric": WIDE, "sequence": WIDE, **bounds},
     )
     assert found[0].tolist() == keep
 
@@ -49,11 +50,11 @@ def test_gradients_of_masked_is(batch: Batch) -> None:
     logprobs, rollout, advantages, mask = (
         batch[n] for n in ("logprobs", "rollout_logprobs", "advantages", "loss_mask")
     )
-    keep = masked_is_keep(logprobs, rollout, mask, token=(0.8, 1.5))
+    keep = masked_is_keep(compared(logprobs, rollout, logprobs, mask), token=(0.8, 1.5))
     d = torch.where(mask, logprobs - rollout, 0.0)
 
     def losses(x: Tensor) -> Tensor:
-        return masked_is(x, rollout, advantages, mask, keep, proximal_coef=0.3).losses
+        return masked_is(compared(x, rollout, advantages, mask), keep, proximal_coef=0.3).losses
 
     def frozen(x: Tensor) -> Tensor:
         return torch.where(keep, -d.exp() * (advantages - 0.3 * d) * x, 0.0)
@@ -67,7 +68,7 @@ def test_gradients_of_masked_is(batch: Batch) -> None:
 @given(batch=batches())
 def test_gradients_of_dppo_and_ipo(loss: Callable[..., PolicyLoss], batch: Batch) -> None:
     tensors = (batch["rollout_logprobs"], batch["advantages"], batch.loss_mask)
-    assert is_gradient(lambda x: loss(x, *tensors, proximal_coef=0.2).losses, batch["logprobs"])
+    assert is_gradient(lambda x: loss(compared(x, *tensors), proximal_coef=0.2).losses, batch["logprobs"])
 
 
 @every_proximal
@@ -75,7 +76,7 @@ def test_gradients_of_dppo_and_ipo(loss: Callable[..., PolicyLoss], batch: Batch
 @given(batch=batches())
 def test_on_policy_they_are_reinforce(loss: Callable[..., PolicyLoss], batch: Batch) -> None:
     logprobs, advantages, mask = batch["logprobs"], batch["advantages"], batch.loss_mask
-    found = gradient(lambda x: loss(x, logprobs, advantages, mask).losses, logprobs)
+    found = gradient(lambda x: loss(compared(x, logprobs, advantages, mask)).losses, logprobs)
     torch.testing.assert_close(found, torch.where(mask, -advantages, 0.0))
 
 
@@ -83,9 +84,9 @@ def test_on_policy_they_are_reinforce(loss: Callable[..., PolicyLoss], batch: Ba
 @given(batch=batches())
 def test_on_policy_masked_is_is_reinforce(batch: Batch) -> None:
     logprobs, advantages, mask = batch["logprobs"], batch["advantages"], batch.loss_mask
-    keep = masked_is_keep(logprobs, logprobs, mask)
+    keep = masked_is_keep(compared(logprobs, logprobs, logprobs, mask))
     assert torch.equal(keep, mask)
-    found = gradient(lambda x: masked_is(x, logprobs, advantages, mask, keep).losses, logprobs)
+    found = gradient(lambda x: masked_is(compared(x, logprobs, advantages, mask), keep).losses, logprobs)
     torch.testing.assert_close(found, torch.where(mask, -advantages, 0.0))
 
 
@@ -104,8 +105,8 @@ def test_on_policy_masked_is_is_reinforce(batch: Batch) -> None:
 )
 def test_what_moved_enough_is_dropped(advantage: float, change: float, dppo_keeps: bool, ipo_keeps: bool) -> None:
     tensors = (row(0.5 + change, 0.5, 0.5).log(), row(0.5, 0.5, 0.5).log(), row(advantage, 0, 0), THREE)
-    assert dppo_tv(*tensors).clipped[0, 0] != dppo_keeps
-    assert ipo(*tensors).clipped[0, 0] != ipo_keeps
+    assert dppo_tv(compared(*tensors)).clipped[0, 0] != dppo_keeps
+    assert ipo(compared(*tensors)).clipped[0, 0] != ipo_keeps
 
 
 @every_proximal
@@ -114,7 +115,7 @@ def test_an_infinite_ratio_that_is_dropped_is_harmless(loss: Callable[..., Polic
     logprobs, rollout = row(-0.01, -0.01, -0.01).float(), row(-90, -0.01, -0.01).float()
 
     def losses(x: Tensor) -> Tensor:
-        return loss(x, rollout, row(1, 1, 1).float(), THREE, proximal_coef=0.0).losses
+        return loss(compared(x, rollout, row(1, 1, 1).float(), THREE), proximal_coef=0.0).losses
 
     assert losses(logprobs)[0].tolist() == pytest.approx([0.0, -1.0, -1.0])
     assert gradient(losses, logprobs)[0].tolist() == pytest.approx([0.0, -1.0, -1.0])
@@ -122,9 +123,9 @@ def test_an_infinite_ratio_that_is_dropped_is_harmless(loss: Callable[..., Polic
 
 def test_an_infinite_weight_that_is_dropped_is_harmless() -> None:
     logprobs, rollout = row(-0.01, -0.01, -0.01).float(), row(-90, -0.01, -0.01).float()
-    keep = masked_is_keep(logprobs, rollout, THREE, geometric=WIDE, sequence=WIDE)
+    keep = masked_is_keep(compared(logprobs, rollout, logprobs, THREE), geometric=WIDE, sequence=WIDE)
     assert keep[0].tolist() == [False, True, True]
-    assert masked_is(logprobs, rollout, row(1, 1, 1).float(), THREE, keep).losses.isfinite().all()
+    assert masked_is(compared(logprobs, rollout, row(1, 1, 1).float(), THREE), keep).losses.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -137,4 +138,4 @@ def test_an_infinite_weight_that_is_dropped_is_harmless() -> None:
     ],
 )
 def test_bounds_that_nobody_has_set(ratios: tuple[float, ...], keep: list[bool]) -> None:
-    assert masked_is_keep(row(*ratios).log(), row(0, 0, 0), THREE)[0].tolist() == keep
+    assert masked_is_keep(compared(row(*ratios).log(), row(0, 0, 0), row(*ratios).log(), THREE))[0].tolist() == keep

@@ -20,7 +20,7 @@ from rlcore.algorithms.losses import (
     ppo_clip,
     value_loss,
 )
-from tests.rlcore.batches import aggregate
+from tests.rlcore.batches import aggregate, compared
 from tests.rlcore.pins import assert_pinned, groups, loss_mask, of_verl, single, single_samples, verl
 
 MODES = get_args(Mode)
@@ -83,7 +83,7 @@ POLICY_LOSSES: dict[str, Callable[..., PolicyLoss]] = {"vanilla": ppo_clip, "gsp
 
 def policy_loss(name: str, logprobs: Tensor) -> PolicyLoss:
     old_logprobs, grpo = of_verl("inputs", "old_log_prob"), of_verl("advantages", "grpo", "advantages")
-    return POLICY_LOSSES[name](logprobs, old_logprobs, grpo, loss_mask(), **CLIP)
+    return POLICY_LOSSES[name](compared(logprobs, old_logprobs, grpo, loss_mask()), **CLIP)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -114,7 +114,10 @@ def test_gradient_of_dppo_tv() -> None:
     logprobs = of_verl("inputs", "log_prob").requires_grad_()
     grpo = of_verl("advantages", "grpo", "advantages")
     found = dppo_tv(
-        logprobs, of_verl("inputs", "old_log_prob"), grpo, loss_mask(), mask_high=0.28, proximal_coef=0.0, ratio_cap=3.0
+        compared(logprobs, of_verl("inputs", "old_log_prob"), grpo, loss_mask()),
+        mask_high=0.28,
+        proximal_coef=0.0,
+        ratio_cap=3.0,
     )
     token_mean(found.losses).backward()  # type: ignore[no-untyped-call]
     pinned = verl()["policy_loss"]["dppo_tv/token-mean"]
@@ -198,15 +201,12 @@ def test_masked_importance_sampling(pinned: dict[str, Any]) -> None:
     }
 
     def loss_of(logprobs: Tensor, rollout_logprobs: Tensor, reward: Tensor, mask: Tensor) -> PolicyLoss:
-        keep = masked_is_keep(logprobs, rollout_logprobs, mask, **bounds)
+        keep = masked_is_keep(compared(logprobs, rollout_logprobs, logprobs, mask), **bounds)
         assert keep[0].tolist() == pinned["keep"]
         distance = single("teacher_logprobs") - logprobs.detach()
         signal = config["adv_tau"] * reward + config["teacher_tau"] * distance
         return masked_is(
-            logprobs,
-            rollout_logprobs,
-            signal,
-            mask,
+            compared(logprobs, rollout_logprobs, signal, mask),
             keep,
             proximal_coef=config["kl_tau"],
         )
@@ -221,7 +221,7 @@ def test_dppo(pinned: dict[str, Any]) -> None:
     config = pinned["config"]
     _, loss, gradient = single_loss(
         lambda *tensors: dppo_tv(
-            *tensors,
+            compared(*tensors),
             mask_low=config["dppo_mask_low"],
             mask_high=config["dppo_mask_high"],
             proximal_coef=config["kl_tau"],
@@ -237,7 +237,9 @@ def test_ipo(pinned: dict[str, Any]) -> None:
     config = pinned["config"]
     threshold = config["ipo_threshold"]
     _, loss, gradient = single_loss(
-        lambda *tensors: ipo(*tensors, mask_low=threshold, mask_high=threshold, proximal_coef=config["kl_tau"]),
+        lambda *tensors: ipo(
+            compared(*tensors), mask_low=threshold, mask_high=threshold, proximal_coef=config["kl_tau"]
+        ),
         pinned["advantage"] * config["adv_tau"],
     )
     assert_pinned(loss, pinned["loss"])
@@ -249,7 +251,7 @@ def test_ipo_with_a_capped_ratio(pinned: dict[str, Any]) -> None:
     config = pinned["config"]
     _, loss, gradient = single_loss(
         lambda *tensors: ipo(
-            *tensors,
+            compared(*tensors),
             mask_low=config["ipo_mask_low"],
             mask_high=config["ipo_mask_high"],
             proximal_coef=config["kl_tau"],
@@ -264,7 +266,9 @@ def test_ipo_with_a_capped_ratio(pinned: dict[str, Any]) -> None:
 def test_pull_towards_the_reference() -> None:
     def loss_of(logprobs: Tensor, rollout_logprobs: Tensor, reward: Tensor, mask: Tensor) -> PolicyLoss:
         signal = single("teacher_logprobs") - logprobs.detach()
-        return ipo(logprobs, rollout_logprobs, signal, mask, mask_low=0.2, mask_high=torch.inf, proximal_coef=1e-3)
+        return ipo(
+            compared(logprobs, rollout_logprobs, signal, mask), mask_low=0.2, mask_high=torch.inf, proximal_coef=1e-3
+        )
 
     _, loss, gradient = single_loss(loss_of, 0.0)
     assert_pinned(loss, single_samples()["ref_kl"]["loss"])

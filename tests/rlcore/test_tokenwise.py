@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, sample_shares
-from rlcore.algorithms.losses import cispo, dppo_tv, gspo, ipo, masked_is, masked_is_keep, ppo_clip, value_loss
+from rlcore.algorithms.losses import Tokens, cispo, dppo_tv, gspo, ipo, masked_is, masked_is_keep, ppo_clip, value_loss
 from rlcore.errors import NonFiniteError, ShapeError
 from tests.rlcore.batches import POISONS, SEEDED, Batch, batch_of, batches, permutations
 
@@ -35,9 +35,12 @@ class Case(NamedTuple):
         return tensor
 
 
-def kept_masked_is(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Any:
-    keep = masked_is_keep(logprobs, rollout_logprobs, loss_mask, token=(0.8, 2.0))
-    return masked_is(logprobs, rollout_logprobs, advantages, loss_mask, keep, proximal_coef=0.1)
+def of_tokens(loss: Callable[[Tokens], Any]) -> Callable[..., Any]:
+    return lambda **read: loss(Tokens(**read))
+
+
+def kept_masked_is(tokens: Tokens) -> Any:
+    return masked_is(tokens, masked_is_keep(tokens, token=(0.8, 2.0)), proximal_coef=0.1)
 
 
 def shares_of(mode: str) -> Callable[..., Tensor]:
@@ -66,15 +69,12 @@ def spread(rewards: Tensor, loss_mask: Tensor) -> Tensor:
     return advantages.per_token(rewards, loss_mask)
 
 
-OLD = ("logprobs", "old_logprobs", "advantages")
-ROLLOUT = ("logprobs", "rollout_logprobs", "advantages")
+TOKENS = Tokens._fields[:-1]
 LOSSES = {
-    "ppo_clip": Case(ppo_clip, OLD, "logprobs"),
-    "gspo": Case(gspo, OLD, "logprobs"),
-    "cispo": Case(cispo, OLD, "logprobs"),
-    "dppo_tv": Case(dppo_tv, ROLLOUT, "logprobs"),
-    "ipo": Case(ipo, ROLLOUT, "logprobs"),
-    "masked_is": Case(kept_masked_is, ROLLOUT, "logprobs"),
+    **{
+        loss.__name__: Case(of_tokens(loss), TOKENS, "logprobs")
+        for loss in (ppo_clip, gspo, cispo, dppo_tv, ipo, kept_masked_is)
+    },
     "value_loss": Case(value_loss, ("values", "old_values", "returns"), "values"),
     **{
         f"kl/{name}": Case(kl_of(name), ("logprobs", "ref_logprobs"), "logprobs")
@@ -93,7 +93,7 @@ CASES = {
     "token_weights": Case(correction.token_weights, ("log_ratio",)),
     "sequence_weights": Case(correction.sequence_weights, ("log_ratio",)),
     "accepted": Case(accepted, ("log_ratio",)),
-    "masked_is_keep": Case(masked_is_keep, ("logprobs", "rollout_logprobs")),
+    "masked_is_keep": Case(of_tokens(masked_is_keep), TOKENS),
     "gae": Case(advantages.gae, ("token_rewards", "values")),
     "remax": Case(advantages.remax, ("token_rewards", "baselines")),
     "discounted_returns": Case(advantages.discounted_returns, ("token_rewards",)),

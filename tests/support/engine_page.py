@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlcore.algorithms import advantages
 from rlcore.algorithms.aggregation import Denominators, sample_shares
-from rlcore.algorithms.losses import ppo_clip
+from rlcore.algorithms.losses import Tokens, ppo_clip
 from rlcore.config import GrpoSection, RunConfig, read_config
 from rlcore.data.batch import Batch, dense_batch
 from rlcore.data.microbatches import fixed_microbatches
@@ -112,10 +112,7 @@ def loss_and_gradients(config: RunConfig, policy: Decoder, batch: Batch) -> tupl
         vocabulary = log_softmax(logits / config.sampling.temperature)
         logprobs = vocabulary.gather(-1, microbatch.tokens[:, first:].unsqueeze(-1)).squeeze(-1)
         surrogate = ppo_clip(
-            logprobs,
-            logprobs.detach(),
-            microbatch["advantages"],
-            mask,
+            Tokens(logprobs, logprobs.detach(), microbatch["rollout_logprobs"], microbatch["advantages"], mask),
             **{name: value for name in ("clip_eps_low", "clip_eps_high") if (value := getattr(algorithm, name))},
         )
         loss = sample_shares(surrogate.losses, mask, config.aggregation, denominators).sum()

@@ -18,7 +18,7 @@ from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, Mode
 from rlcore.algorithms.losses import cispo, gspo, ppo_clip
 from rlcore.errors import EmptyMaskError
-from tests.rlcore.batches import SEEDED, Batch, aggregate, batch_of, count
+from tests.rlcore.batches import SEEDED, Batch, aggregate, batch_of, compared, count
 from tests.rlcore.peers.close import assert_close, departures_from, live_batches, stretched
 from tests.rlcore.peers.peer import Peer
 
@@ -95,10 +95,7 @@ def test_clipped_loss(trl: Peer, loss_type: str, batch: Batch, options: Options,
 
     def losses(logprobs: Tensor, advantages: Tensor) -> Any:
         return ppo_clip(
-            logprobs,
-            batch["old_logprobs"],
-            advantages,
-            batch.loss_mask,
+            compared(logprobs, batch["old_logprobs"], advantages, batch.loss_mask),
             clip_eps_low=options.low,
             clip_eps_high=options.high,
             dual_clip=delta,
@@ -122,10 +119,7 @@ def test_sequence_level_ratio(trl: Peer, loss_type: str, batch: Batch, options: 
 
     def losses(logprobs: Tensor, advantages: Tensor) -> Tensor:
         return gspo(
-            logprobs,
-            batch["old_logprobs"],
-            advantages,
-            batch.loss_mask,
+            compared(logprobs, batch["old_logprobs"], advantages, batch.loss_mask),
             clip_eps_low=options.low,
             clip_eps_high=options.high,
         ).losses
@@ -144,7 +138,9 @@ def test_cispo(trl: Peer, batch: Batch, options: Options) -> None:
 
     def losses(logprobs: Tensor, advantages: Tensor) -> Tensor:
         old_logprobs, mask = batch["old_logprobs"], batch.loss_mask
-        return cispo(logprobs, old_logprobs, advantages, mask, clip_eps_low=1.0, clip_eps_high=options.high).losses
+        return cispo(
+            compared(logprobs, old_logprobs, advantages, mask), clip_eps_low=1.0, clip_eps_high=options.high
+        ).losses
 
     loss, gradient = our_loss(losses, batch, options, "token-mean")
     assert_close(loss, theirs["loss"])
@@ -183,7 +179,7 @@ def splits_into_microbatches(trl: Peer) -> None:
     options = Options(0.2, 0.2, 0.0, is_weighted=False)
 
     def losses(logprobs: Tensor, advantages: Tensor) -> Tensor:
-        return ppo_clip(logprobs, WHOLE["old_logprobs"], advantages, WHOLE.loss_mask, dual_clip=None).losses
+        return ppo_clip(compared(logprobs, WHOLE["old_logprobs"], advantages, WHOLE.loss_mask), dual_clip=None).losses
 
     ours, _ = our_loss(losses, WHOLE, options, "token-mean")
     assert_close(ours, their_loss(trl, WHOLE, options.settings | {"loss_type": "bnpo"})["loss"])
@@ -204,7 +200,9 @@ def log_ratios_beyond_20(trl: Peer) -> None:
     batch = stretched(WHOLE, 4000.0)
     theirs = their_loss(trl, batch, {"loss_type": "dapo"})["loss"]
     assert not theirs.isfinite()
-    ours = ppo_clip(batch["logprobs"], batch["old_logprobs"], batch["advantages"], batch.loss_mask, dual_clip=None)
+    ours = ppo_clip(
+        compared(batch["logprobs"], batch["old_logprobs"], batch["advantages"], batch.loss_mask), dual_clip=None
+    )
     assert ours.losses.isfinite().all()
 
 
@@ -228,7 +226,7 @@ def empty_mask(trl: Peer) -> None:
 def nan_outside_the_mask(trl: Peer) -> None:
     batch = WHOLE.poisoned(NAN)
     assert their_loss(trl, batch, {"loss_type": "dapo"})["loss"].isnan()
-    ours = ppo_clip(batch["logprobs"], batch["old_logprobs"], batch["advantages"], batch.loss_mask).losses
+    ours = ppo_clip(compared(batch["logprobs"], batch["old_logprobs"], batch["advantages"], batch.loss_mask)).losses
     assert aggregate(ours, batch.loss_mask, "token-mean", count(batch.loss_mask)).isfinite()
 
 

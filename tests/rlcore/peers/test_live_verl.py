@@ -16,7 +16,7 @@ from torch import Tensor
 from rlcore.algorithms import advantages, correction, kl
 from rlcore.algorithms.aggregation import Denominators, Mode
 from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ppo_clip, value_loss
-from tests.rlcore.batches import SEEDED, Batch, aggregate, count
+from tests.rlcore.batches import SEEDED, Batch, aggregate, compared, count
 from tests.rlcore.peers.close import assert_close, judged_right_or_wrong, live_batches
 from tests.rlcore.peers.peer import Peer
 
@@ -163,10 +163,14 @@ class Clip(NamedTuple):
 CLIPS = st.builds(Clip, st.floats(0.01, 0.9), st.floats(0.01, 3.0), st.floats(1.01, 20.0))
 LOSSES: dict[str, Callable[[Tensor, Batch, Clip], PolicyLoss]] = {
     "vanilla": lambda logprobs, b, clip: ppo_clip(
-        logprobs, b["old_logprobs"], b["advantages"], b.loss_mask, dual_clip=clip.dual, **clip.ours
+        compared(logprobs, b["old_logprobs"], b["advantages"], b.loss_mask), dual_clip=clip.dual, **clip.ours
     ),
-    "gspo": lambda logprobs, b, clip: gspo(logprobs, b["old_logprobs"], b["advantages"], b.loss_mask, **clip.ours),
-    "cispo": lambda logprobs, b, clip: cispo(logprobs, b["old_logprobs"], b["advantages"], b.loss_mask, **clip.ours),
+    "gspo": lambda logprobs, b, clip: gspo(
+        compared(logprobs, b["old_logprobs"], b["advantages"], b.loss_mask), **clip.ours
+    ),
+    "cispo": lambda logprobs, b, clip: cispo(
+        compared(logprobs, b["old_logprobs"], b["advantages"], b.loss_mask), **clip.ours
+    ),
 }
 
 
@@ -234,10 +238,7 @@ def test_the_gradient_of_dppo_tv(verl: Peer, batch: Batch, clip: Clip) -> None:
 
     def ours(logprobs: Tensor) -> PolicyLoss:
         return dppo_tv(
-            logprobs,
-            batch["old_logprobs"],
-            batch["advantages"],
-            batch.loss_mask,
+            compared(logprobs, batch["old_logprobs"], batch["advantages"], batch.loss_mask),
             mask_low=clip.low,
             mask_high=clip.high,
             proximal_coef=0.0,

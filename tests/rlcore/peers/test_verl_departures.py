@@ -8,9 +8,9 @@ import torch
 
 from rlcore.algorithms import advantages, correction
 from rlcore.algorithms.aggregation import Denominators
-from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ppo_clip
+from rlcore.algorithms.losses import PolicyLoss, Tokens, cispo, dppo_tv, gspo, ppo_clip
 from rlcore.errors import EmptyMaskError
-from tests.rlcore.batches import Batch, aggregate, batch_of, count
+from tests.rlcore.batches import Batch, aggregate, batch_of, compared, count
 from tests.rlcore.peers.close import assert_close, departures_from
 from tests.rlcore.peers.peer import Peer
 
@@ -68,10 +68,10 @@ def nan_outside_the_mask(verl: Peer) -> None:
     theirs = verl("policy_loss", name="cispo", mode="token-mean", **given)
     assert theirs["loss"].isfinite()
     assert theirs["gradient"].isnan().any()
-    losses_of: tuple[Callable[..., PolicyLoss], ...] = (ppo_clip, gspo, cispo)
+    losses_of: tuple[Callable[[Tokens], PolicyLoss], ...] = (ppo_clip, gspo, cispo)
     for loss_of in losses_of:
         leaf = b["logprobs"].clone().requires_grad_()
-        losses = loss_of(leaf, b["old_logprobs"], b["advantages"], b.loss_mask).losses
+        losses = loss_of(compared(leaf, b["old_logprobs"], b["advantages"], b.loss_mask)).losses
         loss = aggregate(losses, b.loss_mask, "seq-mean-token-sum", count(b.loss_mask))
         (gradient,) = torch.autograd.grad(loss, leaf)
         assert loss.isfinite() and gradient.isfinite().all()
@@ -105,13 +105,8 @@ def value_of_dppo_tv(verl: Peer) -> None:
         options=options,
         batch={},
     )
-    found = dppo_tv(
-        logprobs=b["logprobs"],
-        rollout_logprobs=b["old_logprobs"],
-        advantages=b["advantages"],
-        loss_mask=b.loss_mask,
-        proximal_coef=0.0,
-    )
+    tokens = compared(b["logprobs"], b["old_logprobs"], b["advantages"], b.loss_mask)
+    found = dppo_tv(tokens, proximal_coef=0.0)
     ours = aggregate(found.losses, b.loss_mask, "token-mean", count(b.loss_mask))
     assert abs(ours.item() - theirs["loss"]) > 0.01
     constant = aggregate(found.losses * b["logprobs"], b.loss_mask, "token-mean", count(b.loss_mask))

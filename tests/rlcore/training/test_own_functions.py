@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.named import Tokens
+from rlcore.algorithms.losses import Tokens
 from rlcore.config import RunConfig, read_config
 from rlcore.data.batch import Batch
 from rlcore.entrypoint import train

@@ -1,15 +1,15 @@
 """Every loss and advantage that can be set: a step runs with it, and is what the pure function says."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from rlcore.algorithms.losses import PolicyLoss, cispo, dppo_tv, gspo, ipo, masked_is, masked_is_keep, ppo_clip
-from rlcore.algorithms.named import ADVANTAGES, LOSSES, Tokens
+from rlcore.algorithms.losses import PolicyLoss, Tokens, cispo, dppo_tv, gspo, ipo, masked_is, masked_is_keep, ppo_clip
+from rlcore.algorithms.named import ADVANTAGES, LOSSES
 from rlcore.config import ADVANTAGES as ADVANTAGE_NAMES
 from rlcore.config import LOSSES as NAMES
 from rlcore.determinism import at_level
@@ -34,9 +34,9 @@ def unjudged(completions: list[str], **_: Any) -> list[None]:
 def stepped(directory: Path, *, reward: str = REWARDS, **algorithm: Any) -> Kept:
     """What one step records, in two passes over one lane of all samples, the second far from the sampler."""
     of = config(
-        algorithm={"name": "grpo", **algorithm},
+        algorithm={"name": "grpo", "aggregation": "token-mean", **algorithm},
         task={"name": "reverse_text", "rewards": (reward,), "num_prompts": 24, "num_heldout": 4},
-        optimizer={"learning_rate": 0.1},
+        optimizer={"learning_rate": 0.03},
         training={"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 16, "num_epochs": 2},
     )
     recorder = Kept()
@@ -46,27 +46,18 @@ def stepped(directory: Path, *, reward: str = REWARDS, **algorithm: Any) -> Kept
     return recorder
 
 
-def as_is(loss: Callable[..., PolicyLoss], **settings: Any) -> Callable[..., PolicyLoss]:
-    """A loss of the policy, the one before the step, the sampler, advantages and the mask."""
-    return lambda policy, old, sampled, advantages, mask: loss(policy, old, advantages, mask, **settings)
-
-
-def to_sampler(loss: Callable[..., PolicyLoss], **settings: Any) -> Callable[..., PolicyLoss]:
-    return lambda policy, old, sampled, advantages, mask: loss(policy, sampled, advantages, mask, **settings)
-
-
-def masked(policy: Tensor, old: Tensor, sampled: Tensor, advantages: Tensor, mask: Tensor) -> PolicyLoss:
-    return masked_is(policy, sampled, advantages, mask, masked_is_keep(policy, sampled, mask), proximal_coef=0.2)
-
-
-EXPECTED: dict[str, tuple[dict[str, Any], Callable[..., PolicyLoss]]] = {
-    "ppo_clip": ({"clip_eps_high": 0.3}, as_is(ppo_clip, clip_eps_high=0.3, dual_clip=None)),
-    "gspo": ({"clip_eps_low": 0.1}, as_is(gspo, clip_eps_low=0.1)),
-    "cispo": ({}, as_is(cispo)),
-    "dppo_tv": ({"mask_low": 0.05, "mask_high": 0.01}, to_sampler(dppo_tv, mask_low=0.05, mask_high=0.01)),
-    "ipo": ({"proximal_coef": 0.5, "mask_high": 0.01}, to_sampler(ipo, proximal_coef=0.5, mask_high=0.01)),
-    "masked_is": ({"proximal_coef": 0.2}, masked),
+EXPECTED: dict[str, tuple[dict[str, Any], Callable[[Tokens], PolicyLoss]]] = {
+    "ppo_clip": ({"clip_eps_high": 0.3}, partial(ppo_clip, clip_eps_high=0.3, dual_clip=None)),
+    "gspo": ({"clip_eps_low": 0.1}, partial(gspo, clip_eps_low=0.1)),
+    "cispo": ({"clip_eps_high": 0.1}, partial(cispo, clip_eps_high=0.1)),
+    "dppo_tv": ({"mask_low": 0.05, "mask_high": 0.01}, partial(dppo_tv, mask_low=0.05, mask_high=0.01)),
+    "ipo": ({"proximal_coef": 0.5, "mask_high": 0.01}, partial(ipo, proximal_coef=0.5, mask_high=0.01)),
+    "masked_is": (
+        {"proximal_coef": 0.2},
+        lambda tokens: masked_is(tokens, masked_is_keep(tokens), proximal_coef=0.2),
+    ),
 }
+TO_THE_SAMPLER = {"dppo_tv", "ipo", "masked_is"}
 
 
 def test_every_loss_is_among_them() -> None:
@@ -80,11 +71,11 @@ def test_each_loss_is_to_the_policy_that_is_its_own(name: str) -> None:
     settings, pure = EXPECTED[name]
     policy, old, sampled, advantages = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(3))
     mask = torch.arange(9) > torch.arange(6).unsqueeze(-1)
-    found = LOSSES[name](
-        Tokens(policy, old, sampled, advantages, mask), config(algorithm={"name": "grpo", "loss": name, **settings})
-    )
+    tokens = Tokens(policy, old, sampled, advantages, mask)
+    found = LOSSES[name](tokens, config(algorithm={"name": "grpo", "loss": name, **settings}))
     assert isinstance(found, PolicyLoss)
-    expected = pure(policy, old, sampled, advantages, mask)
+    other = {"old_logprobs": torch.zeros_like(old)} if name in TO_THE_SAMPLER else {"rollout_logprobs": old}
+    expected = pure(tokens._replace(**other))
     assert torch.equal(found.losses, expected.losses)
     assert torch.equal(found.clipped, expected.clipped)
 
@@ -104,7 +95,7 @@ def test_the_loss_of_a_step_is_the_pure_functions(tmp_path: Path, name: str) -> 
     for number, seen in enumerate(passes):
         policy = torch.zeros_like(sampled)
         policy[:, first:] = seen[:, :width]
-        found = pure(policy, old, sampled, recorder.of("advantage", "advantages"), mask)
+        found = pure(Tokens(policy, old, sampled, recorder.of("advantage", "advantages"), mask))
         expected = (found.losses * mask).sum() / mask.sum()
         torch.testing.assert_close(recorder.values["loss", "policy"][number], expected, atol=1e-6, rtol=1e-5)
         held = torch.zeros_like(sampled)
