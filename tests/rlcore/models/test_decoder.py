@@ -1,6 +1,5 @@
 """At level invariant a position has the same bits in a pass, decoded, in any batch, behind any padding and tail."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,12 +19,6 @@ from tests.support.canonical_sum import tree_sum
 CONFIG = DecoderConfig("llama", 29, 32, 2, 4, 2, 8, 44, max_length=64)
 LENGTH = 40
 few = settings(max_examples=8)
-
-
-@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
-def strategy(request: pytest.FixtureRequest) -> Iterator[Strategy]:
-    with following(request.param):
-        yield request.param
 
 
 def decoder_of(family: str, dtype: torch.dtype = torch.float32) -> Decoder:

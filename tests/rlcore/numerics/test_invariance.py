@@ -3,7 +3,7 @@
 Where the naive operation holds on a machine, its test says so and is skipped: what it shows is not to be seen there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,12 +28,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 few = settings(max_examples=12)
 threads = st.sampled_from([1, 2])
 Of = Callable[..., Tensor]
-
-
-@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
-def strategy(request: pytest.FixtureRequest) -> Iterator[Strategy]:
-    with following(request.param):
-        yield request.param
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

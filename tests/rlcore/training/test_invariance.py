@@ -7,7 +7,6 @@ hypothesis; RLHARNESS_LONG=1 draws 300 in place of 4.
 
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from rlcore.config import RunConfig
 from rlcore.entrypoint import train
 from rlcore.errors import LevelError
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
+from tests.support.recorded_programs import run
 from tests.support.run_configs import with_section
 
 IS_LONG = bool(os.environ.get("RLHARNESS_LONG"))
@@ -134,12 +134,8 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
     )
     expected = "".join(f"{leaf} {value}\n" for leaf, value in undisturbed("grpo").leaves.items())
     for seed in ("1", "4242"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / seed)], env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == expected
+        done = run(sys.executable, "-c", code, str(tmp_path / seed), env={"PYTHONHASHSEED": seed})
+        assert done.output == expected, done.errors
 
 
 def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

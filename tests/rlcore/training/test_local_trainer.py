@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Critic, Decoder
+from rlcore.numerics.probe import num_threads
 from rlcore.trainers.gradients import global_norm
 from rlcore.trainers.trainer import Trainer
 
@@ -64,11 +65,9 @@ def test_the_norm_has_the_same_bits_for_any_threads(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in ((700, 900), (1300,), (), (3, 5, 7))]
     found = []
-    before = torch.get_num_threads()
     for count in (1, 2):
-        torch.set_num_threads(count)
-        found.append(global_norm(gradients))
-    torch.set_num_threads(before)
+        with num_threads(count):
+            found.append(global_norm(gradients))
     assert found[0] == found[1]
     every: Tensor = torch.cat([gradient.double().reshape(-1) for gradient in gradients])
     assert found[0] == pytest.approx(float(every.norm()), rel=1e-12)

@@ -1,13 +1,11 @@
 """Each fault of a weight sync is found by its check: in this process, and in another one over every transport."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from rlcore.errors import WeightSyncError
-from rlcore.numerics.level import Strategy, following
 from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
@@ -15,18 +13,7 @@ from tests.rlcore.weights.targets import Sharing, policy
 from tests.rlcore.weights.transports import TRANSPORTS
 from tests.support.remote_sampler import RemoteHost
 
-
-@pytest.fixture(autouse=True)
-def at_level_invariant() -> Iterator[None]:
-    with following(Strategy()):
-        yield
-
-
-@pytest.fixture(scope="module")
-def other_process() -> Iterator[RemoteHost]:
-    made = RemoteHost()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("at_level_invariant")
 
 
 @pytest.fixture(params=["here", *TRANSPORTS])
