@@ -17,11 +17,9 @@ from harness.recording.recording_config import PROCESSES, Report
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope
 from harness.trace.ops import read_ops
-from tests.support.recorded_programs import PEERS_VARIABLE, PROGRAMS, compared, place, program, record, run, told
+from tests.support.recorded_programs import NEEDS_PEERS, PEERS, PROGRAMS, compared, place, program, record, run, told
 
 TORCHRUN = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--standalone", "--nproc-per-node", "2"]
-PEERS = os.environ.get(PEERS_VARIABLE, "")
-NEEDS_PEERS = pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers and TRL")
 NEEDS_TWO_CORES = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="one core: threads take turns, and nothing differs"
 )

@@ -149,16 +149,6 @@ def test_rewards_that_cannot_be_used() -> None:
 # ------------------------------------------------------------------------------------------------------ along tokens
 
 
-def test_gae_by_hand() -> None:
-    mask = torch.tensor([[True, False, True]])
-    rewards, values = torch.tensor([[1.0, 50.0, 4.0]]), torch.tensor([[0.5, 70.0, 2.0]])
-    found = gae(rewards, values, mask, gamma=0.5, lam=0.5)
-    last = 4.0 - 2.0
-    first = (1.0 + 0.5 * 2.0 - 0.5) + 0.25 * last
-    assert found.advantages.tolist() == [[first, 0.0, last]]
-    assert found.returns.tolist() == [[first + 0.5, 0.0, 4.0]]
-
-
 @SEEDED
 @given(batch=batches())
 def test_gae_at_its_ends(batch: Batch) -> None:

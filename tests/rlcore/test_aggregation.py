@@ -14,22 +14,6 @@ from rlcore.errors import EmptyMaskError
 from tests.rlcore.batches import SEEDED, Batch, aggregate, batches, count
 
 MODES = get_args(Mode)
-LOSSES = torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]], dtype=torch.float64)
-MASK = torch.tensor([[True, True, False], [False, True, False]])
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("token-mean", 23 / 3),
-        ("token-sum", 23.0),
-        ("seq-mean-token-sum", 23 / 2),
-        ("seq-mean-token-sum-norm", 23 / 2 / 4),
-        ("seq-mean-token-mean", (1.5 + 20) / 2),
-    ],
-)
-def test_by_hand(mode: Mode, expected: float) -> None:
-    assert aggregate(LOSSES, MASK, mode, count(MASK, horizon=4)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("mode", MODES)

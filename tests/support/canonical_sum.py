@@ -2,9 +2,16 @@
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from rlcore.numerics.tree_sum import TreeSum
+
+
+def leaves(num_values: int) -> list[Tensor]:
+    """Return values whose sum depends on the order of additions."""
+    generator = torch.Generator().manual_seed(num_values)
+    return [torch.randn(50, generator=generator) * 10.0 ** (leaf % 5) for leaf in range(num_values)]
 
 
 def tree_sum(leaves: Iterable[Tensor | None]) -> Tensor | None:

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 ROOT = PROGRAMS.parents[2]
 PEERS_VARIABLE = "RLHARNESS_PEERS_PYTHON"
 """The interpreter of an environment with transformers and TRL."""
+PEERS = os.environ.get(PEERS_VARIABLE, "")
+NEEDS_PEERS = pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers and TRL")
 
 
 @dataclass(frozen=True)

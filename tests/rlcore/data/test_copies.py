@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.data.rewards import Reward, verl
+from rlcore.data.rewards import Reward
 from rlcore.data.scoring import score
 from tests.rlcore.data.completions import completion, completions
 
@@ -26,21 +26,6 @@ def ruin(value: Any) -> None:
             ruin(inner)
     if isinstance(value, dict | list):
         value.clear()
-
-
-def test_stripping_the_end_of_sequence_in_place_leaves_the_next_functions_lengths_as_they_were() -> None:
-    def short_answers(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        for ids in completion_ids:
-            ids.pop()  # the end of sequence
-        return [float(len(ids)) for ids in completion_ids]
-
-    def length(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [float(len(ids)) for ids in completion_ids]
-
-    rewards = [Reward("short_answers", short_answers), Reward("length", length)]
-    scores = score(rewards, completions(["abc", "ab"]), step=0)
-
-    assert scores.by_function == {"short_answers": [3.0, 2.0], "length": [4.0, 3.0]}
 
 
 def test_a_function_that_consumes_a_prompts_test_cases_judges_each_completion_of_it_by_all() -> None:
@@ -63,18 +48,6 @@ def test_a_function_that_consumes_a_prompts_test_cases_judges_each_completion_of
     assert columns == {"cases": {"expected": ["yes", "no", "yes"]}}
 
 
-def test_a_verl_function_keeps_nothing_in_extra_info_from_one_step_to_the_next() -> None:
-    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
-        extra_info["seen"].append(solution_str)
-        return float(len(extra_info["seen"]))
-
-    columns = {"data_source": "here", "answer": "a", "extra_info": {"seen": []}}
-    group = [completion("a", columns, sample_index=index) for index in range(2)]
-
-    for step in range(2):
-        assert score([Reward("verl", verl(compute_score))], group, step=step).rewards == [1.0, 1.0]
-
-
 @settings(max_examples=60)
 @given(st.lists(JSON, min_size=1, max_size=4))
 def test_whatever_a_function_does_to_its_arguments_the_next_one_and_the_task_have_them_whole(values: list[Any]) -> None:
@@ -93,5 +66,6 @@ def test_whatever_a_function_does_to_its_arguments_the_next_one_and_the_task_hav
     score([Reward("destroys", destroys), Reward("looks", looks)], batch, step=0)
 
     assert seen["column"] == before
+    assert seen["completions"] == ["x"] * len(values)
     assert seen["completion_ids"] == [[ord("x"), 0]] * len(values)
     assert [each.request.prompt.columns["column"] for each in batch] == before

@@ -1,7 +1,5 @@
 """The tiny catalogue, its histories and their right items; and what an item is worth."""
 
-import os
-import subprocess
 import sys
 from collections import Counter
 
@@ -20,6 +18,7 @@ from rlcore.data.recommendation import (
     recommended,
     shelf_of,
 )
+from tests.support.recorded_programs import run
 
 histories = st.lists(st.sampled_from(catalogue()), min_size=1, max_size=6)
 
@@ -35,14 +34,8 @@ def test_the_catalogue_has_items_on_every_shelf_and_ids_of_none() -> None:
 def test_the_catalogue_is_the_same_in_any_process() -> None:
     code = "from rlcore.data.recommendation import catalogue; print(','.join(catalogue()))"
     for seed in ("1", "77"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.strip() == ",".join(catalogue())
+        done = run(sys.executable, "-c", code, env={"PYTHONHASHSEED": seed})
+        assert done.output.strip() == ",".join(catalogue()), done.errors
 
 
 @given(histories)

@@ -102,16 +102,6 @@ def test_a_function_without_columns_is_given_what_it_names() -> None:
     assert scored(function, ["a", "b"], answer=["a", "a"], other=[1, 2]).rewards == [5, 4]
 
 
-def test_what_a_function_changes_no_other_sees() -> None:
-    def greedy(completions: list[str], number: list[int], **_: Any) -> list[int]:
-        completions.clear()
-        number[:] = [0, 0]
-        return [0, 0]
-
-    rewards = [Reward("greedy", greedy), Reward("number", lambda number, **_: number)]
-    assert score(rewards, completions(["a", "b"], number=[3, 4]), step=0).by_function["number"] == [3, 4]
-
-
 def test_stop_reasons_are_told() -> None:
     cut = completion("a", stop_reason=StopReason.LENGTH)
     ended = Reward("ended", lambda stop_reasons, **_: [reason == "eos" for reason in stop_reasons])

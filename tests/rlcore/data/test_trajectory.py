@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.data.trajectory import NOT_SAMPLED, Role, Trajectory, Turn, build_single_turn
+from rlcore.data.trajectory import NOT_SAMPLED, Role, Turn, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError, RlcoreError, ShapeError
 from rlcore.types import StopReason
 from tests.rlcore.data.trajectories import drawn_parts, drawn_tokens, request_of, trajectory_of
@@ -173,4 +173,3 @@ def test_an_assistant_turn_may_be_left_out_of_the_loss() -> None:
 def test_a_trajectory_cannot_be_written() -> None:
     with pytest.raises(AttributeError):
         TWO_TURNS.tokens = ()  # type: ignore[misc]
-    assert isinstance(TWO_TURNS, Trajectory)

@@ -132,14 +132,6 @@ def test_padding_repeats_rows_from_the_first(size: int, num_parts: int) -> None:
     assert uneven == list(range(size))
 
 
-def test_a_padded_row_that_comes_back_changed_is_dropped() -> None:
-    entry, mesh = Entry({"value": Shard(Padding.WRAP)}, collect=Collect.ROWS), data_parallel(4)
-    call = scatter(entry, {"value": torch.arange(5)}, mesh)
-    results = [own["value"] + 10 * rank for rank, own in enumerate(call.arguments)]
-    assert [len(rows) for rows in call.parts] == [2, 2, 2, 2]
-    assert collect(entry, mesh, call.parts, results).tolist() == [0, 1, 12, 13, 24]
-
-
 def test_padding_is_refused_unless_declared() -> None:
     with pytest.raises(ShapeError, match="5 rows for 2 data-parallel ranks") as caught:
         scatter(Entry({"value": Shard()}), {"value": torch.arange(5)}, data_parallel(2))

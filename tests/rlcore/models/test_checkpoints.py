@@ -1,7 +1,6 @@
 """Checkpoints: ours are read back to the bit, whole or not at all; transformers reads ours, and we read theirs."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +26,10 @@ from rlcore.models.checkpoints import (
 from rlcore.models.config import ARCHITECTURES, FAMILIES, DecoderConfig, RopeScaling, read_config, written_config
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
-from tests.support.recorded_programs import PEERS_VARIABLE, program, run
+from tests.support.recorded_programs import NEEDS_PEERS, PEERS, program, run
 
-PEERS = os.environ.get(PEERS_VARIABLE, "")
 OF_TRANSFORMERS = Path(__file__).parent / "of_transformers"
 """Checkpoints by transformers 5.23 with its logits: tests/support/programs/hugging_face_logits.py small DIR."""
-NEEDS_PEERS = pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers")
 TINY = DecoderConfig("llama", 40, 32, 2, 4, 2, 16, 48, max_length=64)
 STRETCHED = RopeScaling(8.0, 1.0, 4.0, 16)
 VARIANTS = [

@@ -1,6 +1,6 @@
 """What defines the bits of a gradient: a lane's members and its padded length, and that it is added as a whole.
 
-Each is shown by taking it away. Where the bits happen to hold all the same on a machine, its test says so.
+Each is shown by taking it away.
 """
 
 import pytest
@@ -42,24 +42,15 @@ def decoder() -> Decoder:
     return Decoder(CONFIG).initialise(5)
 
 
-def test_lanes_give_the_same_bits_each_time_and_in_any_order(decoder: Decoder) -> None:
-    forwards = added([gradients(lane, decoder) for lane in LANES])
-    backwards = added([gradients(lane, decoder) for lane in reversed(LANES)][::-1])
-    assert num_different(forwards, backwards) == 0
-
-
-@pytest.mark.parametrize(
-    ("what", "other"),
-    [
-        ("one lane for all", lambda decoder: gradients(TOKENS, decoder)),
-        ("other members", lambda decoder: added([gradients(TOKENS[lane::4], decoder) for lane in range(4)])),
-        ("another padded length", lambda decoder: added([gradients(lane, decoder, padding=27) for lane in LANES])),
-    ],
-)
-def test_lanes_are_part_of_what_a_run_is(decoder: Decoder, what: str, other: object) -> None:
-    assert callable(other)
-    if num_different(added([gradients(lane, decoder) for lane in LANES]), other(decoder)) == 0:
-        pytest.skip(f"{what} gives the same bits on this machine: why lanes are fixed is not to be seen here")
+def test_lanes_are_part_of_what_a_run_is(decoder: Decoder) -> None:
+    """One lane for all, other members, another padded length: at least one of them has other bits on any machine."""
+    others = (
+        gradients(TOKENS, decoder),
+        added([gradients(TOKENS[lane::4], decoder) for lane in range(4)]),
+        added([gradients(lane, decoder, padding=27) for lane in LANES]),
+    )
+    own = added([gradients(lane, decoder) for lane in LANES])
+    assert any(num_different(own, other) for other in others)
 
 
 def test_tied_weights_are_added_within_their_lane(decoder: Decoder) -> None:

@@ -1,7 +1,6 @@
 """Tokenizers of users' checkpoints: read as their files say, alike to transformers, faults told."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.tokenizer import CharacterTokenizer, HubTokenizer, load_tokenizer
 from rlcore.types import Messages
 from rlcore.types import Tokenizer as EngineTokenizer
-from tests.support.recorded_programs import PEERS_VARIABLE, run
+from tests.support.recorded_programs import NEEDS_PEERS, PEERS, run
 
-PEERS = os.environ.get(PEERS_VARIABLE, "")
-NEEDS_PEERS = pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers")
 SPECIAL = ["<|end|>", "<|im_end|>", "<|pad|>", "<|begin|>"]
 TEXTS = ["the cat sat on the mat", "a cat, then: <|im_end|>the mat", "día 🐈 \n\t x=1  "]
 READ = """

@@ -1,11 +1,9 @@
 """A product that processes divide among them: by columns it keeps its bits, by rows its partial sums do not."""
 
-import pytest
 import torch
 
 from rlcore.numerics.attention import attention
-from rlcore.numerics.level import Strategy, following
-from rlcore.numerics.probe import STRATEGIES
+from rlcore.numerics.level import Strategy
 from rlcore.numerics.product import linear
 from tests.support.samplers import decoder_of
 
@@ -13,15 +11,9 @@ PRODUCTS = sorted({shape for family in ("llama", "qwen3") for shape in decoder_o
 WIDER = [(128, 344), (384, 384), (384, 1536), (1536, 384)]
 
 
-@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
-def strategy(request: pytest.FixtureRequest) -> Strategy:
-    found: Strategy = request.param
-    return found
-
-
 def test_halves_of_the_columns_are_those_of_the_product(strategy: Strategy) -> None:
     generator = torch.Generator().manual_seed(0)
-    with following(strategy), torch.no_grad():
+    with torch.no_grad():
         for inputs, outputs in (*PRODUCTS, *WIDER):
             for rows in (1, 3, 16, 64):
                 x, weight = (torch.randn(size, inputs, generator=generator) for size in (rows, outputs))
@@ -31,7 +23,7 @@ def test_halves_of_the_columns_are_those_of_the_product(strategy: Strategy) -> N
 
 def test_halves_of_the_heads_are_those_of_attention(strategy: Strategy) -> None:
     generator = torch.Generator().manual_seed(0)
-    with following(strategy), torch.no_grad():
+    with torch.no_grad():
         for heads, kv_heads, width in ((4, 4, 16), (4, 2, 32), (6, 2, 64)):
             qkv = [torch.randn(2, count, 33, width, generator=generator) for count in (heads, kv_heads, kv_heads)]
             divided = zip(*(each.tensor_split(2, 1) for each in qkv), strict=True)
@@ -42,7 +34,7 @@ def test_halves_of_the_heads_are_those_of_attention(strategy: Strategy) -> None:
 def test_partial_sums_of_halves_of_the_inputs_differ(strategy: Strategy) -> None:
     """The reason why there is no tensor parallelism: vLLM divides half of its products in this way."""
     generator, equal = torch.Generator().manual_seed(0), list[bool]()
-    with following(strategy), torch.no_grad():
+    with torch.no_grad():
         for inputs, outputs in WIDER:
             x, weight = (torch.randn(size, inputs, generator=generator) for size in (16, outputs))
             halves = zip(x.tensor_split(2, 1), weight.tensor_split(2, 1), strict=True)

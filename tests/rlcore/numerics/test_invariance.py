@@ -3,7 +3,7 @@
 Where the naive operation holds on a machine, its test says so and is skipped: what it shows is not to be seen there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,12 +28,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 few = settings(max_examples=12)
 threads = st.sampled_from([1, 2])
 Of = Callable[..., Tensor]
-
-
-@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
-def strategy(request: pytest.FixtureRequest) -> Iterator[Strategy]:
-    with following(request.param):
-        yield request.param
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -120,27 +114,18 @@ def broken(what: str, differs: bool) -> None:
         pytest.skip(f"{what} holds on this machine: what the strategy is for is not to be seen here")
 
 
-def test_naive_products_depend_on_the_batch() -> None:
-    x, weight = drawn(128, 64), drawn(64, 64, seed=1)
-    whole = linear(x, weight)
-    broken("F.linear", any(not torch.equal(linear(x[:rows], weight), whole[:rows]) for rows in (1, 2, 3, 5, 9)))
-
-
-def test_naive_decoding_differs_from_a_pass() -> None:
-    q = drawn(1, 2, 64, 16)
-    whole = attention(q, q, q)
-    found = [
+def test_a_product_a_pass_or_silu_depends_on_the_batch_without_a_strategy() -> None:
+    """At least one of them on any machine; where none did, the level would be for nothing."""
+    x, weight, q, z = drawn(128, 64), drawn(64, 64, seed=1), drawn(1, 2, 64, 16), drawn(4097) * 4
+    whole, activated = linear(x, weight), F.silu(z)
+    decoded = [
         attention(q[:, :, [at]], q[:, :, : at + 1], q[:, :, : at + 1], visible(torch.tensor([at]), 1, at + 1))
         for at in range(64)
     ]
-    broken("decoding", not torch.equal(torch.cat(found, 2), whole))
-
-
-def test_torchs_silu_depends_on_the_size_of_the_tensor() -> None:
-    x = drawn(4097) * 4
-    whole = F.silu(x)
-    broken(
-        "F.silu", any(not torch.equal(F.silu(x[first : first + 7]), whole[first : first + 7]) for first in range(999))
+    assert (
+        any(not torch.equal(linear(x[:rows], weight), whole[:rows]) for rows in (1, 2, 3, 5, 9))
+        or not torch.equal(torch.cat(decoded, 2), attention(q, q, q))
+        or any(not torch.equal(F.silu(z[at : at + 7]), activated[at : at + 7]) for at in range(999))
     )
 
 

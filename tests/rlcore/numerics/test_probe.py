@@ -1,6 +1,7 @@
 """The probe picks by what it sees, the switch asserts that it is at work, and both leave things as they were."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from rlcore.numerics.attention import attention
 from rlcore.numerics.level import Strategy, active, in_tiles, is_invariant
 from rlcore.numerics.probe import STRATEGIES, InvarianceReport, certify, check_threads, invariant
 
-SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
+SMALL: dict[str, Any] = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
 TILES = STRATEGIES[-1]
 WIDE = replace(TILES, name="tile256", rows=256)
 """Whatever the probe's rows are, a product has as many."""
@@ -44,9 +45,9 @@ def by_queries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_padding_holds_here(dtype: torch.dtype) -> None:
-    found = certify(dtype, **SMALL)  # type: ignore[arg-type]
+    found = certify(dtype, **SMALL)
     assert found.strategy in STRATEGIES
-    measured = probe.measure(found.strategy, probe.THREADS, dtype, length=found.length, **SMALL)  # type: ignore[arg-type]
+    measured = probe.measure(found.strategy, probe.THREADS, dtype, length=found.length, **SMALL)
     assert [(m.operation, m.num_different) for m in measured] == [("linear", 0), ("attention", 0), ("rows", 0)]
     with invariant(found):
         assert active() == replace(found.strategy, longest=found.length)
@@ -55,41 +56,41 @@ def test_a_padding_holds_here(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("by_batch")
 def test_a_padding_that_does_not_hold_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "STRATEGIES", (Strategy(), WIDE))
-    assert certify(**SMALL).strategy == WIDE  # type: ignore[arg-type]
+    assert certify(**SMALL).strategy == WIDE
     monkeypatch.setattr(probe, "STRATEGIES", (Strategy(),))
     with pytest.raises(LevelError, match=r"linear pad16: .* differ, first 1 rows of 32 to 48, threads 1"):
-        certify(**SMALL)  # type: ignore[arg-type]
+        certify(**SMALL)
 
 
 @pytest.mark.usefixtures("by_queries")
 def test_nothing_that_holds_is_an_error_that_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "STRATEGIES", (Strategy(),))
     with pytest.raises(LevelError, match=r"no kernel strategy is batch-invariant .*attention pad16: "):
-        certify(**SMALL)  # type: ignore[arg-type]
+        certify(**SMALL)
     assert active() is None
 
 
 def test_the_number_of_threads_is_put_back() -> None:
     before = torch.get_num_threads()
-    certify(**SMALL)  # type: ignore[arg-type]
+    certify(**SMALL)
     with pytest.raises(RuntimeError), probe.num_threads(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
 
 
 def test_two_probes_see_the_same() -> None:
-    a, b = (certify(**SMALL) for _ in range(2))  # type: ignore[arg-type]
+    a, b = (certify(**SMALL) for _ in range(2))
     assert a == b
 
 
 def test_a_length_that_cuts_sums_otherwise_takes_another_padding() -> None:
     """Two blocks of torch's attention: sixteen keys at a time hold for short sequences only, here."""
-    short = certify(length=128, **SMALL)  # type: ignore[arg-type]
-    long = certify(length=640, **SMALL)  # type: ignore[arg-type]
+    short = certify(length=128, **SMALL)
+    long = certify(length=640, **SMALL)
     assert (short.length, long.length) == (128, 640)
     if short.strategy == long.strategy:
         pytest.skip(f"{short.strategy.name} holds for long sequences too on this machine")
-    measured = probe.measure(short.strategy, probe.THREADS, torch.float32, length=640, **SMALL)  # type: ignore[arg-type]
+    measured = probe.measure(short.strategy, probe.THREADS, torch.float32, length=640, **SMALL)
     assert [m.operation for m in measured if m.num_different] == ["attention"]
 
 
@@ -137,7 +138,7 @@ def test_numbers_flushed_to_zero_are_refused() -> None:
         pytest.skip("this processor cannot flush them")
     try:
         with pytest.raises(LevelError, match="flushed to zero"):
-            certify(**SMALL)  # type: ignore[arg-type]
+            certify(**SMALL)
     finally:
         torch.set_flush_denormal(False)
 
@@ -157,7 +158,7 @@ def test_numbers_of_threads_that_move_bits_are_refused(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(product_module, "in_tiles", by_threads)
     monkeypatch.setattr(probe, "STRATEGIES", (TILES,))
-    found = certify(**SMALL)  # type: ignore[arg-type]
+    found = certify(**SMALL)
     check_threads(found, 2)
     with pytest.raises(LevelError, match=r"differ bitwise between 3 threads and one .*linear tile32.*threads 3"):
         check_threads(found, 3)

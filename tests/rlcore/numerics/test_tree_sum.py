@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import InvalidValueError
 from rlcore.numerics.tree_sum import TreeSum
-from tests.support.canonical_sum import tree_sum
-
-
-def leaves(num_values: int, seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(50, generator=generator) * 10.0 ** (leaf % 5) for leaf in range(num_values)]
+from tests.support.canonical_sum import leaves, tree_sum
 
 
 def bits(x: torch.Tensor | None) -> list[int]:

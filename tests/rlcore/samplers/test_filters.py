@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +11,9 @@ from torch import Tensor
 
 from rlcore.samplers.drawing import Filters
 from rlcore.types import SamplingParams
-from tests.support.recorded_programs import PEERS_VARIABLE, program, run
+from tests.support.recorded_programs import NEEDS_PEERS, PEERS, program, run
 
 CPU = torch.device("cpu")
-PEERS = os.environ.get(PEERS_VARIABLE, "")
 few = settings(max_examples=60)
 PARAMS = st.builds(
     SamplingParams,
@@ -106,7 +103,7 @@ def test_a_row_without_filters_keeps_its_tail() -> None:
     assert found.tolist() == [[True, True, True], [True, False, False]]
 
 
-@pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers")
+@NEEDS_PEERS
 def test_transformers_keeps_the_same_tokens() -> None:
     generator = torch.Generator().manual_seed(3)
     cases = [(k, p, m) for k in (0, 1, 5, 40) for p in (1.0, 0.95, 0.4) for m in (0.0, 0.05, 0.5)]

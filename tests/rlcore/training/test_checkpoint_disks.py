@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,9 +13,7 @@ import torch
 from rlcore.checkpoint import save, write_state
 from rlcore.errors import CheckpointError
 from tests.rlcore.training.small_checkpoints import names, saved, step_read
-
-ROOT = Path(__file__).resolve().parents[3]
-
+from tests.support.recorded_programs import run
 
 # ------------------------------------------------------------------------------------------------ what disks do
 
@@ -95,11 +92,9 @@ def killed(*options: str) -> dict[str, dict[str, int]]:
     """In memory where there is such a place: what a killed process has written is there without a disk."""
     where = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=where if where.is_dir() else None) as directory:
-        command = [sys.executable, "-m", "tests.rlcore.training.killed_saves", directory, *options]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told: dict[str, dict[str, int]] = json.loads(done.stdout)
+        done = run(sys.executable, "-m", "tests.rlcore.training.killed_saves", directory, *options)
+    assert done.exit_code == 0, done.errors
+    told: dict[str, dict[str, int]] = json.loads(done.output)
     return told
 
 

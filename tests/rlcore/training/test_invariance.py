@@ -7,7 +7,6 @@ hypothesis; RLHARNESS_LONG=1 draws 300 in place of 4.
 
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from rlcore.config import RunConfig
 from rlcore.entrypoint import train
 from rlcore.errors import LevelError
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
+from tests.support.recorded_programs import run
 from tests.support.run_configs import with_section
 
 IS_LONG = bool(os.environ.get("RLHARNESS_LONG"))
@@ -117,14 +117,10 @@ def lost_and_resumed(
 def test_a_crash_at_any_step_and_a_resume_move_no_bit(
     variant: str, undisturbed: Callable[[str], Digests], tmp_path: Path
 ) -> None:
-    crash_after = random.Random(variant).randrange(2, 18)
-    of = with_section(VARIANTS[variant], "output", {"checkpoint_every": 3})
-    with pytest.raises(Lost):
-        recorded(of, tmp_path / "lost", stop_after=crash_after)
-    again = with_section(of, "output", {"resume": str(tmp_path / "lost")})
-    found = recorded(again, tmp_path / "resumed")
-    first = min(step for step, *_ in found.leaves)
-    assert 0 < first <= crash_after, "it has gone on, not begun anew"
+    crash_after = random.Random(variant).randrange(3, 18)
+    of, first = lost_and_resumed(VARIANTS[variant], crash_after, 3, tmp_path / "lost", undisturbed(variant))
+    found = recorded(of, tmp_path / "resumed")
+    assert 0 < first == min(step for step, *_ in found.leaves), "it has gone on, not begun anew"
     assert max(found.curve) == 19
     assert first_difference(undisturbed(variant), found) is None
 
@@ -138,12 +134,8 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
     )
     expected = "".join(f"{leaf} {value}\n" for leaf, value in undisturbed("grpo").leaves.items())
     for seed in ("1", "4242"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / seed)], env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == expected
+        done = run(sys.executable, "-c", code, str(tmp_path / seed), env={"PYTHONHASHSEED": seed})
+        assert done.output == expected, done.errors
 
 
 def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,17 +92,22 @@ def test_if_all_agree_on_reading_it_is_decoding() -> None:
 # --------------------------------------------------------------------------------------------------------------- runs
 
 
-def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def decode_off(monkeypatch: pytest.MonkeyPatch, row: int, at: int, by: float) -> None:
+    """Let the sampler decode one log-probability wrongly."""
     run = ContinuousBatch.run
 
     def off(self: ContinuousBatch, *given: Any) -> Any:
         finished = run(self, *given)
-        finished[2].logprobs[1] -= 0.125
+        finished[row].logprobs[at] -= by
         return finished
 
     monkeypatch.setattr(ContinuousBatch, "run", off)
+
+
+def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_off(monkeypatch, 2, 1, 0.125)
     with pytest.raises(LevelError) as caught:
         trained(config(training={"num_steps": 1}), tmp_path)
     said = caught.value.what
@@ -112,17 +117,10 @@ def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
 
 
 def test_a_search_that_fails_does_not_hide_the_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ContinuousBatch.run
-
-    def off(self: ContinuousBatch, *given: Any) -> Any:
-        finished = run(self, *given)
-        finished[0].logprobs[0] -= 0.5
-        return finished
-
     def lost(*given: Any, **others: Any) -> Any:
         raise WeightSyncError("the sampler does not answer", remedy="look at its log")
 
-    monkeypatch.setattr(ContinuousBatch, "run", off)
+    decode_off(monkeypatch, 0, 0, 0.5)
     monkeypatch.setattr("rlcore.checks.causes", lost)
     with pytest.raises(LevelError) as caught:
         trained(config(training={"num_steps": 1}), tmp_path)

@@ -19,25 +19,33 @@ from rlcore.trainers.trainer import Trainer
 FILE = "state.safetensors"
 
 
-def stepped(seed: int) -> Trainer:
-    """A trainer after a step."""
+def fresh(seed: int, dtype: torch.dtype = torch.float32) -> Trainer:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
-    trainer = Trainer("policy", model, 0.1, section=OptimizerSection(learning_rate=0.1), runtime=RuntimeSection())
-    trainer.gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
-    trainer.optimizer_step(learning_rate=0.1, max_norm=None)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).to(dtype)
+    return Trainer("policy", model, 0.1, section=OptimizerSection(learning_rate=0.1), runtime=RuntimeSection())
+
+
+def stepped(seed: int, dtype: torch.dtype = torch.float32) -> Trainer:
+    """A trainer after a step."""
+    learn(trainer := fresh(seed, dtype))
     return trainer
 
 
-def test_a_state_is_read_to_the_bit(tmp_path: Path) -> None:
-    one, other = stepped(0), stepped(1)
+def learn(trainer: Trainer) -> None:
+    trainer.gradients = [torch.ones(parameter.shape) for parameter in trainer.model.parameters()]
+    trainer.optimizer_step(learning_rate=0.1, max_norm=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_is_read_to_the_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    one, *others = trainers = stepped(0, dtype), fresh(1, dtype), stepped(1, dtype)
     one.write_state(tmp_path)
-    other.read_state(tmp_path)
-    assert weights_digest(other.state()) == weights_digest(one.state())
-    for trainer in (one, other):
-        trainer.gradients = [torch.ones_like(parameter) for parameter in trainer.model.parameters()]
-        trainer.optimizer_step(learning_rate=0.1, max_norm=None)
-    assert weights_digest(other.state()) == weights_digest(one.state())
+    for other in others:
+        other.read_state(tmp_path)
+        assert weights_digest(other.state()) == weights_digest(one.state())
+    for trainer in trainers:
+        learn(trainer)
+    assert len({weights_digest(trainer.state()) for trainer in trainers}) == 1
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,7 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget:
     """Mean over all tokens of -A r + kl_coef k3 - entropy_coef H, r = 1 on policy; A of groups of four."""
     of = config(algorithm={"name": "grpo", "kl_coef": 0.3, "entropy_coef": 0.05}, optimizer={"max_gradient_norm": None},
                 runtime={"token_budget": token_budget})  # fmt: skip
-    recorder = Kept()
-    state = state_of(of, tmp_path, recorder)
-    with torch.no_grad():  # a reference that is not the policy
-        reference = cast(Trainer, state.reference).model
-        cast(Decoder, reference).embedding.mul_(1.5)
-    state.checks = Checks(state)
+    recorder, state, reference = started(of, tmp_path)
     policy = copy.deepcopy(state.decoder)
     with at_level("off", policy.config, length=64):
         make_step(state, 0)
@@ -292,15 +287,6 @@ def test_ppo_learns_nothing_of_a_completion_without_a_reward(tmp_path: Path, agg
     assert {name: found[name] for name in expected} == pytest.approx(
         {name: float(value) for name, value in expected.items()}, rel=1e-4, abs=1e-5
     )
-
-
-def test_the_warm_start_ends_where_it_is_enough(tmp_path: Path) -> None:
-    told: dict[float | None, int] = {}
-    for target in (None, 0.0):
-        of = with_section(config(), "warm_start", {"num_steps": 6, "check_every": 2, "target_reward": target})
-        state = state_of(of, tmp_path / str(target), Kept())
-        told[target] = int(state.decoder.embedding._version)
-    assert 0 < told[0.0] < told[None], "fewer steps have written the weights"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import gc
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from rlcore.errors import InvalidValueError, WeightSyncError
-from rlcore.numerics.level import Strategy, following
 from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import Answerer
@@ -26,6 +24,7 @@ from tests.support.remote_sampler import RemoteHost
 NUM_SYNCS = int(os.environ.get("RLCORE_TEST_SYNCS", "30"))
 """Honest syncs over each transport."""
 each_transport = pytest.mark.parametrize("name", TRANSPORTS)
+pytestmark = pytest.mark.usefixtures("at_level_invariant")
 
 
 class Keeping(Target):
@@ -36,23 +35,10 @@ class Keeping(Target):
             self._parameters()[name].data = tensor
 
 
-@pytest.fixture(scope="module")
-def other_process() -> Iterator[RemoteHost]:
-    made = RemoteHost()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def host(other_process: RemoteHost) -> RemoteHost:
     other_process.transport = SharedMemory
     return other_process
-
-
-@pytest.fixture(autouse=True)
-def at_level_invariant() -> Iterator[None]:
-    with following(Strategy()):
-        yield
 
 
 @pytest.mark.full

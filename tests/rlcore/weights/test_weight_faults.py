@@ -1,32 +1,19 @@
 """Each fault of a weight sync is found by its check: in this process, and in another one over every transport."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from rlcore.errors import WeightSyncError
-from rlcore.numerics.level import Strategy, following
 from rlcore.weights.proven_sync import sync
 from rlcore.weights.receipts import Check
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
-from tests.rlcore.weights.targets import Sharing, Target, policy
+from tests.rlcore.weights.targets import Sharing, policy
 from tests.rlcore.weights.transports import TRANSPORTS
 from tests.support.remote_sampler import RemoteHost
 
-
-@pytest.fixture(autouse=True)
-def at_level_invariant() -> Iterator[None]:
-    with following(Strategy()):
-        yield
-
-
-@pytest.fixture(scope="module")
-def other_process() -> Iterator[RemoteHost]:
-    made = RemoteHost()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("at_level_invariant")
 
 
 @pytest.fixture(params=["here", *TRANSPORTS])
@@ -74,15 +61,3 @@ def test_memory_that_is_shared_with_another_process_is_found_and_the_policy_rest
         host.close()
     assert (caught.value.check, caught.value.parameter) == (Check.OWNERSHIP, "embedding")
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())
-
-
-@pytest.mark.full
-def test_while_it_samples_nothing_is_written() -> None:
-    decoder = policy()
-    target = Target(policy(seed=2))
-    before = {name: parameter.clone() for name, parameter in target.decoder.named_parameters()}
-    with pytest.raises(WeightSyncError) as caught, target.sampling():
-        sync(decoder, target, 1, None)
-    assert caught.value.check == Check.FENCE
-    assert all(torch.equal(parameter, before[name]) for name, parameter in target.decoder.named_parameters())
-    sync(decoder, target, 1, None)
