@@ -485,6 +485,7 @@ EFFECTIVE: tuple[tuple[str, str, Callable[[RunConfig], Any], str], ...] = (
     ("correction", "outside low high", lambda c: c.correction.weights != "none", "with correction.weights"),
     ("correction", "low", lambda c: c.correction.outside == "icepop", "with correction.outside: icepop"),
     ("optimizer", "final_ratio", lambda c: c.optimizer.schedule != "constant", "with a schedule linear or cosine"),
+    ("sampler", "model", lambda c: c.sampler.name == "vllm" or c.sampler.model == "own", "with sampler.name: vllm"),
     ("deployment", "offload_directory", lambda c: c.deployment.offload, "with deployment.offload"),
     # With in_process every setting is legal: a run of any deployment is repeated there by that setting alone.
     ("deployment", "num_copies", lambda c: c.deployment.backend != "ray" or _is_hybrid(c), "with sharding: hybrid"),
@@ -580,24 +581,13 @@ def _training_misfits(config: RunConfig) -> Iterator[InvalidValueError]:
 PARTS = ("what", "legal", "remedy")
 FOLLOWS = "default_factory_not_called"
 """A default that could not be derived: another fault, in what it is derived from, is in the same list."""
-KINDS: Mapping[str, str] = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
+OF_YAML: Mapping[str, str] = {
     "tuple_type": "a list",
     "model_type": "keys with values",
     "model_attributes_type": "keys with values",
     "union_tag_not_found": "keys with values, a name among them",
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "{le} or less",
-    "less_than": "less than {lt}",
-    "literal_error": "{expected}",
-    "union_tag_invalid": "{expected_tags}",
 }
-"""What is legal, by the type of pydantic's fault; fields are those of its context."""
+"""What is legal, where pydantic says it of Python's types."""
 FOREIGN: Mapping[str, str] = {
     "algorithm.kl_coef": "beta kl_beta init_kl_coef kl_loss_coef kl_penalty_coef",
     "algorithm.kl_estimator": "kl_loss_type kl_penalty",
@@ -636,10 +626,9 @@ def _fault(found: Mapping[str, Any]) -> InvalidValueError:
         return InvalidValueError(f"unknown key {dotted}", legal=_nearest(*sections[-1]))
     if found["type"] == "missing":
         return InvalidValueError(f"{dotted} is missing", remedy=f"set {dotted}")
-    value = found["input"]
+    value, legal = found["input"], OF_YAML.get(found["type"], found["msg"].removeprefix("Input should be "))
     if found["type"] == "union_tag_invalid":
-        dotted, value = f"{dotted}.name", context["tag"]
-    legal = KINDS[found["type"]].format(**context) if found["type"] in KINDS else found["msg"]
+        dotted, value, legal = f"{dotted}.name", context["tag"], context["expected_tags"]
     return InvalidValueError(f"{dotted or 'the configuration'} is {value!r}", legal=legal)
 
 

@@ -21,6 +21,8 @@ from rlcore.numerics.level import check_invariant_device, check_settings, is_inv
 from rlcore.numerics.probe import THREADS, InvarianceReport, certify, check_threads, invariant
 from rlcore.numerics.product import hold_mkl_mode
 
+_certified, _check_threads = cache(certify), cache(check_threads)
+"""Once in a process; whether it still holds is seen whenever the level is entered."""
 _WORKSPACE = next(setting for setting in SETTINGS if setting.name == "CUBLAS_WORKSPACE_CONFIG")
 
 
@@ -45,7 +47,8 @@ def at_level(
     with _deterministic_algorithms(level):  # which are what the probe has to look at
         invariance_report = None
         if level == "invariant":
-            invariance_report = _certified(config, dtype, length)
+            shapes, heads = config.product_shapes, (config.head_shape,)
+            invariance_report = _certified(dtype, shapes=shapes, heads=heads, length=length)
             for count in sorted(set(threads) - set(THREADS)):
                 _check_threads(invariance_report, count)
         with invariant(invariance_report) if invariance_report else nullcontext():
@@ -101,18 +104,6 @@ def check_level(level: str) -> None:
         raise LevelError(
             "torch's deterministic algorithms are off", remedy="leave torch.use_deterministic_algorithms alone"
         )
-
-
-@cache
-def _certified(config: DecoderConfig, dtype: torch.dtype, length: int) -> InvarianceReport:
-    """Looked at once a process; that it still holds is seen whenever the level is entered."""
-    return certify(dtype, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
-
-
-@cache
-def _check_threads(invariance_report: InvarianceReport, count: int) -> None:
-    """The same for a number of threads."""
-    check_threads(invariance_report, count)
 
 
 @contextmanager

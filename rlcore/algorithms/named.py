@@ -63,14 +63,9 @@ def _configured(loss: Callable[..., PolicyLoss]) -> Callable[[Tokens, RunConfig]
 
 
 LOSSES: Mapping[str, Callable[[Tokens, RunConfig], PolicyLoss | Tensor]] = {
-    "ppo_clip": _configured(ppo_clip),
-    "gspo": _configured(gspo),
-    "cispo": _configured(cispo),
-    "dppo_tv": _configured(dppo_tv),
-    "ipo": _configured(ipo),
-    "masked_is": _configured(masked_is),
+    loss.__name__: _configured(loss) for loss in (ppo_clip, gspo, cispo, dppo_tv, ipo, masked_is)
 }
-"""By `algorithm.loss`; `function_of` has a user's own beside them."""
+"""By `algorithm.loss`, which is the name of the function; `function_of` has a user's own beside them."""
 
 
 def function_of(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -59,13 +59,6 @@ class Actor:
         return getattr(self._worker, method)(**arguments)
 
 
-class Handle(SimpleNamespace):
-    """The methods of a role's dispatch table, as functions of the controller."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"workers have no method {name!r}: they have {', '.join(vars(self))}", name=name, obj=self)
-
-
 class WorkerGroup(Generic[W]):
     """The workers of one role. A group is closed by `close`, at the end of a `with` block, and when this process ends.
 
@@ -88,7 +81,7 @@ class WorkerGroup(Generic[W]):
             name: self._function(getattr(worker, name), signatures[name], entry)
             for name, entry in worker.dispatch_table.items()
         }
-        self.handle = cast(W, Handle(**methods))
+        self.handle = cast(W, SimpleNamespace(**methods))
         """The methods of the workers."""
 
     def construct(self, given: tuple[Any, ...], timeout_s: float) -> None:

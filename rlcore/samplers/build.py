@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rlcore.config import RunConfig, SamplerSection
+from rlcore.config import RunConfig
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import NextTokenSampler
@@ -17,18 +17,10 @@ OF_VLLM = ("block_size", "num_blocks", "max_batched_tokens")
 
 def check_sampler(config: RunConfig) -> None:
     """Check that the sampler can be used here, before anything is built. Raises InvalidValueError."""
-    section = config.sampler
-    if section.name == "torch":
-        if section.model == "stock":
-            raise InvalidValueError(
-                "sampler.model stock with sampler.name torch",
-                legal="vllm: the model is vLLM's own",
-                remedy="--set sampler.name=vllm, or sampler.model=own",
-            )
-        return
-    from rlcore.samplers.vllm.versions import installed_version
+    if config.sampler.name == "vllm":
+        from rlcore.samplers.vllm.versions import installed_version
 
-    installed_version()
+        installed_version()
 
 
 def check_level_of_sampler(config: RunConfig, level: str) -> None:
@@ -50,17 +42,11 @@ def build_sampler(
     """
     check_sampler(config)
     section = config.sampler
-    if section.name == "torch" and (unused := _set_for_vllm(section)):
-        has = "has" if len(unused) == 1 else "have"
-        report(f"sampler: {', '.join(unused)} {has} no effect with sampler.name torch")
+    unused = [f"sampler.{name}" for name in OF_VLLM if name in section.model_fields_set]
+    if section.name == "torch" and unused:
+        report(f"no effect with sampler.name torch: {', '.join(unused)}")
     samplers = [_one(config, decoder, tokenizer, longest=longest, report=report) for _ in range(section.replicas)]
     return samplers[0] if len(samplers) == 1 else ReplicaSampler(samplers)
-
-
-def _set_for_vllm(section: SamplerSection) -> list[str]:
-    """Settings of vLLM that are not at their defaults."""
-    fields = type(section).model_fields
-    return [f"sampler.{name}" for name in OF_VLLM if getattr(section, name) != fields[name].default]
 
 
 def _one(

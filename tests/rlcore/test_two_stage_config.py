@@ -36,8 +36,8 @@ def test_settings_of_two_stages_are_of_a_runs_identity() -> None:
         ({"sampling": {"stop_strings": []}}, "sampling.two_stage without sampling.stop_strings", "one text or more"),
         ({"algorithm": {"name": "ppo"}}, "algorithm.name is ppo", "grpo"),
         ({"algorithm": {"name": "grpo", "advantage": "remax"}}, "algorithm.advantage is remax", "dr_grpo"),
-        ({"sampling": {"two_stage": {**STAGES, "num_beams": 1}}}, "sampling.two_stage.num_beams is 1", "2 or more"),
-        ({"sampling": {"two_stage": {**STAGES, "max_item_tokens": 0}}}, "max_item_tokens is 0", "1 or more"),
+        ({"sampling": {"two_stage": {**STAGES, "num_beams": 1}}}, "sampling.two_stage.num_beams is 1", "or equal to 2"),
+        ({"sampling": {"two_stage": {**STAGES, "max_item_tokens": 0}}}, "max_item_tokens is 0", "or equal to 1"),
         ({"sampling": {"two_stage": {"num_beams": 2}}}, "max_item_tokens is missing", ""),
         ({"sampling": {"two_stage": {**STAGES, "beams": 2}}}, "unknown key sampling.two_stage.beams", "num_beams?"),
         (

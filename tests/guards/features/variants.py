@@ -133,7 +133,7 @@ _OTHERS: list[Variant] = [
     _operations("runtime.token_budget", 16),
     _operations("sampler.replicas", 2),
     ("sampler.name", "vllm", {}, "vLLM, or that it is not installed", _vllm),
-    ("sampler.model", "stock", {}, "a refusal without vLLM", _refused("sampler.model stock")),
+    ("sampler.model", "stock", {}, "a refusal without vLLM", _refused("sampler.model is 'stock'")),
     ("task.reward_model.backend", "vllm", _SCORED, "vLLM, or that it is not installed", _vllm),
     ("task.reward_model.max_length", 2, {"task.reward_model.weight": 0.5}, "a refusal", _refused("max_length")),
     ("task.path", "prompts.jsonl", {"task.name": "file", "task.num_prompts": 3}, "a task that needs it", _needed),

@@ -30,7 +30,7 @@ def test_settings_of_vllm_are_reported_where_they_have_no_effect() -> None:
     decoder = decoder_of("qwen3")
     assert said(config(), decoder) == []
     (line,) = said(config(sampler={"num_blocks": 30, "block_size": 4}), decoder)
-    assert line == "sampler: sampler.block_size, sampler.num_blocks have no effect with sampler.name torch"
+    assert line == "no effect with sampler.name torch: sampler.block_size, sampler.num_blocks"
 
 
 def test_no_more_replicas_are_built_than_a_process_can_hold() -> None:

@@ -94,7 +94,7 @@ def test_how_many_steps_a_warm_start_has(sections: dict[str, Any], num_steps: in
 def test_a_mistake_in_the_model_section_is_reported_alone() -> None:
     with pytest.raises(InvalidValueError) as caught:
         read_config({"task": {"name": "sorting"}, "algorithm": {"name": "grpo"}, "model": {"path": 3}})
-    assert (caught.value.what, caught.value.legal) == ("model.path is 3", "text")
+    assert (caught.value.what, caught.value.legal) == ("model.path is 3", "a valid string")
 
 
 def failing(completions: list[str], **_: Any) -> list[float]:
