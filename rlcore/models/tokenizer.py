@@ -67,12 +67,13 @@ class HubTokenizer:
         """Return the text of a prompt and its tokens.
 
         A text gets the tokens that the tokenizer's post-processor adds, such as a first one; if it begins with them, it
-        does not get them again. Messages are rendered by the chat template, which writes all of them. Raises
-        InvalidValueError for messages without a template, or that it refuses.
+        does not get them again. Messages are rendered by the chat template, which writes all of them; as transformers
+        does, without what is null. Raises InvalidValueError for messages without a template, or that it refuses.
         """
         if not isinstance(prompt, str):
+            given = [{name: value for name, value in each.items() if value is not None} for each in prompt]
             try:
-                text = self._template.render(messages=prompt, add_generation_prompt=True) if self._template else None
+                text = self._template.render(messages=given, add_generation_prompt=True) if self._template else None
             except Exception as error:  # a template may do anything
                 raise InvalidValueError(f"the chat template refuses a prompt: {error}") from error
             if text is None:

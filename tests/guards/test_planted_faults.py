@@ -105,8 +105,8 @@ def test_a_text_lies_under_decorators_and_in_classes() -> None:
         edits=(
             {
                 "in": "rlcore/determinism.py",
-                "old": 'if level == "invariant":\n    invariance',
-                "new": 'if level == "off":\n    invariance',
+                "old": 'if level == "invariant":\n    shapes',
+                "new": 'if level == "off":\n    shapes',
             },
         ),
     )
