@@ -77,6 +77,7 @@ class TrainState:
     content: Mapping[str, str] = field(default_factory=dict)
     """Digests of what the configuration names: `rlcore.data.content.content_of`."""
     checks: Checks = field(init=False)
+    """Set when the rest is built: `rlcore.entrypoint.prepare`."""
 
     @property
     def decoder(self) -> Decoder:
@@ -160,7 +161,7 @@ def grpo(state: TrainState, step: Step) -> None:
         batch = batch.extended(greedy_rewards=greedy_rewards(state, step))
         record("reward", "greedy_rewards", batch["greedy_rewards"])
 
-    found = function_of(config.algorithm.advantage, ADVANTAGES)(batch, config)
+    found = function_of(config.algorithm.advantage, ADVANTAGES)(batch, config)  # of rewards in fp64
     advantages = found if found.dim() == 2 else per_token(found, batch["loss_mask"])  # one number on each of its tokens
     batch = batch.extended(advantages=advantages.float())
     record("advantage", "advantages", batch["advantages"])
@@ -273,7 +274,7 @@ def minibatches(state: TrainState, step: Step, batch: Batch) -> Iterator[Minibat
 def divide(state: TrainState, batch: Batch, samples: list[int]) -> Minibatch:
     """Divide samples into microbatches: passes whose gradients are added.
 
-    At level invariant each has `training.microbatch_size` neighbours, which is a part of what the run is; at the other
+    At level invariant each has `RunConfig.microbatch_size` neighbours, which is a part of what the run is; at the other
     levels as many samples as `runtime.token_budget` has room for.
     """
     budget, size = state.config.runtime.token_budget, state.config.microbatch_size
@@ -298,6 +299,7 @@ def policy_loss(
     loss = function_of(section.loss if isinstance(section, GrpoSection) else "ppo_clip", LOSSES)
     found = loss(Tokens(logprobs, old, sampled, microbatch["advantages"], mask), config)
     losses, clipped = found[:2] if isinstance(found, PolicyLoss) else (found, torch.zeros_like(mask))
+    # approx_kl is to the policy before the step, ref_kl to the reference.
     observed = {"logprobs": logprobs, "entropy": entropy, "approx_kl": old - logprobs, "clipped": clipped.float()}
     if (weights := correction_weights(config.correction, old, sampled, mask)) is not None:
         losses = reweighted(losses, weights, mask)  # and neither KL nor entropy, which are the policy's own

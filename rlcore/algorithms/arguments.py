@@ -5,6 +5,9 @@ from torch import Tensor
 
 from rlcore.errors import EmptyMaskError, NonFiniteError, ShapeError
 
+MAX_LOG_RATIO = 20.0
+"""Where the log-ratio of a token is clamped, either way: exp(20) squared is still finite in float32."""
+
 
 def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
     """Refuse a mask that is not bool [samples, positions], and tensors of another shape; raises ShapeError."""

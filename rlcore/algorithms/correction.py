@@ -8,9 +8,7 @@ is not learned from (rejection: a mask). Neither carries a gradient.
 
 from torch import Tensor
 
-from rlcore.algorithms.arguments import check_tokens, only, sample_mean
-
-MAX_LOG_RATIO = 20.0
+from rlcore.algorithms.arguments import MAX_LOG_RATIO, check_tokens, only, sample_mean
 
 
 def mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor) -> Tensor:

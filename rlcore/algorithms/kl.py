@@ -19,11 +19,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from rlcore.algorithms.arguments import check_tokens, only
+from rlcore.algorithms.arguments import MAX_LOG_RATIO, check_tokens, only
 from rlcore.errors import InvalidValueError, NonFiniteError
 
 Estimator = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
-MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 MAX_ERROR = 0.2
 

@@ -16,10 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.arguments import check_tokens, only, sample_mean
+from rlcore.algorithms.arguments import MAX_LOG_RATIO, check_tokens, only, sample_mean
 
-MAX_LOG_RATIO = 20.0
-"""Where the log-ratio of a token is clamped, either way: exp(20) squared is still finite in float32."""
 MAX_LOG_SEQUENCE_RATIO = 10.0
 
 
@@ -58,7 +56,7 @@ def ppo_clip(
     Raises ShapeError. PPO (arXiv:1707.06347), equation 7; DAPO (arXiv:2503.14476),
     section 3.1; dual clip (arXiv:1912.09729).
     """
-    log_ratio, advantages = _compared(tokens, tokens.old_logprobs)
+    log_ratio, advantages = _ratio_to(tokens, tokens.old_logprobs)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
@@ -80,7 +78,7 @@ def gspo(tokens: Tokens, *, clip_eps_low: float = 3e-4, clip_eps_high: float = 4
 
     Raises ShapeError. GSPO (arXiv:2507.18071), section 4.3 (GSPO-token).
     """
-    log_ratio, advantages = _compared(tokens, tokens.old_logprobs)
+    log_ratio, advantages = _ratio_to(tokens, tokens.old_logprobs)
     log_sequence_ratio = sample_mean(tokens.loss_mask, log_ratio).detach().unsqueeze(-1)
     own_share = log_ratio - log_ratio.detach()  # 0, and the token's gradient
     ratio = (log_sequence_ratio + own_share).clamp(max=MAX_LOG_SEQUENCE_RATIO).exp()
@@ -97,14 +95,14 @@ def cispo(tokens: Tokens, *, clip_eps_low: float = 1.0, clip_eps_high: float = 4
 
     Raises ShapeError. CISPO in MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """
-    log_ratio, advantages = _compared(tokens, tokens.old_logprobs)
+    log_ratio, advantages = _ratio_to(tokens, tokens.old_logprobs)
     ratio = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weight = ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
     losses = -weight * advantages * only(tokens.loss_mask, tokens.logprobs)
     return PolicyLoss(losses, ratio != weight, torch.zeros_like(tokens.loss_mask))
 
 
-def _compared(tokens: Tokens, reference: Tensor) -> tuple[Tensor, Tensor]:
+def _ratio_to(tokens: Tokens, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-ratio of loss tokens to those of a reference, and their advantages; raises ShapeError."""
     check_tokens(**tokens._asdict())
     mask = tokens.loss_mask
@@ -125,7 +123,7 @@ def masked_is_keep(
 
     Raises ShapeError.
     """
-    d, mask = _compared(tokens, tokens.rollout_logprobs)[0].detach(), tokens.loss_mask
+    d, mask = _ratio_to(tokens, tokens.rollout_logprobs)[0].detach(), tokens.loss_mask
     r = d.exp()
     means = sample_mean(mask, d).exp()
     lowest = torch.where(mask, r, math.inf).amin(dim=-1)
@@ -142,7 +140,7 @@ def masked_is(tokens: Tokens, keep: Tensor | None = None, *, proximal_coef: floa
 
     Raises ShapeError. The loss of prime-rl and of surogate.
     """
-    log_ratio, advantages = _compared(tokens, tokens.rollout_logprobs)
+    log_ratio, advantages = _ratio_to(tokens, tokens.rollout_logprobs)
     keep, d = masked_is_keep(tokens) if keep is None else keep, log_ratio.detach()
     coefficient = only(keep, d.exp() * (advantages - proximal_coef * d))
     losses = -coefficient * only(keep, tokens.logprobs)
@@ -186,7 +184,7 @@ def ipo(
 
 def _proximal(tokens: Tokens, drop: Tensor, proximal_coef: float, ratio_cap: float) -> PolicyLoss:
     """-A min(r, ratio_cap) of tokens not dropped + proximal_coef d^2; a capped ratio's gradient is the cap, not 0."""
-    d, advantages = _compared(tokens, tokens.rollout_logprobs)
+    d, advantages = _ratio_to(tokens, tokens.rollout_logprobs)
     keep = tokens.loss_mask & ~drop
     # On inputs: a dropped token's r may be infinite, and its gradient 0 * inf.
     ratio = only(keep, d).detach().exp().clamp(max=ratio_cap)

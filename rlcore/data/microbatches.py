@@ -126,7 +126,7 @@ def build_microbatch(batch: Batch, samples: Sequence[int], number: int) -> Micro
     length = num_read + -num_read % LENGTH_MULTIPLE + 1
     first = max(1, int(own["prompt_lengths"].min()))
 
-    def fitted(rows: Tensor) -> Tensor:
+    def fitted(rows: Tensor) -> Tensor:  # padded, or cut
         return torch.nn.functional.pad(rows, (0, length - rows.shape[1]))
 
     tokens = fitted(own.pop("tokens"))

@@ -40,7 +40,7 @@ def _bound(reward: Reward, columns: Columns, state: TrainerState) -> Callable[[]
 
     No change that it makes in them reaches another function, another completion of the prompt, or the task.
     """
-    names = accepted(reward, [*columns, STATE])
+    names = asked_for(reward, [*columns, STATE])
     given = {name: state if name == STATE else list(map(_copied, columns[name])) for name in names}
     return partial(reward.function, **given)
 
@@ -52,7 +52,7 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def accepted(reward: Reward, available: Iterable[str]) -> list[str]:
+def asked_for(reward: Reward, available: Iterable[str]) -> list[str]:
     """The names a function takes: all where it has `**columns`, else those of its parameters.
 
     Raises RewardError where it wants one there is not.

@@ -10,7 +10,7 @@ from rlcore.data.files import Row, read_rows, split_rows
 from rlcore.data.generated import EXERCISES, draw
 from rlcore.data.recommendation import recommended
 from rlcore.data.rewards import GIVEN, STATE, Reward, load_reward
-from rlcore.data.scoring import accepted
+from rlcore.data.scoring import asked_for
 from rlcore.errors import InvalidValueError
 from rlcore.rewards.text import matching
 from rlcore.seeds import prompt_ids
@@ -115,5 +115,5 @@ def _rewards(section: TaskSection, columns: Mapping[str, Any]) -> tuple[Reward, 
     if not rewards and section.reward_model is None:
         rewards = OWN_REWARDS.get(section.name, (Reward("matching", matching),))
     for reward in rewards:
-        accepted(reward, [*GIVEN, *columns, STATE])
+        asked_for(reward, [*GIVEN, *columns, STATE])
     return rewards

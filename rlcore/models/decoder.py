@@ -186,9 +186,9 @@ class Decoder(nn.Module):
         samples are of different lengths, tokens after an end are written too, and overwritten by what comes there.
         """
         firsts = torch.tensor(starts, device=cache.keys.device)
-        return self.read(tokens, CachePositions.of(cache, firsts, tokens.shape[1], longest=max(starts)))
+        return self.decode(tokens, CachePositions.of(cache, firsts, tokens.shape[1], longest=max(starts)))
 
-    def read(self, tokens: Tensor, at: CachePositions) -> Tensor:
+    def decode(self, tokens: Tensor, at: CachePositions) -> Tensor:
         """Read tokens at positions that have been worked out before; as `extend`."""
         return self.through(tokens, TorchBackend(self.config, self.rotations(), tokens.shape[1], at))
 

@@ -118,7 +118,7 @@ class ContinuousBatch:
         self._make_room(longest + 1)
         at = CachePositions.of(self._cache, torch.tensor(lengths, device=self._device), 1, longest=longest)
         last = torch.tensor([[each.tokens[-1]] for each in self._running], device=self._device)
-        hidden = self._decoder.read(last, at)
+        hidden = self._decoder.decode(last, at)
         self._num_decoded += 1
         self._drawing = self._drawing or self._drawing_of(self._running)
         return self._draw(self._decoder.logits(hidden[:, 0]), self._drawing, 0)

@@ -103,7 +103,7 @@ class Trainer:
             norm = self.reduction.norm([*gradients.values()])
             if not math.isfinite(norm):
                 raise non_finite_gradient(gradients)
-            if max_norm is not None and norm > max_norm:
+            if max_norm is not None and norm > max_norm:  # by their ratio: clip_grad_norm_ adds 1e-6 to the norm
                 torch._foreach_mul_([local_part(each) for each in gradients.values()], max_norm / norm)
             if self._sentinel is not None:
                 self._sentinel.before(self.state(), gradients)
