@@ -3,8 +3,11 @@
 advantage(batch, config) -> floats [samples], or [samples, positions]
 loss(tokens, config)     -> floats [samples, positions], or a PolicyLoss, which says what was clipped too
 
-A batch has `rewards`, `groups`, `included` and `lengths` [samples], `tokens`, `loss_mask` and `rollout_logprobs`
-[samples, positions], and more by the configuration; of a completion without a reward `included` is False.
+An advantage sees the whole batch: `rewards` (float64), `groups`, `included`, `lengths` and `prompt_lengths` [samples],
+`tokens`, `loss_mask`, `rollout_logprobs` and `policy_versions` [samples, positions], and more by the configuration. Of
+a completion without a reward `included` is False. A loss is minimised, and sees the `Tokens` of one microbatch
+(`rlcore.algorithms.losses`), which has some of the samples: each sample is to be treated by itself. What compares
+samples is an advantage. What either gives outside the loss mask is not read.
 """
 
 from collections.abc import Callable, Mapping
@@ -89,7 +92,9 @@ def _own(name: str, function: Callable[..., Any], given: Batch | Tokens, config:
     shapes = [mask.shape] if isinstance(given, Tokens) else [mask.shape, mask.shape[:1]]
     if not isinstance(values, Tensor) or values.shape not in shapes or not values.is_floating_point():
         what = described(values) if isinstance(values, Tensor) else repr(values)[:60]
-        raise InvalidValueError(f"{name} returned {what}", legal=f"floats {' or '.join(str(list(s)) for s in shapes)}")
+        legal = f"floats [samples, positions], here {list(mask.shape)}" + ", or [samples]" * (len(shapes) > 1)
+        remedy = "one loss for each token: algorithm.aggregation adds them up" if isinstance(given, Tokens) else ""
+        raise InvalidValueError(f"{name} returned {what}", legal=legal, remedy=remedy)
     if isinstance(given, Tokens) and given.logprobs.requires_grad and not values.requires_grad:
         raise InvalidValueError(f"{name} returned losses without a gradient", legal="losses made of tokens.logprobs")
     counted = mask if values.dim() > 1 else named["included"]

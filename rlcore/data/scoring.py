@@ -151,7 +151,7 @@ def _failure(reward: Reward, columns: Columns, state: TrainerState, error: BaseE
             remedy="check that the service it waits for responds, or raise task.reward_timeout_s",
         )
     said = f"reward function {reward.name} raised {type(error).__name__}: {error}{place_of(error)}"
-    legal, remedy = "", "let it return None for a completion without a reward"
+    legal, remedy = "", "correct it there; for a completion without a reward it may return None"
     if isinstance(error, RlcoreError):  # of an adapter
         said, legal, remedy = f"reward function {reward.name}: {error.what}", error.legal, error.remedy
     for index in range(num_completions):
