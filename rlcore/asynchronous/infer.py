@@ -1,0 +1,218 @@
+"""Inference: a pure function of (version of the weights, tokens, key) behind OpenAI's completions, which keeps nothing.
+
+    POST /v1/completions {"model": "step_3", "prompt": [ids], "seed": key, "max_tokens": 32, "temperature": 1.0}
+      ─▶ {"choices": [{"text", "token_ids", "logprobs": {"token_logprobs"}, "finish_reason"}], "system_fingerprint"}
+
+One thread: between two tokens it takes what has arrived, and admits it. Completions that run together are of one
+version; those of the version that was asked for first come first. The fingerprint is the digest of the weights. Whoever
+hangs up is forgotten.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from harness.bits.files import parse_object
+from harness.bits.tensor_digests import weights_digest
+from rlcore.asynchronous.directory import read
+from rlcore.errors import CheckpointError, InvalidValueError, RlcoreError
+from rlcore.models.decoder import Decoder
+from rlcore.samplers.base import RunningSequence, check_requests
+from rlcore.samplers.batching import ContinuousBatch
+from rlcore.samplers.stopping import reason
+from rlcore.types import Prompt, SampleRequest, SamplingParams, Tokenizer
+
+WEIGHTS = "model.safetensors"
+"""File of a broadcast."""
+
+
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """A completion that somebody waits for."""
+
+    version: int
+    request: SampleRequest
+    answer: "asyncio.Future[RunningSequence]"
+    number: int = -1
+    """In the batch; -1 before it is there."""
+    digest: str = ""
+    """Of the weights that draw it."""
+    began_s: float = 0.0
+    """When it was put into the batch."""
+    ended_s: float = 0.0
+
+
+class Inference:
+    """One decoder, with the weights that are asked for, and the completions on their way through it."""
+
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer, broadcasts: Path, *, concurrency: int, length: int
+    ) -> None:
+        """Read weights from `broadcasts`; completions have up to `length` tokens, with their prompts."""
+        self._decoder, self._tokenizer, self._broadcasts = decoder, tokenizer, broadcasts
+        self._concurrency, self._config = concurrency, replace(decoder.config, max_length=length)
+        self._waiting: list[Wanted] = []
+        self._running: dict[int, Wanted] = {}
+        self._arrived = asyncio.Event()
+        self._version, self._digest = -1, ""
+        self._begin()
+
+    def app(self) -> Starlette:
+        """Return the application, which decodes for as long as it is served."""
+
+        @asynccontextmanager
+        async def decoding(_: Starlette) -> AsyncIterator[None]:
+            task = asyncio.create_task(self._decode())
+            yield
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+        routes = [
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/health", lambda _: Response()),
+        ]
+        return Starlette(routes=routes, lifespan=decoding)
+
+    async def models(self, _: Request) -> JSONResponse:
+        """Answer with what is loaded, and how many completions are on their way."""
+        name = f"step_{self._version}"
+        about = {"id": name, "object": "model", "waiting": len(self._waiting), "running": len(self._running)}
+        return JSONResponse({"object": "list", "data": [about], "places": self._concurrency})
+
+    async def complete(self, request: Request) -> JSONResponse:
+        """Answer one completion; 400 for what cannot be done, 404 for weights that are not there, 500 for a failure."""
+        try:
+            wanted = self._read(parse_object(await request.body()))
+        except (InvalidValueError, ValueError, KeyError, TypeError) as error:
+            return _failure(400, error)
+        self._waiting.append(wanted)
+        self._arrived.set()
+        gone = asyncio.create_task(_gone(request))
+        await asyncio.wait({wanted.answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not wanted.answer.done():
+            self._forget(wanted)
+            return _failure(499, ConnectionError("the client has hung up"))
+        if (error := wanted.answer.exception()) is not None:
+            return _failure(404 if isinstance(error, CheckpointError) else 500, error)
+        done = wanted.answer.result()
+        ended = reason(
+            done.tokens, done.request.params, self._tokenizer.eos_id, by_text=bool(done.text and done.text.is_found)
+        )
+        choice = {
+            "index": 0,
+            "text": self._tokenizer.decode(done.tokens),
+            "token_ids": done.tokens,
+            "logprobs": {"token_logprobs": done.logprobs},
+            "finish_reason": "length" if ended == "length" else "stop",
+            "stop_reason": ended,
+        }
+        usage = {
+            "completion_tokens": len(done.tokens),
+            "seconds": wanted.ended_s - wanted.began_s,
+            "places": self._concurrency,
+        }
+        return JSONResponse(
+            {
+                "model": f"step_{wanted.version}",
+                "choices": [choice],
+                "system_fingerprint": wanted.digest,
+                "usage": usage,
+            }
+        )
+
+    def _read(self, asked: Mapping[str, Any]) -> Wanted:
+        """Read a request. Raises InvalidValueError, and what Python raises for a value of another kind."""
+        known = {"model", "prompt", "seed", "max_tokens", "temperature", "logprobs", "stop", "n"}
+        if unknown := sorted(asked.keys() - known):
+            raise InvalidValueError(f"unknown key {unknown[0]}", legal=", ".join(sorted(known)))
+        if asked.get("n", 1) != 1 or not str(asked["model"]).startswith("step_"):
+            raise InvalidValueError(f"model {asked['model']!r}, n {asked.get('n')}", legal="model step_N, n 1")
+        params = SamplingParams(
+            max_tokens=int(asked["max_tokens"]),
+            temperature=float(asked.get("temperature", 1.0)),
+            stop_ids=self._tokenizer.stop_ids,
+            stop_strings=tuple(asked.get("stop") or ()),
+        )
+        if params.max_tokens < 1 or params.temperature < 0:
+            raise InvalidValueError(f"max_tokens {params.max_tokens}, temperature {params.temperature}")
+        tokens = tuple(map(int, asked["prompt"]))
+        request = SampleRequest(Prompt("", "", tokens), 0, int(asked["seed"]), params)
+        check_requests([request], self._config)
+        version = int(str(asked["model"]).removeprefix("step_"))
+        return Wanted(version, request, asyncio.get_running_loop().create_future())
+
+    async def _decode(self) -> None:
+        """Decode a token of all that run, over and over; whoever has arrived meanwhile joins them."""
+        while True:
+            self._admit()
+            if not len(self._batch):
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            try:
+                for done in self._batch.step():
+                    wanted = self._running.pop(done.number)
+                    wanted.ended_s = time.monotonic()
+                    wanted.answer.set_result(done)
+            except RlcoreError as error:
+                for each in self._running.values():
+                    each.answer.set_exception(error)
+                self._begin()
+            await asyncio.sleep(0)
+
+    def _admit(self) -> None:
+        """Put what waits for the loaded version into the batch; into an empty one, what has waited longest."""
+        while self._waiting and not len(self._batch) and self._waiting[0].version != self._version:
+            wanted = self._waiting[0]
+            try:
+                content = read(self._broadcasts, wanted.version, WEIGHTS)
+                self._decoder.load_state_dict(load(content))
+            except CheckpointError as error:
+                self._version = -1
+                self._waiting.remove(wanted)
+                wanted.answer.set_exception(error)
+                continue
+            self._version, self._digest = wanted.version, weights_digest(dict(self._decoder.named_parameters()))
+        for wanted in [each for each in self._waiting if each.version == self._version]:
+            wanted.number, wanted.digest, wanted.began_s = (
+                self._batch.put(wanted.request),
+                self._digest,
+                time.monotonic(),
+            )
+            self._running[wanted.number] = wanted
+        self._waiting = [each for each in self._waiting if each.version != self._version]
+
+    def _forget(self, wanted: Wanted) -> None:
+        if wanted in self._waiting:
+            self._waiting.remove(wanted)
+        elif self._running.pop(wanted.number, None) is not None:
+            self._batch.drop(wanted.number)
+
+    def _begin(self) -> None:
+        self._running.clear()
+        self._batch = ContinuousBatch(self._decoder, self._tokenizer, concurrency=self._concurrency)
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _failure(status: int, error: BaseException) -> JSONResponse:
+    said = {"message": getattr(error, "what", None) or repr(error), "legal": getattr(error, "legal", "")}
+    return JSONResponse({"error": said | {"remedy": getattr(error, "remedy", "")}}, status_code=status)
