@@ -256,9 +256,9 @@ def _prune(directory: Path, keep: int | None, keep_every: int, written: Path) ->
     """Remove what was replaced, and what is older than the newest `keep` whole ones; damaged ones among these stay."""
     _remove(written.with_name(written.name + REPLACED))
     num_whole = 0
-    for path in _newest_first(directory) if keep is not None else ():
-        if num_whole < keep:
-            num_whole += _is_whole(path)
+    for path in _newest_first(directory):
+        if keep is None or num_whole < keep:
+            num_whole += keep is not None and _is_whole(path)
         elif path != written and (not keep_every or int(path.name.removeprefix("step-")[:6]) % keep_every):
             _remove(path)
 

@@ -34,9 +34,7 @@ class Audit:
         lines = [f"{self.num_batches} batches, {sum(self.fates.values())} groups: {found or 'none'}"]
         lines += [f"{len(self.on_their_way)} groups on their way"] if self.on_their_way else []
         lines += [f"lost: groups {self.lost[:8]}, {len(self.lost)} in all"] if self.lost else []
-        lines += [f"trained or discarded twice: groups {self.doubled[:8]}, {len(self.doubled)} in all"] * bool(
-            self.doubled
-        )
+        lines += [f"twice: groups {self.doubled[:8]}, {len(self.doubled)} in all"] if self.doubled else []
         return [*lines, *self.wrong, "every group once" if self.is_right else "the ledger is WRONG"]
 
 

@@ -101,14 +101,16 @@ class Inference:
         self._waiting.append(wanted)
         self._arrived.set()
         gone = asyncio.create_task(_gone(request))
-        await asyncio.wait({wanted.answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
-        if not wanted.answer.done():
+        gone.add_done_callback(lambda _: wanted.answer.cancel())
+        try:
+            done = await wanted.answer
+        except asyncio.CancelledError:
             self._forget(wanted)
             return _failure(499, ConnectionError("the client has hung up"))
-        if (error := wanted.answer.exception()) is not None:
-            return _failure(404 if isinstance(error, CheckpointError) else 500, error)
-        done = wanted.answer.result()
+        except RlcoreError as failed:
+            return _failure(404 if isinstance(failed, CheckpointError) else 500, failed)
+        finally:
+            gone.cancel()
         ended = reason(
             done.tokens, done.request.params, self._tokenizer.eos_id, by_text=bool(done.text and done.text.is_found)
         )

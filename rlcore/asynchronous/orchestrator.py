@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ class Orchestrator:
                 fates = {g: TRAINED if len(own) == self._size else FAILED for g, own in by_group.items()}
                 ledger = [(g, flying.pop(g).version, fates[g]) for g in members] + discarded
                 self._publish(step, ledger, rows, is_last=last is not None and step + 1 == last)
-                self._log(step, len(flying), len(discarded), rows, time.monotonic() - began_s, idle_s)
+                counts = {"in_flight": len(flying), "discarded": len(discarded)}
+                self._log(step, rows, counts, seconds=time.monotonic() - began_s, idle_s=idle_s)
                 step, discarded, began_s, idle_s = step + 1, [], time.monotonic(), 0.0
         finally:
             for each in flying.values():
@@ -289,7 +290,7 @@ class Orchestrator:
         publish(self._run / BATCHES, step, {BATCH: json.dumps(batch).encode()})
 
     def _log(
-        self, step: int, num_flying: int, num_discarded: int, rows: list[dict[str, Any]], seconds: float, idle_s: float
+        self, step: int, rows: list[dict[str, Any]], counts: Mapping[str, int], *, seconds: float, idle_s: float
     ) -> None:
         """Append what was measured, which no bit depends on, to rollouts.jsonl."""
         num_tokens = sum(len(row["logprobs"]) for row in rows)
@@ -298,8 +299,8 @@ class Orchestrator:
             "groups_per_step": self._per_step,
             "group_size": self._size,
             "places": self._places,
-            "in_flight": num_flying,
-            "discarded": num_discarded,
+            **counts,
+            "waiting": self._client.num_waiting,
             "versions_apart": max((step - row["version"] for row in rows), default=0),
             "tokens_per_s": num_tokens / max(seconds, 1e-9),
             "seconds": seconds,

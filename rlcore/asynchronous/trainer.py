@@ -64,7 +64,7 @@ class AsynchronousTrainer:
         self._optimizer = OptimizerSection(
             learning_rate=section.learning_rate,
             weight_decay=section.weight_decay,
-            max_gradient_norm=section.max_grad_norm,
+            max_gradient_norm=section.max_grad_norm or None,
         )
         self._runtime = RuntimeSection(
             token_budget=max(16_384, section.per_device_train_batch_size * section.sequence_len)
@@ -133,7 +133,7 @@ class AsynchronousTrainer:
             record("loss", "policy", each.loss)
         self._check_on_policy(number, learned, passes, losses)
         rate = self._rate(number)
-        norm = self.trainer.optimizer_step(learning_rate=rate, max_norm=section.max_grad_norm)
+        norm = self.trainer.optimizer_step(learning_rate=rate, max_norm=self._optimizer.max_gradient_norm)
         record("backward", "policy.gradient_norm", norm)
         record("optimizer", "policy.learning_rate", rate)
         seen = {
@@ -173,12 +173,11 @@ class AsynchronousTrainer:
                 ).in_step(number)
 
     def _rate(self, step: int) -> float:
-        section = self._section
-        given = {"peak": section.learning_rate, "num_warmup_steps": section.warmup_steps}
+        section, peak, warmup = self._section, self._section.learning_rate, self._section.warmup_steps
         if section.lr_scheduler_type == "constant":
-            return constant_lr(step, **given)
+            return constant_lr(step, peak=peak, num_warmup_steps=warmup)
         compute = linear_lr if section.lr_scheduler_type == "linear" else cosine_lr
-        return compute(step, num_steps=section.max_steps, final_ratio=0.0, **given)
+        return compute(step, peak=peak, num_steps=section.max_steps, num_warmup_steps=warmup, final_ratio=0.0)
 
     def _broadcast(self, step: int, metrics: Mapping[str, float]) -> None:
         """Publish the weights after so many steps, and what the step was."""

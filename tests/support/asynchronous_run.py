@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from rlcore import determinism
-from rlcore.asynchronous import directory, infer, orchestrator, trainer
+from rlcore.asynchronous import infer, orchestrator, trainer
 from rlcore.asynchronous.audit import audit
 from rlcore.asynchronous.directory import BATCHES, BROADCASTS, read, steps
 from rlcore.asynchronous.processes import run_infer, run_orch, run_train
@@ -34,6 +34,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.probe import certify
+from rlcore.samplers.batching import ContinuousBatch
 
 CONFIG = DecoderConfig("qwen3", 30, 32, 1, 2, 1, 16, 64, max_length=64)
 ROLES: Mapping[str, tuple[Callable[..., Any], Callable[..., int]]] = {
@@ -134,8 +135,8 @@ def _delay(rng: random.Random) -> None:
         (trainer, "publish", 0.1),
         (trainer, "read_batch", 0.1),
         (infer, "read", 0.1),
-        (infer.ContinuousBatch, "step", 0.01),
-        (directory.os, "fsync", 0.002),
+        (ContinuousBatch, "step", 0.01),
+        (os, "fsync", 0.002),
     ):
         slow(module, name, most_s)
 
@@ -183,7 +184,7 @@ def complete(
             if "train" not in pids:
                 return num_kills
             if num_kills < kills and time.monotonic() > next_s:
-                os.kill(pids[rng.choice([role for role in pids])], signal.SIGKILL)
+                os.kill(pids[rng.choice(list(pids))], signal.SIGKILL)
                 num_kills += 1
                 next_s = time.monotonic() + rng.expovariate(1 / every_s)
             assert time.monotonic() < deadline, "the run does not end"
@@ -193,10 +194,7 @@ def complete(
 def bits(run: Path) -> dict[str, bytes]:
     """What must not depend on anybody's speed: the last weights, and every batch."""
     last = steps(run / BROADCASTS)[-1]
-    found = {
-        "weights": read(run / BROADCASTS, last, infer.WEIGHTS),
-        "metrics": read(run / BROADCASTS, last, "metrics.json"),
-    }
+    found = {name: read(run / BROADCASTS, last, name) for name in (infer.WEIGHTS, "metrics.json")}
     return found | {f"batch {step}": read(run / BATCHES, step, "batch.json") for step in steps(run / BATCHES)}
 
 
@@ -220,10 +218,8 @@ def main() -> None:
             began_s = time.monotonic()
             complete(write_files(run, model, **orch), delays=number)
             same = bits(run / "run_default") == expected
-            print(
-                f"A={ahead} delays {number}: {'EQUAL' if same else 'DIFFERENT'} {time.monotonic() - began_s:.1f} s",
-                flush=True,
-            )
+            verdict, seconds = "EQUAL" if same else "DIFFERENT", time.monotonic() - began_s
+            print(f"A={ahead} delays {number}: {verdict} {seconds:.1f} s", flush=True)
         number = 0
         while num_kills < given.kills:
             run = given.directory / f"a{ahead}-killed{number}"

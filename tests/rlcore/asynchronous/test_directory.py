@@ -38,7 +38,7 @@ def test_a_full_disk_leaves_no_part_of_a_step(tmp_path: Path, monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(*((os, "fsync") if moment == "fsync" else (Path, moment)), full)
+    monkeypatch.setattr(os if moment == "fsync" else Path, moment, full)
     with pytest.raises(CheckpointError, match=r"step_1 cannot be written: No space left") as caught:
         publish(tmp_path, 1, FILES)
     assert "goes on where it was" in caught.value.remedy
