@@ -56,12 +56,21 @@ def main() -> None:
 
 
 @main.command("grpo")
-@click.option("--train", type=FILE, required=True, help="The trainer's file.")
-@click.option("--infer", type=FILE, required=True, help="That of inference.")
-@click.option("--orch", type=FILE, required=True, help="That of the orchestrator.")
+@click.option("--train", type=FILE, help="The trainer's file.")
+@click.option("--infer", type=FILE, help="That of inference.")
+@click.option("--orch", type=FILE, help="That of the orchestrator.")
+@click.option("--simulate", type=DIRECTORY, help="Instead: what a run in this directory would gain by other numbers.")
 @reported
-def grpo(train: Path, infer: Path, orch: Path) -> int:
+def grpo(train: Path | None, infer: Path | None, orch: Path | None, simulate: Path | None) -> int:
     """Run inference, orchestrator and trainer together; start again what is killed."""
+    if simulate is not None:
+        from rlcore.asynchronous.simulation import measured_run, table
+
+        for line in table(measured_run(simulate), ahead=(0, 1, 2, 4), samplers=(1, 2, 4)):
+            click.echo(line)
+        return 0
+    if train is None or infer is None or orch is None:
+        raise click.UsageError("--train, --infer and --orch are needed together")
     from rlcore.asynchronous.run import check_together, supervise
 
     check_together(train, infer, orch)

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.bits.levels import level_variables
@@ -60,22 +61,21 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
         raise InvalidValueError(f"{infer} serves port {sampler.port}, which client.base_url of {orch} does not have")
 
 
+def start(role: str, file: Path) -> "subprocess.Popen[bytes]":
+    """Start a process of a role, which ends with this one."""
+    command = [sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(file)]
+    return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
+
+
 def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
     """Run the three processes until the trainer has trained the last step; return the exit code.
 
     A process that a signal has ended is started again; one that ends with an error ends the run.
     """
-    children: dict[str, subprocess.Popen[bytes]] = {}
-    given, num_deaths = {**os.environ, PARENT: str(os.getpid())}, 0
-
-    def start(role: str) -> None:
-        command = [sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(files[role])]
-        children[role] = subprocess.Popen(command, env=given)
-
+    num_deaths = 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        for role in ROLES:
-            start(role)
+    with ending() as children:
+        children.update({role: start(role, files[role]) for role in ROLES})
         while True:
             for role, child in list(children.items()):
                 code = child.poll()
@@ -92,8 +92,16 @@ def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
                         f"{num_deaths} processes of the run were killed", remedy="see dmesg for the reason"
                     )
                 say(f"{role} (pid {child.pid}) was ended by {signal.Signals(-code).name}: it is started again")
-                start(role)
+                children[role] = start(role, files[role])
             time.sleep(POLL_S)
+
+
+@contextmanager
+def ending() -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
+    """Give a place for processes, all of which end with the context, however that ends."""
+    children: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        yield children
     finally:
         for child in children.values():
             child.terminate()

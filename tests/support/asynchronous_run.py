@@ -205,8 +205,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--ahead", type=int, nargs="+", default=[1])
+    parser.add_argument("--complete", action="store_true", help="only the run whose three files are there")
+    parser.add_argument("--delays", type=int, help="seed of random delays")
     given = parser.parse_args()
     prepare()
+    if given.complete:
+        complete({role: given.directory / f"{role}.yaml" for role in ROLES}, delays=given.delays)
+        return
     model, num_kills = make_model(given.directory / "model"), 0
     for ahead in given.ahead:
         orch = {"max_async_level": ahead, "num_steps": given.steps}
