@@ -6,7 +6,7 @@
         checkpoints/         what the trainer resumes from: `rlcore.checkpoint`
 
 Each step has a file STABLE with the digests of the others. A process may be killed at any moment: what it was writing
-has a hidden name, which nobody reads, and is written again. Order goes by numbers: no clock and no time of a file is
+has a hidden name, which no process reads, and is written again. Order goes by numbers: no clock and no time of a file is
 read. Batches are kept: they are the ledger, and the schedule of a replay.
 """
 
@@ -46,10 +46,8 @@ def publish(directory: Path, step: int, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed here
         hidden.mkdir(parents=True)
         for name, content in {**files, STABLE: stable}.items():
-            with open(hidden / name, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            (hidden / name).write_bytes(content)
+            _flush(hidden / name)
         _flush(hidden)
         if not final.exists():
             hidden.rename(final)  # fails on a directory that holds files: the first one stays
@@ -98,7 +96,7 @@ def is_there(directory: Path, step: int) -> bool:
 
 
 def retire(directory: Path, before: int) -> None:
-    """Remove steps before this one; each loses its name at once, and whoever has opened a file has read it."""
+    """Remove steps before this one; each loses its name at once, and a file that is open is read to its end."""
     for step in [step for step in steps(directory) if step < before]:
         path = path_of(directory, step)
         gone = path.with_name(f".gone_{step}")
@@ -111,17 +109,29 @@ def retire(directory: Path, before: int) -> None:
 def held(run: Path, role: str, say: Callable[[str], None]) -> Iterator[None]:
     """Be the only process of this role in the directory; another one waits here until this one has ended."""
     run.mkdir(parents=True, exist_ok=True)
-    with open(run / f".{role}.lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another {role} works in {run}: waiting for its end")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = os.open(run / f".{role}.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"another {role} works in {run}: waiting for its end")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
-def _flush(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def append(path: Path, values: Mapping[str, object]) -> None:
+    """Append a line of JSON: what was measured, on which no bit depends."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(file, json.dumps(values).encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

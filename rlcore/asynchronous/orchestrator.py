@@ -24,7 +24,7 @@ import httpx2
 import torch
 
 from rlcore.algorithms.advantages import dr_grpo
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, publish, read, steps
+from rlcore.asynchronous.directory import BATCHES, BROADCASTS, append, publish, read, steps
 from rlcore.asynchronous.settings import Orch
 from rlcore.data.scoring import score
 from rlcore.data.tasks import Task
@@ -93,9 +93,9 @@ class Client:
                         return await self._ask(url, asked)
                     async with self._alone:
                         return await self._ask(url, asked)
-                except httpx2.ConnectError:  # nobody is there
+                except httpx2.ConnectError:  # no server
                     await asyncio.sleep(0.1)
-                except httpx2.TransportError:  # there was somebody
+                except httpx2.TransportError:  # a server that has ended, or was too slow
                     num_deaths += 1
                     if num_deaths == 2 * MOST_DEATHS:
                         self._say(f"group {group}: a request has ended {url} {num_deaths} times, and is given up")
@@ -308,5 +308,4 @@ class Orchestrator:
             "rollout_s": self._rollout_s,
         }
         self._rollout_s = []
-        with open(self._run / "rollouts.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(self._run / "rollouts.jsonl", line)

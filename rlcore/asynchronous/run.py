@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.bits.files import read_text
 from harness.bits.levels import level_variables
 from harness.process.supervisor.syscalls import die_with_parent
 from rlcore.asynchronous.directory import RUN
@@ -16,6 +17,7 @@ from rlcore.asynchronous.settings import read_infer, read_orch, read_train
 from rlcore.errors import InvalidValueError, RlcoreError
 
 ROLES = ("infer", "orch", "train")
+CPUS = "/proc/cpuinfo"
 PARENT = "RLCORE_PARENT"
 """Holds the process whose end is the end of this one."""
 POLL_S = 0.05
@@ -26,8 +28,7 @@ MOST_DEATHS = 1000
 
 def environment(level: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables of a process of a level. Raises UsageError where those that are set exclude it."""
-    cpus = Path("/proc/cpuinfo")
-    is_intels = cpus.exists() and "GenuineIntel" in cpus.read_text()
+    is_intels = os.path.exists(CPUS) and "GenuineIntel" in read_text(CPUS)
     return {**environ, **level_variables(level, environ, is_held_by_entry=True, is_intels=is_intels)}
 
 

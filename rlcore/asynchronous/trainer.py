@@ -22,7 +22,7 @@ from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.losses import Tokens, masked_is, masked_is_keep
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, CHECKPOINTS, is_there, publish, retire
+from rlcore.asynchronous.directory import BATCHES, BROADCASTS, CHECKPOINTS, append, is_there, publish, retire
 from rlcore.asynchronous.infer import WEIGHTS
 from rlcore.asynchronous.orchestrator import METRICS, POLL_S, read_batch
 from rlcore.asynchronous.settings import LossSection, Train
@@ -219,8 +219,7 @@ class AsynchronousTrainer:
         """Say a line of the step, and append its numbers and its times, on which no bit depends, to metrics.jsonl."""
         times = {"seconds/wait": wait_s, "seconds/train": total_s - wait_s, "idle": wait_s / total_s}
         line = {**metrics, **times, "tokens_per_s": metrics["tokens"] / max(total_s - wait_s, 1e-9)}
-        with open(self._run / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(self._run / "metrics.jsonl", line)
         if metrics["step"] % self._section.logging_steps == 0:
             names = ("reward_mean", "kl", "masked", "grad_norm", "versions_apart", "idle")
             self._say(f"step {metrics['step']:.0f}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))

@@ -109,7 +109,7 @@ def fork(role: str, file: Path, delays: int | None = None) -> int:
             _delay(random.Random(f"{delays} {role} {os.getpid()}"))
         read_section, work = ROLES[role]
         code = work(read_section(file)[0], partial(print, flush=True))
-    except Exception:
+    except Exception:  # is in the log
         traceback.print_exc()
     finally:
         os._exit(code)
