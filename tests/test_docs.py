@@ -91,7 +91,7 @@ def test_the_two_commands_are_what_ci_and_packaging_provide() -> None:
     assert "rlharness[asynchronous,browser,engine,parquet,plots,ray,report,tensorboard,tests]" in extras["dev"]
     assert not any(requirement.startswith("rlharness[") for requirement in extras["engine"])
     assert any(requirement.startswith("torch>") for requirement in extras["engine"]), "the demo's replay needs torch"
-    assert PYPROJECT["project"]["scripts"] == {"rlharness": "harness.__main__:run"}
+    assert PYPROJECT["project"]["scripts"] == {"rlharness": "harness.__main__:run", "rlcore": "rlcore.commands:main"}
 
 
 def test_a_version_is_written_once() -> None:

@@ -6,8 +6,8 @@
         checkpoints/         what the trainer resumes from: `rlcore.checkpoint`
 
 Each step has a file STABLE with the digests of the others. A process may be killed at any moment: what it was writing
-has a hidden name, which no process reads, and is written again. Order goes by numbers: no clock and no time of a file is
-read. Batches are kept: they are the ledger, and the schedule of a replay.
+has a hidden name, which no process reads, and is written again. Order goes by numbers: no clock is read, no time of a
+file. Batches are kept: they are the ledger, and the schedule of a replay.
 """
 
 import fcntl
