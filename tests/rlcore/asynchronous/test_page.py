@@ -38,7 +38,7 @@ def test_the_three_files_are_of_one_run(files: dict[str, Path]) -> None:
     ],
 )
 def test_files_of_two_runs_are_refused(files: dict[str, Path], role: str, line: str, told: str) -> None:
-    key = line.split(":")[0]
+    key = line.partition(":")[0]
     kept = [each for each in files[role].read_text("utf-8").splitlines() if not each.startswith(f"{key}:")]
     files[role].write_text("\n".join([*kept, line]), "utf-8")
     with pytest.raises(InvalidValueError, match=told):
