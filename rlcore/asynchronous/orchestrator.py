@@ -12,8 +12,10 @@ is done again with equal bits. It alone decides what is trained:
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,10 +78,28 @@ class Client:
     def __init__(self, section: Orch, say: Callable[[str], None]) -> None:
         self._urls, self._say = [url.rstrip("/") for url in section.client.base_url], say
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx2.AsyncClient(timeout=section.client.timeout, limits=unlimited)
+        key = os.environ.get(section.client.api_key_var)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx2.AsyncClient(timeout=section.client.timeout, limits=unlimited, headers=headers)
         self._alone = asyncio.Lock()
         self.num_waiting = 0
         """Requests that have no answer yet."""
+
+    async def check(self) -> None:
+        """Check that each address that answers is of inference as `rlcore.asynchronous.infer` has it."""
+        for url in self._urls:
+            with contextlib.suppress(httpx2.TransportError):
+                found = await self._http.get(f"{url}/models")
+                if "places" not in found.text:
+                    raise InvalidValueError(
+                        f"{url} is a server that serves no versions of weights",
+                        legal="the address of rlcore grpo-infer, with /v1",
+                        remedy="start it there, or change client.base_url",
+                    )
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._http.aclose()
 
     async def complete(self, group: int, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Return an answer; None for a request that has ended the server, twice while it was asked for alone."""
@@ -145,6 +165,8 @@ class Orchestrator:
         plan = self._plan(ledgers, recorded)
         group, version = next(plan)
         try:
+            if not section.client.skip_model_check:
+                await self._client.check()
             while last is None or step < last:
                 newest = max(steps(self._run / BROADCASTS), default=-1)
                 nominal = step + len(flying) // self._per_step
@@ -180,6 +202,7 @@ class Orchestrator:
             for each in flying.values():
                 each.work.cancel()
             await asyncio.gather(*(each.work for each in flying.values()), return_exceptions=True)
+            await self._client.close()
 
     def _plan(self, ledgers: Sequence[Ledger], recorded: Sequence[Ledger]) -> Iterator[tuple[int, int | None]]:
         """Yield groups in the order in which they begin, each with its version; None: the newest."""
@@ -309,3 +332,6 @@ class Orchestrator:
         }
         self._rollout_s = []
         append(self._run / "rollouts.jsonl", line)
+        if step % self._section.report_to.interval == 0:
+            names = ("in_flight", "waiting", "discarded", "versions_apart", "tokens_per_s", "idle")
+            self._say(f"step {step}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))

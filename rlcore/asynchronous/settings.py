@@ -272,6 +272,11 @@ NOTICES: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("recipe", lambda role, value: role.recipe == "fp32" != value, "models on a CPU are trained in fp32"),
     ("optimizer", lambda role, value: value in (..., None), "adamw, whose state has 32 bits, replaces adamw_8bit"),
     ("gradient_accumulation_steps", lambda role, value: value is not ..., ONE_STEP),
+    (
+        "seed max_async_level",
+        lambda role, value: isinstance(role, Train) and value is not ...,
+        "that of orch.yaml counts",
+    ),
     ("host", lambda role, value: value is None, "127.0.0.1 alone is bound; write 0.0.0.0 for all interfaces"),
     (ON_GPU, lambda role, value: value is not ... and role.backend == "torch", "without effect with backend torch"),
     ("env", lambda role, value: role.env[0].id != "file", "a task of rlcore, not of the verifiers registry"),

@@ -23,11 +23,11 @@ LEAST: dict[str, str] = {
 TABLE = {
     ("train", "implemented"): """
     model - m2; output_dir output runs; sequence_len 1024 64; max_steps - 40; learning_rate 0.0002 0.1;
-    lr_scheduler_type linear cosine; warmup_steps 0 3; max_grad_norm 1.0 0.5; weight_decay 0.1 0.01; seed 42 1;
-    per_device_train_batch_size 2 1; logging_steps 1 5; max_async_level 1 2; level invariant deterministic;
+    lr_scheduler_type linear cosine; warmup_steps 0 3; max_grad_norm 1.0 0.5; weight_decay 0.1 0.01; 
+    per_device_train_batch_size 2 1; logging_steps 1 5; level invariant deterministic;
     device cpu cuda; loss.kl_tau 0.0 0.1; .adv_tau 1.0 0.5; .token_mask_low 0.125 0.5; .token_mask_high 8.0 4.0;
     .geo_mask_low 0.1 0.2; .geo_mask_high 10.0 4.0; .sequence_mask_low 0.0 0.1; .sequence_mask_high 100.0 9.0""",
-    ("train", "mapped"): "recipe bf16 nvfp4; gradient_accumulation_steps 4 2",
+    ("train", "mapped"): "recipe bf16 nvfp4; gradient_accumulation_steps 4 2; seed 42 1; max_async_level 1 2",
     ("train", "not built yet"): """
     lora - true; lora_rank - 16; lora_alpha - 32; lora_target_modules - [q_proj]; gpus 1 4; zero_level 1 2;
     loss.ratio_type token sequence; .teacher_tau 0.0 0.5; .sequence_clip_high 10.0 5.0;
