@@ -1,10 +1,13 @@
 """The proof of a run's ledger: every group was trained or discarded, once, and every batch holds its groups whole."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rlcore.asynchronous.orchestrator import FAILED, TOO_OLD, TRAINED, read_batch, read_ledgers
+from rlcore.asynchronous.orchestrator import FAILED, TOO_OLD, TRAINED, Ledger, read_batch, read_ledgers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,31 @@ def audit(run: Path) -> Audit:
         batch = read_batch(run, step)
         times.update(group for group, _, _ in ledger)
         fates.update(fate for _, _, fate in ledger)
-        found = Counter((row["group"], row["version"]) for row in batch["rows"])
-        size, is_over = batch["group_size"], batch["is_last"]
-        expected = {(group, version): size for group, version, fate in ledger if fate == TRAINED}
-        partly = {(group, version) for group, version, fate in ledger if fate == FAILED}
-        if {key: number for key, number in found.items() if key not in partly} != expected:
-            wrong.append(f"batches/step_{step}: rows of groups {[*found][:4]}, and {[*expected][:4]} in its ledger")
+        is_over = batch["is_last"]
+        if what := _first_wrong(batch, ledger):
+            wrong.append(f"batches/step_{step}: {what}")
     holes = sorted(set(range(max(times, default=-1) + 1)) - set(times))
     doubled = sorted(group for group, number in times.items() if number > 1)
     ordered = {fate: fates[fate] for fate in (TRAINED, TOO_OLD, FAILED) if fates[fate]}
     return Audit(len(ledgers), ordered, holes if is_over else [], [] if is_over else holes, doubled, wrong)
+
+
+def _first_wrong(batch: Mapping[str, Any], ledger: Ledger) -> str:
+    """Return the first thing that is wrong with the rows of a batch, or nothing."""
+    rows, size = batch["rows"], batch["group_size"]
+    found = Counter((row["group"], row["version"]) for row in rows)
+    expected = {(group, version): size for group, version, fate in ledger if fate == TRAINED}
+    partly = {(group, version) for group, version, fate in ledger if fate == FAILED}
+    if {key: number for key, number in found.items() if key not in partly} != expected:
+        return f"rows of groups {[*found][:4]}, and {[*expected][:4]} in its ledger"
+    rewards = defaultdict[int, dict[int, float]](dict)
+    for row in rows:
+        if row["sample"] in rewards[row["group"]]:
+            return f"sample {row['sample']} of group {row['group']} twice"
+        rewards[row["group"]][row["sample"]] = math.nan if row["reward"] is None else row["reward"]
+    for row in (row for row in rows if row["reward"] is not None):
+        own = [reward for reward in rewards[row["group"]].values() if not math.isnan(reward)]
+        mean = math.fsum(own) / len(own) if len(own) > 1 else 0.0
+        if abs(row["advantage"] - (row["reward"] - mean)) > 1e-9 * max(1.0, *map(abs, own)):
+            return f"sample {row['sample']} of group {row['group']} has advantage {row['advantage']:.3g}, not its own"
+    return ""

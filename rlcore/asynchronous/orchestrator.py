@@ -31,7 +31,7 @@ from rlcore.asynchronous.settings import Orch
 from rlcore.data.scoring import score
 from rlcore.data.tasks import Task
 from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.errors import CheckpointError, InvalidValueError, WeightSyncError
+from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, WeightSyncError
 from rlcore.seeds import completion_key, epoch_items
 from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 
@@ -161,9 +161,11 @@ class Orchestrator:
         step, discarded, began_s, idle_s = len(ledgers), list[tuple[int, int, str]](), time.monotonic(), 0.0
         self._client = Client(section, self._say)
         recorded = read_ledgers(Path(section.schedule)) if section.mode == "replay" else []
+        if section.mode == "replay" and not recorded:
+            raise CheckpointError(f"{section.schedule} has no batches", remedy="name the directory of a recorded run")
         last = len(recorded) if recorded else section.max_steps
         plan = self._plan(ledgers, recorded)
-        group, version = next(plan)
+        group, version = next(plan, (-1, None))
         try:
             if not section.client.skip_model_check:
                 await self._client.check()
@@ -295,6 +297,8 @@ class Orchestrator:
         section, oldest = self._section, self._section.max_off_policy_steps
         if section.mode == "strict":
             oldest = section.max_async_level
+        if not rows:
+            raise PlacementError(f"step {step}: each of its requests has ended a server", remedy="see what infer says")
         included = torch.tensor([row["reward"] is not None for row in rows])
         rewards = torch.tensor([row["reward"] or 0.0 for row in rows], dtype=torch.float64)
         groups = torch.tensor([row["group"] for row in rows])
