@@ -10,7 +10,7 @@ What needs torch is imported by the command that needs it.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -77,50 +77,28 @@ def grpo(train: Path | None, infer: Path | None, orch: Path | None, simulate: Pa
     return supervise({"train": train, "infer": infer, "orch": orch}, partial(say, "grpo"))
 
 
-@main.command("grpo-infer")
-@click.argument("file", type=FILE)
-@reported
-def infer(file: Path) -> int:
-    """Answer completions of any version of the weights."""
-    from rlcore.asynchronous.run import begin_process
-    from rlcore.asynchronous.settings import read_infer
+def _role(role: str, about: str) -> None:
+    """Add the command of one process: it reads its file, takes the variables of its level, and works."""
 
-    section = _read(read_infer, "infer", file)
-    begin_process(section.level)
-    from rlcore.asynchronous.processes import run_infer
+    @main.command(f"grpo-{role}", help=about)
+    @click.argument("file", type=FILE)
+    @reported
+    def run(file: Path) -> int:
+        from rlcore.asynchronous import settings
+        from rlcore.asynchronous.run import begin_process
 
-    return run_infer(section, partial(say, "infer"))
+        section, notices = getattr(settings, f"read_{role}")(file)
+        begin_process(section.level)
+        for line in notices:
+            say(role, line)
+        from rlcore.asynchronous import processes
 
-
-@main.command("grpo-orch")
-@click.argument("file", type=FILE)
-@reported
-def orch(file: Path) -> int:
-    """Ask for completions, score them, and publish batches."""
-    from rlcore.asynchronous.settings import read_orch
-
-    section = _read(read_orch, "orch", file)
-    from rlcore.asynchronous.run import begin_process
-
-    begin_process("off")
-    from rlcore.asynchronous.processes import run_orch
-
-    return run_orch(section, partial(say, "orch"))
+        return int(getattr(processes, f"run_{role}")(section, partial(say, role)))
 
 
-@main.command("grpo-train")
-@click.argument("file", type=FILE)
-@reported
-def train(file: Path) -> int:
-    """Train batches, and publish weights."""
-    from rlcore.asynchronous.run import begin_process
-    from rlcore.asynchronous.settings import read_train
-
-    section = _read(read_train, "train", file)
-    begin_process(section.level)
-    from rlcore.asynchronous.processes import run_train
-
-    return run_train(section, partial(say, "train"))
+_role("infer", "Answer completions of any version of the weights.")
+_role("orch", "Ask for completions, score them, and publish batches.")
+_role("train", "Train batches, and publish weights.")
 
 
 @main.command("grpo-audit")
@@ -134,13 +112,6 @@ def audit(directory: Path) -> int:
     for line in found.lines():
         click.echo(line)
     return 0 if found.is_right else 1
-
-
-def _read(read: Callable[[Path], tuple[Any, Sequence[str]]], role: str, file: Path) -> Any:
-    section, notices = read(file)
-    for line in notices:
-        say(role, line)
-    return section
 
 
 if __name__ == "__main__":
