@@ -91,7 +91,7 @@ SPOILT: Mapping[str, tuple[int, Callable[[Rows], object]]] = {
     "another version": (0, lambda rows: [row.update(version=1) for row in rows[:4]]),
     "another version of a failed group": (1, lambda rows: [row.update(version=0) for row in rows[4:]]),
     "two versions": (0, lambda rows: rows[2].update(version=1)),
-    "a sample twice": (0, lambda rows: rows[1].update(rows[0])),
+    "a sample twice": (0, lambda rows: [row.update(sample=3, reward=0.0, advantage=0.0) for row in rows[:4]]),
     "a sample of a failed group twice": (1, lambda rows: rows[5].update(rows[4])),
     "compared with the whole batch": (0, lambda rows: [row.update(advantage=row["reward"] - 1.5) for row in rows]),
     "advantages that were scaled": (0, lambda rows: [row.update(advantage=2 * row["advantage"]) for row in rows]),
@@ -178,7 +178,7 @@ def test_groups_that_are_cut_by_stride_where_samples_are_missing(
     if is_planted:
         monkeypatch.setattr(module, "dr_grpo", strided)
     settings: dict[str, Any] = {"rollouts_per_example": 3, "sampling": {"max_tokens": 40}, "num_steps": 2}
-    fatal = orchestrator(tmp_path, ["http://none/v1"], **settings).requests(0)[0].key
+    fatal = orchestrator(tmp_path, **settings).requests(0)[0].key
 
     async def dies(asked: dict[str, Any], attempt: int) -> Any:
         return None if asked["seed"] == fatal else await late(0, 0.0)(asked, attempt)
