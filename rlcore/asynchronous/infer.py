@@ -5,7 +5,7 @@
 
 One thread: between two tokens it takes what has arrived, and admits it. Completions that run together are of one
 version; those of the version that was asked for first come first. The fingerprint is the digest of the weights. Whoever
-hangs up is forgotten.
+hangs up is forgotten. What decodes is a `Backend`: the local decoder, or `rlcore.asynchronous.vllm_backend`.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.torch import load
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from torch import Tensor
 
 from harness.bits.files import parse_object
 from harness.bits.tensor_digests import weights_digest
@@ -35,6 +36,34 @@ from rlcore.types import Prompt, SampleRequest, SamplingParams, Tokenizer
 
 WEIGHTS = "model.safetensors"
 """File of a broadcast."""
+
+
+class Backend(Protocol):
+    """Decodes completions of one version of the weights, with the methods of `ContinuousBatch`. It holds one thread."""
+
+    def load(self, weights: Mapping[str, Tensor]) -> str:
+        """Take weights, while it has no requests and after an error; return their digest. Raises RlcoreError."""
+
+    def put(self, request: SampleRequest) -> int:
+        """Take a request; return its number."""
+
+    def drop(self, number: int) -> None:
+        """Forget a request."""
+
+    def step(self) -> list[RunningSequence]:
+        """Draw a token or more of what runs; return what is done. Raises RlcoreError."""
+
+    def __len__(self) -> int:
+        """Return how many requests it has."""
+
+
+class LocalBackend(ContinuousBatch):
+    """The decoder of this process, as `Backend`."""
+
+    def load(self, weights: Mapping[str, Tensor]) -> str:
+        """As `Backend.load`."""
+        self._decoder.load_state_dict(weights)
+        return weights_digest(dict(self._decoder.named_parameters()))
 
 
 @dataclass(slots=True, eq=False)
@@ -57,16 +86,28 @@ class Inference:
     """One decoder, with the weights that are asked for, and the completions on their way through it."""
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, broadcasts: Path, *, concurrency: int, length: int
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        broadcasts: Path,
+        *,
+        concurrency: int,
+        length: int,
+        backend: Backend | None = None,
     ) -> None:
-        """Read weights from `broadcasts`; completions have up to `length` tokens, with their prompts."""
-        self._decoder, self._tokenizer, self._broadcasts = decoder, tokenizer, broadcasts
+        """Read weights from `broadcasts`; completions have up to `length` tokens, with their prompts.
+
+        None as the backend is the local one.
+        """
+        self._backend: Backend = (
+            LocalBackend(decoder, tokenizer, concurrency=concurrency) if backend is None else backend
+        )
+        self._tokenizer, self._broadcasts = tokenizer, broadcasts
         self._concurrency, self._config = concurrency, replace(decoder.config, max_length=length)
         self._waiting: list[Wanted] = []
         self._running: dict[int, Wanted] = {}
         self._arrived = asyncio.Event()
         self._version, self._digest = -1, ""
-        self._begin()
 
     def app(self) -> Starlette:
         """Return the application, which decodes for as long as it is served."""
@@ -101,9 +142,9 @@ class Inference:
         self._waiting.append(wanted)
         self._arrived.set()
         gone = asyncio.create_task(_gone(request))
-        gone.add_done_callback(lambda _: wanted.answer.cancel())
+        gone.add_done_callback(lambda _: self._forget(wanted))
         try:
-            done = await wanted.answer
+            done = await asyncio.shield(wanted.answer)  # nothing cancelled is among those that wait or run
         except asyncio.CancelledError:
             self._forget(wanted)
             return _failure(499, ConnectionError("the client has hung up"))
@@ -161,37 +202,38 @@ class Inference:
         """Decode a token of all that run, over and over; whoever has arrived meanwhile joins them."""
         while True:
             self._admit()
-            if not len(self._batch):
+            if not len(self._backend):
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
             try:
-                for done in self._batch.step():
+                for done in self._backend.step():
                     wanted = self._running.pop(done.number)
                     wanted.ended_s = time.monotonic()
                     wanted.answer.set_result(done)
             except RlcoreError as error:
-                for each in self._running.values():
+                for number, each in self._running.items():
                     each.answer.set_exception(error)
-                self._begin()
+                    self._backend.drop(number)
+                self._running.clear()
+                self._version = -1
             await asyncio.sleep(0)
 
     def _admit(self) -> None:
         """Put what waits for the loaded version into the batch; into an empty one, what has waited longest."""
-        while self._waiting and not len(self._batch) and self._waiting[0].version != self._version:
+        while self._waiting and not len(self._backend) and self._waiting[0].version != self._version:
             wanted = self._waiting[0]
             try:
                 content = read(self._broadcasts, wanted.version, WEIGHTS)
-                self._decoder.load_state_dict(load(content))
-            except CheckpointError as error:
+                self._digest = self._backend.load(load(content))
+                self._version = wanted.version
+            except RlcoreError as error:
                 self._version = -1
                 self._waiting.remove(wanted)
                 wanted.answer.set_exception(error)
-                continue
-            self._version, self._digest = wanted.version, weights_digest(dict(self._decoder.named_parameters()))
         for wanted in [each for each in self._waiting if each.version == self._version]:
             wanted.number, wanted.digest, wanted.began_s = (
-                self._batch.put(wanted.request),
+                self._backend.put(wanted.request),
                 self._digest,
                 time.monotonic(),
             )
@@ -199,14 +241,11 @@ class Inference:
         self._waiting = [each for each in self._waiting if each.version != self._version]
 
     def _forget(self, wanted: Wanted) -> None:
+        wanted.answer.cancel()
         if wanted in self._waiting:
             self._waiting.remove(wanted)
         elif self._running.pop(wanted.number, None) is not None:
-            self._batch.drop(wanted.number)
-
-    def _begin(self) -> None:
-        self._running.clear()
-        self._batch = ContinuousBatch(self._decoder, self._tokenizer, concurrency=self._concurrency)
+            self._backend.drop(wanted.number)
 
 
 async def _gone(request: Request) -> None:

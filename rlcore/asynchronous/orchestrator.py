@@ -31,7 +31,7 @@ from rlcore.asynchronous.settings import Orch
 from rlcore.data.scoring import score
 from rlcore.data.tasks import Task
 from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, WeightSyncError
+from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, WeightSyncError, WorkerError
 from rlcore.seeds import completion_key, epoch_items
 from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 
@@ -78,9 +78,9 @@ class Client:
     def __init__(self, section: Orch, say: Callable[[str], None]) -> None:
         self._urls, self._say = [url.rstrip("/") for url in section.client.base_url], say
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        key = os.environ.get(section.client.api_key_var)
+        key, self._timeout_s = os.environ.get(section.client.api_key_var), section.client.timeout
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.AsyncClient(timeout=section.client.timeout, limits=unlimited, headers=headers)
+        self._http = httpx2.AsyncClient(timeout=self._timeout_s, limits=unlimited, headers=headers)
         self._alone = asyncio.Lock()
         self.num_waiting = 0
         """Requests that have no answer yet."""
@@ -115,7 +115,10 @@ class Client:
                         return await self._ask(url, asked)
                 except httpx2.ConnectError:  # no server
                     await asyncio.sleep(0.1)
-                except httpx2.TransportError:  # a server that has ended, or was too slow
+                except httpx2.TimeoutException as error:  # what becomes of a group must not follow from a clock
+                    what = f"{url} has not answered a request of group {group} within {self._timeout_s:g} s"
+                    raise WorkerError(what, role="infer", remedy="a larger client.timeout, or look after it") from error
+                except httpx2.TransportError:  # a server that has ended
                     num_deaths += 1
                     if num_deaths == 2 * MOST_DEATHS:
                         self._say(f"group {group}: a request has ended {url} {num_deaths} times, and is given up")

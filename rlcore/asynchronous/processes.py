@@ -14,12 +14,13 @@ from rlcore.asynchronous.orchestrator import Orchestrator
 from rlcore.asynchronous.settings import Infer, Orch, Train, task_section
 from rlcore.asynchronous.trainer import AsynchronousTrainer
 from rlcore.data.tasks import make_task
-from rlcore.determinism import at_level
+from rlcore.determinism import at_level, check_level_of_device
 from rlcore.memory import keep_freed_memory
 from rlcore.models.checkpoints import load
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import load_tokenizer
 from rlcore.numerics.probe import num_threads
+from rlcore.samplers.vllm.versions import installed_version, isolated
 
 Say = Callable[[str], None]
 CONCURRENCY = 256
@@ -29,12 +30,18 @@ NUM_THREADS = 1
 
 def run_infer(section: Infer, say: Say) -> int:
     """Serve completions until the process is ended."""
-    run = Path(section.output_dir)
-    decoder = load(Path(section.model)).requires_grad_(False)
+    check_level_of_device(section.level, section.device)
+    run, tokenizer, backend = Path(section.output_dir), load_tokenizer(Path(section.model)), None
+    decoder = load(Path(section.model)).requires_grad_(False).to(section.device)
     length = min(section.max_model_len or decoder.config.max_length, decoder.config.max_length)
     with held(run, f"infer-{section.port}", say), _computing(section.level, decoder, length), torch.inference_mode():
+        if section.backend == "vllm":
+            installed_version()
+            with isolated():
+                from rlcore.asynchronous.vllm_backend import VllmBackend
+            backend = VllmBackend(decoder, tokenizer, concurrency=CONCURRENCY, length=length, report=say)
         inference = Inference(
-            decoder, load_tokenizer(Path(section.model)), run / BROADCASTS, concurrency=CONCURRENCY, length=length
+            decoder, tokenizer, run / BROADCASTS, concurrency=CONCURRENCY, length=length, backend=backend
         )
         host = section.host or "127.0.0.1"
         say(f"serving completions at http://{host}:{section.port}/v1, weights of {run / BROADCASTS}")

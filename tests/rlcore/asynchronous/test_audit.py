@@ -7,7 +7,7 @@ and 2230), and a resume at a saved cursor of what was begun (OpenRLHF 1322, NeMo
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,45 +18,40 @@ import torch
 from rlcore.algorithms.advantages import dr_grpo
 from rlcore.asynchronous import orchestrator as module
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BATCHES, path_of, publish, read, steps
+from rlcore.asynchronous.directory import BATCHES, path_of, publish, steps
 from rlcore.asynchronous.orchestrator import BATCH, Ledger, Orchestrator
 from rlcore.errors import CheckpointError
 from tests.rlcore.asynchronous.test_orchestrator import FREE, Server, go, late, make, orchestrator
 
 REWARDS = (0.0, 1.0, 0.25, 0.75)
-Batch = dict[str, Any]
+"""Of the samples of a group, above those of group 0; their mean is 0.5, and that of the last two as well."""
+Rows = list[dict[str, Any]]
 
 
-def row_of(group: int, version: int, sample: int) -> dict[str, Any]:
-    reward = REWARDS[sample] + group
-    return {"group": group, "version": version, "sample": sample, "reward": reward, "advantage": REWARDS[sample] - 0.5}
-
-
-def batch_of(step: int, ledger: Sequence[tuple[int, int, str]], *, is_last: bool = False) -> Batch:
-    """A batch of groups of four, each row of a failed group but the first."""
-    rows = [
-        row_of(group, version, sample)
-        for group, version, fate in ledger
-        for sample in range(4)
-        if fate == "trained" or (fate == "failed" and sample not in (0, 1))
-    ]
-    for row in rows:
-        if row["sample"] == 2 and (row["group"], row["version"], "failed") in ledger:
-            row["advantage"] = -0.25
-        elif row["sample"] == 3 and (row["group"], row["version"], "failed") in ledger:
-            row["advantage"] = 0.25
-    return {"step": step, "ledger": ledger, "group_size": 4, "is_last": is_last, "rows": rows}
-
-
-def right() -> list[Batch]:
+def rows_of(group: int, version: int, first: int = 0) -> Rows:
     return [
-        batch_of(0, [(0, 0, "trained"), (2, 0, "trained")]),
-        batch_of(1, [(3, 0, "trained"), (4, 1, "failed"), (1, 0, "too old")]),
-        batch_of(2, [(5, 2, "trained"), (6, 1, "trained")], is_last=True),
+        {"group": group, "version": version, "sample": sample, "reward": reward + group, "advantage": reward - 0.5}
+        for sample, reward in enumerate(REWARDS)
+        if sample >= first
     ]
 
 
-def write(run: Path, batches: Sequence[Batch]) -> Path:
+def batch_of(*ledger: tuple[int, int, str], is_last: bool = False) -> dict[str, Any]:
+    """A batch of groups of four; of a failed one two are left."""
+    first = {"trained": 0, "failed": 2, "too old": 4}
+    rows = [row for group, version, fate in ledger for row in rows_of(group, version, first[fate])]
+    return {"ledger": ledger, "group_size": 4, "is_last": is_last, "rows": rows}
+
+
+def right() -> list[dict[str, Any]]:
+    return [
+        batch_of((0, 0, "trained"), (2, 0, "trained")),
+        batch_of((3, 0, "trained"), (4, 1, "failed"), (1, 0, "too old")),
+        batch_of((5, 2, "trained"), (6, 1, "trained"), is_last=True),
+    ]
+
+
+def write(run: Path, batches: Sequence[dict[str, Any]]) -> Path:
     for step, batch in enumerate(batches):
         publish(run / BATCHES, step, {BATCH: json.dumps(batch).encode()})
     return run
@@ -73,7 +68,7 @@ def test_a_right_ledger(tmp_path: Path) -> None:
 
 def test_a_group_that_no_ledger_names_is_on_its_way_until_the_run_is_over(tmp_path: Path) -> None:
     batches = right()
-    del batches[1]["ledger"][-1]
+    batches[1] = batch_of((3, 0, "trained"), (4, 1, "failed"))
     found = audit(write(tmp_path / "over", batches))
     assert not found.is_right and found.lost == [1] and found.on_their_way == []
     assert found.lines()[1:] == ["lost: groups [1], 1 in all", "the ledger is WRONG"]
@@ -82,77 +77,43 @@ def test_a_group_that_no_ledger_names_is_on_its_way_until_the_run_is_over(tmp_pa
     assert found.lines()[1:] == ["1 groups on their way", "every group once"]
 
 
-def test_a_group_that_is_trained_twice(tmp_path: Path) -> None:
-    batches = right()
-    batches[2] = batch_of(2, [(2, 2, "trained"), (5, 2, "trained"), (6, 1, "trained")], is_last=True)
+@pytest.mark.parametrize("group", [2, 6, 1], ids=["trained twice", "twice in one ledger", "discarded, then trained"])
+def test_a_group_that_ledgers_name_twice(tmp_path: Path, group: int) -> None:
+    last = batch_of((5, 2, "trained"), (6, 1, "trained"), (group, 1, "trained"), is_last=True)
+    found = audit(write(tmp_path, [*right()[:2], last]))
+    assert not found.is_right and found.doubled == [group] and found.lines()[1] == f"twice: groups [{group}], 1 in all"
+
+
+SPOILT: Mapping[str, tuple[int, Callable[[Rows], object]]] = {
+    "a row is missing": (0, lambda rows: rows.pop(1)),
+    "a group that no ledger names": (0, lambda rows: rows.extend(rows_of(7, 0))),
+    "a group that was discarded": (1, lambda rows: rows.extend(rows_of(1, 0))),
+    "another version": (0, lambda rows: [row.update(version=1) for row in rows[:4]]),
+    "another version of a failed group": (1, lambda rows: [row.update(version=0) for row in rows[4:]]),
+    "two versions": (0, lambda rows: rows[2].update(version=1)),
+    "a sample twice": (0, lambda rows: [row.update(sample=3, reward=0.0, advantage=0.0) for row in rows[:4]]),
+    "a sample of a failed group twice": (1, lambda rows: rows[5].update(rows[4])),
+    "compared with the whole batch": (0, lambda rows: [row.update(advantage=row["reward"] - 1.5) for row in rows]),
+    "advantages that were scaled": (0, lambda rows: [row.update(advantage=2 * row["advantage"]) for row in rows]),
+    "a reward that went missing": (0, lambda rows: rows[0].update(reward=None)),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_rows_that_are_not_those_of_the_ledger(tmp_path: Path, kind: str) -> None:
+    batches, (step, spoil) = right(), SPOILT[kind]
+    spoil(batches[step]["rows"])
     found = audit(write(tmp_path, batches))
-    assert not found.is_right and found.doubled == [2] and not found.wrong
-    assert found.lines()[1] == "twice: groups [2], 1 in all"
-    batches[2] = batch_of(2, [(5, 2, "trained"), (1, 2, "trained"), (6, 1, "trained")], is_last=True)
-    assert audit(write(tmp_path / "discarded, then trained", batches)).doubled == [1]
-
-
-def test_a_group_that_one_ledger_names_twice(tmp_path: Path) -> None:
-    batches = right()
-    batches[0] = {**batches[0], "ledger": [*batches[0]["ledger"], (0, 0, "trained")]}
-    assert audit(write(tmp_path, batches)).doubled == [0]
-
-
-def _without(batch: Batch) -> None:
-    del batch["rows"][1]
-
-
-def _of_a_group_that_is_not_there(batch: Batch) -> None:
-    batch["rows"] += [row_of(7, 0, sample) for sample in range(4)]
-
-
-def _of_another_version(batch: Batch) -> None:
-    for row in batch["rows"][:4]:
-        row["version"] += 1
-
-
-def _of_two_versions(batch: Batch) -> None:
-    batch["rows"][2]["version"] += 1
-
-
-def _one_sample_twice(batch: Batch) -> None:
-    batch["rows"][1] = batch["rows"][0]
-
-
-def _of_what_was_discarded(batch: Batch) -> None:
-    batch["ledger"][0] = (batch["ledger"][0][0], batch["ledger"][0][1], "too old")
-
-
-def _with_advantages_of_the_whole_batch(batch: Batch) -> None:
-    rewards = torch.tensor([row["reward"] for row in batch["rows"]])
-    for row, advantage in zip(batch["rows"], (rewards - rewards.mean()).tolist(), strict=True):
-        row["advantage"] = advantage
-
-
-def _with_no_reward_and_an_advantage(batch: Batch) -> None:
-    batch["rows"][0]["reward"] = None
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _without,
-        _of_a_group_that_is_not_there,
-        _of_another_version,
-        _of_two_versions,
-        _one_sample_twice,
-        _of_what_was_discarded,
-        _with_advantages_of_the_whole_batch,
-        _with_no_reward_and_an_advantage,
-    ],
-    ids=lambda spoil: spoil.__name__,
-)
-def test_rows_that_are_not_those_of_the_ledger(tmp_path: Path, spoil: Callable[[Batch], None]) -> None:
-    batches = right()
-    spoil(batches[0])
-    found = audit(write(tmp_path, batches))
-    assert not found.is_right and len(found.wrong) == 1 and found.wrong[0].startswith("batches/step_0: ")
+    assert not found.is_right and len(found.wrong) == 1 and found.wrong[0].startswith(f"batches/step_{step}: ")
     assert found.lines()[-2:] == [found.wrong[0], "the ledger is WRONG"]
+
+
+def test_a_lone_sample_of_a_group_keeps_its_reward(tmp_path: Path) -> None:
+    batches = right()
+    for row in batches[0]["rows"][:3]:
+        row["reward"] = None
+    batches[0]["rows"][3]["advantage"] = batches[0]["rows"][3]["reward"]
+    assert audit(write(tmp_path, batches)).is_right
 
 
 def test_a_batch_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
@@ -217,7 +178,7 @@ def test_groups_that_are_cut_by_stride_where_samples_are_missing(
     if is_planted:
         monkeypatch.setattr(module, "dr_grpo", strided)
     settings: dict[str, Any] = {"rollouts_per_example": 3, "sampling": {"max_tokens": 40}, "num_steps": 2}
-    fatal = orchestrator(tmp_path, ["http://none/v1"], **settings).requests(0)[0].key
+    fatal = orchestrator(tmp_path, **settings).requests(0)[0].key
 
     async def dies(asked: dict[str, Any], attempt: int) -> Any:
         return None if asked["seed"] == fatal else await late(0, 0.0)(asked, attempt)
@@ -226,4 +187,3 @@ def test_groups_that_are_cut_by_stride_where_samples_are_missing(
     found = audit(tmp_path)
     assert found.fates == {"trained": 3, "failed": 1} and not found.lost and not found.doubled
     assert [line.split(":")[0] for line in found.wrong] == ["batches/step_0"] * is_planted
-    assert len(read(tmp_path / BATCHES, 1, BATCH)) > 0

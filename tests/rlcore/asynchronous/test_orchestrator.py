@@ -11,7 +11,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from rlcore.asynchronous.settings import read_orch, task_section
 from rlcore.config import read_config
 from rlcore.data.rewards import Reward
 from rlcore.data.tasks import Task, alphabet, make_task
-from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, RewardError, WeightSyncError
+from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, RewardError, WeightSyncError, WorkerError
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.train import TrainState, requests
 from tests.support.asynchronous_run import write_files
@@ -110,8 +110,9 @@ async def train(run: Path) -> None:
             await asyncio.sleep(0.002)
 
 
-def orchestrator(run: Path, urls: list[str], task: Task | None = None, **settings: Any) -> Orchestrator:
-    files = write_files(run, run / "model", **{**SMALL, **settings, "client": {"base_url": urls}})
+def orchestrator(run: Path, urls: Sequence[str] = (), task: Task | None = None, **settings: Any) -> Orchestrator:
+    client = {"base_url": [*urls] or ["http://nobody/v1"], "timeout": settings.pop("timeout", 60.0)}
+    files = write_files(run, run / "model", **{**SMALL, **settings, "client": client})
     section, _ = read_orch(files["orch"])
     built = task or make_task(task_section(section), TOKENIZER, section.seed)
     return Orchestrator(section, run, built, TOKENIZER, said.append)
@@ -165,7 +166,7 @@ def test_a_group_asks_for_what_the_synchronous_page_asks_for(tmp_path: Path) -> 
     }
     config = read_config(page)
     task = make_task(config.task, TOKENIZER, config.seed)
-    own, twice = orchestrator(tmp_path, ["http://none/v1"]), 0
+    own, twice = orchestrator(tmp_path), 0
     nothing = cast(Any, None)
     state = TrainState(config, "off", task, TOKENIZER, nothing, nothing, nothing, nothing)
     for step in range(40):
@@ -180,14 +181,14 @@ def test_a_strict_step_waits_for_its_version_alone(tmp_path: Path, ahead: int) -
     async def work() -> None:
         server = Server()
         making = orchestrator(tmp_path, [await server.start()], max_async_level=ahead, num_steps=6)
-        task = asyncio.create_task(making.work())
+        work = asyncio.create_task(making.work())
         for newest in range(6 - ahead):
             publish_weights(tmp_path, newest)
             while len(server.asked) < 6 * (newest + ahead + 1) or len(batches(tmp_path)) <= newest + ahead:
                 await asyncio.sleep(0.002)
             await asyncio.sleep(0.03)
             assert len(server.asked) == 6 * (newest + ahead + 1), "and begins no group of a later step"
-        await task
+        await work
         versions = [asked["model"] for asked in server.asked]
         assert Counter(versions) == Counter(f"step_{max(0, step - ahead)}" for step in range(6) for _ in range(6))
         server.server.close()
@@ -201,7 +202,7 @@ def test_a_strict_step_waits_for_its_version_alone(tmp_path: Path, ahead: int) -
 
 def test_batches_depend_neither_on_speed_nor_on_restarts(tmp_path: Path) -> None:
     async def interrupted() -> None:
-        for seed in range(12):
+        for seed in range(8):
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05 + 0.02 * seed):
                     await make(tmp_path / "again", Server(late(seed)))
@@ -220,21 +221,15 @@ FREE: Mapping[str, Any] = {"mode": "free", "max_async_level": 1, "max_off_policy
 
 
 def test_what_is_too_old_is_discarded_whole_and_its_requests_are_hung_up(tmp_path: Path) -> None:
-    first = [list(each.prompt.tokens) for each in orchestrator(tmp_path, ["http://none/v1"]).requests(0)]
-    keys = [each.key for each in orchestrator(tmp_path, ["http://none/v1"]).requests(0)]
+    stuck = orchestrator(tmp_path).requests(0)[1].key
 
     async def slow(asked: dict[str, Any], attempt: int) -> Answer:
-        if asked["seed"] == keys[1]:
-            await asyncio.sleep(60)
+        await asyncio.sleep(60 if asked["seed"] == stuck else 0)
         return completion(asked)
 
-    async def work() -> None:
-        server = await make(tmp_path, Server(slow), **FREE)
-        assert [(each["prompt"], each["seed"], each["model"]) for each in server.hung_up] == [
-            (first[1], keys[1], "step_0")
-        ]
-
-    go(work())
+    server = Server(slow)
+    go(make(tmp_path, server, **FREE))
+    assert [(each["seed"], each["model"]) for each in server.hung_up] == [(stuck, "step_0")]
     ledgers = read_ledgers(tmp_path)
     assert [row for ledger in ledgers for row in ledger if row[2] != "trained"] == [(0, 0, "too old")]
     assert ledgers[2][-1] == (0, 0, "too old"), "at the first step that is more than one version ahead"
@@ -245,7 +240,7 @@ def test_what_is_too_old_is_discarded_whole_and_its_requests_are_hung_up(tmp_pat
 
 
 def test_a_replay_follows_the_schedule_that_was_recorded(tmp_path: Path) -> None:
-    stuck = {orchestrator(tmp_path, ["http://none/v1"]).requests(group)[0].key for group in (0, 7)}
+    stuck = {orchestrator(tmp_path).requests(group)[0].key for group in (0, 7)}
 
     async def behave(asked: dict[str, Any], attempt: int) -> Answer:
         await asyncio.sleep(60 if asked["seed"] in stuck else 0.005 * (asked["seed"] % 7))
@@ -288,7 +283,7 @@ def test_a_request_whose_line_is_lost_is_asked_again(tmp_path: Path, num_deaths:
 
 @pytest.mark.parametrize("samples", [(1,), (0, 1)])
 def test_a_request_that_ends_the_server_alone_too_is_given_up(tmp_path: Path, samples: tuple[int, ...]) -> None:
-    wanted = orchestrator(tmp_path, ["http://none/v1"]).requests(4)
+    wanted = orchestrator(tmp_path).requests(4)
     fatal = {wanted[sample].key for sample in samples}
 
     async def dies(asked: dict[str, Any], attempt: int) -> Answer:
@@ -348,6 +343,16 @@ def test_an_error_of_the_server_stops_the_run_with_what_it_said(tmp_path: Path) 
     with pytest.raises(InvalidValueError, match="/v1 answers 400: no such thing") as caught:
         go(make(tmp_path, Server(fails)))
     assert caught.value.legal == "another" and not batches(tmp_path)
+
+
+def test_a_server_that_takes_too_long_stops_the_run_and_no_group_fails_by_the_clock(tmp_path: Path) -> None:
+    async def slow(asked: dict[str, Any], attempt: int) -> Answer:
+        await asyncio.sleep(60 if asked["model"] == "step_1" else 0)
+        return completion(asked)
+
+    with pytest.raises(WorkerError, match=r"/v1 has not answered a request of group 6 within 1 s"):
+        go(make(tmp_path, Server(slow), timeout=1.0))
+    assert len(batches(tmp_path)) == 2 and audit(tmp_path).fates == {"trained": 6}
 
 
 def test_a_reward_function_that_raises_is_named(tmp_path: Path) -> None:
