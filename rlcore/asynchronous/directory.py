@@ -69,6 +69,11 @@ def publish(directory: Path, step: int, files: Mapping[str, bytes]) -> None:
         )
 
 
+def claim(run: Path, role: str, settings: Mapping[str, object]) -> None:
+    """Keep what a role's part of the run follows from. Raises CheckpointError in the directory of another run."""
+    publish(run / "settings" / role, 0, {"settings.json": json.dumps(settings, sort_keys=True).encode()})
+
+
 def read(directory: Path, step: int, name: str) -> bytes:
     """Read a file of a step, whose digest is checked. Raises CheckpointError."""
     path = path_of(directory, step)

@@ -1,11 +1,11 @@
-"""Inference: a pure function of (version of the weights, tokens, key) behind OpenAI's completions, which keeps nothing.
+"""Inference: a pure function of (version of the weights, tokens, key), as OpenAI's completions. It keeps nothing.
 
     POST /v1/completions {"model": "step_3", "prompt": [ids], "seed": key, "max_tokens": 32, "temperature": 1.0}
       ─▶ {"choices": [{"text", "token_ids", "logprobs": {"token_logprobs"}, "finish_reason"}], "system_fingerprint"}
 
 One thread: between two tokens it takes what has arrived, and admits it. Completions that run together are of one
-version; those of the version that was asked for first come first. The fingerprint is the digest of the weights. Whoever
-hangs up is forgotten. What decodes is a `Backend`: the local decoder, or `rlcore.asynchronous.vllm_backend`.
+version; those of the version that was asked for first come first. The fingerprint is the digest of the weights. What
+decodes is a `Backend`: the local decoder, or `rlcore.asynchronous.vllm_backend`.
 """
 
 import asyncio
@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+from pydantic import Field, Strict
 from safetensors.torch import load
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,6 +28,7 @@ from torch import Tensor
 from harness.bits.files import parse_object
 from harness.bits.tensor_digests import weights_digest
 from rlcore.asynchronous.directory import read
+from rlcore.config import AtLeast0, Positive, Section, Texts, read_section
 from rlcore.errors import CheckpointError, InvalidValueError, RlcoreError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import RunningSequence, check_requests
@@ -36,6 +38,19 @@ from rlcore.types import Prompt, SampleRequest, SamplingParams, Tokenizer
 
 WEIGHTS = "model.safetensors"
 """File of a broadcast."""
+
+
+class Asked(Section):
+    """A request, by the names of OpenAI."""
+
+    model: Annotated[str, Field(pattern=r"^step_\d+$")]
+    prompt: Annotated[tuple[int, ...], Strict(False)]
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)]
+    max_tokens: Positive
+    temperature: AtLeast0 = 1.0
+    stop: Texts = ()
+    logprobs: int = 0
+    n: Literal[1] = 1
 
 
 class Backend(Protocol):
@@ -68,7 +83,7 @@ class LocalBackend(ContinuousBatch):
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """A completion that somebody waits for."""
+    """A completion that a client waits for."""
 
     version: int
     request: SampleRequest
@@ -137,7 +152,7 @@ class Inference:
         """Answer one completion; 400 for what cannot be done, 404 for weights that are not there, 500 for a failure."""
         try:
             wanted = self._read(parse_object(await request.body()))
-        except (InvalidValueError, ValueError, KeyError, TypeError) as error:
+        except (InvalidValueError, ValueError) as error:
             return _failure(400, error)
         self._waiting.append(wanted)
         self._arrived.set()
@@ -148,7 +163,7 @@ class Inference:
         except asyncio.CancelledError:
             self._forget(wanted)
             return _failure(499, ConnectionError("the client has hung up"))
-        except RlcoreError as failed:
+        except Exception as failed:  # whatever a step has raised
             return _failure(404 if isinstance(failed, CheckpointError) else 500, failed)
         finally:
             gone.cancel()
@@ -177,29 +192,22 @@ class Inference:
             }
         )
 
-    def _read(self, asked: Mapping[str, Any]) -> Wanted:
-        """Read a request. Raises InvalidValueError, and what Python raises for a value of another kind."""
-        known = {"model", "prompt", "seed", "max_tokens", "temperature", "logprobs", "stop", "n"}
-        if unknown := sorted(asked.keys() - known):
-            raise InvalidValueError(f"unknown key {unknown[0]}", legal=", ".join(sorted(known)))
-        if asked.get("n", 1) != 1 or not str(asked["model"]).startswith("step_"):
-            raise InvalidValueError(f"model {asked['model']!r}, n {asked.get('n')}", legal="model step_N, n 1")
+    def _read(self, given: Mapping[str, Any]) -> Wanted:
+        """Read a request. Raises InvalidValueError."""
+        asked = read_section(Asked, given)
         params = SamplingParams(
-            max_tokens=int(asked["max_tokens"]),
-            temperature=float(asked.get("temperature", 1.0)),
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
             stop_ids=self._tokenizer.stop_ids,
-            stop_strings=tuple(asked.get("stop") or ()),
+            stop_strings=asked.stop,
         )
-        if params.max_tokens < 1 or params.temperature < 0:
-            raise InvalidValueError(f"max_tokens {params.max_tokens}, temperature {params.temperature}")
-        tokens = tuple(map(int, asked["prompt"]))
-        request = SampleRequest(Prompt("", "", tokens), 0, int(asked["seed"]), params)
+        request = SampleRequest(Prompt("", "", asked.prompt), 0, asked.seed, params)
         check_requests([request], self._config)
-        version = int(str(asked["model"]).removeprefix("step_"))
+        version = int(asked.model.removeprefix("step_"))
         return Wanted(version, request, asyncio.get_running_loop().create_future())
 
     async def _decode(self) -> None:
-        """Decode a token of all that run, over and over; whoever has arrived meanwhile joins them."""
+        """Decode a token of all that run, over and over; requests that have arrived meanwhile join them."""
         while True:
             self._admit()
             if not len(self._backend):
@@ -211,7 +219,7 @@ class Inference:
                     wanted = self._running.pop(done.number)
                     wanted.ended_s = time.monotonic()
                     wanted.answer.set_result(done)
-            except RlcoreError as error:
+            except Exception as error:  # is the answer, and the server goes on
                 for number, each in self._running.items():
                     each.answer.set_exception(error)
                     self._backend.drop(number)
@@ -227,7 +235,7 @@ class Inference:
                 content = read(self._broadcasts, wanted.version, WEIGHTS)
                 self._digest = self._backend.load(load(content))
                 self._version = wanted.version
-            except RlcoreError as error:
+            except Exception as error:  # is the answer, and the server goes on
                 self._version = -1
                 self._waiting.remove(wanted)
                 wanted.answer.set_exception(error)

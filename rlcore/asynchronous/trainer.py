@@ -104,7 +104,7 @@ class AsynchronousTrainer:
         record, rows, section = self._record, batch["rows"], self._section
         learned = [row for row in rows if row["reward"] is not None]
         record.begin_step(number)
-        columns = columns_of(learned, pad_id=self._tokenizer.pad_id, adv_tau=section.loss.adv_tau)
+        columns = columns_of(learned, pad_id=self._tokenizer.pad_id, adv_tau=section.loss.adv_tau).to(section.device)
         record("rollout", "prompt_ids", [row["prompt"] for row in learned])
         record("rollout", "policy_versions", [row["version"] for row in learned])
         named = [

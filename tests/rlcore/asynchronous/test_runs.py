@@ -97,8 +97,6 @@ def test_other_settings_in_the_same_directory_are_an_error(complete: Run, tmp_pa
     complete("run", num_steps=3)
     path = tmp_path / "run" / "train.yaml"
     path.write_text(path.read_text("utf-8").replace("learning_rate: 0.003", "learning_rate: 0.004"), "utf-8")
-    for checkpoint in (tmp_path / "run" / "run_default" / "checkpoints").glob("step-*"):
-        checkpoint.rename(checkpoint.with_name(f"away-{checkpoint.name}"))
     done = subprocess.run(
         [sys.executable, "-m", "rlcore.commands", "grpo-train", str(path)],
         env=ENVIRONMENT,
@@ -107,7 +105,7 @@ def test_other_settings_in_the_same_directory_are_an_error(complete: Run, tmp_pa
         timeout=120,
         check=False,
     )
-    assert done.returncode == 4 and "was made before, with other bits" in done.stderr, done.stderr
+    assert done.returncode == 4 and "settings/train/step_0 was made before, with other bits" in done.stderr, done.stderr
 
 
 @pytest.mark.full

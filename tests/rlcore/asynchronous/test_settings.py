@@ -23,7 +23,7 @@ LEAST: dict[str, str] = {
 TABLE = {
     ("train", "implemented"): """
     model - m2; output_dir output runs; sequence_len 1024 64; max_steps - 40; learning_rate 0.0002 0.1;
-    lr_scheduler_type linear cosine; warmup_steps 0 3; max_grad_norm 1.0 0.5; weight_decay 0.1 0.01; 
+    lr_scheduler_type linear cosine; warmup_steps 0 3; max_grad_norm 1.0 0.5; weight_decay 0.1 0.01;
     per_device_train_batch_size 2 1; logging_steps 1 5; level invariant deterministic;
     device cpu cuda; loss.kl_tau 0.0 0.1; .adv_tau 1.0 0.5; .token_mask_low 0.125 0.5; .token_mask_high 8.0 4.0;
     .geo_mask_low 0.1 0.2; .geo_mask_high 10.0 4.0; .sequence_mask_low 0.0 0.1; .sequence_mask_high 100.0 9.0""",
