@@ -29,7 +29,7 @@ from harness.bits.files import parse_object
 from harness.bits.tensor_digests import weights_digest
 from rlcore.asynchronous.directory import read
 from rlcore.config import AtLeast0, Positive, Section, Texts, read_section
-from rlcore.errors import CheckpointError, InvalidValueError, RlcoreError
+from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import RunningSequence, check_requests
 from rlcore.samplers.batching import ContinuousBatch
