@@ -4,11 +4,9 @@ Two planted faults were found in other systems: groups cut by stride when sample
 and 2230), and a resume at a saved cursor of what was begun (OpenRLHF 1322, NeMo-RL 3599).
 """
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,10 @@ import torch
 from rlcore.algorithms.advantages import dr_grpo
 from rlcore.asynchronous import orchestrator as module
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BATCHES, path_of, publish, steps
+from rlcore.asynchronous.directory import BATCHES, path_of, publish
 from rlcore.asynchronous.orchestrator import BATCH, Ledger, Orchestrator
 from rlcore.errors import CheckpointError
-from tests.rlcore.asynchronous.test_orchestrator import FREE, Server, go, late, make, orchestrator
+from tests.rlcore.asynchronous.test_orchestrator import FREE, Server, go, interrupt, late, make, orchestrator
 
 REWARDS = (0.0, 1.0, 0.25, 0.75)
 """Of the samples of a group, above those of group 0; their mean is 0.5, and that of the last two as well."""
@@ -154,12 +152,7 @@ def test_a_resume_that_loses_what_was_begun(
         monkeypatch.setattr(Orchestrator, "_plan", _from_a_cursor)
 
     async def interrupted() -> None:
-        work = asyncio.create_task(make(tmp_path, Server(late(1)), **settings))
-        while len(steps(tmp_path / BATCHES)) < 2:
-            await asyncio.sleep(0.001)
-        work.cancel()
-        with suppress(asyncio.CancelledError):
-            await work
+        await interrupt(tmp_path, late(1), num_batches=2, **settings)
         await make(tmp_path, Server(late(2)), **settings)
 
     go(interrupted())
