@@ -20,7 +20,7 @@ class Audit:
     lost: list[int]
     """Groups that no ledger names, though the run is over."""
     on_their_way: list[int]
-    """The same of a run that is not."""
+    """The same of a run that is not, and in which groups end in any order."""
     doubled: list[int]
     """Groups that ledgers name more than once."""
     wrong: list[str]
@@ -48,7 +48,7 @@ def audit(run: Path) -> Audit:
         batch = read_batch(run, step)
         times.update(group for group, _, _ in ledger)
         fates.update(fate for _, _, fate in ledger)
-        is_over = batch["is_last"]
+        is_over = batch["is_last"] or batch["in_order"]
         if what := _first_wrong(batch, ledger):
             wrong.append(f"batches/step_{step}: {what}")
     holes = sorted(set(range(max(times, default=-1) + 1)) - set(times))

@@ -4,7 +4,7 @@
       ─▶ {"choices": [{"text", "token_ids", "logprobs": {"token_logprobs"}, "finish_reason"}], "system_fingerprint"}
 
 One thread: between two tokens it takes what has arrived, and admits it. Completions that run together are of one
-version; those of the version that was asked for first come first. The fingerprint is the digest of the weights. What
+version; if none runs, the version that has waited longest is loaded. The fingerprint is the digest of the weights. What
 decodes is a `Backend`: the local decoder, or `rlcore.asynchronous.vllm_backend`.
 """
 

@@ -313,6 +313,7 @@ class Orchestrator:
             "temperature": section.sampling.temperature,
             "needs_from": max(0, step + 1 - oldest),
             "is_last": is_last,
+            "in_order": section.mode == "strict",
             "group_size": self._size,
             "ckpt": {name: getattr(section.ckpt, name) for name in ("interval", "keep_last", "keep_interval")},
             "rows": rows,

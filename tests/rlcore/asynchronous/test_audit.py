@@ -38,7 +38,7 @@ def batch_of(*ledger: tuple[int, int, str], is_last: bool = False) -> dict[str, 
     """A batch of groups of four; of a failed one two are left."""
     first = {"trained": 0, "failed": 2, "too old": 4}
     rows = [row for group, version, fate in ledger for row in rows_of(group, version, first[fate])]
-    return {"ledger": ledger, "group_size": 4, "is_last": is_last, "rows": rows}
+    return {"ledger": ledger, "group_size": 4, "is_last": is_last, "in_order": False, "rows": rows}
 
 
 def right() -> list[dict[str, Any]]:
