@@ -59,9 +59,18 @@ class Checkpoint:
     """Newer ones that are damaged, each with what is wrong with it."""
 
 
-def save(directory: Path, step: int, values: Mapping[str, Any], writers: Mapping[str, Writer], *, keep: int) -> Path:
+def save(
+    directory: Path,
+    step: int,
+    values: Mapping[str, Any],
+    writers: Mapping[str, Writer],
+    *,
+    keep: int | None,
+    keep_every: int = 0,
+) -> Path:
     """Write the checkpoint of a step, and remove whole ones beyond the newest `keep`; return its directory.
 
+    None keeps all; so many steps apart, `keep_every`, all are kept too.
     `writers` fill a directory each; `values` are those of JSON. Nothing older is touched before the new one is in
     place. Raises CheckpointError if the disk refuses: what was there before is then as it was.
     """
@@ -83,7 +92,7 @@ def save(directory: Path, step: int, values: Mapping[str, Any], writers: Mapping
                 _flush(Path(root, name))
             _flush(Path(root))
         _put(partial, final)
-        _prune(directory, keep, final)
+        _prune(directory, keep, keep_every, final)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
@@ -243,14 +252,14 @@ def _put(partial: Path, final: Path) -> None:
     _flush(final.parent)
 
 
-def _prune(directory: Path, keep: int, written: Path) -> None:
+def _prune(directory: Path, keep: int | None, keep_every: int, written: Path) -> None:
     """Remove what was replaced, and what is older than the newest `keep` whole ones; damaged ones among these stay."""
     _remove(written.with_name(written.name + REPLACED))
     num_whole = 0
     for path in _newest_first(directory):
-        if num_whole < keep:
-            num_whole += _is_whole(path)
-        elif path != written:
+        if keep is None or num_whole < keep:
+            num_whole += keep is not None and _is_whole(path)
+        elif path != written and (not keep_every or int(path.name.removeprefix("step-")[:6]) % keep_every):
             _remove(path)
 
 

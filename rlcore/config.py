@@ -8,8 +8,9 @@ setting that another one leaves without effect (EFFECTIVE).
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -56,6 +57,9 @@ class Section(BaseModel):
             return values
         has_none = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
         return {key: value for key, value in values.items() if value is not None or key in has_none}
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 class ModelSection(Section):
@@ -442,12 +446,31 @@ class RunConfig(Section):
 
 def read_config(payload: Mapping[str, Any]) -> RunConfig:
     """A configuration from plain values; raises InvalidValueError, which names every fault by its dotted key."""
+    return read_section(RunConfig, payload, foreign=FOREIGN)
+
+
+def read_section(
+    kind: type[AnySection],
+    payload: Mapping[str, Any],
+    *,
+    foreign: Mapping[str, str] = MappingProxyType({}),
+    where: str = "",
+    faults: Iterable[InvalidValueError] = (),
+) -> AnySection:
+    """A section from plain values; raises InvalidValueError, which names every fault by its dotted key.
+
+    `foreign` has the names that others have for a setting. The error begins with `where`, and with `faults`, which a
+    caller has found before.
+    """
+    faults = list(faults)
     try:
-        return RunConfig.model_validate(payload)
+        found = kind.model_validate(payload)
+        if not faults:
+            return found
     except ValidationError as error:
-        faults = [_fault(dict(each)) for each in error.errors() if each["type"] != FOLLOWS]
-        parts = {part: "; ".join(filter(None, (getattr(fault, part) for fault in faults))) for part in PARTS}
-        raise InvalidValueError(parts["what"], legal=parts["legal"], remedy=parts["remedy"]) from None
+        faults += [_fault(dict(each), kind, foreign) for each in error.errors() if each["type"] != FOLLOWS]
+    parts = {part: "; ".join(filter(None, (getattr(fault, part) for fault in faults))) for part in PARTS}
+    raise InvalidValueError(where + parts["what"], legal=parts["legal"], remedy=parts["remedy"])
 
 
 # -------------------------------------------------------------------------------------------- between several settings
@@ -615,15 +638,15 @@ FOREIGN: Mapping[str, str] = {
 """Names that other libraries, or earlier versions, have for a setting."""
 
 
-def _fault(found: Mapping[str, Any]) -> InvalidValueError:
+def _fault(found: Mapping[str, Any], kind: type[BaseModel], foreign: Mapping[str, str]) -> InvalidValueError:
     context = found.get("ctx", {})
     own = context.get("error")
     if isinstance(own, InvalidValueError):  # a check between several keys
         return own
-    sections = list(_sections(found["loc"]))
+    sections = list(_sections(found["loc"], kind))
     dotted = ".".join(key for key, _ in sections)
     if found["type"] == "extra_forbidden":
-        return InvalidValueError(f"unknown key {dotted}", legal=_nearest(*sections[-1]))
+        return InvalidValueError(f"unknown key {dotted}", legal=_nearest(*sections[-1], foreign))
     if found["type"] == "missing":
         return InvalidValueError(f"{dotted} is missing", remedy=f"set {dotted}")
     value, legal = found["input"], OF_YAML.get(found["type"], found["msg"].removeprefix("Input should be "))
@@ -632,12 +655,11 @@ def _fault(found: Mapping[str, Any]) -> InvalidValueError:
     return InvalidValueError(f"{dotted or 'the configuration'} is {value!r}", legal=legal)
 
 
-def _sections(loc: tuple[int | str, ...]) -> Iterator[tuple[str, type[BaseModel]]]:
+def _sections(loc: tuple[int | str, ...], model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     """Each key on the way to a fault, and the section it stands in.
 
     After the key of a section of which there are several, pydantic tells the name of the one that was taken: no key.
     """
-    model: type[BaseModel] = RunConfig
     choices: dict[str, type[BaseModel]] = {}
     for part in map(str, loc):
         if part in choices:
@@ -653,10 +675,10 @@ def _sections(loc: tuple[int | str, ...]) -> Iterator[tuple[str, type[BaseModel]
             choices = {str(each.model_fields["name"].default): each for each in sections}
 
 
-def _nearest(key: str, model: type[BaseModel]) -> str:
+def _nearest(key: str, model: type[BaseModel], foreign: Mapping[str, str]) -> str:
     """The setting that others call so, or the nearest legal key; and all of the section."""
     names = list(model.model_fields)
-    ours = [name for name, foreign in FOREIGN.items() if key in foreign.split()]
+    ours = [name for name, others in foreign.items() if key in others.split()]
     near = ours or difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     every = ", ".join(names)
     return f"{near[0]}? All: {every}" if near else every

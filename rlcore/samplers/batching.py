@@ -70,6 +70,11 @@ class ContinuousBatch:
                 self._waiting.extend(self._remove([youngest]))  # behind all that wait
         return done
 
+    def drop(self, number: int) -> None:
+        """Forget a request, wherever it is."""
+        self._waiting = deque(each for each in self._waiting if each.number != number)
+        self._remove([row for row, each in enumerate(self._running) if each.number == number])
+
     def run(self, requests: Sequence[SampleRequest]) -> list[RunningSequence]:
         """Put requests and step until no sequence is left -> in the order of the requests."""
         finished: dict[int, RunningSequence] = {}

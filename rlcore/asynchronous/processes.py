@@ -1,0 +1,98 @@
+"""What each of the three processes builds before it works, at its level of determinism."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from harness.bits.tensor_digests import weights_digest
+from rlcore.asynchronous.directory import BROADCASTS, RUN, claim, held
+from rlcore.asynchronous.infer import Inference
+from rlcore.asynchronous.orchestrator import Orchestrator
+from rlcore.asynchronous.settings import Infer, Orch, Train, task_section
+from rlcore.asynchronous.trainer import AsynchronousTrainer
+from rlcore.data.tasks import make_task
+from rlcore.determinism import at_level, check_level_of_device
+from rlcore.errors import InvalidValueError
+from rlcore.log import Recorder
+from rlcore.memory import keep_freed_memory
+from rlcore.models.checkpoints import load
+from rlcore.models.decoder import Decoder
+from rlcore.models.tokenizer import load_tokenizer
+from rlcore.numerics.probe import num_threads
+from rlcore.samplers.vllm.versions import installed_version, isolated
+from rlcore.seeds import key
+
+Say = Callable[[str], None]
+CONCURRENCY = 256
+"""Completions that a sampler decodes together."""
+NUM_THREADS = 1
+
+
+def run_infer(section: Infer, say: Say) -> int:
+    """Serve completions until the process is ended."""
+    check_level_of_device(section.level, section.device)
+    run, tokenizer, backend = Path(section.output_dir), load_tokenizer(Path(section.model)), None
+    wanted = "float32" if section.device == "cpu" else "bfloat16"
+    if section.dtype not in ("auto", wanted):
+        raise InvalidValueError(f"dtype {section.dtype} on {section.device}", legal=f"auto, or {wanted}: as is trained")
+    decoder = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
+    length = min(section.max_model_len or decoder.config.max_length, decoder.config.max_length)
+    with held(run, f"infer-{section.port}", say), _computing(section.level, decoder, length), torch.inference_mode():
+        if section.backend == "vllm":
+            installed_version()
+            with isolated():
+                from rlcore.asynchronous.vllm_backend import VllmBackend
+            backend = VllmBackend(decoder, tokenizer, concurrency=CONCURRENCY, length=length, report=say)
+        inference = Inference(
+            decoder, tokenizer, run / BROADCASTS, concurrency=CONCURRENCY, length=length, backend=backend
+        )
+        host = section.host or "127.0.0.1"
+        say(f"serving completions at http://{host}:{section.port}/v1, weights of {run / BROADCASTS}")
+        config = uvicorn.Config(inference.app(), host, section.port, log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run()
+    return 0
+
+
+def run_orch(section: Orch, say: Say) -> int:
+    """Publish batches until the last."""
+    run, tokenizer = Path(section.output_dir), load_tokenizer(Path(section.model.name))
+    task = make_task(
+        task_section(section),
+        tokenizer,
+        section.seed,
+        context=section.seq_len,
+        num_new_tokens=section.sampling.max_tokens,
+    )
+    with held(run, "orch", say):
+        left_out = {"client", "ckpt", "report_to", "max_steps", "model", "output_dir"}
+        prompts = f"{key('prompts', *(prompt.id for prompt in task.train)):016x}"
+        claim(run, "orch", {**section.model_dump(mode="json", exclude=left_out), "prompts": prompts})
+        asyncio.run(Orchestrator(section, run, task, tokenizer, say).work())
+    return 0
+
+
+def run_train(section: Train, say: Say, recorder: Recorder | None = None) -> int:
+    """Train until the last batch."""
+    keep_freed_memory()
+    run, dtype = Path(section.output_dir) / RUN, torch.float32 if section.recipe == "fp32" else torch.bfloat16
+    decoder = load(Path(section.model), dtype=dtype, device=section.device)
+    tokenizer = load_tokenizer(Path(section.model))
+    left_out = {"logging_steps", "model", "output_dir", "device", "seed", "max_async_level"}
+    if section.lr_scheduler_type == "constant":  # a run may be made longer
+        left_out.add("max_steps")
+    with held(run, "train", say), _computing(section.level, decoder, section.sequence_len):
+        weights = weights_digest(dict(decoder.named_parameters()))
+        claim(run, "train", {**section.model_dump(mode="json", exclude=left_out), "weights": weights})
+        AsynchronousTrainer(section, run, decoder, tokenizer, section.level, recorder=recorder, say=say).work()
+    return 0
+
+
+@contextmanager
+def _computing(level: str, decoder: Decoder, length: int) -> Iterator[None]:
+    dtype = decoder.embedding.dtype
+    with at_level(level, decoder.config, dtype=dtype, length=length, threads=(NUM_THREADS,)), num_threads(NUM_THREADS):
+        yield

@@ -1,0 +1,115 @@
+"""The three processes of a run: each is started again where it was killed, and all end with this one, in every path."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.bits.files import read_text
+from harness.bits.levels import level_variables
+from harness.process.supervisor.syscalls import die_with_parent
+from rlcore.asynchronous.directory import RUN
+from rlcore.asynchronous.settings import read_infer, read_orch, read_train
+from rlcore.errors import InvalidValueError, RlcoreError
+
+ROLES = ("infer", "orch", "train")
+CPUS = "/proc/cpuinfo"
+PARENT = "RLCORE_PARENT"
+"""Holds the process whose end is the end of this one."""
+POLL_S = 0.05
+GRACE_S = 5.0
+MOST_DEATHS = 1000
+"""Deaths by a signal, of all processes of a run, after which it ends."""
+
+
+def environment(level: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of a process of a level. Raises UsageError where those that are set exclude it."""
+    is_intels = os.path.exists(CPUS) and "GenuineIntel" in read_text(CPUS)
+    return {**environ, **level_variables(level, environ, is_held_by_entry=True, is_intels=is_intels)}
+
+
+def begin_process(level: str) -> None:
+    """Begin again with the variables of the level, which libraries read once; end with the parent, if there is one."""
+    wanted = environment(level)
+    if wanted != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, "-m", "rlcore.commands", *sys.argv[1:]], wanted)
+    if parent := os.environ.get(PARENT):
+        die_with_parent()
+        if os.getppid() != int(parent):  # it has ended before
+            raise SystemExit(0)
+
+
+def check_together(train: Path, infer: Path, orch: Path) -> None:
+    """Check that three files are of one run. Raises InvalidValueError."""
+    (trainer, _), (sampler, _), (orchestrator, _) = read_train(train), read_infer(infer), read_orch(orch)
+    runs = [
+        Path(trainer.output_dir, RUN).resolve(),
+        *(Path(each.output_dir).resolve() for each in (sampler, orchestrator)),
+    ]
+    if len(set(runs)) > 1:
+        raise InvalidValueError(
+            f"{train} trains for {runs[0]}, {infer} serves {runs[1]}, {orch} works in {runs[2]}",
+            legal=f"one directory: output_dir DIR in {train}, DIR/{RUN} in the others",
+        )
+    models = [str(Path(each).resolve()) for each in (trainer.model, sampler.model, orchestrator.model.name)]
+    if len(set(models)) > 1:
+        raise InvalidValueError(f"the models are {', '.join(models)}", legal="one checkpoint for all three")
+    if f":{sampler.port}/" not in "".join(orchestrator.client.base_url):
+        raise InvalidValueError(f"{infer} serves port {sampler.port}, which client.base_url of {orch} does not have")
+
+
+def start(role: str, file: Path) -> "subprocess.Popen[bytes]":
+    """Start a process of a role, which ends with this one."""
+    command = [sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(file)]
+    return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
+
+
+def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
+    """Run the three processes until the trainer has trained the last step; return the exit code.
+
+    A process that a signal has ended is started again; one that ends with an error ends the run.
+    """
+    num_deaths = 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ending() as children:
+        children.update({role: start(role, files[role]) for role in ROLES})
+        while True:
+            for role, child in list(children.items()):
+                code = child.poll()
+                if code is None or (code == 0 and role == "orch"):
+                    continue
+                if code == 0 and role == "train":
+                    return 0
+                if code >= 0:
+                    say(f"{role} has ended with {code}: the run ends")
+                    return code or 3
+                num_deaths += 1
+                if num_deaths > MOST_DEATHS:
+                    raise RlcoreError(
+                        f"{num_deaths} processes of the run were killed", remedy="see dmesg for the reason"
+                    )
+                say(f"{role} (pid {child.pid}) was ended by {signal.Signals(-code).name}: it is started again")
+                children[role] = start(role, files[role])
+            time.sleep(POLL_S)
+
+
+@contextmanager
+def ending() -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
+    """Give a place for processes, all of which end with the context, however that ends."""
+    children: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        yield children
+    finally:
+        for child in children.values():
+            child.terminate()
+        deadline = time.monotonic() + GRACE_S
+        for child in children.values():
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()

@@ -1,0 +1,271 @@
+"""The trainer: weights N and batch N make weights N+1.
+
+    batches/step_N ─▶ passes, loss, update ─▶ broadcasts/step_N+1 ─▶ checkpoints/, every n steps
+
+The same batch gives the same weights, so that a step that a kill has lost is made again with equal bits, and publishing
+it again finds the same bits there. The loss is masked importance sampling: completions are of earlier weights.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as tensors_to_bytes
+from torch import nn
+
+from rlcore.algorithms.advantages import per_token
+from rlcore.algorithms.aggregation import Denominators, sample_shares
+from rlcore.algorithms.losses import Tokens, masked_is, masked_is_keep
+from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
+from rlcore.asynchronous.directory import BATCHES, BROADCASTS, CHECKPOINTS, append, is_there, publish, retire
+from rlcore.asynchronous.infer import WEIGHTS
+from rlcore.asynchronous.orchestrator import METRICS, POLL_S, read_batch
+from rlcore.asynchronous.settings import LossSection, Train
+from rlcore.checkpoint import load_newest, save
+from rlcore.checks import mismatch_of
+from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.data.batch import Batch, collate
+from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
+from rlcore.errors import CheckpointError, LevelError
+from rlcore.log import NullRecorder, Record, Recorder, mean
+from rlcore.models.checkpoints import save as save_decoder
+from rlcore.models.decoder import Decoder
+from rlcore.train import read_tokens
+from rlcore.trainers.gradients import MicrobatchLoss
+from rlcore.trainers.trainer import Trainer
+from rlcore.types import Tokenizer
+from rlcore.weights.source import digest_of
+
+TOO_MANY_MASKED = 0.5
+"""Share of masked tokens above which a run is warned about."""
+
+
+class AsynchronousTrainer:
+    """What makes the weights of one run."""
+
+    def __init__(
+        self,
+        section: Train,
+        run: Path,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        level: str,
+        *,
+        recorder: Recorder | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._section, self._run, self._tokenizer, self._level, self._say = section, run, tokenizer, level, say
+        self._record = Record(recorder or NullRecorder())
+        self._optimizer = OptimizerSection(
+            learning_rate=section.learning_rate,
+            weight_decay=section.weight_decay,
+            max_gradient_norm=section.max_grad_norm or None,
+        )
+        self._runtime = RuntimeSection(
+            token_budget=max(16_384, section.per_device_train_batch_size * section.sequence_len)
+        )
+        self.trainer = Trainer(
+            "policy",
+            decoder,
+            section.learning_rate,
+            section=self._optimizer,
+            runtime=self._runtime,
+            record=self._record,
+            is_canonical=level == "invariant",
+        )
+
+    def work(self) -> None:
+        """Train batches, from the newest checkpoint to the last batch. Raises CheckpointError, LevelError."""
+        step, last = self._resume(), self._section.max_steps
+        if not step:
+            self._broadcast(0, {})
+        while last < 0 or step < last:
+            began_s = time.monotonic()
+            while not is_there(self._run / BATCHES, step):
+                time.sleep(POLL_S)
+            wait_s, batch = time.monotonic() - began_s, read_batch(self._run, step)
+            metrics = self.step(step, batch)
+            step += 1
+            self._broadcast(step, metrics)
+            is_end = batch["is_last"] or step == last
+            self._save(step, batch["ckpt"], is_end=is_end)
+            retire(self._run / BROADCASTS, batch["needs_from"])
+            self._log(metrics, wait_s, time.monotonic() - began_s)
+            if is_end:
+                return
+
+    def step(self, number: int, batch: Mapping[str, Any]) -> dict[str, float]:
+        """Make a step of masked importance sampling from a batch, and return its numbers."""
+        record, rows, section = self._record, batch["rows"], self._section
+        learned = [row for row in rows if row["reward"] is not None]
+        record.begin_step(number)
+        columns = columns_of(learned, pad_id=self._tokenizer.pad_id, adv_tau=section.loss.adv_tau).to(section.device)
+        record("rollout", "prompt_ids", [row["prompt"] for row in learned])
+        record("rollout", "policy_versions", [row["version"] for row in learned])
+        named = [
+            ("tokens", "tokens"),
+            ("loss_mask", "loss_mask"),
+            ("logprobs", "rollout_logprobs"),
+            ("groups", "groups"),
+        ]
+        record.all("rollout", [(name, columns[key]) for name, key in named])
+        record("reward", "rewards", columns["rewards"])
+        record("advantage", "advantages", columns["advantages"])
+
+        samples, budget = list(range(len(learned))), self._runtime.token_budget
+        denominators = Denominators(int(columns["loss_mask"].sum()), len(samples))
+        if self._level == "invariant":
+            size = section.per_device_train_batch_size
+            passes = fixed_microbatches(columns, samples, size, token_budget=budget)
+        else:
+            passes = microbatches_by_budget(columns, samples, token_budget=budget)
+        losses = self.trainer.forward_backward(
+            passes, partial(masked_is_loss, section.loss, batch["temperature"], denominators)
+        )
+        for each in losses:
+            observed = {name: torch.where(each.loss_mask, value, 0.0) for name, value in each.observed.items()}
+            record.all("forward", [(f"policy.{name}", value) for name, value in observed.items()])
+            record("loss", "policy", each.loss)
+        self._check_on_policy(number, learned, passes, losses)
+        rate = self._rate(number)
+        norm = self.trainer.optimizer_step(learning_rate=rate, max_norm=self._optimizer.max_gradient_norm)
+        record("backward", "policy.gradient_norm", norm)
+        record("optimizer", "policy.learning_rate", rate)
+        seen = {
+            name: torch.cat([each.observed[name][each.loss_mask] for each in losses]).tolist()
+            for name in ("kl", "masked")
+        }
+        metrics = {
+            "step": number,
+            "reward_mean": mean([row["reward"] for row in learned]),
+            "loss": math.fsum(float(each.loss) for each in losses),
+            "grad_norm": norm,
+            "kl": mean(seen["kl"]),
+            "masked": mean(seen["masked"]),
+            "tokens": denominators.num_tokens,
+            "learning_rate": rate,
+            "versions_apart": max(number - row["version"] for row in learned),
+        }
+        record.end_step(**{name: metrics[name] for name in ("reward_mean", "loss", "kl")}, gradient_norm=norm)
+        return metrics
+
+    def _check_on_policy(
+        self, number: int, rows: list[dict[str, Any]], passes: list[Microbatch], losses: tuple[MicrobatchLoss, ...]
+    ) -> None:
+        """Check that completions of the present weights have the trainer's log-probabilities. Raises LevelError."""
+        if self._level != "invariant" or any(row["version"] != number for row in rows):
+            return
+        for microbatch, each in zip(passes, losses, strict=True):
+            found = mismatch_of(each.observed["logprobs"], microbatch["rollout_logprobs"], each.loss_mask)
+            if found is not None:
+                row = rows[microbatch.samples[found.row]]
+                raise LevelError(
+                    f"the trainer's log-probability is not the sampler's for {found.num_different} of"
+                    f" {found.num_tokens} tokens, the first of sample {row['sample']} of group {row['group']}",
+                    legal="equal bits at level invariant, of completions of the present weights",
+                    remedy="rlharness doctor --numerics, on the machines of both",
+                    phases=("rollout", "forward"),
+                ).in_step(number)
+
+    def _rate(self, step: int) -> float:
+        section, peak, warmup = self._section, self._section.learning_rate, self._section.warmup_steps
+        if section.lr_scheduler_type == "constant":
+            return constant_lr(step, peak=peak, num_warmup_steps=warmup)
+        compute = linear_lr if section.lr_scheduler_type == "linear" else cosine_lr
+        return compute(step, peak=peak, num_steps=section.max_steps, num_warmup_steps=warmup, final_ratio=0.0)
+
+    def _broadcast(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Publish the weights after so many steps, and what the step was."""
+        weights = {name: each.detach().cpu() for name, each in self.trainer.model.named_parameters()}
+        digest = digest_of(self.trainer.weights())
+        about = json.dumps({**metrics, "weights_digest": digest}).encode()
+        publish(self._run / BROADCASTS, step, {WEIGHTS: tensors_to_bytes(weights), METRICS: about})
+
+    def _save(self, step: int, ckpt: Mapping[str, int | None], *, is_end: bool) -> None:
+        if not is_end and not (ckpt["interval"] and step % ckpt["interval"] == 0):
+            return
+
+        def write_policy(path: Path) -> None:
+            assert isinstance(self.trainer.model, Decoder)
+            save_decoder(self.trainer.model, path)
+            self._tokenizer.save(path)
+
+        writers = {"policy": write_policy, "policy_state": self.trainer.write_state}
+        save(
+            self._run / CHECKPOINTS,
+            step,
+            {"level": self._level},
+            writers,
+            keep=ckpt["keep_last"],
+            keep_every=ckpt["keep_interval"] or 0,
+        )
+
+    def _resume(self) -> int:
+        found = load_newest(self._run / CHECKPOINTS)
+        if found is None:
+            return 0
+        if found.values["level"] != self._level:
+            raise CheckpointError(f"{found.path} is of level {found.values['level']}", legal=self._level)
+        self.trainer.read_state(found.path / "policy_state")
+        self._say(f"step {found.step} from {found.path}")
+        return found.step
+
+    def _log(self, metrics: Mapping[str, float], wait_s: float, total_s: float) -> None:
+        """Say a line of the step, and append its numbers and its times, on which no bit depends, to metrics.jsonl."""
+        times = {"seconds/wait": wait_s, "seconds/train": total_s - wait_s, "idle": wait_s / total_s}
+        line = {**metrics, **times, "tokens_per_s": metrics["tokens"] / max(total_s - wait_s, 1e-9)}
+        append(self._run / "metrics.jsonl", line)
+        if metrics["step"] % self._section.logging_steps == 0:
+            names = ("reward_mean", "kl", "masked", "grad_norm", "versions_apart", "idle")
+            self._say(f"step {metrics['step']:.0f}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))
+        if metrics["masked"] > TOO_MANY_MASKED:
+            self._say(
+                f"step {metrics['step']:.0f}: {metrics['masked']:.0%} of the tokens are masked, the policy drifts:"
+                " a lower learning_rate, or a loss.kl_tau above 0"
+            )
+
+
+def columns_of(rows: list[dict[str, Any]], *, pad_id: int, adv_tau: float) -> Batch:
+    """Return right-padded rows [samples, positions], as `rlcore.data.batch.dense_batch` builds them."""
+    sequences = {
+        "tokens": [torch.tensor(row["tokens"]) for row in rows],
+        "loss_mask": [torch.tensor([False] * row["num_prompt"] + [True] * len(row["logprobs"])) for row in rows],
+        "rollout_logprobs": [torch.tensor([0.0] * row["num_prompt"] + row["logprobs"]) for row in rows],
+    }
+    batch = collate(sequences, pad_values={"tokens": pad_id})
+    advantages = torch.tensor([row["advantage"] for row in rows], dtype=torch.float64) * adv_tau
+    return batch.extended(
+        prompt_lengths=torch.tensor([row["num_prompt"] for row in rows]),
+        rewards=torch.tensor([row["reward"] for row in rows], dtype=torch.float64),
+        groups=torch.tensor([row["group"] for row in rows]),
+        advantages=per_token(advantages, batch["loss_mask"]).float(),
+    )
+
+
+def masked_is_loss(
+    section: LossSection, temperature: float, denominators: Denominators, policy: nn.Module, microbatch: Microbatch
+) -> MicrobatchLoss:
+    """Compute a microbatch's share of the loss: -r (A - kl_tau d) logprobs of tokens within the bounds."""
+    mask, sampled = microbatch["loss_mask"], microbatch["rollout_logprobs"]
+    logprobs, entropy = read_tokens(temperature, policy, microbatch)
+    tokens = Tokens(logprobs, sampled, sampled, microbatch["advantages"], mask)
+    keep = masked_is_keep(
+        tokens,
+        token=(section.token_mask_low, section.token_mask_high),
+        geometric=(section.geo_mask_low, section.geo_mask_high),
+        sequence=(section.sequence_mask_low, section.sequence_mask_high),
+    )
+    found = masked_is(tokens, keep, proximal_coef=section.kl_tau)
+    observed = {
+        "logprobs": logprobs,
+        "entropy": entropy,
+        "kl": logprobs - sampled,
+        "masked": (mask & ~keep).float(),
+    }
+    shares = sample_shares(found.losses, mask, "token-mean", denominators)
+    return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in observed.items()}, mask)

@@ -1,0 +1,55 @@
+"""The files on the page of asynchronous GRPO are read, belong together, and the scenario there has its sections."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlcore.asynchronous.run import check_together
+from rlcore.asynchronous.settings import read_infer, read_orch, read_train
+from rlcore.errors import InvalidValueError
+
+PAGE = (Path(__file__).parents[3] / "rlcore" / "ASYNCHRONOUS.md").read_text("utf-8")
+BLOCKS = re.findall(r"```yaml\n(?:# (\w+)\.yaml\n)?(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    found = {role: tmp_path / f"{role}.yaml" for role, _ in BLOCKS if role}
+    for role, text in BLOCKS:
+        if role:
+            found[role].write_text(text, "utf-8")
+    return found
+
+
+def test_the_three_files_are_of_one_run(files: dict[str, Path]) -> None:
+    check_together(files["train"], files["infer"], files["orch"])
+    notices = [line for read in (read_train, read_infer, read_orch) for line in read(files[read.__name__[5:]])[1]]
+    assert len(notices) == 2 and "optimizer" in notices[0] and "verifiers" in notices[1]
+
+
+@pytest.mark.parametrize(
+    ("role", "line", "told"),
+    [
+        ("train", "output_dir: ./elsewhere", "trains for .*/elsewhere/run_default"),
+        ("infer", "model: ./other", "the models are"),
+        ("infer", "port: 8001", "serves port 8001"),
+    ],
+)
+def test_files_of_two_runs_are_refused(files: dict[str, Path], role: str, line: str, told: str) -> None:
+    key = line.partition(":")[0]
+    kept = [each for each in files[role].read_text("utf-8").splitlines() if not each.startswith(f"{key}:")]
+    files[role].write_text("\n".join([*kept, line]), "utf-8")
+    with pytest.raises(InvalidValueError, match=told):
+        check_together(files["train"], files["infer"], files["orch"])
+
+
+def test_the_scenario_has_sections_that_are_read(tmp_path: Path) -> None:
+    (text,) = [text for role, text in BLOCKS if not role]
+    config = yaml.safe_load(text)["config"]
+    for read in (read_train, read_infer, read_orch):
+        role = read.__name__[5:]
+        own = {"model": {"name": "m"}} if role == "orch" else {"model": "m"}
+        (tmp_path / role).write_text(yaml.safe_dump({**config[role], **own}), "utf-8")
+        read(tmp_path / role)
