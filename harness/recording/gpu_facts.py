@@ -20,12 +20,8 @@ def gpus_in_use() -> tuple[str, ...]:
     if not is_used():
         return ()
     indices = range(torch.cuda.device_count())
-    current = torch.cuda.current_device()
-    return tuple(sorted({_model(index) for index in indices if index == current or _holds_memory(index)}))
-
-
-def _holds_memory(index: int) -> bool:
-    return torch.cuda.memory_reserved(index) > 0
+    current, reserved = torch.cuda.current_device(), torch.cuda.memory_reserved
+    return tuple(sorted({_model(index) for index in indices if index == current or reserved(index) > 0}))
 
 
 def _model(index: int) -> str:

@@ -44,7 +44,8 @@ class TrainingThreads:
         ident = threading.get_ident()
         if ident == self._ident or is_in_backward():
             return True
-        thread = _thread_of(ident)
+        # Without an object for a thread that has none, which the program would see.
+        thread = next((each for each in threading.enumerate() if each.ident == ident), None)
         if self._ident is not None and self._lives(self._ident):
             if is_within_step or thread in self._former:
                 return False
@@ -58,8 +59,3 @@ class TrainingThreads:
             return ident in sys._current_frames()
         thread = self._thread()
         return thread is not None and thread.is_alive()
-
-
-def _thread_of(ident: int) -> threading.Thread | None:
-    """The thread, without making an object for one that has none, which the program would see."""
-    return next((each for each in threading.enumerate() if each.ident == ident), None)

@@ -19,10 +19,12 @@ print("goes on", flush=True)
 """
 
 
-def test_a_full_disk_in_the_place_of_standard_error_does_not_end_the_program() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_in_the_place_of_standard_error_does_not_end_the_program(unbuffered: str) -> None:
+    environ = {**environment(), "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", SAYS], env=environment(), stdout=subprocess.PIPE, stderr=full, check=False
+            [sys.executable, "-c", SAYS], env=environ, stdout=subprocess.PIPE, stderr=full, check=False
         )
     assert (done.returncode, done.stdout) == (0, b"goes on\n")
 
