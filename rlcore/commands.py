@@ -28,8 +28,8 @@ def say(role: str, line: str) -> None:
     click.echo(f"{role}: {line}", err=True)
 
 
-def reported(command: Callable[..., int]) -> Callable[..., None]:
-    """Exit with what a command returns; show an error of a user as three lines."""
+def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]:
+    """Exit with what a command returns; show an error of a user as three lines, with the process's role."""
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -41,7 +41,7 @@ def reported(command: Callable[..., int]) -> Callable[..., None]:
             parts = [("error", getattr(error, "what", str(error))), ("legal", error.legal), ("remedy", error.remedy)]
             for name, text in parts:
                 if text:
-                    click.echo(f"{name + ':':<8}{text}", err=True)
+                    click.echo(f"{role + ': ' if role else ''}{name + ':':<8}{text}", err=True)
             code = 4
         except KeyboardInterrupt:
             code = 2
@@ -82,7 +82,7 @@ def _role(role: str, about: str) -> None:
 
     @main.command(f"grpo-{role}", help=about)
     @click.argument("file", type=FILE)
-    @reported
+    @partial(reported, role=role)
     def run(file: Path) -> int:
         from rlcore.asynchronous import settings
         from rlcore.asynchronous.run import begin_process

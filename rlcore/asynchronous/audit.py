@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcore.asynchronous.directory import RUN
 from rlcore.asynchronous.orchestrator import FAILED, TOO_OLD, TRAINED, Ledger, read_batch, read_ledgers
+from rlcore.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Audit:
 def audit(run: Path) -> Audit:
     """Read every batch of a run. Raises CheckpointError for one that is missing or damaged."""
     ledgers, times, fates, wrong, is_over = read_ledgers(run), Counter[int](), Counter[str](), list[str](), False
+    if not ledgers:
+        raise CheckpointError(f"{run} has no batches", remedy=f"name the directory of a run, as outputs/{RUN}")
     for step, ledger in enumerate(ledgers):
         batch = read_batch(run, step)
         times.update(group for group, _, _ in ledger)

@@ -71,7 +71,18 @@ def publish(directory: Path, step: int, files: Mapping[str, bytes]) -> None:
 
 def claim(run: Path, role: str, settings: Mapping[str, object]) -> None:
     """Keep what a role's part of the run follows from. Raises CheckpointError in the directory of another run."""
-    publish(run / "settings" / role, 0, {"settings.json": json.dumps(settings, sort_keys=True).encode()})
+    own, name = run / "settings" / role, "settings.json"
+    if is_there(own, 0):
+        kept, given = parse_object(read(own, 0, name)), parse_object(json.dumps(settings).encode())
+        if differing := sorted(key for key in kept.keys() | given.keys() if kept.get(key) != given.get(key)):
+            key = differing[0]
+            raise CheckpointError(
+                f"{run} is of a run of other settings: {', '.join(differing)} of {role} differ"
+                f" ({key} was {kept.get(key)!r:.100}, and is {given.get(key)!r:.100})",
+                legal="the settings and the model that it began with",
+                remedy="another output_dir for another run",
+            )
+    publish(own, 0, {name: json.dumps(settings, sort_keys=True).encode()})
 
 
 def read(directory: Path, step: int, name: str) -> bytes:

@@ -81,7 +81,7 @@ class Client:
         key, self._timeout_s = os.environ.get(section.client.api_key_var), section.client.timeout
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.AsyncClient(timeout=self._timeout_s, limits=unlimited, headers=headers)
-        self._alone = asyncio.Lock()
+        self._alone, self._is_waiting = asyncio.Lock(), False
         self.num_waiting = 0
         """Requests that have no answer yet."""
 
@@ -113,7 +113,10 @@ class Client:
                         return await self._ask(url, asked)
                     async with self._alone:
                         return await self._ask(url, asked)
-                except httpx2.ConnectError:  # no server
+                except httpx2.ConnectError:
+                    if not self._is_waiting:
+                        self._say(f"waits for inference at {url}")
+                    self._is_waiting = True
                     await asyncio.sleep(0.1)
                 except httpx2.TimeoutException as error:  # what becomes of a group must not follow from a clock
                     what = f"{url} has not answered a request of group {group} within {self._timeout_s:g} s"
@@ -172,6 +175,8 @@ class Orchestrator:
         try:
             if not section.client.skip_model_check:
                 await self._client.check()
+            if not steps(self._run / BROADCASTS):
+                self._say(f"waits for weights in {self._run / BROADCASTS}")
             while last is None or step < last:
                 newest = max(steps(self._run / BROADCASTS), default=-1)
                 nominal = step + len(flying) // self._per_step

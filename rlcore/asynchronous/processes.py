@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import SO_REUSEADDR, SOL_SOCKET, socket
 
 import torch
 import uvicorn
@@ -33,28 +34,39 @@ NUM_THREADS = 1
 
 
 def run_infer(section: Infer, say: Say) -> int:
-    """Serve completions until the process is ended."""
+    """Serve completions until the process is ended. Raises InvalidValueError, LevelError."""
     check_level_of_device(section.level, section.device)
-    run, tokenizer, backend = Path(section.output_dir), load_tokenizer(Path(section.model)), None
+    run, host, port, backend = Path(section.output_dir), section.host, section.port, None
     wanted = "float32" if section.device == "cpu" else "bfloat16"
     if section.dtype not in ("auto", wanted):
         raise InvalidValueError(f"dtype {section.dtype} on {section.device}", legal=f"auto, or {wanted}: as is trained")
-    decoder = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
-    length = min(section.max_model_len or decoder.config.max_length, decoder.config.max_length)
-    with held(run, f"infer-{section.port}", say), _computing(section.level, decoder, length), torch.inference_mode():
-        if section.backend == "vllm":
-            installed_version()
-            with isolated():
-                from rlcore.asynchronous.vllm_backend import VllmBackend
-            backend = VllmBackend(decoder, tokenizer, concurrency=CONCURRENCY, length=length, report=say)
-        inference = Inference(
-            decoder, tokenizer, run / BROADCASTS, concurrency=CONCURRENCY, length=length, backend=backend
-        )
-        host = section.host or "127.0.0.1"
-        say(f"serving completions at http://{host}:{section.port}/v1, weights of {run / BROADCASTS}")
-        config = uvicorn.Config(inference.app(), host, section.port, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run()
+    with held(run, f"infer-{port}", say):
+        _check_port(host, port)
+        tokenizer = load_tokenizer(Path(section.model))
+        decoder = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
+        length = min(section.max_model_len or decoder.config.max_length, decoder.config.max_length)
+        sizes = {"concurrency": CONCURRENCY, "length": length}
+        with _computing(section.level, decoder, length, say), torch.inference_mode():
+            if section.backend == "vllm":
+                installed_version()
+                with isolated():
+                    from rlcore.asynchronous.vllm_backend import VllmBackend
+                backend = VllmBackend(decoder, tokenizer, **sizes, report=say)
+            inference = Inference(decoder, tokenizer, run / BROADCASTS, **sizes, backend=backend)
+            say(f"serving completions at http://{host}:{port}/v1, weights of {run / BROADCASTS}")
+            config = uvicorn.Config(inference.app(), host, port, log_level="warning", timeout_graceful_shutdown=1)
+            uvicorn.Server(config).run()
     return 0
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket() as probe:
+        try:
+            probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            probe.bind((host, port))
+        except OSError as error:
+            what = f"port {port} of {host} cannot be had: {error.strerror}"
+            raise InvalidValueError(what, remedy="another port, and client.base_url of orch.yaml with it") from error
 
 
 def run_orch(section: Orch, say: Say) -> int:
@@ -84,7 +96,7 @@ def run_train(section: Train, say: Say, recorder: Recorder | None = None) -> int
     left_out = {"logging_steps", "model", "output_dir", "device", "seed", "max_async_level"}
     if section.lr_scheduler_type == "constant":  # a run may be made longer
         left_out.add("max_steps")
-    with held(run, "train", say), _computing(section.level, decoder, section.sequence_len):
+    with held(run, "train", say), _computing(section.level, decoder, section.sequence_len, say):
         weights = weights_digest(dict(decoder.named_parameters()))
         claim(run, "train", {**section.model_dump(mode="json", exclude=left_out), "weights": weights})
         AsynchronousTrainer(section, run, decoder, tokenizer, section.level, recorder=recorder, say=say).work()
@@ -92,7 +104,8 @@ def run_train(section: Train, say: Say, recorder: Recorder | None = None) -> int
 
 
 @contextmanager
-def _computing(level: str, decoder: Decoder, length: int) -> Iterator[None]:
+def _computing(level: str, decoder: Decoder, length: int, say: Say) -> Iterator[None]:
+    say(f"level {level}: looks at this machine's operations" if level == "invariant" else f"level {level}")
     dtype = decoder.embedding.dtype
     with at_level(level, decoder.config, dtype=dtype, length=length, threads=(NUM_THREADS,)), num_threads(NUM_THREADS):
         yield

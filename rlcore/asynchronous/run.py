@@ -55,6 +55,8 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
             f"{train} trains for {runs[0]}, {infer} serves {runs[1]}, {orch} works in {runs[2]}",
             legal=f"one directory: output_dir DIR in {train}, DIR/{RUN} in the others",
         )
+    if not Path(trainer.model).is_dir():
+        raise InvalidValueError(f"model {trainer.model!r} of {train}", legal="a directory with a checkpoint")
     models = [str(Path(each).resolve()) for each in (trainer.model, sampler.model, orchestrator.model.name)]
     if len(set(models)) > 1:
         raise InvalidValueError(f"the models are {', '.join(models)}", legal="one checkpoint for all three")

@@ -86,6 +86,8 @@ class AsynchronousTrainer:
             self._broadcast(0, {})
         while last < 0 or step < last:
             began_s = time.monotonic()
+            if not step and not is_there(self._run / BATCHES, step):
+                self._say("waits for the first batch")
             while not is_there(self._run / BATCHES, step):
                 time.sleep(POLL_S)
             wait_s, batch = time.monotonic() - began_s, read_batch(self._run, step)

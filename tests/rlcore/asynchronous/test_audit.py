@@ -61,7 +61,8 @@ def test_a_right_ledger(tmp_path: Path) -> None:
         "3 batches, 7 groups: 5 trained, 1 too old, 1 failed",
         "every group once",
     ]
-    assert audit(tmp_path / "nothing").is_right
+    with pytest.raises(CheckpointError, match="nothing has no batches"):
+        audit(tmp_path / "nothing")
 
 
 def test_a_group_that_no_ledger_names_is_on_its_way_until_the_run_is_over(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ BLOCKS = re.findall(r"```yaml\n(?:# (\w+)\.yaml\n)?(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
     found = {role: tmp_path / f"{role}.yaml" for role, _ in BLOCKS if role}
     for role, text in BLOCKS:
         if role:

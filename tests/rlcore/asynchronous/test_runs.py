@@ -105,7 +105,9 @@ def test_other_settings_in_the_same_directory_are_an_error(complete: Run, tmp_pa
         timeout=120,
         check=False,
     )
-    assert done.returncode == 4 and "settings/train/step_0 was made before, with other bits" in done.stderr, done.stderr
+    assert (
+        done.returncode == 4 and "learning_rate of train differ (learning_rate was 0.003, and is 0.004)" in done.stderr
+    ), done.stderr
 
 
 @pytest.mark.full
