@@ -4,6 +4,6 @@
       ▲                                      ▲                        │
       └──────────── broadcasts/step_N ───────┴────────────────────────┘
 
-Bits depend on nobody's speed: every draw has a key, a batch names each group once, and weights N+1 are a function of
-weights N and batch N. `rlcore.train` is the same on one page, step after step.
+Bits do not depend on which of them is slow: every draw has a key, a batch names each group once, and weights N+1 are a
+function of weights N and batch N. `rlcore.train` is the same on one page, step after step.
 """

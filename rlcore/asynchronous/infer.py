@@ -10,6 +10,8 @@ decodes is a `Backend`: the local decoder, or `rlcore.asynchronous.vllm_backend`
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -130,6 +132,7 @@ class Inference:
         @asynccontextmanager
         async def decoding(_: Starlette) -> AsyncIterator[None]:
             task = asyncio.create_task(self._decode())
+            task.add_done_callback(_end_with)
             yield
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -254,6 +257,12 @@ class Inference:
             self._waiting.remove(wanted)
         elif self._running.pop(wanted.number, None) is not None:
             self._backend.drop(wanted.number)
+
+
+def _end_with(decoding: "asyncio.Task[None]") -> None:
+    """End the server with what decodes: else requests would wait for ever."""
+    if not decoding.cancelled():
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _gone(request: Request) -> None:

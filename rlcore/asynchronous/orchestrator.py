@@ -159,7 +159,7 @@ class Orchestrator:
         )
         self._digests: dict[int, str] = {}
         self._rollout_s: list[float] = []
-        self._places = 0
+        self._places, self._scoring = 0, asyncio.Lock()
 
     async def work(self) -> None:
         """Make batches, from where the run is to its last step. Raises as scoring does, and CheckpointError."""
@@ -244,7 +244,8 @@ class Orchestrator:
         drawn = await asyncio.gather(*(self._rollout(group, each, version) for each in wanted))
         if not (found := [each for each in drawn if each is not None]):
             return []
-        scores = await asyncio.to_thread(score, self._task.rewards, found, step=group // self._per_step)
+        async with self._scoring:  # one at a time, as on the page: a user's functions may share what they like
+            scores = await asyncio.to_thread(score, self._task.rewards, found, step=group // self._per_step)
         return [self._row(group, version, *each) for each in zip(scores.rewards, found, strict=True)]
 
     async def _rollout(self, group: int, request: SampleRequest, version: int) -> Trajectory | None:

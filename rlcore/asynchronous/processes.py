@@ -87,8 +87,10 @@ def run_orch(section: Orch, say: Say) -> int:
     return 0
 
 
-def run_train(section: Train, say: Say, recorder: Recorder | None = None) -> int:
-    """Train until the last batch."""
+def run_train(
+    section: Train, say: Say, recorder: Recorder | None = None, tend: Callable[[], None] = lambda: None
+) -> int:
+    """Train until the last batch; `tend` is called while there is none."""
     keep_freed_memory()
     run, dtype = Path(section.output_dir) / RUN, torch.float32 if section.recipe == "fp32" else torch.bfloat16
     decoder = load(Path(section.model), dtype=dtype, device=section.device)
@@ -99,7 +101,7 @@ def run_train(section: Train, say: Say, recorder: Recorder | None = None) -> int
     with held(run, "train", say), _computing(section.level, decoder, section.sequence_len, say):
         weights = weights_digest(dict(decoder.named_parameters()))
         claim(run, "train", {**section.model_dump(mode="json", exclude=left_out), "weights": weights})
-        AsynchronousTrainer(section, run, decoder, tokenizer, section.level, recorder=recorder, say=say).work()
+        AsynchronousTrainer(section, run, decoder, tokenizer, section.level, recorder=recorder, say=say).work(tend)
     return 0
 
 

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness.bits.files import read_text
@@ -14,9 +13,8 @@ from harness.bits.levels import level_variables
 from harness.process.supervisor.syscalls import die_with_parent
 from rlcore.asynchronous.directory import RUN
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
-from rlcore.errors import InvalidValueError, RlcoreError
+from rlcore.errors import InvalidValueError, WorkerError
 
-ROLES = ("infer", "orch", "train")
 CPUS = "/proc/cpuinfo"
 PARENT = "RLCORE_PARENT"
 """Holds the process whose end is the end of this one."""
@@ -70,48 +68,50 @@ def start(role: str, file: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
 
 
-def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
-    """Run the three processes until the trainer has trained the last step; return the exit code.
+class Family:
+    """Processes of a run: one that a signal has ended is started again, one that fails ends the run."""
 
-    A process that a signal has ended is started again; one that ends with an error ends the run.
-    """
-    num_deaths = 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with ending() as children:
-        children.update({role: start(role, files[role]) for role in ROLES})
-        while True:
-            for role, child in list(children.items()):
-                code = child.poll()
-                if code is None or (code == 0 and role == "orch"):
-                    continue
-                if code == 0 and role == "train":
-                    return 0
-                if code >= 0:
-                    say(f"{role} has ended with {code}: the run ends")
-                    return code or 3
-                num_deaths += 1
-                if num_deaths > MOST_DEATHS:
-                    raise RlcoreError(
-                        f"{num_deaths} processes of the run were killed", remedy="see dmesg for the reason"
-                    )
-                say(f"{role} (pid {child.pid}) was ended by {signal.Signals(-code).name}: it is started again")
-                children[role] = start(role, files[role])
-            time.sleep(POLL_S)
+    def __init__(self, files: Mapping[str, Path], say: Callable[[str], None]) -> None:
+        """Start one for each file."""
+        self._files, self._say, self._num_deaths = files, say, 0
+        self.children = {role: start(role, file) for role, file in files.items()}
 
+    def tend(self) -> None:
+        """Look after them. Raises WorkerError for one that has ended with an error, and after too many deaths."""
+        for role, child in self.children.items():
+            code = child.poll()
+            if code is None or (code == 0 and role != "infer"):
+                continue
+            if code >= 0:
+                raise WorkerError(f"{role} has ended with {code}", role=role, remedy="see what it says above")
+            self._num_deaths += 1
+            if self._num_deaths > MOST_DEATHS:
+                raise WorkerError(f"{self._num_deaths} processes of the run were killed", role=role)
+            self._say(f"{role} (pid {child.pid}) was ended by {signal.Signals(-code).name}: it is started again")
+            self.children[role] = start(role, self._files[role])
 
-@contextmanager
-def ending() -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
-    """Give a place for processes, all of which end with the context, however that ends."""
-    children: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        yield children
-    finally:
-        for child in children.values():
+    def __enter__(self) -> "Family":
+        """Return the family."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all, in every path."""
+        for child in self.children.values():
             child.terminate()
         deadline = time.monotonic() + GRACE_S
-        for child in children.values():
+        for child in self.children.values():
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+
+def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
+    """Run the three processes until the trainer has trained the last step. Raises WorkerError."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with Family(files, say) as family:
+        while family.children["train"].poll() != 0:
+            family.tend()
+            time.sleep(POLL_S)
+    return 0

@@ -10,7 +10,7 @@ import yaml
 
 from rlcore.asynchronous.directory import RUN
 from rlcore.asynchronous.processes import run_train
-from rlcore.asynchronous.run import ending, start
+from rlcore.asynchronous.run import Family
 from rlcore.asynchronous.settings import read_train
 from rlcore.config import read_config
 from rlcore.log import Recorder
@@ -38,6 +38,6 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     files = {role: directory / f"{role}.yaml" for role in own}
     for role, file in files.items():
         file.write_text(yaml.safe_dump({**config[role], **own[role]}), "utf-8")
-    with ending() as children:
-        children.update({role: start(role, files[role]) for role in ("infer", "orch")})
-        run_train(read_train(files["train"])[0], partial(print, flush=True), recorder)
+    say = partial(print, flush=True)
+    with Family({role: files[role] for role in ("infer", "orch")}, say) as family:
+        run_train(read_train(files["train"])[0], say, recorder, family.tend)

@@ -196,7 +196,7 @@ class Orch(RoleSection):
 
 
 def read_train(path: StrPath) -> tuple[Train, list[str]]:
-    """Read train.yaml; return notices of what comes to something different here. Raises InvalidValueError."""
+    """Read train.yaml; return notices of settings that are replaced here. Raises InvalidValueError."""
     return _read(Train, path)
 
 

@@ -79,8 +79,11 @@ class AsynchronousTrainer:
             is_canonical=level == "invariant",
         )
 
-    def work(self) -> None:
-        """Train batches, from the newest checkpoint to the last batch. Raises CheckpointError, LevelError."""
+    def work(self, tend: Callable[[], None] = lambda: None) -> None:
+        """Train batches, from the newest checkpoint to the last batch; `tend` is called while it waits for one.
+
+        Raises CheckpointError, LevelError, and what `tend` raises.
+        """
         step, last = self._resume(), self._section.max_steps
         if not step:
             self._broadcast(0, {})
@@ -89,6 +92,7 @@ class AsynchronousTrainer:
             if not step and not is_there(self._run / BATCHES, step):
                 self._say("waits for the first batch")
             while not is_there(self._run / BATCHES, step):
+                tend()
                 time.sleep(POLL_S)
             wait_s, batch = time.monotonic() - began_s, read_batch(self._run, step)
             metrics = self.step(step, batch)

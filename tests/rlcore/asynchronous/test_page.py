@@ -1,14 +1,16 @@
 """The files on the page of asynchronous GRPO are read, belong together, and the scenario there has its sections."""
 
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rlcore.asynchronous.run import check_together
+from rlcore.asynchronous.run import Family, check_together
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
-from rlcore.errors import InvalidValueError
+from rlcore.errors import InvalidValueError, WorkerError
 
 PAGE = (Path(__file__).parents[3] / "rlcore" / "ASYNCHRONOUS.md").read_text("utf-8")
 BLOCKS = re.findall(r"```yaml\n(?:# (\w+)\.yaml\n)?(.*?)```", PAGE, re.DOTALL)
@@ -55,3 +57,20 @@ def test_the_scenario_has_sections_that_are_read(tmp_path: Path) -> None:
         own = {"model": {"name": "m"}} if role == "orch" else {"model": "m"}
         (tmp_path / role).write_text(yaml.safe_dump({**config[role], **own}), "utf-8")
         read(tmp_path / role)
+
+
+def test_a_process_that_is_killed_is_started_again_and_one_that_fails_ends_the_run(tmp_path: Path) -> None:
+    """A recorded trainer looks after the other two while it waits: without that it would wait for ever."""
+    broken, said = tmp_path / "orch.yaml", list[str]()
+    broken.write_text("modle: x", "utf-8")
+    with Family({"orch": broken}, said.append) as family:
+        first = family.children["orch"]
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        family.tend()
+        assert family.children["orch"] is not first and "was ended by SIGKILL: it is started again" in said[0]
+        with pytest.raises(WorkerError, match="orch has ended with 4"):
+            while True:
+                family.tend()
+                time.sleep(0.05)
+    assert family.children["orch"].poll() is not None
