@@ -89,8 +89,8 @@ def save(
         (partial / CHECKSUMS).write_bytes(sealed(step, files))
         for root, _, names in os.walk(partial, topdown=False):  # files, then the directories that name them
             for name in names:
-                _flush(Path(root, name))
-            _flush(Path(root))
+                flush(Path(root, name))
+            flush(Path(root))
         _put(partial, final)
         _prune(directory, keep, keep_every, final)
     except (OSError, SafetensorError) as error:
@@ -249,7 +249,7 @@ def _put(partial: Path, final: Path) -> None:
         else:
             _remove(final)
     partial.rename(final)
-    _flush(final.parent)
+    flush(final.parent)
 
 
 def _prune(directory: Path, keep: int | None, keep_every: int, written: Path) -> None:
@@ -269,7 +269,8 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path.rename(path.with_name(f"{path.name}.removed{PARTIAL}")))
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file or a directory on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -27,7 +27,7 @@ from rlcore.algorithms.losses import PolicyLoss, Tokens, value_loss
 from rlcore.algorithms.named import ADVANTAGES, LOSSES, correction_weights, function_of
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.checks import Checks, mismatch_of
-from rlcore.config import GrpoSection, PpoSection, RunConfig
+from rlcore.config import GrpoSection, OptimizerSection, PpoSection, RunConfig
 from rlcore.data.batch import Batch, collate, dense_batch
 from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.data.scoring import Scores, score, score_branches
@@ -368,7 +368,7 @@ def update(state: TrainState, step: Step, trainer: Trainer, minibatch: Minibatch
             for each, part in zip(minibatch.microbatches, losses, strict=True)
         ]
         state.checks.before(step)
-    rate = learning_rate(config, trainer.peak_rate, step.number)
+    rate = learning_rate(config.optimizer, trainer.peak_rate, step.number, config.training.num_steps)
     with state.clock("optimizer"):
         norm = trainer.optimizer_step(learning_rate=rate, max_norm=config.optimizer.max_gradient_norm)
     record("backward", f"{trainer.name}.gradient_norm", norm)
@@ -455,15 +455,14 @@ def read_values(critic: nn.Module, microbatch: Microbatch) -> Tensor:
 # ----------------------------------------------------------------------------------------------------- parts of a step
 
 
-def learning_rate(config: RunConfig, peak: float, step: int) -> float:
+def learning_rate(section: OptimizerSection, peak: float, step: int, num_steps: int) -> float:
     """Return the learning rate of a step, which follows from its number alone: `optimizer.schedule`."""
-    section = config.optimizer
     if section.schedule == "constant":
         return constant_lr(step, peak=peak, num_warmup_steps=section.num_warmup_steps)
     return (linear_lr if section.schedule == "linear" else cosine_lr)(
         step,
         peak=peak,
-        num_steps=config.training.num_steps,
+        num_steps=num_steps,
         num_warmup_steps=section.num_warmup_steps,
         final_ratio=section.final_ratio,
     )

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.bits.files import parse_object, read_regular
+from rlcore.checkpoint import flush
 from rlcore.errors import CheckpointError
 
 RUN = "run_default"
@@ -47,11 +48,11 @@ def publish(directory: Path, step: int, files: Mapping[str, bytes]) -> None:
         hidden.mkdir(parents=True)
         for name, content in {**files, STABLE: stable}.items():
             (hidden / name).write_bytes(content)
-            _flush(hidden / name)
-        _flush(hidden)
+            flush(hidden / name)
+        flush(hidden)
         if not final.exists():
             hidden.rename(final)  # fails on a directory that holds files: the first one stays
-            _flush(directory)
+            flush(directory)
             return
         found = read_regular(final / STABLE)
     except OSError as error:
@@ -144,11 +145,3 @@ def append(path: Path, values: Mapping[str, object]) -> None:
         os.write(file, json.dumps(values).encode() + b"\n")
     finally:
         os.close(file)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

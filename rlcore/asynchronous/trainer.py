@@ -21,7 +21,6 @@ from torch import nn
 from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.losses import Tokens, masked_is, masked_is_keep
-from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.asynchronous.directory import BATCHES, BROADCASTS, CHECKPOINTS, append, is_there, publish, retire
 from rlcore.asynchronous.infer import WEIGHTS
 from rlcore.asynchronous.orchestrator import METRICS, POLL_S, read_batch
@@ -35,7 +34,7 @@ from rlcore.errors import CheckpointError, LevelError
 from rlcore.log import NullRecorder, Record, Recorder, mean
 from rlcore.models.checkpoints import save as save_decoder
 from rlcore.models.decoder import Decoder
-from rlcore.train import read_tokens
+from rlcore.train import learning_rate, read_tokens
 from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.trainer import Trainer
 from rlcore.types import Tokenizer
@@ -65,9 +64,11 @@ class AsynchronousTrainer:
             learning_rate=section.learning_rate,
             weight_decay=section.weight_decay,
             max_gradient_norm=section.max_grad_norm or None,
+            schedule=section.lr_scheduler_type,
+            num_warmup_steps=section.warmup_steps,
         )
         self._runtime = RuntimeSection(
-            token_budget=max(16_384, section.per_device_train_batch_size * section.sequence_len)
+            token_budget=max(RuntimeSection().token_budget, section.per_device_train_batch_size * section.sequence_len)
         )
         self.trainer = Trainer(
             "policy",
@@ -138,7 +139,7 @@ class AsynchronousTrainer:
             record.all("forward", [(f"policy.{name}", value) for name, value in observed.items()])
             record("loss", "policy", each.loss)
         self._check_on_policy(number, learned, passes, losses)
-        rate = self._rate(number)
+        rate = learning_rate(self._optimizer, section.learning_rate, number, section.max_steps)
         norm = self.trainer.optimizer_step(learning_rate=rate, max_norm=self._optimizer.max_gradient_norm)
         record("backward", "policy.gradient_norm", norm)
         record("optimizer", "policy.learning_rate", rate)
@@ -177,13 +178,6 @@ class AsynchronousTrainer:
                     remedy="rlharness doctor --numerics, on the machines of both",
                     phases=("rollout", "forward"),
                 ).in_step(number)
-
-    def _rate(self, step: int) -> float:
-        section, peak, warmup = self._section, self._section.learning_rate, self._section.warmup_steps
-        if section.lr_scheduler_type == "constant":
-            return constant_lr(step, peak=peak, num_warmup_steps=warmup)
-        compute = linear_lr if section.lr_scheduler_type == "linear" else cosine_lr
-        return compute(step, peak=peak, num_steps=section.max_steps, num_warmup_steps=warmup, final_ratio=0.0)
 
     def _broadcast(self, step: int, metrics: Mapping[str, float]) -> None:
         """Publish the weights after so many steps, and what the step was."""

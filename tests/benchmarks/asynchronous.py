@@ -16,15 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import yaml
-
 from rlcore.data.tasks import alphabet
 from rlcore.models.checkpoints import save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.probe import machine
-from tests.support.asynchronous_run import free_port
+from tests.support.asynchronous_run import write_files
 
 TARGETS = {"strict A=1": 1.3, "strict A=2": 1.45}
 NUM_LEFT_OUT = 3
@@ -62,46 +60,26 @@ def asynchronous_rate(
     model: Path, directory: Path, num_tokens: int, num_steps: int, *, mode: str, ahead: int
 ) -> tuple[float, str]:
     """Steps per second of the three processes, and what they say of themselves."""
-    port, run = free_port(), directory / "run_default"
-    contents = {
-        "train": {
-            "model": str(model),
-            "output_dir": str(directory),
-            "sequence_len": 160,
-            "max_steps": num_steps,
-            "learning_rate": 1e-6,
-            "lr_scheduler_type": "constant",
-            "per_device_train_batch_size": 16,
-            "lora": False,
-        },
-        "infer": {
-            "model": str(model),
-            "port": port,
-            "enable_lora": False,
-            "output_dir": str(run),
-            "max_model_len": 160,
-        },
-        "orch": {
-            "model": {"name": str(model)},
-            "output_dir": str(run),
-            "env": [{"id": "reverse-text", "args": {"num_prompts": 64, "num_heldout": 1}}],
-            "batch_size": 64,
-            "rollouts_per_example": 8,
-            "seq_len": 160,
-            "max_steps": num_steps,
-            "max_async_level": ahead,
-            "mode": mode,
-            "sampling": {"max_tokens": num_tokens},
-            "client": {"base_url": [f"http://127.0.0.1:{port}/v1"]},
-        },
+    train = {
+        "sequence_len": 160,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 16,
     }
-    directory.mkdir()
+    orch = {
+        "env": [{"id": "reverse-text", "args": {"num_prompts": 64, "num_heldout": 1}}],
+        "batch_size": 64,
+        "rollouts_per_example": 8,
+        "seq_len": 160,
+        "max_async_level": ahead,
+        "mode": mode,
+        "sampling": {"max_tokens": num_tokens},
+    }
+    run, files = directory / "run_default", write_files(directory, model, num_steps=num_steps, train=train, **orch)
     children = {}
     try:
         for role, core in (("infer", "1"), ("orch", "1"), ("train", "0")):
-            file = directory / f"{role}.yaml"
-            file.write_text(yaml.safe_dump(contents[role]), "utf-8")
-            command = ["taskset", "-c", core, sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(file)]
+            command = ["taskset", "-c", core, sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(files[role])]
             children[role] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         assert children["train"].wait() == 0
     finally:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -58,7 +59,9 @@ def make_model(path: Path) -> Path:
     return path
 
 
-def write_files(run: Path, model: Path, *, num_steps: int = 8, **orch: Any) -> dict[str, Path]:
+def write_files(
+    run: Path, model: Path, *, num_steps: int = 8, train: Mapping[str, Any] = MappingProxyType({}), **orch: Any
+) -> dict[str, Path]:
     """The three files of a run in a directory."""
     port, output = free_port(), run / "run_default"
     contents: dict[str, dict[str, Any]] = {
@@ -72,6 +75,7 @@ def write_files(run: Path, model: Path, *, num_steps: int = 8, **orch: Any) -> d
             "lora": False,
             "recipe": "fp32",
             "optimizer": "adamw",
+            **train,
         },
         "infer": {"model": str(model), "port": port, "enable_lora": False, "output_dir": str(output)},
         "orch": {

@@ -51,7 +51,7 @@ def test_a_full_disk_leaves_no_part_of_a_step(tmp_path: Path, monkeypatch: pytes
 def test_a_process_that_is_killed_leaves_a_name_that_nobody_reads(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path; from rlcore.asynchronous import directory\n"
-        "directory._flush = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "directory.flush = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
         "directory.publish(Path(sys.argv[1]), 4, {'a': b'1'})"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == -9
