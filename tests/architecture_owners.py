@@ -98,7 +98,7 @@ OWNED = (
         ("builtins.open", ".read_text()", ".read_bytes()", "json.load", "json.loads"),
         (
             *("rlcore/memory.py", "rlcore/log.py"),  # /proc, /sys
-            "rlcore/asynchronous/orchestrator.py",  # batches, by their digests; larger than parse_object takes
+            "rlcore/asynchronous/directory.py",  # batches, by their digests; larger than parse_object takes
         ),
     ),
     # These map a file by its name, which has been looked at first.

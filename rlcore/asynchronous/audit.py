@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.asynchronous.directory import RUN
-from rlcore.asynchronous.orchestrator import FAILED, TOO_OLD, TRAINED, Ledger, read_batch, read_ledgers
+from rlcore.asynchronous.directory import FAILED, RUN, TOO_OLD, TRAINED, Ledger, read_batch, read_ledgers
 from rlcore.errors import CheckpointError
 
 

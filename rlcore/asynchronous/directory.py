@@ -15,9 +15,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from harness.bits.files import parse_object, read_regular
 from rlcore.checkpoint import flush
@@ -27,6 +28,17 @@ RUN = "run_default"
 """Of a run below the trainer's `output_dir`; inference and orchestrator are given the run's own."""
 BATCHES, BROADCASTS, CHECKPOINTS = "batches", "broadcasts", "checkpoints"
 STABLE = "STABLE"
+WEIGHTS = "model.safetensors"
+"""File of a broadcast."""
+BATCH = "batch.json"
+"""File of a batch: {"ledger": [[group, version, fate]], "rows": the samples that are trained, and what the trainer
+needs to know}."""
+METRICS = "metrics.json"
+"""File of a broadcast: numbers of the step, and the digest of its weights."""
+POLL_S = 0.005
+TRAINED, TOO_OLD, FAILED = "trained", "too old", "failed"
+"""What becomes of a group; of a failed one some requests have ended the server, and the others are trained."""
+Ledger = Sequence[tuple[int, int, str]]
 MAX_BYTES = 1 << 40
 
 
@@ -100,6 +112,21 @@ def read(directory: Path, step: int, name: str) -> bytes:
     if hashlib.sha256(content).hexdigest() != expected:
         raise CheckpointError(f"{path / name} is damaged", legal=f"the digest in {STABLE}", remedy="copy it again")
     return content
+
+
+def read_batch(run: Path, step: int) -> dict[str, Any]:
+    """Read the batch of a step. Raises CheckpointError."""
+    found: dict[str, Any] = json.loads(read(run / BATCHES, step, BATCH))
+    return found
+
+
+def read_ledgers(run: Path) -> list[Ledger]:
+    """Read the ledger of every batch, which are numbered from 0 without a gap. Raises CheckpointError."""
+    found = steps(run / BATCHES)
+    if found != list(range(len(found))):
+        missing = next(step for step in range(len(found)) if step not in found)
+        raise CheckpointError(f"{run / BATCHES}/step_{missing} is missing", remedy="restore it: it is the ledger")
+    return [[(group, version, fate) for group, version, fate in read_batch(run, step)["ledger"]] for step in found]
 
 
 def steps(directory: Path) -> list[int]:

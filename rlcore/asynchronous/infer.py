@@ -29,7 +29,7 @@ from torch import Tensor
 
 from harness.bits.files import parse_object
 from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import read
+from rlcore.asynchronous.directory import WEIGHTS, read
 from rlcore.config import AtLeast0, Positive, Section, Texts, read_section
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.decoder import Decoder
@@ -37,9 +37,6 @@ from rlcore.samplers.base import RunningSequence, check_requests
 from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.stopping import reason
 from rlcore.types import Prompt, SampleRequest, SamplingParams, Tokenizer
-
-WEIGHTS = "model.safetensors"
-"""File of a broadcast."""
 
 
 class Asked(Section):

@@ -25,8 +25,24 @@ from typing import Any
 import httpx2
 import torch
 
+from harness.bits.files import parse_object
 from rlcore.algorithms.advantages import dr_grpo
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, append, publish, read, steps
+from rlcore.asynchronous.directory import (
+    BATCH,
+    BATCHES,
+    BROADCASTS,
+    FAILED,
+    METRICS,
+    POLL_S,
+    TOO_OLD,
+    TRAINED,
+    Ledger,
+    append,
+    publish,
+    read,
+    read_ledgers,
+    steps,
+)
 from rlcore.asynchronous.settings import Orch
 from rlcore.data.scoring import score
 from rlcore.data.tasks import Task
@@ -35,32 +51,8 @@ from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, We
 from rlcore.seeds import completion_key, epoch_items
 from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 
-BATCH = "batch.json"
-"""File of a batch: {"ledger": [[group, version, fate]], "rows": the samples that are trained, and what the trainer
-needs to know}."""
-METRICS = "metrics.json"
-"""File of a broadcast: numbers of the step, and the digest of its weights."""
-POLL_S = 0.005
-TRAINED, TOO_OLD, FAILED = "trained", "too old", "failed"
-"""What becomes of a group; of a failed one some requests have ended the server, and the others are trained."""
 MOST_DEATHS = 2
 """How often a server may end while it works on one request alone."""
-Ledger = Sequence[tuple[int, int, str]]
-
-
-def read_batch(run: Path, step: int) -> dict[str, Any]:
-    """Read the batch of a step. Raises CheckpointError."""
-    found: dict[str, Any] = json.loads(read(run / BATCHES, step, BATCH))
-    return found
-
-
-def read_ledgers(run: Path) -> list[Ledger]:
-    """Read the ledger of every batch, which are numbered from 0 without a gap. Raises CheckpointError."""
-    found = steps(run / BATCHES)
-    if found != list(range(len(found))):
-        missing = next(step for step in range(len(found)) if step not in found)
-        raise CheckpointError(f"{run / BATCHES}/step_{missing} is missing", remedy="restore it: it is the ledger")
-    return [[(group, version, fate) for group, version, fate in read_batch(run, step)["ledger"]] for step in found]
 
 
 @dataclass(slots=True)
@@ -278,7 +270,7 @@ class Orchestrator:
     def _check_digest(self, version: int, found: str) -> None:
         """Check that a sampler answers with the weights that the trainer has published. Raises WeightSyncError."""
         if version not in self._digests:
-            about = json.loads(read(self._run / BROADCASTS, version, METRICS))
+            about = parse_object(read(self._run / BROADCASTS, version, METRICS))
             self._digests[version] = about["weights_digest"]
         if found != self._digests[version]:
             raise WeightSyncError(

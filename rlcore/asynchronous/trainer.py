@@ -21,9 +21,19 @@ from torch import nn
 from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.losses import Tokens, masked_is, masked_is_keep
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, CHECKPOINTS, append, is_there, publish, retire
-from rlcore.asynchronous.infer import WEIGHTS
-from rlcore.asynchronous.orchestrator import METRICS, POLL_S, read_batch
+from rlcore.asynchronous.directory import (
+    BATCHES,
+    BROADCASTS,
+    CHECKPOINTS,
+    METRICS,
+    POLL_S,
+    WEIGHTS,
+    append,
+    is_there,
+    publish,
+    read_batch,
+    retire,
+)
 from rlcore.asynchronous.settings import LossSection, Train
 from rlcore.checkpoint import load_newest, save
 from rlcore.checks import mismatch_of

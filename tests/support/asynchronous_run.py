@@ -26,7 +26,7 @@ import yaml
 from rlcore import determinism
 from rlcore.asynchronous import infer, orchestrator, trainer
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, read, steps
+from rlcore.asynchronous.directory import BATCHES, BROADCASTS, WEIGHTS, read, steps
 from rlcore.asynchronous.processes import run_infer, run_orch, run_train
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
 from rlcore.data.tasks import alphabet
@@ -198,7 +198,7 @@ def complete(
 def bits(run: Path) -> dict[str, bytes]:
     """What must not depend on anybody's speed: the last weights, and every batch."""
     last = steps(run / BROADCASTS)[-1]
-    found = {name: read(run / BROADCASTS, last, name) for name in (infer.WEIGHTS, "metrics.json")}
+    found = {name: read(run / BROADCASTS, last, name) for name in (WEIGHTS, "metrics.json")}
     return found | {f"batch {step}": read(run / BATCHES, step, "batch.json") for step in steps(run / BATCHES)}
 
 

@@ -16,8 +16,8 @@ import torch
 from rlcore.algorithms.advantages import dr_grpo
 from rlcore.asynchronous import orchestrator as module
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BATCHES, path_of, publish
-from rlcore.asynchronous.orchestrator import BATCH, Ledger, Orchestrator
+from rlcore.asynchronous.directory import BATCH, BATCHES, Ledger, path_of, publish
+from rlcore.asynchronous.orchestrator import Orchestrator
 from rlcore.errors import CheckpointError
 from tests.rlcore.asynchronous.test_orchestrator import FREE, Server, go, interrupt, late, make, orchestrator
 

@@ -21,8 +21,8 @@ from safetensors.torch import save
 from starlette.applications import Starlette
 
 from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import path_of, publish
-from rlcore.asynchronous.infer import WEIGHTS, Inference
+from rlcore.asynchronous.directory import WEIGHTS, path_of, publish
+from rlcore.asynchronous.infer import Inference
 from rlcore.data.tasks import alphabet
 from rlcore.determinism import at_level
 from rlcore.models.decoder import Decoder

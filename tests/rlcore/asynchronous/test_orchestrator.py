@@ -20,8 +20,18 @@ from typing import Any, cast
 import pytest
 
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, publish, read, steps
-from rlcore.asynchronous.orchestrator import BATCH, METRICS, Orchestrator, read_batch, read_ledgers
+from rlcore.asynchronous.directory import (
+    BATCH,
+    BATCHES,
+    BROADCASTS,
+    METRICS,
+    publish,
+    read,
+    read_batch,
+    read_ledgers,
+    steps,
+)
+from rlcore.asynchronous.orchestrator import Orchestrator
 from rlcore.asynchronous.settings import read_orch, task_section
 from rlcore.config import read_config
 from rlcore.data.rewards import Reward

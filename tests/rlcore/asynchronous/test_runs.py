@@ -12,8 +12,7 @@ import pytest
 from safetensors.torch import save as tensors_to_bytes
 
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BROADCASTS, read, steps
-from rlcore.asynchronous.infer import WEIGHTS
+from rlcore.asynchronous.directory import BROADCASTS, WEIGHTS, read, steps
 from rlcore.config import read_config
 from rlcore.entrypoint import train
 from rlcore.log import NullRecorder

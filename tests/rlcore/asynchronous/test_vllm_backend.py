@@ -16,8 +16,8 @@ import torch
 import yaml
 from safetensors.torch import save
 
-from rlcore.asynchronous.directory import BATCHES, is_there, publish
-from rlcore.asynchronous.infer import WEIGHTS, Backend, Inference, LocalBackend
+from rlcore.asynchronous.directory import BATCHES, WEIGHTS, is_there, publish
+from rlcore.asynchronous.infer import Backend, Inference, LocalBackend
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
