@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
@@ -379,3 +380,20 @@ def test_a_reward_function_that_raises_is_named(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="reward function mine raised ZeroDivisionError: no characters"):
         go(make(tmp_path, task=task))
     assert not batches(tmp_path)
+
+
+def test_reward_functions_run_one_at_a_time_as_on_the_page(tmp_path: Path) -> None:
+    """A user's function may keep what it likes between its lines, though groups end at the same time."""
+    running, most = [0], [0]
+
+    def mine(completions: list[str], **_: Any) -> list[float]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.01)
+        running[0] -= 1
+        return [float(len(text)) for text in completions]
+
+    section, _ = read_orch(write_files(tmp_path, tmp_path / "model", **SMALL)["orch"])
+    task = replace(make_task(task_section(section), TOKENIZER, section.seed), rewards=(Reward("mine", mine),))
+    go(make(tmp_path, task=task))
+    assert most == [1] and len(batches(tmp_path)) == 4
