@@ -9,6 +9,7 @@
 What needs torch is imported by the command that needs it.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
@@ -85,15 +86,19 @@ def _role(role: str, about: str) -> None:
     @partial(reported, role=role)
     def run(file: Path) -> int:
         from rlcore.asynchronous import settings
-        from rlcore.asynchronous.run import begin_process
+        from rlcore.asynchronous.run import REPLICA, begin_process, supervise
 
         section, notices = getattr(settings, f"read_{role}")(file)
         begin_process(section.level)
-        for line in notices:
+        number = os.environ.get(REPLICA, "")
+        for line in notices if not number else ():
             say(role, line)
+        if role == "infer" and section.dp > 1 and not number:
+            return supervise({f"infer.{each}": file for each in range(section.dp)}, partial(say, role))
         from rlcore.asynchronous import processes
 
-        return int(getattr(processes, f"run_{role}")(section, partial(say, role)))
+        own = {"replica": f".{number}"} if number else {}
+        return int(getattr(processes, f"run_{role}")(section, partial(say, role + own.get("replica", "")), **own))
 
 
 _role("infer", "Answer completions of any version of the weights.")

@@ -9,7 +9,6 @@ recorded in the first of them.
 
 import traceback
 from collections.abc import Mapping
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import run_with_restarts
 from rlcore.errors import CheckpointError, InvalidValueError, RewardError
-from rlcore.log import Clock, DescribedRecorder, Record, Recorder, RunLog, announcement
+from rlcore.log import Clock, DescribedRecorder, Recorder, RunLog, announcement
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
@@ -35,8 +34,7 @@ from rlcore.rewards.reward_model import add_reward_model
 from rlcore.samplers.build import build_sampler, check_level_of_sampler, check_sampler
 from rlcore.train import TrainState, beam_params, loop, warm_start
 from rlcore.trainers.deployment import deployed
-from rlcore.trainers.remote import RecordWithWorkers, build_remote
-from rlcore.trainers.trainer import Models
+from rlcore.trainers.remote import builder
 from rlcore.types import Tokenizer
 
 if TYPE_CHECKING:
@@ -169,8 +167,7 @@ def prepare(
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say
     )
-    record = Record(recorder) if workers is None else RecordWithWorkers(recorder, workers)
-    build = Models(config, decoder, record).build if workers is None else partial(build_remote, config, workers)
+    record, build = builder(config, decoder, recorder, workers)
     state = TrainState(
         config=config,
         level=level,

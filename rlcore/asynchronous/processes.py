@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import SO_REUSEADDR, SOL_SOCKET, socket
+from socket import AF_INET, AF_INET6, SO_REUSEADDR, SO_REUSEPORT, SOL_SOCKET, socket
 
 import torch
 import uvicorn
@@ -13,19 +13,22 @@ from harness.bits.tensor_digests import weights_digest
 from rlcore.asynchronous.directory import BROADCASTS, RUN, claim, held
 from rlcore.asynchronous.infer import Inference
 from rlcore.asynchronous.orchestrator import Orchestrator
-from rlcore.asynchronous.settings import Infer, Orch, Train, task_section
+from rlcore.asynchronous.settings import Infer, Orch, Train, task_section, training_config
 from rlcore.asynchronous.trainer import AsynchronousTrainer
 from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.errors import InvalidValueError
-from rlcore.log import Recorder
+from rlcore.log import NullRecorder, Recorder
 from rlcore.memory import keep_freed_memory
+from rlcore.models.build import build_model
 from rlcore.models.checkpoints import load
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import load_tokenizer
 from rlcore.numerics.probe import num_threads
 from rlcore.samplers.vllm.versions import installed_version, isolated
 from rlcore.seeds import key
+from rlcore.trainers.deployment import deployed
+from rlcore.trainers.remote import builder
 
 Say = Callable[[str], None]
 CONCURRENCY = 256
@@ -33,20 +36,22 @@ CONCURRENCY = 256
 NUM_THREADS = 1
 
 
-def run_infer(section: Infer, say: Say) -> int:
-    """Serve completions until the process is ended. Raises InvalidValueError, LevelError."""
+def run_infer(section: Infer, say: Say, replica: str = "") -> int:
+    """Serve completions until the process is ended. Raises InvalidValueError, LevelError.
+
+    Replicas share a port, among which the kernel divides connections.
+    """
     check_level_of_device(section.level, section.device)
     run, host, port, backend = Path(section.output_dir), section.host, section.port, None
     wanted = "float32" if section.device == "cpu" else "bfloat16"
     if section.dtype not in ("auto", wanted):
         raise InvalidValueError(f"dtype {section.dtype} on {section.device}", legal=f"auto, or {wanted}: as is trained")
-    with held(run, f"infer-{port}", say):
-        _check_port(host, port)
+    with held(run, f"infer-{port}{replica}", say), _bound(host, port, is_shared=bool(replica)) as bound:
         tokenizer = load_tokenizer(Path(section.model))
         decoder = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
         length = min(section.max_model_len or decoder.config.max_length, decoder.config.max_length)
         sizes = {"concurrency": CONCURRENCY, "length": length}
-        with _computing(section.level, decoder, length, say), torch.inference_mode():
+        with _computing(section, decoder, length, say), torch.inference_mode():
             if section.backend == "vllm":
                 installed_version()
                 with isolated():
@@ -54,19 +59,23 @@ def run_infer(section: Infer, say: Say) -> int:
                 backend = VllmBackend(decoder, tokenizer, **sizes, report=say)
             inference = Inference(decoder, tokenizer, run / BROADCASTS, **sizes, backend=backend)
             say(f"serving completions at http://{host}:{port}/v1, weights of {run / BROADCASTS}")
-            config = uvicorn.Config(inference.app(), host, port, log_level="warning", timeout_graceful_shutdown=1)
-            uvicorn.Server(config).run()
+            # With a connection for each request, the kernel's choice is one for each request.
+            headers = [("Connection", "close")] if replica else []
+            config = uvicorn.Config(inference.app(), log_level="warning", timeout_graceful_shutdown=1, headers=headers)
+            uvicorn.Server(config).run(sockets=[bound])
     return 0
 
 
-def _check_port(host: str, port: int) -> None:
-    with socket() as probe:
-        try:
-            probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            probe.bind((host, port))
-        except OSError as error:
-            what = f"port {port} of {host} cannot be had: {error.strerror}"
-            raise InvalidValueError(what, remedy="another port, and client.base_url of orch.yaml with it") from error
+def _bound(host: str, port: int, *, is_shared: bool) -> socket:
+    """Return a socket that does not listen yet: requests shall not wait in it while the model is loaded."""
+    found = socket(AF_INET6 if ":" in host else AF_INET)
+    found.setsockopt(SOL_SOCKET, SO_REUSEPORT if is_shared else SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        what = f"port {port} of {host} cannot be had: {error.strerror}"
+        raise InvalidValueError(what, remedy="another port, and client.base_url of orch.yaml with it") from error
+    return found
 
 
 def run_orch(section: Orch, say: Say) -> int:
@@ -92,22 +101,27 @@ def run_train(
 ) -> int:
     """Train until the last batch; `tend` is called while there is none."""
     keep_freed_memory()
-    run, dtype = Path(section.output_dir) / RUN, torch.float32 if section.recipe == "fp32" else torch.bfloat16
-    decoder = load(Path(section.model), dtype=dtype, device=section.device)
-    tokenizer = load_tokenizer(Path(section.model))
-    left_out = {"logging_steps", "model", "output_dir", "device", "seed", "max_async_level"}
+    run, config, recorder = Path(section.output_dir) / RUN, training_config(section), recorder or NullRecorder()
+    tokenizer, decoder = build_model(config)
+    left_out = {"logging_steps", "model", "output_dir", "device", "gpus", "zero_level", "seed", "max_async_level"}
     if section.lr_scheduler_type == "constant":  # a run may be made longer
         left_out.add("max_steps")
-    with held(run, "train", say), _computing(section.level, decoder, section.sequence_len, say):
+    with (
+        held(run, "train", say),
+        _computing(section, decoder, section.sequence_len, say),
+        deployed(config, section.level, section.sequence_len, recorder, say) as workers,
+    ):
         weights = weights_digest(dict(decoder.named_parameters()))
         claim(run, "train", {**section.model_dump(mode="json", exclude=left_out), "weights": weights})
-        AsynchronousTrainer(section, run, decoder, tokenizer, section.level, recorder=recorder, say=say).work(tend)
+        record, build = builder(config, decoder, recorder, workers)
+        AsynchronousTrainer(section, run, build("policy"), tokenizer, record=record, say=say).work(tend)
     return 0
 
 
 @contextmanager
-def _computing(level: str, decoder: Decoder, length: int, say: Say) -> Iterator[None]:
+def _computing(section: Train | Infer, decoder: Decoder, length: int, say: Say) -> Iterator[None]:
+    level, dtype = section.level, decoder.embedding.dtype
     say(f"level {level}: looks at this machine's operations" if level == "invariant" else f"level {level}")
-    dtype = decoder.embedding.dtype
-    with at_level(level, decoder.config, dtype=dtype, length=length, threads=(NUM_THREADS,)), num_threads(NUM_THREADS):
+    held = at_level(level, decoder.config, dtype=dtype, device=section.device, length=length, threads=(NUM_THREADS,))
+    with held, num_threads(NUM_THREADS):
         yield

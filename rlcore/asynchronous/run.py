@@ -18,6 +18,8 @@ from rlcore.errors import InvalidValueError, WorkerError
 CPUS = "/proc/cpuinfo"
 PARENT = "RLCORE_PARENT"
 """Holds the process whose end is the end of this one."""
+REPLICA = "RLCORE_REPLICA"
+"""Holds the number of a sampler of several at one port."""
 POLL_S = 0.05
 GRACE_S = 5.0
 MOST_DEATHS = 1000
@@ -62,17 +64,20 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
         raise InvalidValueError(f"{infer} serves port {sampler.port}, which client.base_url of {orch} does not have")
 
 
-def start(role: str, file: Path) -> "subprocess.Popen[bytes]":
-    """Start a process of a role, which ends with this one."""
-    command = [sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(file)]
-    return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
+def start(name: str, file: Path) -> "subprocess.Popen[bytes]":
+    """Start a process of a role, which ends with this one: infer, or infer.1, which has the GPU 1 of the visible."""
+    (role, _, number), own = name.partition("."), {**os.environ, PARENT: str(os.getpid())}
+    if number:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        own |= {REPLICA: number, "CUDA_VISIBLE_DEVICES": dict(enumerate(visible)).get(int(number)) or number}
+    return subprocess.Popen([sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(file)], env=own)
 
 
 class Family:
     """Processes of a run: one that a signal has ended is started again, one that fails ends the run."""
 
     def __init__(self, files: Mapping[str, Path], say: Callable[[str], None]) -> None:
-        """Start one for each file."""
+        """Start one for each file, whose key is as in `start`."""
         self._files, self._say, self._num_deaths = files, say, 0
         self.children = {role: start(role, file) for role, file in files.items()}
 
@@ -80,7 +85,7 @@ class Family:
         """Look after them. Raises WorkerError for one that has ended with an error, and after too many deaths."""
         for role, child in self.children.items():
             code = child.poll()
-            if code is None or (code == 0 and role != "infer"):
+            if code is None or (code == 0 and not role.startswith("infer")):
                 continue
             if code >= 0:
                 raise WorkerError(f"{role} has ended with {code}", role=role, remedy="see what it says above")
@@ -108,10 +113,10 @@ class Family:
 
 
 def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
-    """Run the three processes until the trainer has trained the last step. Raises WorkerError."""
+    """Run processes until the trainer, if it is one of them, has trained the last step. Raises WorkerError."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with Family(files, say) as family:
-        while family.children["train"].poll() != 0:
+        while "train" not in files or family.children["train"].poll() != 0:
             family.tend()
             time.sleep(POLL_S)
     return 0

@@ -16,7 +16,19 @@ from pydantic import Field, Strict, ValidationInfo, field_validator, model_valid
 
 from harness.bits.files import MAX_SETTINGS_BYTES, StrPath, read_text
 from rlcore import config
-from rlcore.config import Above0, AnySection, AtLeast0, Count, Level, Positive, Section, TaskSection, Texts
+from rlcore.config import (
+    Above0,
+    AnySection,
+    AtLeast0,
+    Count,
+    Level,
+    Positive,
+    RunConfig,
+    RuntimeSection,
+    Section,
+    TaskSection,
+    Texts,
+)
 from rlcore.errors import InvalidValueError
 
 TASKS = ("reverse_text", "arithmetic", "sorting", "file")
@@ -56,6 +68,9 @@ class Train(RoleSection):
     output_dir: str = "output"
     """Directory that holds the orchestrator's directories run_*."""
     device: Literal["cpu", "cuda"] = "cpu"
+    gpus: Positive = 1
+    """Ranks among which FSDP2 divides the model, in processes of Ray; on a CPU too."""
+    zero_level: Annotated[int, Field(ge=1, le=3)] = 1
     recipe: Literal["bf16", "fp8-hybrid", "fp8_hybrid", "nvfp4", "fp32"] = Field("bf16", validate_default=True)
     """Precision; on a CPU always fp32."""
     sequence_len: Positive = 1024
@@ -103,6 +118,8 @@ class Infer(RoleSection):
     device: Literal["cpu", "cuda"] = "cpu"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    dp: Positive = 1
+    """Samplers, in processes of their own that listen at one port."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: Positive | None = None
     enforce_eager: bool = False
@@ -210,6 +227,34 @@ def read_orch(path: StrPath) -> tuple[Orch, list[str]]:
     return _read(Orch, path)
 
 
+def training_config(train: Train) -> RunConfig:
+    """Return what `rlcore.trainers` reads of it; the task and the algorithm there are not its own."""
+    ranks = {
+        "backend": "ray",
+        "num_ranks": train.gpus,
+        "sharding": "full",
+        "gpus_per_rank": int(train.device == "cuda"),
+    }
+    least, tokens = RuntimeSection().token_budget, train.per_device_train_batch_size * train.sequence_len
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[train.recipe]
+    return config.read_config(
+        {
+            "task": {"name": "reverse_text"},
+            "algorithm": {"name": "grpo"},
+            "model": {"path": train.model, "dtype": dtype, "device": train.device},
+            "optimizer": {
+                "learning_rate": train.learning_rate,
+                "weight_decay": train.weight_decay,
+                "max_gradient_norm": train.max_grad_norm or None,
+                "schedule": train.lr_scheduler_type,
+                "num_warmup_steps": train.warmup_steps,
+            },
+            "runtime": {"token_budget": max(least, tokens)},
+            "deployment": ranks if train.gpus > 1 else {},
+        }
+    )
+
+
 def task_section(orch: Orch) -> TaskSection:
     """Return the task that env[].id and env[].args describe; raises InvalidValueError."""
     if len(orch.env) != 1:
@@ -233,7 +278,6 @@ UNSUPPORTED: Mapping[type[Section], tuple[tuple[str, str, str, str], ...]] = {
     Train: (
         ("", "lora==false lora_*", LORA, "write lora: false, and leave lora_* out"),
         ("", "qlora_*=false", "quantised weights are not supported", LEAVE),
-        ("", "gpus=1 zero_level=1", "training on several GPUs is not built yet", "write gpus: 1"),
         ("", "optimizer=adamw", "the only one is adamw, which keeps 32-bit state", "write optimizer: adamw"),
         ("", "transport_type=filesystem", FILES, LEAVE),
         ("loss", "ratio_type=token sequence_clip_high=10.0 teacher_tau=0.0", "it is not built yet", LEAVE),
@@ -241,7 +285,7 @@ UNSUPPORTED: Mapping[type[Section], tuple[tuple[str, str, str, str], ...]] = {
     ),
     Infer: (
         ("", "enable_lora==false max_lora_rank max_loras=8 max_cpu_loras=100", LORA, "write enable_lora: false"),
-        ("", "tp=1 dp=1", "a server on several GPUs is not built yet", "start several, list them in client.base_url"),
+        ("", "tp=1", "weights of a sampler are never divided", "dp: 2, or several servers in client.base_url"),
         ("", "weight_broadcast_type=filesystem", FILES, LEAVE),
         ("", "trust_remote_code=false rope_scaling", "config.json says what a model is", "use another checkpoint"),
         ("", "reasoning_parser enable_auto_tool_choice=false", "rollouts are tokens", "parse texts in a reward"),
@@ -270,6 +314,7 @@ ONE_STEP = "a step trains its whole batch, in passes of per_device_train_batch_s
 ON_GPU = "gpu_memory_utilization enforce_eager enable_prefix_caching"
 NOTICES: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("recipe", lambda role, value: role.recipe == "fp32" != value, "models on a CPU are trained in fp32"),
+    ("zero_level", lambda role, value: value not in {..., 3}, "FSDP2 divides weights and gradients too, as 3"),
     ("optimizer", lambda role, value: value in (..., None), "adamw, whose state has 32 bits, replaces adamw_8bit"),
     ("gradient_accumulation_steps", lambda role, value: value is not ..., ONE_STEP),
     (

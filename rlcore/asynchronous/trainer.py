@@ -34,16 +34,14 @@ from rlcore.asynchronous.directory import (
     read_batch,
     retire,
 )
-from rlcore.asynchronous.settings import LossSection, Train
+from rlcore.asynchronous.settings import LossSection, Train, training_config
 from rlcore.checkpoint import load_newest, save
 from rlcore.checks import mismatch_of
-from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.batch import Batch, collate
 from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.errors import CheckpointError, LevelError
-from rlcore.log import NullRecorder, Record, Recorder, mean
+from rlcore.log import Record, mean
 from rlcore.models.checkpoints import save as save_decoder
-from rlcore.models.decoder import Decoder
 from rlcore.train import learning_rate, read_tokens
 from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.trainer import Trainer
@@ -61,34 +59,14 @@ class AsynchronousTrainer:
         self,
         section: Train,
         run: Path,
-        decoder: Decoder,
+        policy: Trainer,
         tokenizer: Tokenizer,
-        level: str,
         *,
-        recorder: Recorder | None = None,
+        record: Record,
         say: Callable[[str], None] = print,
     ) -> None:
-        self._section, self._run, self._tokenizer, self._level, self._say = section, run, tokenizer, level, say
-        self._record = Record(recorder or NullRecorder())
-        self._optimizer = OptimizerSection(
-            learning_rate=section.learning_rate,
-            weight_decay=section.weight_decay,
-            max_gradient_norm=section.max_grad_norm or None,
-            schedule=section.lr_scheduler_type,
-            num_warmup_steps=section.warmup_steps,
-        )
-        self._runtime = RuntimeSection(
-            token_budget=max(RuntimeSection().token_budget, section.per_device_train_batch_size * section.sequence_len)
-        )
-        self.trainer = Trainer(
-            "policy",
-            decoder,
-            section.learning_rate,
-            section=self._optimizer,
-            runtime=self._runtime,
-            record=self._record,
-            is_canonical=level == "invariant",
-        )
+        self._section, self._run, self._tokenizer, self._record, self._say = section, run, tokenizer, record, say
+        self._config, self.policy = training_config(section), policy
 
     def work(self, tend: Callable[[], None] = lambda: None) -> None:
         """Train batches, from the newest checkpoint to the last batch; `tend` is called while it waits for one.
@@ -118,8 +96,8 @@ class AsynchronousTrainer:
 
     def step(self, number: int, batch: Mapping[str, Any]) -> dict[str, float]:
         """Make a step of masked importance sampling from a batch, and return its numbers."""
-        record, rows, section = self._record, batch["rows"], self._section
-        learned = [row for row in rows if row["reward"] is not None]
+        record, section, optimizer = self._record, self._section, self._config.optimizer
+        learned = [row for row in batch["rows"] if row["reward"] is not None]
         record.begin_step(number)
         columns = columns_of(learned, pad_id=self._tokenizer.pad_id, adv_tau=section.loss.adv_tau).to(section.device)
         record("rollout", "prompt_ids", [row["prompt"] for row in learned])
@@ -134,14 +112,14 @@ class AsynchronousTrainer:
         record("reward", "rewards", columns["rewards"])
         record("advantage", "advantages", columns["advantages"])
 
-        samples, budget = list(range(len(learned))), self._runtime.token_budget
+        samples, budget = list(range(len(learned))), self._config.runtime.token_budget
         denominators = Denominators(int(columns["loss_mask"].sum()), len(samples))
-        if self._level == "invariant":
+        if self._section.level == "invariant":
             size = section.per_device_train_batch_size
             passes = fixed_microbatches(columns, samples, size, token_budget=budget)
         else:
             passes = microbatches_by_budget(columns, samples, token_budget=budget)
-        losses = self.trainer.forward_backward(
+        losses = self.policy.forward_backward(
             passes, partial(masked_is_loss, section.loss, batch["temperature"], denominators)
         )
         for each in losses:
@@ -149,8 +127,8 @@ class AsynchronousTrainer:
             record.all("forward", [(f"policy.{name}", value) for name, value in observed.items()])
             record("loss", "policy", each.loss)
         self._check_on_policy(number, learned, passes, losses)
-        rate = learning_rate(self._optimizer, section.learning_rate, number, section.max_steps)
-        norm = self.trainer.optimizer_step(learning_rate=rate, max_norm=self._optimizer.max_gradient_norm)
+        rate = learning_rate(optimizer, section.learning_rate, number, section.max_steps)
+        norm = self.policy.optimizer_step(learning_rate=rate, max_norm=optimizer.max_gradient_norm)
         record("backward", "policy.gradient_norm", norm)
         record("optimizer", "policy.learning_rate", rate)
         seen = {
@@ -175,7 +153,7 @@ class AsynchronousTrainer:
         self, number: int, rows: list[dict[str, Any]], passes: list[Microbatch], losses: tuple[MicrobatchLoss, ...]
     ) -> None:
         """Check that completions of the present weights have the trainer's log-probabilities. Raises LevelError."""
-        if self._level != "invariant" or any(row["version"] != number for row in rows):
+        if self._section.level != "invariant" or any(row["version"] != number for row in rows):
             return
         for microbatch, each in zip(passes, losses, strict=True):
             found = mismatch_of(each.observed["logprobs"], microbatch["rollout_logprobs"], each.loss_mask)
@@ -191,25 +169,24 @@ class AsynchronousTrainer:
 
     def _broadcast(self, step: int, metrics: Mapping[str, float]) -> None:
         """Publish the weights after so many steps, and what the step was."""
-        weights = {name: each.detach().cpu() for name, each in self.trainer.model.named_parameters()}
-        digest = digest_of(self.trainer.weights())
-        about = json.dumps({**metrics, "weights_digest": digest}).encode()
-        publish(self._run / BROADCASTS, step, {WEIGHTS: tensors_to_bytes(weights), METRICS: about})
+        weights = self.policy.weights()
+        tensors = {name: weights.tensors[name].cpu() for name in weights.describe().names}
+        about = json.dumps({**metrics, "weights_digest": digest_of(weights)}).encode()
+        publish(self._run / BROADCASTS, step, {WEIGHTS: tensors_to_bytes(tensors), METRICS: about})
 
     def _save(self, step: int, ckpt: Mapping[str, int | None], *, is_end: bool) -> None:
         if not is_end and not (ckpt["interval"] and step % ckpt["interval"] == 0):
             return
 
         def write_policy(path: Path) -> None:
-            assert isinstance(self.trainer.model, Decoder)
-            save_decoder(self.trainer.model, path)
+            save_decoder(self.policy.weights().decoder(), path)
             self._tokenizer.save(path)
 
-        writers = {"policy": write_policy, "policy_state": self.trainer.write_state}
+        writers = {"policy": write_policy, "policy_state": self.policy.write_state}
         save(
             self._run / CHECKPOINTS,
             step,
-            {"level": self._level},
+            {"level": self._section.level},
             writers,
             keep=ckpt["keep_last"],
             keep_every=ckpt["keep_interval"] or 0,
@@ -219,9 +196,9 @@ class AsynchronousTrainer:
         found = load_newest(self._run / CHECKPOINTS)
         if found is None:
             return 0
-        if found.values["level"] != self._level:
-            raise CheckpointError(f"{found.path} is of level {found.values['level']}", legal=self._level)
-        self.trainer.read_state(found.path / "policy_state")
+        if found.values["level"] != self._section.level:
+            raise CheckpointError(f"{found.path} is of level {found.values['level']}", legal=self._section.level)
+        self.policy.read_state(found.path / "policy_state")
         self._say(f"step {found.step} from {found.path}")
         return found.step
 

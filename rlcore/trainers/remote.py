@@ -1,12 +1,13 @@
 """Models in other processes, as a controller holds them: one generic handle over the dispatch table of the workers."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from rlcore.config import RunConfig
 from rlcore.log import Record, Recorder
 from rlcore.models.decoder import Decoder
-from rlcore.trainers.trainer import Trainer, peak_rate
+from rlcore.trainers.trainer import Models, Trainer, peak_rate
 from rlcore.weights.source import FetchedTensors, SourceDescription, WeightSource, fetched_decoder
 
 if TYPE_CHECKING:
@@ -27,10 +28,19 @@ class RemoteModel:
         return cast(WeightSource, RemoteWeights(self.name, self._workers))
 
 
-def build_remote(config: RunConfig, workers: "ModelWorker", name: str) -> Trainer:
-    """Let the workers build the model of this name; return its handle."""
-    workers.build(name)
-    return cast(Trainer, RemoteModel(name, workers, peak_rate(config, name)))
+def builder(
+    config: RunConfig, decoder: Decoder, recorder: Recorder, workers: "ModelWorker | None"
+) -> tuple[Record, Callable[[str], Trainer]]:
+    """Return a run's record, and what builds its models by their names: in this process, or by the workers."""
+    if workers is None:
+        record = Record(recorder)
+        return record, Models(config, decoder, record).build
+
+    def build(name: str) -> Trainer:
+        workers.build(name)
+        return cast(Trainer, RemoteModel(name, workers, peak_rate(config, name)))
+
+    return RecordWithWorkers(recorder, workers), build
 
 
 class RemoteWeights:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +109,31 @@ def test_other_settings_in_the_same_directory_are_an_error(complete: Run, tmp_pa
     ), done.stderr
 
 
-@pytest.mark.full
-def test_the_command_runs_all_three_and_leaves_none(tmp_path: Path) -> None:
-    files = write_files(tmp_path / "run", make_model(tmp_path / "model"), num_steps=5)
+def grpo(files: Mapping[str, Path]) -> "subprocess.CompletedProcess[str]":
+    """Run the command of all three."""
     command = [sys.executable, "-m", "rlcore.commands", "grpo"]
     for role, path in files.items():
         command += [f"--{role}", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.full
+def test_two_ranks_and_two_samplers_have_the_bits_of_one(complete: Run, tmp_path: Path) -> None:
+    run = complete("one", num_steps=4)
+    files = write_files(tmp_path / "two", tmp_path / "model", num_steps=4, train={"gpus": 2, "zero_level": 3})
+    files["infer"].write_text(files["infer"].read_text("utf-8") + "dp: 2", "utf-8")
+    done = grpo(files)
+    assert bits(tmp_path / "two" / "run_default") == bits(run)
+    assert "train: 2 ranks" in done.stderr, "they were two"
+    assert all(f"infer.{number}: serving completions" in done.stderr for number in (0, 1))
+
+
+@pytest.mark.full
+def test_the_command_runs_all_three_and_leaves_none(tmp_path: Path) -> None:
+    files = write_files(tmp_path / "run", make_model(tmp_path / "model"), num_steps=5)
+    done = grpo(files)
     assert "train: step 4: reward_mean=" in done.stderr
     run = tmp_path / "run" / "run_default"
     assert audit(run).lines()[-1] == "every group once"

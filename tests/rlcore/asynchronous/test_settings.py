@@ -24,27 +24,31 @@ TABLE = {
     ("train", "implemented"): """
     model - m2; output_dir output runs; sequence_len 1024 64; max_steps - 40; learning_rate 0.0002 0.1;
     lr_scheduler_type linear cosine; warmup_steps 0 3; max_grad_norm 1.0 0.5; weight_decay 0.1 0.01;
-    per_device_train_batch_size 2 1; logging_steps 1 5; level invariant deterministic;
+    per_device_train_batch_size 2 1; gpus 1 4; logging_steps 1 5; level invariant deterministic;
     device cpu cuda; loss.kl_tau 0.0 0.1; .adv_tau 1.0 0.5; .token_mask_low 0.125 0.5; .token_mask_high 8.0 4.0;
     .geo_mask_low 0.1 0.2; .geo_mask_high 10.0 4.0; .sequence_mask_low 0.0 0.1; .sequence_mask_high 100.0 9.0""",
-    ("train", "mapped"): "recipe bf16 nvfp4; gradient_accumulation_steps 4 2; seed 42 1; max_async_level 1 2",
+    (
+        "train",
+        "mapped",
+    ): "recipe bf16 nvfp4; zero_level 1 2; gradient_accumulation_steps 4 2; seed 42 1; max_async_level 1 2",
     ("train", "not built yet"): """
-    lora - true; lora_rank - 16; lora_alpha - 32; lora_target_modules - [q_proj]; gpus 1 4; zero_level 1 2;
+    lora - true; lora_rank - 16; lora_alpha - 32; lora_target_modules - [q_proj];
     loss.ratio_type token sequence; .teacher_tau 0.0 0.5; .sequence_clip_high 10.0 5.0;
     noise_scheduler.enabled false true; .sigma_start - 0.1; .sigma_end - 0.1; .num_stages - 4""",
     ("train", "refused"): """
     optimizer adamw adamw_8bit; qlora_fp8 false true; qlora_bnb false true; qlora_fp4 false true;
     transport_type filesystem zmq""",
     ("infer", "implemented"): """
-    model - m2; output_dir outputs/run_default runs; port 8000 80; dtype auto bfloat16; max_model_len null 64;
+    model - m2; output_dir outputs/run_default runs; port 8000 80; dp 1 2; dtype auto bfloat16; max_model_len null 64;
     backend torch vllm; device cpu cuda; level invariant deterministic; host 127.0.0.1 0.0.0.0""",
     ("infer", "mapped"): """
     host - null; enforce_eager false true; enable_prefix_caching null true; gpu_memory_utilization 0.9 0.5""",
     (
         "infer",
         "not built yet",
-    ): "enable_lora - true; max_lora_rank null 32; max_loras 8 4; max_cpu_loras 100 9; tp 1 2; dp 1 2",
+    ): "enable_lora - true; max_lora_rank null 32; max_loras 8 4; max_cpu_loras 100 9",
     ("infer", "refused"): """
+    tp 1 2;
     trust_remote_code false true; weight_broadcast_type filesystem nccl; reasoning_parser null qwen3; dtype - half;
     enable_auto_tool_choice false true; rope_scaling null [1]""",
     ("orch", "implemented"): """
@@ -98,7 +102,7 @@ QUICK_START = {
 FAULTS = """
     train lora null | lora is left out: LoRA | lora: false ;; train loss.geo_mask_low 11 | loss.geo_mask_low is | low
     train max_steps -1 | lr_scheduler_type is 'linear' and max_steps is -1: | ;; train model null | model is missing |
-    train learning_rat 1 | unknown key learning_rat | learning_rate? ;; train gpus true | gpus is True: | gpus: 1
+    train learning_rat 1 | unknown key learning_rat | learning_rate? ;; train gpus true | gpus is True | a valid integer
     train loss {kl_tua: 1, adv_tau: -1} | loss.adv_tau is -1; unknown key loss.kl_tua | greater than or equal to 0; kl
     orch sampling null | sampling.max_tokens is missing | ;; orch buffer 3 | unknown key buffer | level, model
     orch rollouts_per_example 1 | rollouts_per_example is 1: | 2 or more ;; orch batch_size 9 | rollouts_per | a divisor
