@@ -11,6 +11,7 @@ samples.
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -70,6 +71,19 @@ def dr_grpo(rewards: Tensor, groups: Tensor, included: Tensor | None = None, *, 
         return _centred(group) if len(group) > 1 else [group[0] if keep_lone else 0.0]
 
     return _within_groups(centred, rewards, groups, included)
+
+
+def length_weighted(rewards: Tensor, lengths: Tensor, groups: Tensor, included: Tensor | None = None) -> Tensor:
+    """Reward - mean over its group's tokens, [samples]: a long completion weighs more in it; else as `dr_grpo`."""
+    counted = torch.ones_like(groups, dtype=torch.bool) if included is None else included
+    found = torch.zeros_like(rewards)
+    for group in set(groups.tolist()):
+        own = counted & (groups == group)
+        given, weights = rewards[own].tolist(), lengths[own].tolist()
+        if len(set(given)) > 1:
+            mean = math.fsum(map(mul, given, weights)) / math.fsum(weights)
+            found[own] = torch.tensor([each - mean for each in given], dtype=rewards.dtype)
+    return found
 
 
 def rloo(rewards: Tensor, groups: Tensor, included: Tensor | None = None, *, keep_lone: bool = True) -> Tensor:

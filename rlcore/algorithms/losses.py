@@ -132,18 +132,24 @@ def masked_is_keep(
     return mask & ~_outside(r, token) & ~drops_sample.unsqueeze(-1)
 
 
-def masked_is(tokens: Tokens, keep: Tensor | None = None, *, proximal_coef: float = 0.0) -> PolicyLoss:
+def masked_is(
+    tokens: Tokens, keep: Tensor | None = None, *, proximal_coef: float = 0.0, sequence_cap: float | None = None
+) -> PolicyLoss:
     """-r (A - proximal_coef d) logprobs on kept tokens, all but logprobs a constant.
 
     `keep` is bool, a part of the loss mask, by default that of `masked_is_keep`. Meant for token-mean, so that dropped
-    tokens count in the denominator.
+    tokens count in the denominator. With `sequence_cap`, r is exp(sum d) of the sample, at most the cap, and the
+    sample's losses are divided by its tokens.
 
     Raises ShapeError. The loss of prime-rl and of surogate.
     """
     log_ratio, advantages = _ratio_to(tokens, tokens.rollout_logprobs)
     keep, d = masked_is_keep(tokens) if keep is None else keep, log_ratio.detach()
-    coefficient = only(keep, d.exp() * (advantages - proximal_coef * d))
-    losses = -coefficient * only(keep, tokens.logprobs)
+    ratio = d.exp()
+    if sequence_cap is not None:
+        ratio = d.sum(-1, keepdim=True).clamp(max=MAX_LOG_SEQUENCE_RATIO).exp().clamp(max=sequence_cap)
+        ratio = ratio / tokens.loss_mask.sum(-1, keepdim=True).clamp(min=1)
+    losses = -only(keep, ratio * (advantages - proximal_coef * d)) * only(keep, tokens.logprobs)
     return PolicyLoss(losses, tokens.loss_mask & ~keep, torch.zeros_like(tokens.loss_mask))
 
 

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step.
+"""Learning rates, temperatures and noise as pure functions of the step.
 
 A schedule with a state of its own gives other bits after a resume than before it (a recursive cosine differs from its
 closed form), so nothing here remembers anything. Steps count from 0. No step is taken at a learning rate of 0: the
@@ -31,6 +31,21 @@ def cosine_lr(step: int, *, peak: float, num_steps: int, num_warmup_steps: int =
     """
     left = 0.5 * (1.0 + math.cos(math.pi * _progress(step, num_warmup_steps, num_steps)))
     return constant_lr(step, peak=peak, num_warmup_steps=num_warmup_steps) * (final_ratio + (1 - final_ratio) * left)
+
+
+def temperature(step: int, *, shape: str, start: float, end: float, num_steps: int) -> float:
+    """From `start` at step 0 to `end` at the last step, in a line ("linear") or half a cosine ("cosine")."""
+    progress = min(max(step, 0), num_steps - 1) / max(num_steps - 1, 1)
+    return start + (end - start) * (progress if shape == "linear" else 0.5 * (1.0 - math.cos(math.pi * progress)))
+
+
+def noise_sigma(step: int, *, start: float, end: float, num_stages: int, num_steps: int) -> float:
+    """Standard deviation of noise on norm weights: 0 in the first of equal stages, then `start` to `end` by one factor.
+
+    QeRL (arXiv:2510.11696).
+    """
+    stage = min(step * num_stages // num_steps, num_stages - 1)
+    return start * (end / start) ** ((stage - 1) / max(num_stages - 2, 1)) if stage else 0.0
 
 
 def _progress(step: int, first: int, num_steps: int) -> float:

@@ -16,6 +16,7 @@ from rlcore.algorithms.advantages import (
     dr_grpo,
     gae,
     grpo,
+    length_weighted,
     per_token,
     reinforce_pp_baseline,
     remax,
@@ -274,3 +275,10 @@ def test_numbers_of_samples_have_to_fit_the_mask() -> None:
     for call in calls:
         with pytest.raises(ShapeError):
             call()
+
+
+def test_a_long_completion_weighs_more_in_the_mean_of_its_group() -> None:
+    rewards, lengths = torch.tensor([1.0, 0.0, 0.5, 7.0]), torch.tensor([3, 1, 5, 2])
+    groups, included = torch.tensor([0, 0, 1, 0]), torch.tensor([True, True, True, False])
+    assert length_weighted(rewards, lengths, groups, included).tolist() == [0.25, -0.75, 0.0, 0.0]
+    assert torch.equal(length_weighted(rewards, torch.ones(4), groups), dr_grpo(rewards, groups, keep_lone=False))

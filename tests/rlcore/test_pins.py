@@ -20,6 +20,7 @@ from rlcore.algorithms.losses import (
     ppo_clip,
     value_loss,
 )
+from rlcore.algorithms.schedules import noise_sigma, temperature
 from tests.rlcore.batches import aggregate, compared
 from tests.rlcore.pins import assert_pinned, groups, loss_mask, of_verl, single, single_samples, verl
 
@@ -190,7 +191,7 @@ def single_loss(loss_of: Callable[[Tensor, Tensor, Tensor, Tensor], PolicyLoss],
 
 @pytest.mark.parametrize(
     "pinned",
-    [each for each in single_samples()["masked_is"] if each["config"]["ratio_type"] == "token"],
+    single_samples()["masked_is"],
     ids=lambda pinned: pinned["name"],
 )
 def test_masked_importance_sampling(pinned: dict[str, Any]) -> None:
@@ -209,11 +210,22 @@ def test_masked_importance_sampling(pinned: dict[str, Any]) -> None:
             compared(logprobs, rollout_logprobs, signal, mask),
             keep,
             proximal_coef=config["kl_tau"],
+            sequence_cap=config["sequence_clip_high"] if config["ratio_type"] == "sequence" else None,
         )
 
     _, loss, gradient = single_loss(loss_of, pinned["advantage"])
     assert_pinned(loss, pinned["loss"])
     assert_pinned(gradient, pinned["grad"])
+
+
+def test_schedules_of_noise_and_temperature() -> None:
+    noise = {"start": 5e-2, "end": 5e-4, "num_stages": 10, "num_steps": 40}
+    assert_pinned(
+        torch.tensor([noise_sigma(step, **noise) for step in range(41)]), single_samples()["qerl_sigma_total40"]
+    )
+    for shape, pinned in single_samples()["temperature"].items():
+        found = [temperature(step, shape=shape, start=1.2, end=0.6, num_steps=7) for step in range(-1, 9)]
+        assert_pinned(torch.tensor(found, dtype=torch.float64), pinned)
 
 
 @pytest.mark.parametrize("pinned", single_samples()["dppo"], ids=lambda pinned: pinned["advantage"])
