@@ -40,6 +40,7 @@ from rlcore.numerics.log_softmax import log_softmax
 from rlcore.numerics.probe import num_threads
 from rlcore.resume import DIRECTORY, save_checkpoint
 from rlcore.samplers.base import NextTokenSampler
+from rlcore.samplers.drawing import at_temperature, by_temperature
 from rlcore.samplers.two_stage import sample_two_stage
 from rlcore.seeds import completion_key, epoch_items, key, permutation
 from rlcore.trainers.gradients import Loss, MicrobatchLoss, Reading
@@ -316,15 +317,19 @@ def policy_loss(
     return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in observed.items()}, mask)
 
 
-def read_tokens(temperature: float, policy: nn.Module, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of the tokens from `first` on, and the entropy in nats at this temperature.
+def read_tokens(
+    temperature: float | Sequence[float], policy: nn.Module, microbatch: Microbatch
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities of the tokens from `first` on, and the entropy in nats at this temperature or each's.
 
     Both [samples, length - first], over the whole vocabulary, whatever the filters leave of it.
     A value stands at the position of the token it is about.
     """
     assert isinstance(policy, Decoder)
     hidden = policy.hidden(microbatch.tokens[:, :-1])[:, microbatch.first - 1 :]
-    vocabulary = log_softmax(policy.logits(hidden) / temperature)
+    logits = policy.logits(hidden)
+    given = temperature if isinstance(temperature, Sequence) else [temperature] * len(logits)
+    vocabulary = log_softmax(at_temperature(logits, by_temperature(given, logits.device)))
     drawn = vocabulary.gather(-1, microbatch.tokens[:, microbatch.first :].unsqueeze(-1)).squeeze(-1)
     return drawn, -(vocabulary.exp() * vocabulary).sum(-1)
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.asynchronous.directory import FAILED, RUN, TOO_OLD, TRAINED, Ledger, read_batch, read_ledgers
+from rlcore.asynchronous.directory import (
+    FAILED,
+    FILTERED,
+    RUN,
+    SURPLUS,
+    TOO_OLD,
+    TRAINED,
+    Ledger,
+    ledger_of,
+    read_batches,
+)
 from rlcore.errors import CheckpointError
 
 
@@ -44,20 +54,20 @@ class Audit:
 
 def audit(run: Path) -> Audit:
     """Read every batch of a run. Raises CheckpointError for one that is missing or damaged."""
-    ledgers, times, fates, wrong, is_over = read_ledgers(run), Counter[int](), Counter[str](), list[str](), False
-    if not ledgers:
-        raise CheckpointError(f"{run} has no batches", remedy=f"name the directory of a run, as outputs/{RUN}")
-    for step, ledger in enumerate(ledgers):
-        batch = read_batch(run, step)
+    times, fates, wrong, is_over, step = Counter[int](), Counter[str](), list[str](), False, -1
+    for step, batch in enumerate(read_batches(run)):
+        ledger = ledger_of(batch)
         times.update(group for group, _, _ in ledger)
         fates.update(fate for _, _, fate in ledger)
         is_over = batch["is_last"] or batch["in_order"]
         if what := _first_wrong(batch, ledger):
             wrong.append(f"batches/step_{step}: {what}")
+    if step < 0:
+        raise CheckpointError(f"{run} has no batches", remedy=f"name the directory of a run, as outputs/{RUN}")
     holes = sorted(set(range(max(times, default=-1) + 1)) - set(times))
     doubled = sorted(group for group, number in times.items() if number > 1)
-    ordered = {fate: fates[fate] for fate in (TRAINED, TOO_OLD, FAILED) if fates[fate]}
-    return Audit(len(ledgers), ordered, holes if is_over else [], [] if is_over else holes, doubled, wrong)
+    ordered = {fate: fates[fate] for fate in (TRAINED, TOO_OLD, FAILED, FILTERED, SURPLUS) if fates[fate]}
+    return Audit(step + 1, ordered, holes if is_over else [], [] if is_over else holes, doubled, wrong)
 
 
 def _first_wrong(batch: Mapping[str, Any], ledger: Ledger) -> str:
@@ -68,6 +78,8 @@ def _first_wrong(batch: Mapping[str, Any], ledger: Ledger) -> str:
     partly = {(group, version) for group, version, fate in ledger if fate == FAILED}
     if {key: number for key, number in found.items() if key not in partly} != expected:
         return f"rows of groups {[*found][:4]}, and {[*expected][:4]} in its ledger"
+    if not batch["is_by_mean"]:
+        return ""
     rewards = defaultdict[int, dict[int, float]](dict)
     for row in rows:
         if row["sample"] in rewards[row["group"]]:

@@ -3,6 +3,7 @@
     outputs/run_default/
         batches/step_3/      samples of a step, and what became of their groups       by the orchestrator
         broadcasts/step_3/   weights after 3 steps                                    by the trainer
+        evaluations/step_3/  mean rewards of these weights                            by the orchestrator
         checkpoints/         what the trainer resumes from: `rlcore.checkpoint`
 
 Each step has a file STABLE with the digests of the others. A process may be killed at any moment: what it was writing
@@ -26,7 +27,7 @@ from rlcore.errors import CheckpointError
 
 RUN = "run_default"
 """Of a run below the trainer's `output_dir`; inference and orchestrator are given the run's own."""
-BATCHES, BROADCASTS, CHECKPOINTS = "batches", "broadcasts", "checkpoints"
+BATCHES, BROADCASTS, CHECKPOINTS, EVALUATIONS = "batches", "broadcasts", "checkpoints", "evaluations"
 STABLE = "STABLE"
 WEIGHTS = "model.safetensors"
 """File of a broadcast."""
@@ -34,9 +35,9 @@ BATCH = "batch.json"
 """File of a batch: {"ledger": [[group, version, fate]], "rows": the samples that are trained, and what the trainer
 needs to know}."""
 METRICS = "metrics.json"
-"""File of a broadcast: numbers of the step, and the digest of its weights."""
+"""File of a broadcast: numbers of the step, and the digest of its weights; of an evaluation: mean rewards."""
 POLL_S = 0.005
-TRAINED, TOO_OLD, FAILED = "trained", "too old", "failed"
+TRAINED, TOO_OLD, FAILED, FILTERED, SURPLUS = "trained", "too old", "failed", "filtered", "surplus"
 """What becomes of a group; of a failed one some requests have ended the server, and the others are trained."""
 Ledger = Sequence[tuple[int, int, str]]
 MAX_BYTES = 1 << 40
@@ -120,13 +121,18 @@ def read_batch(run: Path, step: int) -> dict[str, Any]:
     return found
 
 
-def read_ledgers(run: Path) -> list[Ledger]:
-    """Read the ledger of every batch, which are numbered from 0 without a gap. Raises CheckpointError."""
+def read_batches(run: Path) -> Iterator[dict[str, Any]]:
+    """Read every batch; they are numbered from 0 without a gap. Raises CheckpointError."""
     found = steps(run / BATCHES)
     if found != list(range(len(found))):
         missing = next(step for step in range(len(found)) if step not in found)
         raise CheckpointError(f"{run / BATCHES}/step_{missing} is missing", remedy="restore it: it is the ledger")
-    return [[(group, version, fate) for group, version, fate in read_batch(run, step)["ledger"]] for step in found]
+    return (read_batch(run, step) for step in found)
+
+
+def ledger_of(batch: Mapping[str, Any]) -> Ledger:
+    """Return what became of groups until a batch was closed."""
+    return [(group, version, fate) for group, version, fate in batch["ledger"]]
 
 
 def steps(directory: Path) -> list[int]:

@@ -13,12 +13,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
+import torch
 from pydantic import Field, Strict
 from safetensors.torch import load
 from starlette.applications import Starlette
@@ -33,6 +34,7 @@ from rlcore.asynchronous.directory import WEIGHTS, read
 from rlcore.config import AtLeast0, Positive, Section, Texts, read_section
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.decoder import Decoder
+from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.samplers.base import RunningSequence, check_requests
 from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.stopping import reason
@@ -42,7 +44,9 @@ from rlcore.types import Prompt, SampleRequest, SamplingParams, Tokenizer
 class Asked(Section):
     """A request, by the names of OpenAI."""
 
-    model: Annotated[str, Field(pattern=r"^step_\d+$")]
+    model: Annotated[str, Field(pattern=r"^(base|step_\d+)$")]
+    """base: the checkpoint, to echo a teacher's log-probabilities; only before a version is loaded."""
+    echo: bool = False
     prompt: Annotated[tuple[int, ...], Strict(False)]
     seed: Annotated[int, Field(ge=0, lt=1 << 64)]
     max_tokens: Positive
@@ -122,6 +126,7 @@ class Inference:
         self._running: dict[int, Wanted] = {}
         self._arrived = asyncio.Event()
         self._version, self._digest = -1, ""
+        self._base: Decoder | None = decoder
 
     def app(self) -> Starlette:
         """Return the application, which decodes for as long as it is served."""
@@ -151,7 +156,10 @@ class Inference:
     async def complete(self, request: Request) -> JSONResponse:
         """Answer one completion; 400 for what cannot be done, 404 for weights that are not there, 500 for a failure."""
         try:
-            wanted = self._read(parse_object(await request.body()))
+            asked = read_section(Asked, parse_object(await request.body()))
+            if asked.echo or asked.model == "base":
+                return self._echo(asked)
+            wanted = self._read(asked)
         except (InvalidValueError, ValueError) as error:
             return _failure(400, error)
         self._waiting.append(wanted)
@@ -192,9 +200,15 @@ class Inference:
             }
         )
 
-    def _read(self, given: Mapping[str, Any]) -> Wanted:
+    def _echo(self, asked: Asked) -> JSONResponse:
+        """Answer with the checkpoint's log-probabilities of a prompt. Raises InvalidValueError."""
+        if self._base is None or asked.model != "base" or not asked.echo:
+            raise InvalidValueError(f"an echo of {asked.model} of this server", legal="base, of a teacher's server")
+        given = logprobs_of(self._base, asked.prompt, asked.temperature)
+        return JSONResponse({"model": asked.model, "choices": [{"index": 0, "prompt_logprobs": given}]})
+
+    def _read(self, asked: Asked) -> Wanted:
         """Read a request. Raises InvalidValueError."""
-        asked = read_section(Asked, given)
         params = SamplingParams(
             max_tokens=asked.max_tokens,
             temperature=asked.temperature,
@@ -233,6 +247,7 @@ class Inference:
             wanted = self._waiting[0]
             try:
                 content = read(self._broadcasts, wanted.version, WEIGHTS)
+                self._base = None
                 self._digest = self._backend.load(load(content))
                 self._version = wanted.version
             except Exception as error:  # is the answer, and the server goes on
@@ -254,6 +269,14 @@ class Inference:
             self._waiting.remove(wanted)
         elif self._running.pop(wanted.number, None) is not None:
             self._backend.drop(wanted.number)
+
+
+@torch.no_grad()
+def logprobs_of(decoder: Decoder, tokens: Sequence[int], temperature: float) -> list[float]:
+    """Return a decoder's log-probability of each token after the first, at a temperature."""
+    given = torch.tensor([tokens], device=decoder.embedding.device)
+    logits = decoder.logits(decoder.hidden(given[:, :-1])) / temperature
+    return token_logprobs(logits, given[:, 1:])[0].tolist()
 
 
 def _end_with(decoding: "asyncio.Task[None]") -> None:

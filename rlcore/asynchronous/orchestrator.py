@@ -2,57 +2,71 @@
 
     plan ─▶ group g with version v ─▶ rollouts, one request each ─▶ rewards ─▶ batches/step_S: samples and ledger
 
-A group's prompt, nominal step (g // groups of a step) and every key follow from its number, so that work that was lost
-is done again with equal bits. It alone decides what is trained:
+A group's prompt, nominal step (g // groups drawn for a step) and every key follow from its number and version, so that
+work that was lost is done again with equal bits. It alone decides what is trained:
 
-    strict   step s trains groups s P .. s P + P-1, drawn with version max(0, s - A)
+    strict   step s trains of groups s Q .. s Q + Q-1, drawn with version max(0, s - A)
     free     groups are drawn with the newest version, if their nominal step is at most A ahead of it; a step trains
              the first P that are done; what is too old when a batch is closed is discarded whole, done or not
     replay   versions and groups are those of the batches of an earlier run
+
+A step trains the first P that no filter leaves out. Evaluations are of a version, and have keys of their own.
 """
 
 import asyncio
-import contextlib
 import itertools
 import json
-import os
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import torch
 
 from harness.bits.files import parse_object
-from rlcore.algorithms.advantages import dr_grpo
+from rlcore.algorithms.advantages import dr_grpo, length_weighted
+from rlcore.algorithms.schedules import temperature
+from rlcore.asynchronous.client import Client
 from rlcore.asynchronous.directory import (
     BATCH,
     BATCHES,
     BROADCASTS,
+    EVALUATIONS,
     FAILED,
+    FILTERED,
     METRICS,
     POLL_S,
+    SURPLUS,
     TOO_OLD,
     TRAINED,
     Ledger,
     append,
+    is_there,
+    ledger_of,
     publish,
     read,
-    read_ledgers,
+    read_batches,
     steps,
 )
-from rlcore.asynchronous.settings import Orch
+from rlcore.asynchronous.prompts import Prompts
+from rlcore.asynchronous.settings import AdvantageSection, FilterSection, Orch
+from rlcore.data.filters import is_gibberish, is_repetitive
+from rlcore.data.rewards import load_function
 from rlcore.data.scoring import score
 from rlcore.data.tasks import Task
 from rlcore.data.trajectory import Trajectory, build_single_turn
-from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, WeightSyncError, WorkerError
-from rlcore.seeds import completion_key, epoch_items
+from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, RewardError, WeightSyncError
+from rlcore.log import mean
+from rlcore.seeds import completion_key, key
 from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 
-MOST_DEATHS = 2
-"""How often a server may end while it works on one request alone."""
+Row = dict[str, Any]
+Teacher = Callable[[Sequence[int], float], Sequence[float]]
+"""Log-probabilities of all tokens but the first, at a temperature."""
 
 
 @dataclass(slots=True)
@@ -60,118 +74,67 @@ class Flying:
     """A group on its way."""
 
     version: int
-    work: "asyncio.Task[list[dict[str, Any]]]"
+    work: "asyncio.Task[list[Row]]"
     """Its rows."""
-
-
-class Client:
-    """Asks servers for completions until there is an answer: who answers, and how often one asks, moves no bit."""
-
-    def __init__(self, section: Orch, say: Callable[[str], None]) -> None:
-        self._urls, self._say = [url.rstrip("/") for url in section.client.base_url], say
-        unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        key, self._timeout_s = os.environ.get(section.client.api_key_var), section.client.timeout
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.AsyncClient(timeout=self._timeout_s, limits=unlimited, headers=headers)
-        self._alone, self._is_waiting = asyncio.Lock(), False
-        self.num_waiting = 0
-        """Requests that have no answer yet."""
-
-    async def check(self) -> None:
-        """Check that each address that answers is of inference as `rlcore.asynchronous.infer` has it."""
-        for url in self._urls:
-            with contextlib.suppress(httpx2.TransportError):
-                found = await self._http.get(f"{url}/models")
-                if "places" not in found.text:
-                    raise InvalidValueError(
-                        f"{url} is a server that serves no versions of weights",
-                        legal="the address of rlcore grpo-infer, with /v1",
-                        remedy="start it there, or change client.base_url",
-                    )
-
-    async def close(self) -> None:
-        """Hang up."""
-        await self._http.aclose()
-
-    async def complete(self, group: int, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """Return an answer; None for a request that has ended the server, twice while it was asked for alone."""
-        self.num_waiting += 1
-        try:
-            num_deaths = 0
-            for attempt in itertools.count():
-                url = self._urls[(group + attempt) % len(self._urls)]
-                try:
-                    if num_deaths < MOST_DEATHS:
-                        return await self._ask(url, asked)
-                    async with self._alone:
-                        return await self._ask(url, asked)
-                except httpx2.ConnectError:
-                    if not self._is_waiting:
-                        self._say(f"waits for inference at {url}")
-                    self._is_waiting = True
-                    await asyncio.sleep(0.1)
-                except httpx2.TimeoutException as error:  # what becomes of a group must not follow from a clock
-                    what = f"{url} has not answered a request of group {group} within {self._timeout_s:g} s"
-                    raise WorkerError(what, role="infer", remedy="a larger client.timeout, or look after it") from error
-                except httpx2.TransportError:  # a server that has ended
-                    num_deaths += 1
-                    if num_deaths == 2 * MOST_DEATHS:
-                        self._say(f"group {group}: a request has ended {url} {num_deaths} times, and is given up")
-                        return None
-            raise AssertionError
-        finally:
-            self.num_waiting -= 1
-
-    async def _ask(self, url: str, asked: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._http.post(f"{url}/completions", json=asked)
-        if answer.status_code != 200:
-            said = answer.json().get("error", {}) if answer.text.startswith("{") else {"message": answer.text[:300]}
-            raise InvalidValueError(
-                f"{url} answers {answer.status_code}: {said.get('message', said)}",
-                legal=said.get("legal", ""),
-                remedy=said.get("remedy", ""),
-            )
-        found: dict[str, Any] = answer.json()
-        return found
 
 
 class Orchestrator:
     """What makes the batches of one run."""
 
     def __init__(
-        self, section: Orch, run: Path, task: Task, tokenizer: Tokenizer, say: Callable[[str], None] = print
+        self,
+        section: Orch,
+        run: Path,
+        tasks: Sequence[Task],
+        tokenizer: Tokenizer,
+        say: Callable[[str], None] = print,
+        *,
+        evaluated: Sequence[Task] = (),
+        teacher: Teacher | None = None,
     ) -> None:
-        self._section, self._run, self._task, self._tokenizer, self._say = section, run, task, tokenizer, say
+        """Draw from `tasks`, and evaluate on the held-out prompts of others; None as the teacher is a served one."""
+        self._section, self._run, self._tasks, self._tokenizer, self._say = section, run, tasks, tokenizer, say
+        self._evaluated, self._teacher = evaluated, teacher
         self._size = section.rollouts_per_example
         self._per_step = section.batch_size // self._size
-        self._params = SamplingParams(
-            max_tokens=section.sampling.max_tokens,
-            temperature=section.sampling.temperature,
-            stop_ids=tokenizer.stop_ids,
-        )
+        self._drawn_per_step = int(self._per_step * section.oversampling_factor)
+        ratios = section.buffer.env_ratios
+        self._prompts = Prompts(tasks, ratios, seed=section.seed, per_step=self._drawn_per_step)
+        self._params = SamplingParams(max_tokens=section.sampling.max_tokens, stop_ids=tokenizer.stop_ids)
+        self._oldest = section.max_async_level if section.mode == "strict" else section.max_off_policy_steps
         self._digests: dict[int, str] = {}
         self._rollout_s: list[float] = []
+        self._flags = Counter[str]()
         self._places, self._scoring = 0, asyncio.Lock()
 
     async def work(self) -> None:
         """Make batches, from where the run is to its last step. Raises as scoring does, and CheckpointError."""
-        section, ledgers, flying = self._section, read_ledgers(self._run), dict[int, Flying]()
+        section, ledgers, flying = self._section, list[Ledger](), dict[int, Flying]()
+        for batch in read_batches(self._run):
+            ledgers.append(ledger_of(batch))
+            self._take(batch)
         step, discarded, began_s, idle_s = len(ledgers), list[tuple[int, int, str]](), time.monotonic(), 0.0
-        self._client = Client(section, self._say)
-        recorded = read_ledgers(Path(section.schedule)) if section.mode == "replay" else []
+        recorded = [*map(ledger_of, read_batches(Path(section.schedule)))] if section.mode == "replay" else []
         if section.mode == "replay" and not recorded:
             raise CheckpointError(f"{section.schedule} has no batches", remedy="name the directory of a recorded run")
         last = len(recorded) if recorded else section.max_steps
         plan = self._plan(ledgers, recorded)
         group, version = next(plan, (-1, None))
+        evaluations: dict[int, asyncio.Task[None]] = {}
+        self._client = Client(section.client, self._say)
+        teacher = section.teacher_model
+        self._teacher_client = Client(teacher.client, self._say) if teacher and teacher.client else None
         try:
-            if not section.client.skip_model_check:
-                await self._client.check()
+            for client in filter(None, (self._client, self._teacher_client)):
+                await client.check()
             if not steps(self._run / BROADCASTS):
                 self._say(f"waits for weights in {self._run / BROADCASTS}")
+            newest = -1
             while last is None or step < last:
-                newest = max(steps(self._run / BROADCASTS), default=-1)
-                nominal = step + len(flying) // self._per_step
+                before, newest = newest, max(steps(self._run / BROADCASTS), default=-1)
+                if newest > before:
+                    self._begin_evaluations(evaluations)
+                nominal = step + len(flying) // self._drawn_per_step
                 needed = max(0, nominal - section.max_async_level) if version is None else version
                 if newest >= needed and group >= 0 and (last is None or nominal < last):
                     uses = newest if version is None else version
@@ -183,64 +146,95 @@ class Orchestrator:
                         each = flying.pop(old)
                         each.work.cancel()
                         discarded.append((old, each.version, TOO_OLD))
-                members = sorted(
-                    [g for g, each in flying.items() if each.work.done() or section.mode != "free"][: self._per_step]
-                )
-                if len(members) < self._per_step or not all(flying[g].work.done() for g in members):
+                waited, num_wanted = [*flying], self._drawn_per_step
+                if section.mode == "strict":
+                    waited = waited[:num_wanted]
+                elif recorded:
+                    waited = [g for g, _, fate in recorded[step] if fate != TOO_OLD]
+                    num_wanted = len(waited)
+                done = {g: flying[g].work.result() for g in waited if g in flying and flying[g].work.done()}
+                fates = self._fates(done)
+                num_trained = sum(fate in {TRAINED, FAILED} for fate in fates.values())
+                if num_trained < self._per_step if section.mode == "free" else len(done) < num_wanted:
                     idle_s += POLL_S * (not self._client.num_waiting)
                     await asyncio.sleep(POLL_S)
                     continue
-                by_group = {g: flying[g].work.result() for g in members}
-                rows = [row for own in by_group.values() for row in own]
+                if section.mode == "free":  # what is left over is for the next step
+                    fates = {g: fate for g, fate in fates.items() if fate != SURPLUS}
                 if recorded:
                     discarded = [row for row in recorded[step] if row[2] == TOO_OLD]
-                fates = {g: TRAINED if len(own) == self._size else FAILED for g, own in by_group.items()}
-                ledger = [(g, flying.pop(g).version, fates[g]) for g in members] + discarded
-                self._publish(step, ledger, rows, is_last=last is not None and step + 1 == last)
-                counts = {"in_flight": len(flying), "discarded": len(discarded)}
+                if (behind := evaluations.get(step - self._oldest)) is not None:
+                    await behind  # the trainer removes this version as soon as it has the batch
+                ledger = [(g, flying.pop(g).version, fate) for g, fate in fates.items()] + discarded
+                rows = self._publish(step, ledger, done, is_last=last is not None and step + 1 == last)
+                counts = {
+                    "in_flight": len(flying),
+                    "discarded": len(discarded),
+                    "filtered": [*fates.values()].count(FILTERED),
+                }
                 self._log(step, rows, counts, seconds=time.monotonic() - began_s, idle_s=idle_s)
                 step, discarded, began_s, idle_s = step + 1, [], time.monotonic(), 0.0
+            while self._is_evaluated(last) and not is_there(self._run / BROADCASTS, last):
+                await asyncio.sleep(POLL_S)
+            self._begin_evaluations(evaluations)
+            await asyncio.gather(*evaluations.values())
+            for silent in (each.type for each in section.filters if not self._flags[each.type]):
+                self._say(f"the filter {silent} has found nothing in this run")
         finally:
-            for each in flying.values():
-                each.work.cancel()
-            await asyncio.gather(*(each.work for each in flying.values()), return_exceptions=True)
-            await self._client.close()
+            for work in (running := [*(each.work for each in flying.values()), *evaluations.values()]):
+                work.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            for client in filter(None, (self._client, self._teacher_client)):
+                await client.close()
 
     def _plan(self, ledgers: Sequence[Ledger], recorded: Sequence[Ledger]) -> Iterator[tuple[int, int | None]]:
         """Yield groups in the order in which they begin, each with its version; None: the newest."""
-        first, ahead = len(ledgers) * self._per_step, self._section.max_async_level
+        first, ahead = len(ledgers) * self._drawn_per_step, self._section.max_async_level
         if self._section.mode == "strict":
-            return ((g, max(0, g // self._per_step - ahead)) for g in itertools.count(first))
+            return ((g, max(0, g // self._drawn_per_step - ahead)) for g in itertools.count(first))
         if self._section.mode == "replay":
             rows = (row for ledger in recorded[len(ledgers) :] for row in ledger)
             return ((g, version) for g, version, fate in rows if fate != TOO_OLD)
         taken = {g for ledger in ledgers for g, _, _ in ledger}
         return ((g, None) for g in itertools.count() if g not in taken)
 
-    def requests(self, group: int) -> list[SampleRequest]:
-        """Return the requests of a group: what the synchronous page asks for in its nominal step."""
-        seed, step, train = self._section.seed, group // self._per_step, self._task.train
-        chosen = epoch_items(step * self._per_step, self._per_step, len(train), seed, "prompts")
-        place = group % self._per_step
-        prompt, num_before = train[chosen[place]], chosen[:place].count(chosen[place])
-        first = self._size * num_before  # a prompt that comes twice in a step counts on
-        wanted = []
-        for index in range(first, first + self._size):
-            noise = completion_key(seed=seed, step=step, prompt_id=prompt.id, sample_index=index)
-            wanted.append(SampleRequest(prompt, index, noise, self._params))
-        return wanted
+    # ------------------------------------------------------------------------------------------------ one group
 
-    async def _group(self, group: int, version: int) -> list[dict[str, Any]]:
+    def requests(self, group: int, version: int) -> list[SampleRequest]:
+        """Return the requests of a group: what the synchronous page asks for in its nominal step."""
+        step = group // self._drawn_per_step
+        _, prompt, num_before = self._prompts.of(group, version)
+        first = self._size * num_before  # a prompt that comes twice in a step counts on
+        params = replace(self._params, temperature=self._temperature(step))
+        keys = partial(completion_key, seed=self._section.seed, step=step, prompt_id=prompt.id)
+        indexes = range(first, first + self._size)
+        return [SampleRequest(prompt, index, keys(sample_index=index), params) for index in indexes]
+
+    def _temperature(self, step: int) -> float:
+        sampling, num_steps = self._section.sampling, self._section.max_steps
+        if (scheduler := sampling.temp_scheduler) is None:
+            return sampling.temperature
+        start, end = scheduler.start_temperature, scheduler.end_temperature
+        return temperature(step, shape=scheduler.type, start=start, end=end, num_steps=num_steps or 1)
+
+    async def _group(self, group: int, version: int) -> list[Row]:
         """Sample and score a group -> its rows."""
-        wanted = self.requests(group)
-        drawn = await asyncio.gather(*(self._rollout(group, each, version) for each in wanted))
+        wanted, (task, _, _) = self.requests(group, version), self._prompts.of(group, version)
+        drawn = await asyncio.gather(*(self._rollout(each, version, place=group) for each in wanted))
         if not (found := [each for each in drawn if each is not None]):
             return []
-        async with self._scoring:  # one at a time, as on the page: a user's functions may share what they like
-            scores = await asyncio.to_thread(score, self._task.rewards, found, step=group // self._per_step)
-        return [self._row(group, version, *each) for each in zip(scores.rewards, found, strict=True)]
+        rewards: list[float | None] = [0.0] * len(found)
+        if not self._section.buffer.skip_verification:
+            async with self._scoring:  # one at a time, as on the page: a user's functions may share what they like
+                step = group // self._drawn_per_step
+                rewards = (await asyncio.to_thread(score, self._tasks[task].rewards, found, step=step)).rewards
+        rows = [self._row(group, version, task, *each) for each in zip(rewards, found, strict=True)]
+        if self._section.teacher_model is not None:
+            await asyncio.gather(*map(self._teach, rows))
+        return rows
 
-    async def _rollout(self, group: int, request: SampleRequest, version: int) -> Trajectory | None:
+    async def _rollout(self, request: SampleRequest, version: int, *, place: int) -> Trajectory | None:
+        """Draw a completion by the server of this place; None if its request ends servers."""
         params = request.params
         asked = {
             "model": f"step_{version}",
@@ -250,7 +244,7 @@ class Orchestrator:
             "temperature": params.temperature,
             "logprobs": 0,
         }
-        answer = await self._client.complete(group, asked)
+        answer = await self._client.complete(place, asked)
         if answer is None:
             return None
         self._rollout_s.append(answer["usage"]["seconds"])
@@ -279,44 +273,165 @@ class Orchestrator:
                 remedy="start the sampler again, over the run's own directory",
             )
 
-    def _row(self, group: int, version: int, reward: float | None, drawn: Trajectory) -> dict[str, Any]:
+    def _row(self, group: int, version: int, task: int, reward: float | None, drawn: Trajectory) -> Row:
+        begin = drawn.num_prompt_tokens
+        tokens, logprobs = drawn.tokens[begin:], drawn.logprobs[begin:]
+        found = [each for each in self._section.filters if _finds(each, tokens, logprobs, self._tokenizer.vocab_size)]
+        is_learned = not any(each.enforce for each in found)
         return {
             "group": group,
             "sample": drawn.request.sample_index,
             "version": version,
+            "task": task,
             "prompt": drawn.request.prompt.id,
-            "num_prompt": drawn.num_prompt_tokens,
+            "num_prompt": begin,
             "tokens": drawn.tokens,
-            "logprobs": drawn.logprobs[drawn.num_prompt_tokens :],
+            "logprobs": logprobs,
+            "mask": [each and is_learned for each in drawn.loss_mask[begin:]],
+            "temperature": drawn.request.params.temperature,
+            "flags": [each.type for each in found],
             "text": drawn.completion_text,
             "stop": drawn.stop_reason.value,
             "reward": reward,
         }
 
-    def _publish(self, step: int, ledger: Ledger, rows: list[dict[str, Any]], *, is_last: bool) -> None:
-        """Write the batch of a step, with each row's advantage: its reward less the mean of its group."""
-        section, oldest = self._section, self._section.max_off_policy_steps
-        if section.mode == "strict":
-            oldest = section.max_async_level
-        if not rows:
+    async def _teach(self, row: Row) -> None:
+        """Add the teacher's log-probabilities to a row."""
+        if self._teacher is not None:
+            given = await asyncio.to_thread(self._teacher, row["tokens"], row["temperature"])
+        else:
+            assert self._teacher_client is not None
+            asked = {"model": "base", "prompt": row["tokens"], "temperature": row["temperature"], "echo": True}
+            answer = await self._teacher_client.complete(row["group"], asked | {"seed": 0, "max_tokens": 1})
+            if answer is None:
+                raise PlacementError(f"group {row['group']} has ended the teacher's server", remedy="see what it says")
+            given = answer["choices"][0]["prompt_logprobs"]
+        row["teacher"] = list(given[-len(row["logprobs"]) :])
+
+    # ------------------------------------------------------------------------------------------------ one batch
+
+    def _fates(self, done: Mapping[int, Sequence[Row]]) -> dict[int, str]:
+        """Return what becomes of groups that are done: the first P that are not filtered are trained."""
+        fates, num_trained = dict[int, str](), 0
+        for group, rows in sorted(done.items()):
+            rewards = [row["reward"] for row in rows if row["reward"] is not None]
+            if self._section.buffer.online_difficulty_filtering and rewards and mean(rewards) in {0.0, 1.0}:
+                fates[group] = FILTERED
+            elif num_trained == self._per_step:
+                fates[group] = SURPLUS
+            else:
+                fates[group] = TRAINED if len(rows) == self._size else FAILED
+                num_trained += 1
+        return fates
+
+    def _publish(self, step: int, ledger: Ledger, done: Mapping[int, Sequence[Row]], *, is_last: bool) -> list[Row]:
+        """Write the batch of a step, with each row's advantage; return its rows."""
+        section, named = self._section, {group: fate for group, _, fate in ledger if group in done}
+        rows = [row for group, fate in named.items() if fate in {TRAINED, FAILED} for row in done[group]]
+        if not rows and FILTERED not in named.values():
             raise PlacementError(f"step {step}: each of its requests has ended a server", remedy="see what infer says")
-        included = torch.tensor([row["reward"] is not None for row in rows])
-        rewards = torch.tensor([row["reward"] or 0.0 for row in rows], dtype=torch.float64)
-        groups = torch.tensor([row["group"] for row in rows])
-        for row, advantage in zip(rows, dr_grpo(rewards, groups, included).tolist(), strict=True):
-            row["advantage"] = advantage
-        batch = {
+        if rows:
+            for row, advantage in zip(rows, self._advantages(rows), strict=True):
+                row["advantage"] = advantage
+        else:
+            self._say(f"step {step}: every group is filtered, and nothing is trained")
+        left_out = [self._too_easy_or_hard(done[group]) for group in named]
+        batch: dict[str, Any] = {
             "step": step,
             "ledger": ledger,
-            "temperature": section.sampling.temperature,
-            "needs_from": max(0, step + 1 - oldest),
+            "left_out": sorted(each for each in left_out if each),
+            "needs_from": max(0, step + 1 - self._oldest),
             "is_last": is_last,
             "in_order": section.mode == "strict",
             "group_size": self._size,
+            "is_by_mean": section.advantage == AdvantageSection(),
             "ckpt": {name: getattr(section.ckpt, name) for name in ("interval", "keep_last", "keep_interval")},
             "rows": rows,
         }
         publish(self._run / BATCHES, step, {BATCH: json.dumps(batch).encode()})
+        self._take(batch)
+        return rows
+
+    def _take(self, batch: Mapping[str, Any]) -> None:
+        """Take from a batch, new or of the directory, what later groups follow from."""
+        self._prompts.leave_out(batch["left_out"])
+        self._flags.update(flag for row in batch["rows"] for flag in row["flags"])
+
+    def _advantages(self, rows: Sequence[Row]) -> list[float]:
+        """Return what each reward is worth: less the mean of its group, or as a function of the user says."""
+        section = self._section.advantage
+        lengths = [sum(row["mask"]) or len(row["mask"]) for row in rows]
+        if section.type == "custom":
+            return self._own_advantages(rows, lengths)
+        included = torch.tensor([row["reward"] is not None for row in rows])
+        rewards = torch.tensor([row["reward"] or 0.0 for row in rows], dtype=torch.float64)
+        groups = torch.tensor([row["group"] for row in rows])
+        if section.length_weighted_mean:
+            return length_weighted(rewards, torch.tensor(lengths), groups, included).tolist()
+        return dr_grpo(rewards, groups, included).tolist()
+
+    def _own_advantages(self, rows: Sequence[Row], lengths: Sequence[int]) -> list[float]:
+        """Ask the user's function for each group's; a row without a reward has 0. Raises InvalidValueError."""
+        section, found = self._section.advantage, [0.0] * len(rows)
+        function = load_function(section.import_path[::-1].replace(".", ":", 1)[::-1], "advantages")
+        for group in dict.fromkeys(row["group"] for row in rows):
+            own = [at for at, row in enumerate(rows) if row["group"] == group and row["reward"] is not None]
+            try:
+                values = function([rows[at]["reward"] for at in own], [lengths[at] for at in own], **section.kwargs)
+                for at, value in zip(own, map(float, values), strict=True):
+                    found[at] = value
+            except Exception as error:  # whatever it raises
+                what = f"{section.import_path} for group {group}: {type(error).__name__}: {error}"
+                raise InvalidValueError(what, legal="a function (rewards, lengths) -> a number for each") from error
+        if not all(map(math.isfinite, found)):
+            raise InvalidValueError(f"{section.import_path} returned {found}", legal="finite numbers")
+        return found
+
+    def _too_easy_or_hard(self, rows: Sequence[Row]) -> tuple[int, str] | None:
+        """Return the name of a group's prompt if it shall not be drawn again."""
+        buffer, rewards = self._section.buffer, [row["reward"] for row in rows if row["reward"] is not None]
+        easy, hard = buffer.easy_threshold, buffer.hard_threshold
+        if not rewards or (easy is None and hard is None):
+            return None
+        reached = mean(rewards)
+        is_out = (easy is not None and reached >= easy) or (hard is not None and reached <= hard)
+        return (rows[0]["task"], rows[0]["prompt"]) if is_out else None
+
+    # ---------------------------------------------------------------------------------------------- evaluation
+
+    def _is_evaluated(self, version: int) -> bool:
+        section = self._section.eval
+        return section is not None and version % section.interval == 0 and (version > 0 or section.eval_base_model)
+
+    def _begin_evaluations(self, evaluations: "dict[int, asyncio.Task[None]]") -> None:
+        for version in steps(self._run / BROADCASTS):
+            is_new = version not in evaluations and not is_there(self._run / EVALUATIONS, version)
+            if is_new and self._is_evaluated(version):
+                evaluations[version] = asyncio.create_task(self._evaluate(version))
+
+    async def _evaluate(self, version: int) -> None:
+        """Sample held-out prompts by a version, with the same noise for each version, and publish the mean rewards."""
+        section, found = self._section.eval, dict[str, float]()
+        assert section is not None
+        params = replace(self._params, temperature=self._section.sampling.temperature)
+        for number, (env, task) in enumerate(zip(section.env, self._evaluated, strict=True)):
+            prompts = task.heldout if section.num_examples < 0 else task.heldout[: section.num_examples]
+            wanted = [
+                SampleRequest(prompt, at, key("evaluation", self._section.seed, prompt.id, *[at][:at]), params)
+                for prompt in prompts
+                for at in range(section.rollouts_per_example)
+            ]
+            drawn = [self._rollout(each, version, place=place) for place, each in enumerate(wanted)]
+            judged = [each for each in await asyncio.gather(*drawn) if each is not None]
+            async with self._scoring:
+                scores = await asyncio.to_thread(score, task.rewards, judged, step=version)
+            rewards = [reward for reward in scores.rewards if reward is not None]
+            if not rewards:
+                raise RewardError(f"no completion of {env.id} has a reward in the evaluation of version {version}")
+            found[env.name or f"{env.id}.{number}"] = mean(rewards)
+        publish(self._run / EVALUATIONS, version, {METRICS: json.dumps(found).encode()})
+        said = ", ".join(f"{name} {reward:.3f}" for name, reward in found.items())
+        self._say(f"version {version}: held-out reward {said}")
 
     def _log(
         self, step: int, rows: list[dict[str, Any]], counts: Mapping[str, int], *, seconds: float, idle_s: float
@@ -341,3 +456,11 @@ class Orchestrator:
         if step % self._section.report_to.interval == 0:
             names = ("in_flight", "waiting", "discarded", "versions_apart", "tokens_per_s", "idle")
             self._say(f"step {step}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))
+
+
+def _finds(section: FilterSection, tokens: Sequence[int], logprobs: Sequence[float], vocab_size: int) -> bool:
+    """Return whether a filter finds what it looks for in a completion."""
+    if section.type == "repetition":
+        return is_repetitive(logprobs, window=section.window, prob_threshold=section.prob_threshold)
+    threshold, offset = section.token_id_threshold, section.logprob_offset
+    return is_gibberish(tokens, logprobs, vocab_size, token_id_threshold=threshold, logprob_offset=offset)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SO_REUSEADDR, SO_REUSEPORT, SOL_SOCKET, socket
 
@@ -11,11 +12,11 @@ import uvicorn
 
 from harness.bits.tensor_digests import weights_digest
 from rlcore.asynchronous.directory import BROADCASTS, RUN, claim, held
-from rlcore.asynchronous.infer import Inference
+from rlcore.asynchronous.infer import Inference, logprobs_of
 from rlcore.asynchronous.orchestrator import Orchestrator
-from rlcore.asynchronous.settings import Infer, Orch, Train, task_section, training_config
+from rlcore.asynchronous.settings import EnvSection, Infer, Orch, RoleSection, Train, task_section, training_config
 from rlcore.asynchronous.trainer import AsynchronousTrainer
-from rlcore.data.tasks import make_task
+from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.errors import InvalidValueError
 from rlcore.log import NullRecorder, Recorder
@@ -80,19 +81,28 @@ def _bound(host: str, port: int, *, is_shared: bool) -> socket:
 
 def run_orch(section: Orch, say: Say) -> int:
     """Publish batches until the last."""
-    run, tokenizer = Path(section.output_dir), load_tokenizer(Path(section.model.name))
-    task = make_task(
-        task_section(section),
-        tokenizer,
-        section.seed,
-        context=section.seq_len,
-        num_new_tokens=section.sampling.max_tokens,
-    )
-    with held(run, "orch", say):
-        left_out = {"client", "ckpt", "report_to", "max_steps", "model", "output_dir"}
-        prompts = f"{key('prompts', *(prompt.id for prompt in task.train)):016x}"
+    run, tokenizer, sampling = Path(section.output_dir), load_tokenizer(Path(section.model.name)), section.sampling
+
+    def task_of(env: EnvSection) -> Task:
+        sizes = {"context": section.seq_len, "num_new_tokens": sampling.max_tokens}
+        return make_task(task_section(env, f"env of {env.id}"), tokenizer, section.seed, **sizes)
+
+    tasks, teacher = [*map(task_of, section.env)], section.teacher_model
+    evaluated = [*map(task_of, section.eval.env if section.eval else ())]
+    with ExitStack() as stack:
+        stack.enter_context(held(run, "orch", say))
+        left_out = {"client", "ckpt", "report_to", "max_steps", "model", "output_dir", "eval"}
+        if sampling.temp_scheduler is not None:
+            left_out.remove("max_steps")
+        prompts = f"{key('prompts', *(prompt.id for task in tasks for prompt in task.train)):016x}"
         claim(run, "orch", {**section.model_dump(mode="json", exclude=left_out), "prompts": prompts})
-        asyncio.run(Orchestrator(section, run, task, tokenizer, say).work())
+        ask = None
+        if teacher is not None and teacher.client is None:
+            decoder = load(Path(teacher.model.name)).requires_grad_(False)
+            stack.enter_context(_computing(section, decoder, section.seq_len, say))
+            ask = partial(logprobs_of, decoder)
+        making = Orchestrator(section, run, tasks, tokenizer, say, evaluated=evaluated, teacher=ask)
+        asyncio.run(making.work())
     return 0
 
 
@@ -119,9 +129,9 @@ def run_train(
 
 
 @contextmanager
-def _computing(section: Train | Infer, decoder: Decoder, length: int, say: Say) -> Iterator[None]:
-    level, dtype = section.level, decoder.embedding.dtype
+def _computing(section: RoleSection, decoder: Decoder, length: int, say: Say) -> Iterator[None]:
+    level, weights = section.level, decoder.embedding
     say(f"level {level}: looks at this machine's operations" if level == "invariant" else f"level {level}")
-    held = at_level(level, decoder.config, dtype=dtype, device=section.device, length=length, threads=(NUM_THREADS,))
-    with held, num_threads(NUM_THREADS):
+    about = partial(at_level, level, decoder.config, dtype=weights.dtype, device=str(weights.device))
+    with about(length=length, threads=(NUM_THREADS,)), num_threads(NUM_THREADS):
         yield

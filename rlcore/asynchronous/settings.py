@@ -48,8 +48,14 @@ class RoleSection(Section):
 
 
 class LossSection(Section):
-    """Coefficients and bounds of masked importance sampling, token by token."""
+    """Coefficients and bounds of masked importance sampling."""
 
+    ratio_type: Literal["token", "sequence"] = "token"
+    """One ratio for each token, or one for all tokens of a sample."""
+    sequence_clip_high: Above0 = 10.0
+    """The most that the ratio of a sample may be."""
+    teacher_tau: AtLeast0 = 0.0
+    """Weight of the teacher's log-probability less the policy's, beside the advantage."""
     kl_tau: AtLeast0 = 0.0
     adv_tau: AtLeast0 = 1.0
     token_mask_low: AtLeast0 = 0.125
@@ -58,6 +64,15 @@ class LossSection(Section):
     geo_mask_high: AtLeast0 = 10.0
     sequence_mask_low: AtLeast0 = 0.0
     sequence_mask_high: AtLeast0 = 100.0
+
+
+class NoiseSection(Section):
+    """QeRL's noise on the samplers' norm weights: `rlcore.algorithms.schedules.noise_sigma`."""
+
+    enabled: bool = False
+    sigma_start: Above0 = 5e-2
+    sigma_end: Above0 = 5e-4
+    num_stages: Positive = 10
 
 
 class Train(RoleSection):
@@ -91,6 +106,7 @@ class Train(RoleSection):
     seed: Count = 42
     max_async_level: Count = 1
     loss: LossSection = LossSection()
+    noise_scheduler: NoiseSection = NoiseSection()
 
     @field_validator("recipe")
     @classmethod
@@ -102,6 +118,8 @@ class Train(RoleSection):
         has_end = self.lr_scheduler_type == "constant" or self.max_steps >= max(1, self.warmup_steps)
         self._check("recipe", self.recipe in ("fp32", "bf16"), "training is never quantised", "bf16, fp32")
         self._check("lr_scheduler_type max_steps", has_end, "a decay needs an end after warmup_steps", "constant")
+        is_bounded = not self.noise_scheduler.enabled or self.max_steps > 0
+        self._check("noise_scheduler.enabled max_steps", is_bounded, "its stages divide all steps", "a number of steps")
         for keys in (f"loss.{name}_mask_low loss.{name}_mask_high" for name in ("token", "geo", "sequence")):
             self._check(keys, lt(*attrgetter(*keys.split())(self)), "every token would be masked", "low < high")
         return self
@@ -134,11 +152,20 @@ class PolicySection(Section):
     """Directory of a checkpoint."""
 
 
+class TemperatureSection(Section):
+    """From one temperature at step 0 to another at the last."""
+
+    type: Literal["linear", "cosine"]
+    start_temperature: Above0
+    end_temperature: Above0
+
+
 class SamplingSection(Section):
     """How completions are drawn."""
 
     max_tokens: Positive
     temperature: Above0 = 1.0
+    temp_scheduler: TemperatureSection | None = None
 
 
 class EnvSection(Section):
@@ -150,6 +177,9 @@ class EnvSection(Section):
     """Keys of `rlcore.config.TaskSection`."""
 
 
+Envs = Annotated[tuple[EnvSection, ...], Strict(False), Field(min_length=1)]
+
+
 class ClientSection(Section):
     """Connections to the inference servers."""
 
@@ -158,6 +188,51 @@ class ClientSection(Section):
     """Seconds that a request may take."""
     api_key_var: str = "VLLM_API_KEY"
     skip_model_check: bool = False
+
+
+class TeacherSection(Section):
+    """Whose log-probabilities a policy learns."""
+
+    model: PolicySection
+    client: ClientSection | None = None
+    """Addresses of `rlcore grpo-infer` with this model; None: the orchestrator computes them itself."""
+
+
+class BufferSection(Section):
+    """Which prompts are drawn, and which groups are trained."""
+
+    online_difficulty_filtering: bool = False
+    """Leave out groups whose mean reward is exactly 0 or 1."""
+    easy_threshold: float | None = None
+    """Mean reward of a group from which on its prompt is not drawn again."""
+    hard_threshold: float | None = None
+    """Mean reward of a group down to which its prompt is not drawn again."""
+    skip_verification: bool = False
+    """Ask no reward function: all rewards are 0."""
+    env_ratios: Annotated[tuple[Above0, ...], Strict(False)] | None = None
+    """Shares of the groups that each of `env` has; None: equal ones."""
+
+
+class AdvantageSection(Section):
+    """What a reward is worth beside those of its group."""
+
+    type: Literal["default", "custom"] = "default"
+    length_weighted_mean: bool = False
+    import_path: str = ""
+    """Of custom: `module.function(rewards, lengths, **kwargs)`, which returns a number for each of a group's."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class FilterSection(Section):
+    """What is looked for in completions: `rlcore.data.filters`."""
+
+    type: Literal["gibberish", "repetition"]
+    enforce: bool = False
+    """Learn nothing of what is found; its reward counts in its group's mean."""
+    token_id_threshold: Count = 100_000
+    logprob_offset: float = 2.0
+    window: Positive = 3000
+    prob_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.99
 
 
 class CheckpointSection(Section):
@@ -174,14 +249,27 @@ class ReportSection(Section):
     interval: Positive = 10
 
 
+class EvalSection(Section):
+    """Evaluation of some versions of the weights, on prompts that are not trained."""
+
+    env: Envs
+    num_examples: Annotated[int, Field(ge=-1)] = -1
+    """-1: all held-out prompts."""
+    rollouts_per_example: Positive = 1
+    interval: Positive = 100
+    eval_base_model: bool = True
+
+
 class Orch(RoleSection):
     """Settings of the orchestrator, orch.yaml."""
 
     model: PolicySection = Field(default_factory=dict, validate_default=True)
-    env: Annotated[tuple[EnvSection, ...], Strict(False)]
+    env: Envs
     batch_size: Positive = 128
     rollouts_per_example: Positive = 1
     """Completions of a group; 2 or more, against Surogate's default."""
+    oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
+    """Groups that are drawn for each that a step trains at most."""
     seq_len: Positive = 2048
     max_steps: Positive | None = None
     """None: until it is ended."""
@@ -191,6 +279,11 @@ class Orch(RoleSection):
     seed: Count = 42
     sampling: SamplingSection = Field(default_factory=dict, validate_default=True)
     client: ClientSection = ClientSection()
+    teacher_model: TeacherSection | None = None
+    buffer: BufferSection = BufferSection()
+    advantage: AdvantageSection = AdvantageSection()
+    filters: Annotated[tuple[FilterSection, ...], Strict(False)] = ()
+    eval: EvalSection | None = None
     ckpt: CheckpointSection = CheckpointSection()
     report_to: ReportSection = ReportSection()
     mode: Literal["strict", "free", "replay"] = "strict"
@@ -208,7 +301,18 @@ class Orch(RoleSection):
         check("max_off_policy_steps max_async_level", is_kept, "groups would be discarded", "max_async_level or more")
         check("sampling.max_tokens seq_len", self.sampling.max_tokens < self.seq_len, "no prompt fits", "below seq_len")
         check("mode schedule", has_schedule, "replay needs the directory of a run, others none", "both or neither")
-        task_section(self)
+        sampling, advantage, ratios = self.sampling, self.advantage, self.buffer.env_ratios
+        is_one = sampling.temp_scheduler is None or "temperature" not in sampling.model_fields_set
+        check("sampling.temperature sampling.temp_scheduler", is_one, "it follows from both", "one of them")
+        has_end = sampling.temp_scheduler is None or self.max_steps
+        check("sampling.temp_scheduler max_steps", has_end, "a schedule needs an end", "a number of steps")
+        has_path = bool(advantage.import_path) == (advantage.type == "custom")
+        check("advantage.type advantage.import_path", has_path, "custom names a function", "both or neither")
+        check("buffer.env_ratios", ratios is None or len(ratios) == len(self.env), "each env has one", "one for each")
+        for number, env in enumerate(self.env):
+            task_section(env, f"env.{number}")
+        for number, env in enumerate(self.eval.env if self.eval else ()):
+            task_section(env, f"eval.env.{number}")
         return self
 
 
@@ -255,19 +359,16 @@ def training_config(train: Train) -> RunConfig:
     )
 
 
-def task_section(orch: Orch) -> TaskSection:
-    """Return the task that env[].id and env[].args describe; raises InvalidValueError."""
-    if len(orch.env) != 1:
-        what = f"env has {len(orch.env)} items: several environments are not built yet"
-        raise InvalidValueError(what, legal="one environment", remedy="write one env")
-    env, name = orch.env[0], orch.env[0].id.replace("-", "_")
+def task_section(env: EnvSection, where: str) -> TaskSection:
+    """Return the task that an env's id and args describe; raises InvalidValueError, in which it is called `where`."""
+    name = env.id.replace("-", "_")
     if name not in TASKS:
-        what = f"env.0.id is {env.id!r}: environments of the verifiers registry are not built in"
+        what = f"{where}.id is {env.id!r}: environments of the verifiers registry are not built in"
         raise InvalidValueError(what, legal=", ".join(TASKS), remedy="write id: file, with prompts and rewards in args")
     try:
         return config.read_config({"task": {**env.args, "name": name}, "algorithm": {"name": "grpo"}}).task
     except InvalidValueError as error:
-        args = (text.replace("task.", "env.0.args.") for text in (error.what, error.legal))
+        args = (text.replace("task.", f"{where}.args.") for text in (error.what, error.legal))
         raise InvalidValueError(next(args), legal=next(args), remedy=error.remedy) from None
 
 
@@ -280,8 +381,6 @@ UNSUPPORTED: Mapping[type[Section], tuple[tuple[str, str, str, str], ...]] = {
         ("", "qlora_*=false", "quantised weights are not supported", LEAVE),
         ("", "optimizer=adamw", "the only one is adamw, which keeps 32-bit state", "write optimizer: adamw"),
         ("", "transport_type=filesystem", FILES, LEAVE),
-        ("loss", "ratio_type=token sequence_clip_high=10.0 teacher_tau=0.0", "it is not built yet", LEAVE),
-        ("noise_scheduler", "enabled=false *", "noise on weights is not built yet", LEAVE),
     ),
     Infer: (
         ("", "enable_lora==false max_lora_rank max_loras=8 max_cpu_loras=100", LORA, "write enable_lora: false"),
@@ -291,18 +390,20 @@ UNSUPPORTED: Mapping[type[Section], tuple[tuple[str, str, str, str], ...]] = {
         ("", "reasoning_parser enable_auto_tool_choice=false", "rollouts are tokens", "parse texts in a reward"),
     ),
     Orch: (
-        ("", "teacher_model filters=[] oversampling_factor=1.0", "it is not built yet", LEAVE),
         ("model", "lora_*", LORA, LEAVE),
-        ("sampling", "temp_scheduler repetition_penalty=1.0 min_tokens=0 seed", "it is not built yet", LEAVE),
-        ("env", "address", "environments on other machines are not supported", LEAVE),
-        ("env.args", "name", "env[].id names the task", LEAVE),
+        ("sampling", "repetition_penalty=1.0 min_tokens=0", "what is drawn would not be the policy's", LEAVE),
+        ("sampling buffer", "seed", "all noise follows from one seed", "write seed at the top"),
+        ("buffer", "easy_fraction=0.0 hard_fraction=0.0", "pools follow from the batches, also after a resume", LEAVE),
+        ("buffer", "hash_keys=[task,prompt]", "prompts are told apart by their content", LEAVE),
+        ("eval", "skip_eval_on_resume=true", "a version is evaluated once", LEAVE),
+        ("eval", "cancel_inflight_rollouts_on_eval=false", "a batch does not follow from evaluations", LEAVE),
+        ("env eval.env", "address", "environments on other machines are not supported", LEAVE),
+        ("env.args eval.env.args", "name", "env[].id names the task", LEAVE),
         ("client", "elastic", "a run has the same servers to its end", "list them in client.base_url"),
-        ("advantage", "type=default length_weighted_mean=false *", "other advantages are not built yet", LEAVE),
         ("ckpt", "resume_step=-1 skip_*=false wait_for_*", "a run resumes from its directory by itself", LEAVE),
         ("report_to", "project name offline", "W&B is not built in", "read metrics.jsonl, or use --tensorboard"),
-        ("report_to", "samples distributions", "it is not built yet", "read batches/step_N"),
+        ("report_to", "samples distributions", "batches hold them all", "read batches/step_N"),
         ("rollout_transport weight_broadcast", "type=filesystem *", FILES, LEAVE),
-        ("buffer eval", "*", "it is not built yet", LEAVE),
     ),
 }
 """Sections, keys, why they may not ask for anything, and what to do about those, {}.
@@ -324,7 +425,11 @@ NOTICES: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ),
     ("host", lambda role, value: value is None, "127.0.0.1 alone is bound; write 0.0.0.0 for all interfaces"),
     (ON_GPU, lambda role, value: value is not ... and role.backend == "torch", "without effect with backend torch"),
-    ("env", lambda role, value: role.env[0].id != "file", "a task of rlcore, not of the verifiers registry"),
+    (
+        "env",
+        lambda role, value: any(env.id != "file" for env in role.env),
+        "a task of rlcore, not of the verifiers registry",
+    ),
 )
 """Keys, whether a notice applies to the role and the value as written, ... if it is not; and the notice."""
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as tensors_to_bytes
-from torch import nn
+from torch import Tensor, nn
 
+from harness.bits.tensor_digests import weights_digest
 from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.losses import Tokens, masked_is, masked_is_keep
+from rlcore.algorithms.schedules import noise_sigma
 from rlcore.asynchronous.directory import (
     BATCHES,
     BROADCASTS,
@@ -42,11 +44,11 @@ from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatche
 from rlcore.errors import CheckpointError, LevelError
 from rlcore.log import Record, mean
 from rlcore.models.checkpoints import save as save_decoder
+from rlcore.seeds import key
 from rlcore.train import learning_rate, read_tokens
 from rlcore.trainers.gradients import MicrobatchLoss
 from rlcore.trainers.trainer import Trainer
 from rlcore.types import Tokenizer
-from rlcore.weights.source import digest_of
 
 TOO_MANY_MASKED = 0.5
 """Share of masked tokens above which a run is warned about."""
@@ -98,6 +100,9 @@ class AsynchronousTrainer:
         """Make a step of masked importance sampling from a batch, and return its numbers."""
         record, section, optimizer = self._record, self._section, self._config.optimizer
         learned = [row for row in batch["rows"] if row["reward"] is not None]
+        if not any(any(row["mask"]) for row in learned):
+            self._say(f"step {number}: no token is trained, and the weights stay")
+            return {"step": number, "tokens": 0}
         record.begin_step(number)
         columns = columns_of(learned, pad_id=self._tokenizer.pad_id, adv_tau=section.loss.adv_tau).to(section.device)
         record("rollout", "prompt_ids", [row["prompt"] for row in learned])
@@ -119,9 +124,7 @@ class AsynchronousTrainer:
             passes = fixed_microbatches(columns, samples, size, token_budget=budget)
         else:
             passes = microbatches_by_budget(columns, samples, token_budget=budget)
-        losses = self.policy.forward_backward(
-            passes, partial(masked_is_loss, section.loss, batch["temperature"], denominators)
-        )
+        losses = self.policy.forward_backward(passes, partial(masked_is_loss, section.loss, denominators))
         for each in losses:
             observed = {name: torch.where(each.loss_mask, value, 0.0) for name, value in each.observed.items()}
             record.all("forward", [(f"policy.{name}", value) for name, value in observed.items()])
@@ -131,17 +134,16 @@ class AsynchronousTrainer:
         norm = self.policy.optimizer_step(learning_rate=rate, max_norm=optimizer.max_gradient_norm)
         record("backward", "policy.gradient_norm", norm)
         record("optimizer", "policy.learning_rate", rate)
-        seen = {
-            name: torch.cat([each.observed[name][each.loss_mask] for each in losses]).tolist()
-            for name in ("kl", "masked")
-        }
+        names = ("kl", "masked", "teacher_kl") if "teacher_logprobs" in columns else ("kl", "masked")
+        seen = {name: torch.cat([each.observed[name][each.loss_mask] for each in losses]).tolist() for name in names}
+        if not any(seen.get("teacher_kl", [1.0])):
+            self._say(f"step {number}: the teacher has the policy's own probabilities, and teaches nothing")
         metrics = {
             "step": number,
             "reward_mean": mean([row["reward"] for row in learned]),
             "loss": math.fsum(float(each.loss) for each in losses),
             "grad_norm": norm,
-            "kl": mean(seen["kl"]),
-            "masked": mean(seen["masked"]),
+            **{name: mean(values) for name, values in seen.items()},
             "tokens": denominators.num_tokens,
             "learning_rate": rate,
             "versions_apart": max(number - row["version"] for row in learned),
@@ -153,7 +155,8 @@ class AsynchronousTrainer:
         self, number: int, rows: list[dict[str, Any]], passes: list[Microbatch], losses: tuple[MicrobatchLoss, ...]
     ) -> None:
         """Check that completions of the present weights have the trainer's log-probabilities. Raises LevelError."""
-        if self._section.level != "invariant" or any(row["version"] != number for row in rows):
+        is_noisy = self._section.noise_scheduler.enabled
+        if self._section.level != "invariant" or is_noisy or any(row["version"] != number for row in rows):
             return
         for microbatch, each in zip(passes, losses, strict=True):
             found = mismatch_of(each.observed["logprobs"], microbatch["rollout_logprobs"], each.loss_mask)
@@ -171,8 +174,24 @@ class AsynchronousTrainer:
         """Publish the weights after so many steps, and what the step was."""
         weights = self.policy.weights()
         tensors = {name: weights.tensors[name].cpu() for name in weights.describe().names}
-        about = json.dumps({**metrics, "weights_digest": digest_of(weights)}).encode()
+        tensors |= self._noisy(step, tensors)
+        about = json.dumps({**metrics, "weights_digest": weights_digest(tensors)}).encode()
         publish(self._run / BROADCASTS, step, {WEIGHTS: tensors_to_bytes(tensors), METRICS: about})
+
+    def _noisy(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return norm weights with the noise of the step: samplers have it, training does not."""
+        section = self._section.noise_scheduler
+        start, end, stages = section.sigma_start, section.sigma_end, section.num_stages
+        if not section.enabled or not (
+            sigma := noise_sigma(step, start=start, end=end, num_stages=stages, num_steps=self._section.max_steps)
+        ):
+            return {}
+
+        def noise(name: str, like: Tensor) -> Tensor:
+            generator = torch.Generator().manual_seed(key("noise", self._section.seed, step, name))
+            return (torch.randn(like.shape, generator=generator) * sigma).to(like.dtype)
+
+        return {name: each + noise(name, each) for name, each in tensors.items() if name.endswith("norm")}
 
     def _save(self, step: int, ckpt: Mapping[str, int | None], *, is_end: bool) -> None:
         if not is_end and not (ckpt["interval"] and step % ckpt["interval"] == 0):
@@ -207,10 +226,11 @@ class AsynchronousTrainer:
         times = {"seconds/wait": wait_s, "seconds/train": total_s - wait_s, "idle": wait_s / total_s}
         line = {**metrics, **times, "tokens_per_s": metrics["tokens"] / max(total_s - wait_s, 1e-9)}
         append(self._run / "metrics.jsonl", line)
-        if metrics["step"] % self._section.logging_steps == 0:
-            names = ("reward_mean", "kl", "masked", "grad_norm", "versions_apart", "idle")
-            self._say(f"step {metrics['step']:.0f}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))
-        if metrics["masked"] > TOO_MANY_MASKED:
+        if metrics["step"] % self._section.logging_steps == 0 and metrics["tokens"]:
+            shown = ("reward_mean", "kl", "masked", "teacher_kl", "grad_norm", "versions_apart", "tokens_per_s", "idle")
+            said = ", ".join(f"{name}={line[name]:.3g}" for name in shown if name in line)
+            self._say(f"step {metrics['step']:.0f}: {said}")
+        if metrics.get("masked", 0.0) > TOO_MANY_MASKED:
             self._say(
                 f"step {metrics['step']:.0f}: {metrics['masked']:.0%} of the tokens are masked, the policy drifts:"
                 " a lower learning_rate, or a loss.kl_tau above 0"
@@ -221,38 +241,44 @@ def columns_of(rows: list[dict[str, Any]], *, pad_id: int, adv_tau: float) -> Ba
     """Return right-padded rows [samples, positions], as `rlcore.data.batch.dense_batch` builds them."""
     sequences = {
         "tokens": [torch.tensor(row["tokens"]) for row in rows],
-        "loss_mask": [torch.tensor([False] * row["num_prompt"] + [True] * len(row["logprobs"])) for row in rows],
+        "loss_mask": [torch.tensor([False] * row["num_prompt"] + row["mask"]) for row in rows],
         "rollout_logprobs": [torch.tensor([0.0] * row["num_prompt"] + row["logprobs"]) for row in rows],
     }
+    if "teacher" in rows[0]:
+        sequences["teacher_logprobs"] = [torch.tensor([0.0] * row["num_prompt"] + row["teacher"]) for row in rows]
     batch = collate(sequences, pad_values={"tokens": pad_id})
     advantages = torch.tensor([row["advantage"] for row in rows], dtype=torch.float64) * adv_tau
     return batch.extended(
         prompt_lengths=torch.tensor([row["num_prompt"] for row in rows]),
         rewards=torch.tensor([row["reward"] for row in rows], dtype=torch.float64),
         groups=torch.tensor([row["group"] for row in rows]),
+        temperatures=torch.tensor([row["temperature"] for row in rows], dtype=torch.float64),
         advantages=per_token(advantages, batch["loss_mask"]).float(),
     )
 
 
 def masked_is_loss(
-    section: LossSection, temperature: float, denominators: Denominators, policy: nn.Module, microbatch: Microbatch
+    section: LossSection, denominators: Denominators, policy: nn.Module, microbatch: Microbatch
 ) -> MicrobatchLoss:
-    """Compute a microbatch's share of the loss: -r (A - kl_tau d) logprobs of tokens within the bounds."""
-    mask, sampled = microbatch["loss_mask"], microbatch["rollout_logprobs"]
-    logprobs, entropy = read_tokens(temperature, policy, microbatch)
-    tokens = Tokens(logprobs, sampled, sampled, microbatch["advantages"], mask)
+    """Compute a microbatch's share of the loss: -r (A + teacher_tau t - kl_tau d) logprobs of tokens within the bounds.
+
+    t is the teacher's log-probability less the policy's, d the policy's less the sampler's.
+    """
+    mask, sampled, advantages = (microbatch[name] for name in ("loss_mask", "rollout_logprobs", "advantages"))
+    logprobs, entropy = read_tokens(microbatch["temperatures"].tolist(), policy, microbatch)
+    observed = {"logprobs": logprobs, "entropy": entropy, "kl": logprobs - sampled}
+    if "teacher_logprobs" in microbatch:
+        observed["teacher_kl"] = logprobs - microbatch["teacher_logprobs"]
+        advantages = advantages - section.teacher_tau * observed["teacher_kl"].detach()
+    tokens = Tokens(logprobs, sampled, sampled, advantages, mask)
     keep = masked_is_keep(
         tokens,
         token=(section.token_mask_low, section.token_mask_high),
         geometric=(section.geo_mask_low, section.geo_mask_high),
         sequence=(section.sequence_mask_low, section.sequence_mask_high),
     )
-    found = masked_is(tokens, keep, proximal_coef=section.kl_tau)
-    observed = {
-        "logprobs": logprobs,
-        "entropy": entropy,
-        "kl": logprobs - sampled,
-        "masked": (mask & ~keep).float(),
-    }
+    cap = section.sequence_clip_high if section.ratio_type == "sequence" else None
+    found = masked_is(tokens, keep, proximal_coef=section.kl_tau, sequence_cap=cap)
+    observed["masked"] = (mask & ~keep).float()
     shares = sample_shares(found.losses, mask, "token-mean", denominators)
     return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in observed.items()}, mask)

@@ -38,7 +38,7 @@ def batch_of(*ledger: tuple[int, int, str], is_last: bool = False) -> dict[str, 
     """A batch of groups of four; of a failed one two are left."""
     first = {"trained": 0, "failed": 2, "too old": 4}
     rows = [row for group, version, fate in ledger for row in rows_of(group, version, first[fate])]
-    return {"ledger": ledger, "group_size": 4, "is_last": is_last, "in_order": False, "rows": rows}
+    return {"ledger": ledger, "group_size": 4, "is_last": is_last, "is_by_mean": True, "in_order": False, "rows": rows}
 
 
 def right() -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ def test_groups_that_are_cut_by_stride_where_samples_are_missing(
     if is_planted:
         monkeypatch.setattr(module, "dr_grpo", strided)
     settings: dict[str, Any] = {"rollouts_per_example": 3, "sampling": {"max_tokens": 40}, "num_steps": 2}
-    fatal = orchestrator(tmp_path, **settings).requests(0)[0].key
+    fatal = orchestrator(tmp_path, **settings).requests(0, 0)[0].key
 
     async def dies(asked: dict[str, Any], attempt: int) -> Any:
         return None if asked["seed"] == fatal else await late(0, 0.0)(asked, attempt)

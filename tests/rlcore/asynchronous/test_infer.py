@@ -215,7 +215,7 @@ def test_what_has_waited_longest_decides_which_version_comes_next(broadcasts: Pa
 # --------------------------------------------------------------------------------------------------------- bad requests
 
 BAD: Sequence[tuple[dict[str, Any] | bytes, str, str]] = (
-    ({"top_p": 0.9}, "unknown key top_p", "All: model, prompt, seed"),
+    ({"top_p": 0.9}, "unknown key top_p", "All: model, echo, prompt, seed"),
     ({"prompt": [3, 30]}, "has token 30", "0 to 29"),
     ({"prompt": [-1, 4]}, "has token -1", "0 to 29"),
     ({"prompt": []}, "has no tokens", "at least one"),

@@ -26,10 +26,12 @@ from rlcore.asynchronous.directory import (
     BATCHES,
     BROADCASTS,
     METRICS,
+    Ledger,
+    ledger_of,
     publish,
     read,
     read_batch,
-    read_ledgers,
+    read_batches,
     steps,
 )
 from rlcore.asynchronous.orchestrator import Orchestrator
@@ -41,6 +43,11 @@ from rlcore.errors import CheckpointError, InvalidValueError, PlacementError, Re
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.train import TrainState, requests
 from tests.support.asynchronous_run import write_files
+
+
+def read_ledgers(run: Path) -> list[Ledger]:
+    return [*map(ledger_of, read_batches(run))]
+
 
 TOKENIZER = CharacterTokenizer(alphabet("reverse_text"))
 SMALL: Mapping[str, Any] = {
@@ -124,8 +131,8 @@ def orchestrator(run: Path, urls: Sequence[str] = (), task: Task | None = None, 
     client = {"base_url": [*urls] or ["http://nobody/v1"], "timeout": settings.pop("timeout", 60.0)}
     files = write_files(run, run / "model", **{**SMALL, **settings, "client": client})
     section, _ = read_orch(files["orch"])
-    built = task or make_task(task_section(section), TOKENIZER, section.seed)
-    return Orchestrator(section, run, built, TOKENIZER, said.append)
+    built = task or make_task(task_section(section.env[0], "env.0"), TOKENIZER, section.seed)
+    return Orchestrator(section, run, [built], TOKENIZER, said.append)
 
 
 said: list[str] = []
@@ -192,7 +199,7 @@ def test_a_group_asks_for_what_the_synchronous_page_asks_for(tmp_path: Path) -> 
     state = TrainState(config, "off", task, TOKENIZER, nothing, nothing, nothing, nothing)
     for step in range(40):
         wanted = requests(state, step)
-        assert [each for place in range(3) for each in own.requests(3 * step + place)] == wanted
+        assert [each for place in range(3) for each in own.requests(3 * step + place, 0)] == wanted
         twice += len({each.prompt.id for each in wanted}) < 3
     assert twice > 2, "or no prompt comes twice in a step"
 
@@ -241,7 +248,7 @@ FREE: Mapping[str, Any] = {"mode": "free", "max_async_level": 1, "max_off_policy
 
 
 def test_what_is_too_old_is_discarded_whole_and_its_requests_are_hung_up(tmp_path: Path) -> None:
-    stuck = orchestrator(tmp_path).requests(0)[1].key
+    stuck = orchestrator(tmp_path).requests(0, 0)[1].key
 
     async def slow(asked: dict[str, Any], attempt: int) -> Answer:
         await asyncio.sleep(60 if asked["seed"] == stuck else 0)
@@ -260,7 +267,7 @@ def test_what_is_too_old_is_discarded_whole_and_its_requests_are_hung_up(tmp_pat
 
 
 def test_a_replay_follows_the_schedule_that_was_recorded(tmp_path: Path) -> None:
-    stuck = {orchestrator(tmp_path).requests(group)[0].key for group in (0, 7)}
+    stuck = {orchestrator(tmp_path).requests(group, 0)[0].key for group in (0, 7)}
 
     async def behave(asked: dict[str, Any], attempt: int) -> Answer:
         await asyncio.sleep(60 if asked["seed"] in stuck else 0.005 * (asked["seed"] % 7))
@@ -299,7 +306,7 @@ def test_a_request_whose_line_is_lost_is_asked_again(tmp_path: Path, num_deaths:
 
 @pytest.mark.parametrize("samples", [(1,), (0, 1)])
 def test_a_request_that_ends_the_server_alone_too_is_given_up(tmp_path: Path, samples: tuple[int, ...]) -> None:
-    wanted = orchestrator(tmp_path).requests(4)
+    wanted = orchestrator(tmp_path).requests(4, 0)
     fatal = {wanted[sample].key for sample in samples}
 
     async def dies(asked: dict[str, Any], attempt: int) -> Answer:
@@ -376,7 +383,9 @@ def test_a_reward_function_that_raises_is_named(tmp_path: Path) -> None:
         raise ZeroDivisionError("no characters")
 
     section, _ = read_orch(write_files(tmp_path, tmp_path / "model", **SMALL)["orch"])
-    task = replace(make_task(task_section(section), TOKENIZER, section.seed), rewards=(Reward("mine", mine),))
+    task = replace(
+        make_task(task_section(section.env[0], "env.0"), TOKENIZER, section.seed), rewards=(Reward("mine", mine),)
+    )
     with pytest.raises(RewardError, match="reward function mine raised ZeroDivisionError: no characters"):
         go(make(tmp_path, task=task))
     assert not batches(tmp_path)
@@ -394,6 +403,8 @@ def test_reward_functions_run_one_at_a_time_as_on_the_page(tmp_path: Path) -> No
         return [float(len(text)) for text in completions]
 
     section, _ = read_orch(write_files(tmp_path, tmp_path / "model", **SMALL)["orch"])
-    task = replace(make_task(task_section(section), TOKENIZER, section.seed), rewards=(Reward("mine", mine),))
+    task = replace(
+        make_task(task_section(section.env[0], "env.0"), TOKENIZER, section.seed), rewards=(Reward("mine", mine),)
+    )
     go(make(tmp_path, task=task))
     assert most == [1] and len(batches(tmp_path)) == 4

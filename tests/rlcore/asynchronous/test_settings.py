@@ -1,8 +1,8 @@
 """Every key of Surogate's reference is implemented, mapped with a notice, or refused by its name with a reason."""
 
+import copy
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,29 @@ LEAST: dict[str, str] = {
     "infer": "model: m\nenable_lora: false\n",
     "orch": "{model: {name: m}, env: [{id: sorting}], rollouts_per_example: 4, sampling: {max_tokens: 8}}",
 }
+WITH: dict[str, dict[str, Any]] = {
+    "temp_scheduler": {"type": "cosine", "start_temperature": 1.2, "end_temperature": 0.6},
+    "eval": {"env": [{"id": "sorting"}]},
+    "filters": {"type": "repetition"},
+    "teacher_model": {"model": {"name": "m"}},
+    "advantage": {"type": "custom", "import_path": "c.d"},
+}
+"""The least that a section has to hold once it is there."""
 TABLE = {
     ("train", "implemented"): """
     model - m2; output_dir output runs; sequence_len 1024 64; max_steps - 40; learning_rate 0.0002 0.1;
     lr_scheduler_type linear cosine; warmup_steps 0 3; max_grad_norm 1.0 0.5; weight_decay 0.1 0.01;
     per_device_train_batch_size 2 1; gpus 1 4; logging_steps 1 5; level invariant deterministic;
     device cpu cuda; loss.kl_tau 0.0 0.1; .adv_tau 1.0 0.5; .token_mask_low 0.125 0.5; .token_mask_high 8.0 4.0;
-    .geo_mask_low 0.1 0.2; .geo_mask_high 10.0 4.0; .sequence_mask_low 0.0 0.1; .sequence_mask_high 100.0 9.0""",
+    .geo_mask_low 0.1 0.2; .geo_mask_high 10.0 4.0; .sequence_mask_low 0.0 0.1; .sequence_mask_high 100.0 9.0;
+    loss.ratio_type token sequence; .teacher_tau 0.0 0.5; .sequence_clip_high 10.0 5.0;
+    noise_scheduler.enabled false true; .sigma_start 0.05 0.1; .sigma_end 0.0005 0.1; .num_stages 10 4""",
     (
         "train",
         "mapped",
     ): "recipe bf16 nvfp4; zero_level 1 2; gradient_accumulation_steps 4 2; seed 42 1; max_async_level 1 2",
     ("train", "not built yet"): """
-    lora - true; lora_rank - 16; lora_alpha - 32; lora_target_modules - [q_proj];
-    loss.ratio_type token sequence; .teacher_tau 0.0 0.5; .sequence_clip_high 10.0 5.0;
-    noise_scheduler.enabled false true; .sigma_start - 0.1; .sigma_end - 0.1; .num_stages - 4""",
+    lora - true; lora_rank - 16; lora_alpha - 32; lora_target_modules - [q_proj]""",
     ("train", "refused"): """
     optimizer adamw adamw_8bit; qlora_fp8 false true; qlora_bnb false true; qlora_fp4 false true;
     transport_type filesystem zmq""",
@@ -57,24 +65,25 @@ TABLE = {
     level invariant deterministic; sampling.max_tokens - 128; .temperature 1.0 0.7;
     client.base_url - [http://a/v1,http://b/v1]; .timeout 1200 5; .api_key_var VLLM_API_KEY KEY;
     .skip_model_check false true; ckpt.interval null 5; .keep_last null 2; .keep_interval null 10;
-    report_to.interval 10 1""",
-    ("orch", "mapped"): "env[].id - reverse-text; .name null words; .args - {min_length: 2}",
-    ("orch", "not built yet"): """
-    model.lora_adapter null default; .lora_rank null 16; .lora_alpha null 32; teacher_model null [1];
+    report_to.interval 10 1; teacher_model.model.name - t; teacher_model.client.base_url - [http://t/v1];
     oversampling_factor 1.0 2.0; sampling.temp_scheduler.type - linear; .start_temperature - 1.0;
-    .end_temperature - 0.5; sampling.repetition_penalty 1.0 1.1; .min_tokens 0 4; .seed null 1; buffer.seed null 1;
-    .online_difficulty_filtering - true; .easy_threshold null 0.9; .hard_threshold null 0.1; .easy_fraction - 0.5;
-    .hard_fraction - 0.5; .hash_keys - [prompt]; .skip_verification - true; .env_ratios null [1.0];
-    advantage.type default custom; .length_weighted_mean false true; .import_path - a.b; .kwargs - [1];
+    .end_temperature - 0.5; buffer.online_difficulty_filtering false true; .easy_threshold null 0.9;
+    .hard_threshold null 0.1; .skip_verification false true; .env_ratios null [1.0];
+    advantage.type default custom; .length_weighted_mean false true; .import_path - a.b; .kwargs - {a: 1};
     filters[].type - gibberish; .enforce - true; .token_id_threshold - 9; .logprob_offset - 1.0; .window - 9;
     .prob_threshold - 0.5; eval.env[].id - sorting; eval.num_examples - 4; .rollouts_per_example - 2; .interval - 5;
-    .eval_base_model - false; .skip_eval_on_resume - false; .cancel_inflight_rollouts_on_eval - true;
-    report_to.samples null true; .distributions null true""",
+    .eval_base_model - false""",
+    ("orch", "mapped"): "env[].id - reverse-text; .name null words; .args - {min_length: 2}",
+    ("orch", "not built yet"): "model.lora_adapter null default; .lora_rank null 16; .lora_alpha null 32",
     ("orch", "refused"): """
+    sampling.repetition_penalty 1.0 1.1; .min_tokens 0 4; .seed null 1; buffer.seed null 1; .easy_fraction 0.0 0.5;
+    .hard_fraction 0.0 0.5; .hash_keys [task,prompt] [prompt]; eval.skip_eval_on_resume true false;
+    .cancel_inflight_rollouts_on_eval false true; report_to.samples null true; .distributions null true;
     env[].address null tcp://a; client.elastic.hostname - a; .port - 80; .sync_interval - 1.0; ckpt.resume_step -1 4;
     .wait_for_weights_timeout null 5; .skip_progress false true; .skip_buffer false true; report_to.project - p;
     .name null n; .offline - true; rollout_transport.type filesystem zmq; .host - a; .port - 80; .hwm - 9;
-    weight_broadcast.type filesystem nccl; .host - a; .port - 80; .timeout - 9; env[].args.name - sort""",
+    weight_broadcast.type filesystem nccl; .host - a; .port - 80; .timeout - 9; env[].args.name - sort;
+    eval.env[].address null tcp://a; eval.env[].args.name - sort""",
 }
 """File and fate; key (after a dot: of the section before), default ("-": none to write) and another value."""
 
@@ -104,12 +113,17 @@ FAULTS = """
     train max_steps -1 | lr_scheduler_type is 'linear' and max_steps is -1: | ;; train model null | model is missing |
     train learning_rat 1 | unknown key learning_rat | learning_rate? ;; train gpus true | gpus is True | a valid integer
     train loss {kl_tua: 1, adv_tau: -1} | loss.adv_tau is -1; unknown key loss.kl_tua | greater than or equal to 0; kl
-    orch sampling null | sampling.max_tokens is missing | ;; orch buffer 3 | unknown key buffer | level, model
+    orch sampling null | sampling.max_tokens is missing | ;; orch buffer 3 | buffer is 3 |
     orch rollouts_per_example 1 | rollouts_per_example is 1: | 2 or more ;; orch batch_size 9 | rollouts_per | a divisor
     orch max_async_level 9 | max_off_policy_steps is 8 and max_async_level is 9: | max_async_level or more
     orch seq_len 8 | sampling.max_tokens is 8 and seq_len | below ;; orch client.base_url [] | client.base_url is | one
     orch mode replay | mode is 'replay' and | both ;; orch schedule runs | mode is 'strict' and schedule is 'runs': |
-    orch env [{id: a}, {id: b}] | env has 2 items: | one ;; orch env[].ids 1 | unknown key env.0.ids | id?
+    orch env [] | env is [] |  ;; orch buffer {env_ratios: [1, 2]} | buffer.env_ratios is (1.0, 2.0): | one for each
+    orch advantage {type: custom} | advantage.type is 'custom' and | both
+    orch sampling.temp_scheduler {type: linear} | sampling.temp_scheduler.start_temperature is missing; |
+    train noise_scheduler {enabled: true, num_stages: 0} | noise_scheduler.num_stages is 0 | greater
+    orch eval {env: [{id: wordle}]} | eval.env.0.id is 'wordle' | reverse_text
+    orch env[].ids 1 | unknown key env.0.ids | id?
     orch env[].id wordle | env.0.id is 'wordle': | reverse_text, ;; orch env[].id file | env.0.args.path is '' | a file
     orch env[].args {min_lenth: 2} | unknown key env.0.args.min_lenth | min_length?"""
 
@@ -120,8 +134,10 @@ def written(tmp_path: Path, file: str, dotted: str = "", text: str = "") -> Path
     *sections, key = dotted.split(".")
     for section in sections:
         name = section.removesuffix("[]")
-        place = place.setdefault(name, {} if name == section else [{}])
+        least = copy.deepcopy(WITH.get(name, {}))
+        place = place.setdefault(name, least if name == section else [least])
         place = place[0] if isinstance(place, list) else place
+    payload |= {"max_steps": 9} if "temp_scheduler" in dotted else {}
     place |= {key: yaml.safe_load(text)} if dotted else {}
     (tmp_path / file).write_text(yaml.safe_dump(payload))
     return tmp_path / file
@@ -144,9 +160,17 @@ def test_a_key_of_the_reference_has_its_fate(tmp_path: Path, row: tuple[str, ...
     assert any(f" {first} is " in notice for notice in notices) == (fate == "mapped")
     if fate == "implemented":
         given = yaml.safe_load(value)
-        assert attrgetter(attribute)(found) == (tuple(given) if isinstance(given, list) else given)
+        assert value_at(found, dotted) == (tuple(given) if isinstance(given, list) else given)
         least, _ = READ[file](written(tmp_path, file))
-        assert default == "-" or attrgetter(attribute)(least) == yaml.safe_load(default)
+        assert default == "-" or value_at(least, dotted) == yaml.safe_load(default)
+
+
+def value_at(settings: Any, dotted: str) -> Any:
+    """Return the value of a dotted key, of a list's first item."""
+    for name in dotted.split("."):
+        found = getattr(settings, name.removesuffix("[]"))
+        settings = found[0] if name.endswith("[]") else found
+    return settings
 
 
 def test_every_field_and_every_unsupported_key_is_in_the_table(tmp_path: Path) -> None:
@@ -157,7 +181,8 @@ def test_every_field_and_every_unsupported_key_is_in_the_table(tmp_path: Path) -
     for file, kind in (("train", settings.Train), ("infer", settings.Infer), ("orch", settings.Orch)):
         keys = {dotted.replace("[]", "") for where, _, dotted, _, _ in ROWS if where == file}
         fields = {*keys_of(READ[file](written(tmp_path, file))[0].model_dump())}
-        assert fields - keys == ({"schedule", "env"} if file == "orch" else set())
+        missing = {name for name in fields if not any(f"{key}.".startswith(f"{name}.") for key in keys)}
+        assert missing == ({"schedule"} if file == "orch" else set())
         for sections, names, _, _ in settings.UNSUPPORTED[kind]:
             for term in (f"{section}.{name}".lstrip(".") for section in sections.split(" ") for name in names.split()):
                 assert any(fnmatch(f"{key}.", f"{term.partition('=')[0]}.*") for key in keys)
@@ -197,6 +222,6 @@ def test_a_file_of_prompts_is_a_task_and_words_are_those_of_yaml_1_2(tmp_path: P
     path = written(tmp_path, "orch", "env", "[{id: file, args: {path: a.jsonl, rewards: ['a:b']}}]")
     path.write_text(f"{path.read_text()}mode: replay\nschedule: runs\nlevel: off\nclient: {{timeout: 1e-1}}\n")
     orch, notices = settings.read_orch(path)
-    task = settings.task_section(orch)
+    task = settings.task_section(orch.env[0], "env.0")
     assert (task.path, task.rewards, notices) == ("a.jsonl", ("a:b",), [])
     assert (orch.level, orch.client.timeout) == ("off", 0.1)
