@@ -9,6 +9,7 @@
 What needs torch is imported by the command that needs it.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from tqdm import tqdm
 
 from rlcore.errors import RlcoreError
 
@@ -24,8 +26,8 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def say(role: str, line: str) -> None:
-    """Write a line on the terminal."""
-    click.echo(f"{role}: {line}", err=True)
+    """Write a line on the terminal, above a bar."""
+    tqdm.write(f"{role}: {line}", file=sys.stderr)
 
 
 def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]:
@@ -34,6 +36,7 @@ def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]
     @wraps(command)
     def run(**given: Any) -> None:
         from harness.bits.errors import UsageError
+        from rlcore.asynchronous.run import PARENT
 
         try:
             code = command(**given)
@@ -44,6 +47,8 @@ def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]
                     click.echo(f"{role + ': ' if role else ''}{name + ':':<8}{text}", err=True)
             code = 4
         except KeyboardInterrupt:
+            if PARENT not in os.environ:
+                click.echo("interrupted: the same command goes on from here", err=True)
             code = 2
         sys.exit(code)
 

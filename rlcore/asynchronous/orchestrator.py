@@ -34,12 +34,14 @@ from rlcore.asynchronous.directory import (
     FAILED,
     METRICS,
     POLL_S,
+    ROLLOUTS_LOG,
     TOO_OLD,
     TRAINED,
     Ledger,
     append,
     publish,
     read,
+    read_batch,
     read_ledgers,
     steps,
 )
@@ -157,13 +159,19 @@ class Orchestrator:
         """Make batches, from where the run is to its last step. Raises as scoring does, and CheckpointError."""
         section, ledgers, flying = self._section, read_ledgers(self._run), dict[int, Flying]()
         step, discarded, began_s, idle_s = len(ledgers), list[tuple[int, int, str]](), time.monotonic(), 0.0
+        num_discarded = sum(fate == TOO_OLD for ledger in ledgers for _, _, fate in ledger)
         self._client = Client(section, self._say)
         recorded = read_ledgers(Path(section.schedule)) if section.mode == "replay" else []
         if section.mode == "replay" and not recorded:
             raise CheckpointError(f"{section.schedule} has no batches", remedy="name the directory of a recorded run")
-        last = len(recorded) if recorded else section.max_steps
+        last, ends = section.max_steps, ""
+        if recorded:
+            last, is_whole = len(recorded), read_batch(Path(section.schedule), len(recorded) - 1)["is_last"]
+            ends = "" if is_whole else f"{section.schedule} was broken off after {last} steps: this run ends there"
         plan = self._plan(ledgers, recorded)
         group, version = next(plan, (-1, None))
+        if ends:
+            self._say(ends)
         try:
             if not section.client.skip_model_check:
                 await self._client.check()
@@ -197,9 +205,13 @@ class Orchestrator:
                 fates = {g: TRAINED if len(own) == self._size else FAILED for g, own in by_group.items()}
                 ledger = [(g, flying.pop(g).version, fates[g]) for g in members] + discarded
                 self._publish(step, ledger, rows, is_last=last is not None and step + 1 == last)
-                counts = {"in_flight": len(flying), "discarded": len(discarded)}
+                num_discarded += len(discarded)
+                share = num_discarded / (num_discarded + (step + 1) * self._per_step)
+                counts = {"in_flight": len(flying), "discarded": len(discarded), "discarded_share": share}
                 self._log(step, rows, counts, seconds=time.monotonic() - began_s, idle_s=idle_s)
                 step, discarded, began_s, idle_s = step + 1, [], time.monotonic(), 0.0
+            if ends:
+                self._say(ends)
         finally:
             for each in flying.values():
                 each.work.cancel()
@@ -319,7 +331,7 @@ class Orchestrator:
         publish(self._run / BATCHES, step, {BATCH: json.dumps(batch).encode()})
 
     def _log(
-        self, step: int, rows: list[dict[str, Any]], counts: Mapping[str, int], *, seconds: float, idle_s: float
+        self, step: int, rows: list[dict[str, Any]], counts: Mapping[str, float], *, seconds: float, idle_s: float
     ) -> None:
         """Append what was measured, which no bit depends on, to rollouts.jsonl."""
         num_tokens = sum(len(row["logprobs"]) for row in rows)
@@ -337,7 +349,7 @@ class Orchestrator:
             "rollout_s": self._rollout_s,
         }
         self._rollout_s = []
-        append(self._run / "rollouts.jsonl", line)
+        append(self._run / ROLLOUTS_LOG, line)
         if step % self._section.report_to.interval == 0:
-            names = ("in_flight", "waiting", "discarded", "versions_apart", "tokens_per_s", "idle")
+            names = ("in_flight", "waiting", "discarded_share", "versions_apart", "tokens_per_s", "idle")
             self._say(f"step {step}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))

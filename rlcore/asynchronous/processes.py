@@ -10,10 +10,10 @@ import torch
 import uvicorn
 
 from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import BROADCASTS, RUN, claim, held
+from rlcore.asynchronous.directory import BROADCASTS, RUN, claim, compare_settings, held
 from rlcore.asynchronous.infer import Inference
 from rlcore.asynchronous.orchestrator import Orchestrator
-from rlcore.asynchronous.settings import Infer, Orch, Train, task_section
+from rlcore.asynchronous.settings import Infer, Orch, Train, keys_of_env, task_section
 from rlcore.asynchronous.trainer import AsynchronousTrainer
 from rlcore.data.tasks import make_task
 from rlcore.determinism import at_level, check_level_of_device
@@ -72,17 +72,17 @@ def _check_port(host: str, port: int) -> None:
 def run_orch(section: Orch, say: Say) -> int:
     """Publish batches until the last."""
     run, tokenizer = Path(section.output_dir), load_tokenizer(Path(section.model.name))
-    task = make_task(
-        task_section(section),
-        tokenizer,
-        section.seed,
-        context=section.seq_len,
-        num_new_tokens=section.sampling.max_tokens,
-    )
+    sizes = {"context": section.seq_len, "num_new_tokens": section.sampling.max_tokens}
+    with keys_of_env():
+        task = make_task(task_section(section), tokenizer, section.seed, **sizes)
     with held(run, "orch", say):
         left_out = {"client", "ckpt", "report_to", "max_steps", "model", "output_dir"}
         prompts = f"{key('prompts', *(prompt.id for prompt in task.train)):016x}"
-        claim(run, "orch", {**section.model_dump(mode="json", exclude=left_out), "prompts": prompts})
+        settings = {**section.model_dump(mode="json", exclude=left_out), "prompts": prompts}
+        if section.mode == "replay":
+            own = {"mode", "schedule", "max_async_level"}
+            compare_settings(Path(section.schedule), "orch", settings, left_out=own, remedy="change orch.yaml")
+        claim(run, "orch", settings)
         asyncio.run(Orchestrator(section, run, task, tokenizer, say).work())
     return 0
 

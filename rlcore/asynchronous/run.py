@@ -6,12 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from threading import Thread
+
+from tqdm import tqdm
 
 from harness.bits.files import read_text
 from harness.bits.levels import level_variables
 from harness.process.supervisor.syscalls import die_with_parent
 from rlcore.asynchronous.directory import RUN
+from rlcore.asynchronous.live import Live
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
 from rlcore.errors import InvalidValueError, WorkerError
 
@@ -62,19 +67,32 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
         raise InvalidValueError(f"{infer} serves port {sampler.port}, which client.base_url of {orch} does not have")
 
 
-def start(role: str, file: Path) -> "subprocess.Popen[bytes]":
-    """Start a process of a role, which ends with this one."""
-    command = [sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(file)]
-    return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
-
-
 class Family:
     """Processes of a run: one that a signal has ended is started again, one that fails ends the run."""
 
-    def __init__(self, files: Mapping[str, Path], say: Callable[[str], None]) -> None:
-        """Start one for each file."""
-        self._files, self._say, self._num_deaths = files, say, 0
-        self.children = {role: start(role, file) for role, file in files.items()}
+    def __init__(
+        self, files: Mapping[str, Path], say: Callable[[str], None], show: Callable[[str], None] | None = None
+    ) -> None:
+        """Start one for each file; without `show`, which takes their lines, they share the terminal of this process."""
+        self._files, self._say, self._show, self._num_deaths = files, say, show, 0
+        self._readers = dict[str, Thread]()
+        self.children = {role: self._start(role) for role in files}
+
+    def _start(self, role: str) -> "subprocess.Popen[bytes]":
+        """Start a process of a role, which ends with this one."""
+        command = [sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(self._files[role])]
+        environ = {**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        if self._show is None:
+            return subprocess.Popen(command, env=environ)
+        child = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self._readers[role] = Thread(target=_pass_on, args=(child, self._show), daemon=True)
+        self._readers[role].start()
+        return child
+
+    def _drain(self, role: str) -> None:
+        """Wait until what a process that has ended said is shown."""
+        if role in self._readers:
+            self._readers[role].join(GRACE_S)
 
     def tend(self) -> None:
         """Look after them. Raises WorkerError for one that has ended with an error, and after too many deaths."""
@@ -82,13 +100,14 @@ class Family:
             code = child.poll()
             if code is None or (code == 0 and role != "infer"):
                 continue
+            self._drain(role)
             if code >= 0:
                 raise WorkerError(f"{role} has ended with {code}", role=role, remedy="see what it says above")
             self._num_deaths += 1
             if self._num_deaths > MOST_DEATHS:
                 raise WorkerError(f"{self._num_deaths} processes of the run were killed", role=role)
             self._say(f"{role} (pid {child.pid}) was ended by {signal.Signals(-code).name}: it is started again")
-            self.children[role] = start(role, self._files[role])
+            self.children[role] = self._start(role)
 
     def __enter__(self) -> "Family":
         """Return the family."""
@@ -105,13 +124,24 @@ class Family:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+        for role in self.children:
+            self._drain(role)
+
+
+def _pass_on(child: "subprocess.Popen[bytes]", show: Callable[[str], None]) -> None:
+    for line in child.stdout or ():
+        show(line.decode(errors="replace").rstrip().rpartition("\r")[2])
 
 
 def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
     """Run the three processes until the trainer has trained the last step. Raises WorkerError."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with Family(files, say) as family:
+    is_shown, orch = sys.stdout.isatty() and sys.stderr.isatty(), read_orch(files["orch"])[0]
+    show = partial(tqdm.write, file=sys.stderr) if is_shown else None
+    live = Live(Path(orch.output_dir), orch.max_steps, is_shown=is_shown)
+    with live, Family(files, say, show) as family:
         while family.children["train"].poll() != 0:
             family.tend()
+            live.show()
             time.sleep(POLL_S)
     return 0

@@ -7,6 +7,7 @@ Where the reference leaves a default of train.yaml open, it is that of Surogate'
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import filter as matching
 from operator import attrgetter, lt
 from typing import Annotated, Any, Literal
@@ -219,8 +220,15 @@ def task_section(orch: Orch) -> TaskSection:
     if name not in TASKS:
         what = f"env.0.id is {env.id!r}: environments of the verifiers registry are not built in"
         raise InvalidValueError(what, legal=", ".join(TASKS), remedy="write id: file, with prompts and rewards in args")
-    try:
+    with keys_of_env():
         return config.read_config({"task": {**env.args, "name": name}, "algorithm": {"name": "grpo"}}).task
+
+
+@contextmanager
+def keys_of_env() -> Iterator[None]:
+    """Name the keys of a task in an InvalidValueError as orch.yaml does."""
+    try:
+        yield
     except InvalidValueError as error:
         args = (text.replace("task.", "env.0.args.") for text in (error.what, error.legal))
         raise InvalidValueError(next(args), legal=next(args), remedy=error.remedy) from None

@@ -26,6 +26,7 @@ from rlcore.asynchronous.directory import (
     BROADCASTS,
     CHECKPOINTS,
     METRICS,
+    METRICS_LOG,
     POLL_S,
     WEIGHTS,
     append,
@@ -229,9 +230,9 @@ class AsynchronousTrainer:
         """Say a line of the step, and append its numbers and its times, on which no bit depends, to metrics.jsonl."""
         times = {"seconds/wait": wait_s, "seconds/train": total_s - wait_s, "idle": wait_s / total_s}
         line = {**metrics, **times, "tokens_per_s": metrics["tokens"] / max(total_s - wait_s, 1e-9)}
-        append(self._run / "metrics.jsonl", line)
+        append(self._run / METRICS_LOG, line)
         if metrics["step"] % self._section.logging_steps == 0:
-            names = ("reward_mean", "kl", "masked", "grad_norm", "versions_apart", "idle")
+            names = ("reward_mean", "kl", "masked", "grad_norm", "versions_apart", "tokens_per_s", "idle")
             self._say(f"step {metrics['step']:.0f}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))
         if metrics["masked"] > TOO_MANY_MASKED:
             self._say(
