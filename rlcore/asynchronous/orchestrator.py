@@ -153,7 +153,8 @@ class Orchestrator:
         )
         self._digests: dict[int, str] = {}
         self._rollout_s: list[float] = []
-        self._places, self._scoring = 0, asyncio.Lock()
+        self._num_tokens = self._places = 0
+        self._scoring = asyncio.Lock()
 
     async def work(self) -> None:
         """Make batches, from where the run is to its last step. Raises as scoring does, and CheckpointError."""
@@ -269,6 +270,7 @@ class Orchestrator:
         self._places = answer["usage"]["places"]
         self._check_digest(version, answer["system_fingerprint"])
         (choice,) = answer["choices"]
+        self._num_tokens += len(choice["token_ids"])
         return build_single_turn(
             request,
             choice["token_ids"],
@@ -334,7 +336,6 @@ class Orchestrator:
         self, step: int, rows: list[dict[str, Any]], counts: Mapping[str, float], *, seconds: float, idle_s: float
     ) -> None:
         """Append what was measured, which no bit depends on, to rollouts.jsonl."""
-        num_tokens = sum(len(row["logprobs"]) for row in rows)
         line = {
             "step": step,
             "groups_per_step": self._per_step,
@@ -343,12 +344,12 @@ class Orchestrator:
             **counts,
             "waiting": self._client.num_waiting,
             "versions_apart": max((step - row["version"] for row in rows), default=0),
-            "tokens_per_s": num_tokens / max(seconds, 1e-9),
+            "tokens_per_s": self._num_tokens / max(seconds, 1e-9),
             "seconds": seconds,
             "idle": idle_s / max(seconds, 1e-9),
             "rollout_s": self._rollout_s,
         }
-        self._rollout_s = []
+        self._rollout_s, self._num_tokens = [], 0
         append(self._run / ROLLOUTS_LOG, line)
         if step % self._section.report_to.interval == 0:
             names = ("in_flight", "waiting", "discarded_share", "versions_apart", "tokens_per_s", "idle")

@@ -10,7 +10,7 @@ import torch
 import uvicorn
 
 from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import BROADCASTS, RUN, claim, compare_settings, held
+from rlcore.asynchronous.directory import BATCHES, BROADCASTS, RUN, claim, compare_settings, held, is_there
 from rlcore.asynchronous.infer import Inference
 from rlcore.asynchronous.orchestrator import Orchestrator
 from rlcore.asynchronous.settings import Infer, Orch, Train, keys_of_env, task_section
@@ -31,6 +31,7 @@ Say = Callable[[str], None]
 CONCURRENCY = 256
 """Completions that a sampler decodes together."""
 NUM_THREADS = 1
+AS_RECORDED = "write the recorded values into orch.yaml, or name another schedule"
 
 
 def run_infer(section: Infer, say: Say) -> int:
@@ -79,9 +80,9 @@ def run_orch(section: Orch, say: Say) -> int:
         left_out = {"client", "ckpt", "report_to", "max_steps", "model", "output_dir"}
         prompts = f"{key('prompts', *(prompt.id for prompt in task.train)):016x}"
         settings = {**section.model_dump(mode="json", exclude=left_out), "prompts": prompts}
-        if section.mode == "replay":
+        if section.mode == "replay" and is_there(Path(section.schedule) / BATCHES, 0):
             own = {"mode", "schedule", "max_async_level"}
-            compare_settings(Path(section.schedule), "orch", settings, left_out=own, remedy="change orch.yaml")
+            compare_settings(Path(section.schedule), "orch", settings, left_out=own, remedy=AS_RECORDED)
         claim(run, "orch", settings)
         asyncio.run(Orchestrator(section, run, task, tokenizer, say).work())
     return 0

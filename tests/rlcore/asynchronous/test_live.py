@@ -113,14 +113,13 @@ def test_a_terminal_has_lines_above_the_rows_and_ctrl_c_says_how_to_go_on(tmp_pa
 @pytest.mark.full
 def test_an_interruption_without_a_terminal_is_said(tmp_path: Path) -> None:
     files = write_files(tmp_path / "run", make_model(tmp_path / "model"), num_steps=2000)
-    process = subprocess.Popen(command(files), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
     lines: list[str] = []
-    for line in process.stderr:
-        lines.append(line)
-        if "train: step 3:" in line:
-            process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 2
+    with subprocess.Popen(command(files), stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr or ():
+            lines.append(line)
+            if "train: step 3:" in line:
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 2
     assert lines[-1] == "interrupted: the same command goes on from here\n" and "Traceback" not in "".join(lines)
     assert any(re.match(r"train: step 3: .*tokens_per_s=", line) for line in lines) and "\r" not in "".join(lines)
     assert processes_of(tmp_path) == ""
