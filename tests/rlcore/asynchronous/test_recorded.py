@@ -32,6 +32,6 @@ def test_a_step_is_reproduced_and_a_report_shows_what_was_measured(tmp_path: Pat
     assert re.search(r"REPRODUCED +step 2: .*every bit; and every bit of the 2 steps before it", told), told
     rlharness(tmp_path, "report", "run", "--out", "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
-    shown = {name for name in re.findall(r'"name": ?"(\w+: [\w/]+)"', page)}
+    shown = set(re.findall(r'"name": ?"(\w+: [\w/]+)"', page))
     assert {f"rollouts: {name}" for name in MEASURED} <= shown, shown
     assert {f"metrics: {name}" for name in ("masked", "tokens_per_s", "idle", "versions_apart")} <= shown

@@ -222,7 +222,7 @@ def test_a_file_without_what_is_needed_is_named(tmp_path: Path, name: str, conte
 
 # --------------------------------------------------------------------------------------------------------- a real run
 
-TRAIN_S, TOKEN_S, NUM_FIRST = 0.8, 0.02, 3
+TRAIN_S, TOKEN_S, NUM_FIRST = 3.0, 0.1, 3
 PROGRAM = f"""
 import time
 from rlcore.asynchronous import trainer
@@ -243,8 +243,8 @@ asynchronous_run.main()
 
 
 def real_run(directory: Path, model: Path, ahead: int) -> Path:
-    sizes: dict[str, Any] = {"batch_size": 8, "rollouts_per_example": 4, "sampling": {"max_tokens": 48}}
-    write_files(directory, model, num_steps=24, max_async_level=ahead, train={"learning_rate": 1e-6}, **sizes)
+    sizes: dict[str, Any] = {"batch_size": 8, "rollouts_per_example": 4, "sampling": {"max_tokens": 32}}
+    write_files(directory, model, num_steps=16, max_async_level=ahead, train={"learning_rate": 1e-6}, **sizes)
     command = [sys.executable, "-c", PROGRAM, str(directory), "--complete", "--delays", "0"]
     subprocess.run(command, env={**os.environ, "MKL_CBWR": "AUTO"}, check=True, timeout=280)
     return directory / "run_default"
