@@ -165,14 +165,9 @@ class Orchestrator:
         recorded = read_ledgers(Path(section.schedule)) if section.mode == "replay" else []
         if section.mode == "replay" and not recorded:
             raise CheckpointError(f"{section.schedule} has no batches", remedy="name the directory of a recorded run")
-        last, ends = section.max_steps, ""
-        if recorded:
-            last, is_whole = len(recorded), read_batch(Path(section.schedule), len(recorded) - 1)["is_last"]
-            ends = "" if is_whole else f"{section.schedule} was broken off after {last} steps: this run ends there"
+        last = len(recorded) if recorded else section.max_steps
         plan = self._plan(ledgers, recorded)
         group, version = next(plan, (-1, None))
-        if ends:
-            self._say(ends)
         try:
             if not section.client.skip_model_check:
                 await self._client.check()
@@ -211,8 +206,8 @@ class Orchestrator:
                 counts = {"in_flight": len(flying), "discarded": len(discarded), "discarded_share": share}
                 self._log(step, rows, counts, seconds=time.monotonic() - began_s, idle_s=idle_s)
                 step, discarded, began_s, idle_s = step + 1, [], time.monotonic(), 0.0
-            if ends:
-                self._say(ends)
+            if recorded and not read_batch(Path(section.schedule), step - 1)["is_last"]:
+                self._say(f"{section.schedule} was broken off after {step} steps: this run ends there")
         finally:
             for each in flying.values():
                 each.work.cancel()

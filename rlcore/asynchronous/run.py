@@ -82,17 +82,11 @@ class Family:
         """Start a process of a role, which ends with this one."""
         command = [sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(self._files[role])]
         environ = {**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        if self._show is None:
-            return subprocess.Popen(command, env=environ)
-        child = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self._readers[role] = Thread(target=_pass_on, args=(child, self._show), daemon=True)
+        pipe, into_it = (subprocess.PIPE, subprocess.STDOUT) if self._show else (None, None)
+        child = subprocess.Popen(command, env=environ, stdout=pipe, stderr=into_it)
+        self._readers[role] = Thread(target=_pass_on, args=(child, self._show or self._say), daemon=True)
         self._readers[role].start()
         return child
-
-    def _drain(self, role: str) -> None:
-        """Wait until what a process that has ended said is shown."""
-        if role in self._readers:
-            self._readers[role].join(GRACE_S)
 
     def tend(self) -> None:
         """Look after them. Raises WorkerError for one that has ended with an error, and after too many deaths."""
@@ -100,7 +94,7 @@ class Family:
             code = child.poll()
             if code is None or (code == 0 and role != "infer"):
                 continue
-            self._drain(role)
+            self._readers[role].join(GRACE_S)  # until what it said last is shown
             if code >= 0:
                 raise WorkerError(f"{role} has ended with {code}", role=role, remedy="see what it says above")
             self._num_deaths += 1
@@ -124,11 +118,12 @@ class Family:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        for role in self.children:
-            self._drain(role)
+        for reader in self._readers.values():
+            reader.join(GRACE_S)
 
 
 def _pass_on(child: "subprocess.Popen[bytes]", show: Callable[[str], None]) -> None:
+    """Show the lines of a process, if they come here; of one that was written over itself, what it was at last."""
     for line in child.stdout or ():
         show(line.decode(errors="replace").rstrip().rpartition("\r")[2])
 
