@@ -244,7 +244,7 @@ asynchronous_run.main()
 
 def real_run(directory: Path, model: Path, ahead: int) -> Path:
     sizes: dict[str, Any] = {"batch_size": 8, "rollouts_per_example": 4, "sampling": {"max_tokens": 32}}
-    write_files(directory, model, num_steps=16, max_async_level=ahead, train={"learning_rate": 1e-6}, **sizes)
+    write_files(directory, model, num_steps=10, max_async_level=ahead, train={"learning_rate": 1e-6}, **sizes)
     command = [sys.executable, "-c", PROGRAM, str(directory), "--complete", "--delays", "0"]
     subprocess.run(command, env={**os.environ, "MKL_CBWR": "AUTO"}, check=True, timeout=280)
     return directory / "run_default"
