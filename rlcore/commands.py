@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from tqdm import tqdm
 
 from rlcore.errors import RlcoreError
 
@@ -25,8 +26,8 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def say(role: str, line: str) -> None:
-    """Write a line on the terminal."""
-    click.echo(f"{role}: {line}", err=True)
+    """Write a line on the terminal, above a bar."""
+    tqdm.write(f"{role}: {line}", file=sys.stderr)
 
 
 def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]:
@@ -35,6 +36,7 @@ def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]
     @wraps(command)
     def run(**given: Any) -> None:
         from harness.bits.errors import UsageError
+        from rlcore.asynchronous.run import PARENT
 
         try:
             code = command(**given)
@@ -45,6 +47,8 @@ def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]
                     click.echo(f"{role + ': ' if role else ''}{name + ':':<8}{text}", err=True)
             code = 4
         except KeyboardInterrupt:
+            if PARENT not in os.environ:
+                click.echo("interrupted: the same command goes on from here", err=True)
             code = 2
         sys.exit(code)
 
@@ -86,7 +90,7 @@ def _role(role: str, about: str) -> None:
     @partial(reported, role=role)
     def run(file: Path) -> int:
         from rlcore.asynchronous import settings
-        from rlcore.asynchronous.run import REPLICA, begin_process, supervise
+        from rlcore.asynchronous.run import REPLICA, begin_process, replicate
 
         section, notices = getattr(settings, f"read_{role}")(file)
         begin_process(section.level)
@@ -94,7 +98,7 @@ def _role(role: str, about: str) -> None:
         for line in notices if not number else ():
             say(role, line)
         if role == "infer" and section.dp > 1 and not number:
-            return supervise({f"infer.{each}": file for each in range(section.dp)}, partial(say, role))
+            return replicate(file, section.dp, partial(say, role))
         from rlcore.asynchronous import processes
 
         own = {"replica": f".{number}"} if number else {}

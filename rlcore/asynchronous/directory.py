@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ RUN = "run_default"
 """Of a run below the trainer's `output_dir`; inference and orchestrator are given the run's own."""
 BATCHES, BROADCASTS, CHECKPOINTS, EVALUATIONS = "batches", "broadcasts", "checkpoints", "evaluations"
 STABLE = "STABLE"
+SETTINGS, SETTINGS_FILE = "settings", "settings.json"
 WEIGHTS = "model.safetensors"
 """File of a broadcast."""
 BATCH = "batch.json"
@@ -36,6 +37,8 @@ BATCH = "batch.json"
 needs to know}."""
 METRICS = "metrics.json"
 """File of a broadcast: numbers of the step, and the digest of its weights; of an evaluation: mean rewards."""
+METRICS_LOG, ROLLOUTS_LOG = "metrics.jsonl", "rollouts.jsonl"
+"""What the trainer and the orchestrator have measured; a line for each step, of which the last counts."""
 POLL_S = 0.005
 TRAINED, TOO_OLD, FAILED, FILTERED, SURPLUS = "trained", "too old", "failed", "filtered", "surplus"
 """What becomes of a group; of a failed one some requests have ended the server, and the others are trained."""
@@ -85,18 +88,25 @@ def publish(directory: Path, step: int, files: Mapping[str, bytes]) -> None:
 
 def claim(run: Path, role: str, settings: Mapping[str, object]) -> None:
     """Keep what a role's part of the run follows from. Raises CheckpointError in the directory of another run."""
-    own, name = run / "settings" / role, "settings.json"
-    if is_there(own, 0):
-        kept, given = parse_object(read(own, 0, name)), parse_object(json.dumps(settings).encode())
-        if differing := sorted(key for key in kept.keys() | given.keys() if kept.get(key) != given.get(key)):
-            key = differing[0]
-            raise CheckpointError(
-                f"{run} is of a run of other settings: {', '.join(differing)} of {role} differ"
-                f" ({key} was {kept.get(key)!r:.100}, and is {given.get(key)!r:.100})",
-                legal="the settings and the model that it began with",
-                remedy="another output_dir for another run",
-            )
-    publish(own, 0, {name: json.dumps(settings, sort_keys=True).encode()})
+    if is_there(run / SETTINGS / role, 0):
+        compare_settings(run, role, settings, remedy="another output_dir for another run")
+    publish(run / SETTINGS / role, 0, {SETTINGS_FILE: json.dumps(settings, sort_keys=True).encode()})
+
+
+def compare_settings(
+    run: Path, role: str, settings: Mapping[str, object], *, left_out: Collection[str] = (), remedy: str
+) -> None:
+    """Compare settings with those that a role has claimed. Raises CheckpointError, with all that differ."""
+    kept = parse_object(read(run / SETTINGS / role, 0, SETTINGS_FILE))
+    given = parse_object(json.dumps(settings).encode())
+    keys = (kept.keys() | given.keys()) - {*left_out}
+    if differing := sorted(key for key in keys if kept.get(key) != given.get(key)):
+        shown = (f"{key} was {kept.get(key)!r:.100}, and is {given.get(key)!r:.100}" for key in differing)
+        raise CheckpointError(
+            f"{run} is of a run of other settings: {', '.join(differing)} of {role} differ ({'; '.join(shown)})",
+            legal="the settings and the model that it began with",
+            remedy=remedy,
+        )
 
 
 def read(directory: Path, step: int, name: str) -> bytes:

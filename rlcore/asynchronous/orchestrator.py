@@ -40,6 +40,7 @@ from rlcore.asynchronous.directory import (
     FILTERED,
     METRICS,
     POLL_S,
+    ROLLOUTS_LOG,
     SURPLUS,
     TOO_OLD,
     TRAINED,
@@ -49,6 +50,7 @@ from rlcore.asynchronous.directory import (
     ledger_of,
     publish,
     read,
+    read_batch,
     read_batches,
     steps,
 )
@@ -105,7 +107,8 @@ class Orchestrator:
         self._digests: dict[int, str] = {}
         self._rollout_s: list[float] = []
         self._flags = Counter[str]()
-        self._places, self._scoring = 0, asyncio.Lock()
+        self._num_tokens = self._places = 0
+        self._scoring = asyncio.Lock()
 
     async def work(self) -> None:
         """Make batches, from where the run is to its last step. Raises as scoring does, and CheckpointError."""
@@ -114,6 +117,7 @@ class Orchestrator:
             ledgers.append(ledger_of(batch))
             self._take(batch)
         step, discarded, began_s, idle_s = len(ledgers), list[tuple[int, int, str]](), time.monotonic(), 0.0
+        num_discarded = sum(fate == TOO_OLD for ledger in ledgers for _, _, fate in ledger)
         recorded = [*map(ledger_of, read_batches(Path(section.schedule)))] if section.mode == "replay" else []
         if section.mode == "replay" and not recorded:
             raise CheckpointError(f"{section.schedule} has no batches", remedy="name the directory of a recorded run")
@@ -167,9 +171,11 @@ class Orchestrator:
                     await behind  # the trainer removes this version as soon as it has the batch
                 ledger = [(g, flying.pop(g).version, fate) for g, fate in fates.items()] + discarded
                 rows = self._publish(step, ledger, done, is_last=last is not None and step + 1 == last)
+                num_discarded += len(discarded)
                 counts = {
                     "in_flight": len(flying),
                     "discarded": len(discarded),
+                    "discarded_share": num_discarded / (num_discarded + (step + 1) * self._per_step),
                     "filtered": [*fates.values()].count(FILTERED),
                 }
                 self._log(step, rows, counts, seconds=time.monotonic() - began_s, idle_s=idle_s)
@@ -180,6 +186,8 @@ class Orchestrator:
             await asyncio.gather(*evaluations.values())
             for silent in (each.type for each in section.filters if not self._flags[each.type]):
                 self._say(f"the filter {silent} has found nothing in this run")
+            if recorded and not read_batch(Path(section.schedule), step - 1)["is_last"]:
+                self._say(f"{section.schedule} was broken off after {step} steps: this run ends there")
         finally:
             for work in (running := [*(each.work for each in flying.values()), *evaluations.values()]):
                 work.cancel()
@@ -251,6 +259,7 @@ class Orchestrator:
         self._places = answer["usage"]["places"]
         self._check_digest(version, answer["system_fingerprint"])
         (choice,) = answer["choices"]
+        self._num_tokens += len(choice["token_ids"])
         return build_single_turn(
             request,
             choice["token_ids"],
@@ -434,10 +443,9 @@ class Orchestrator:
         self._say(f"version {version}: held-out reward {said}")
 
     def _log(
-        self, step: int, rows: list[dict[str, Any]], counts: Mapping[str, int], *, seconds: float, idle_s: float
+        self, step: int, rows: list[dict[str, Any]], counts: Mapping[str, float], *, seconds: float, idle_s: float
     ) -> None:
         """Append what was measured, which no bit depends on, to rollouts.jsonl."""
-        num_tokens = sum(len(row["logprobs"]) for row in rows)
         line = {
             "step": step,
             "groups_per_step": self._per_step,
@@ -446,15 +454,15 @@ class Orchestrator:
             **counts,
             "waiting": self._client.num_waiting,
             "versions_apart": max((step - row["version"] for row in rows), default=0),
-            "tokens_per_s": num_tokens / max(seconds, 1e-9),
+            "tokens_per_s": self._num_tokens / max(seconds, 1e-9),
             "seconds": seconds,
             "idle": idle_s / max(seconds, 1e-9),
             "rollout_s": self._rollout_s,
         }
-        self._rollout_s = []
-        append(self._run / "rollouts.jsonl", line)
+        self._rollout_s, self._num_tokens = [], 0
+        append(self._run / ROLLOUTS_LOG, line)
         if step % self._section.report_to.interval == 0:
-            names = ("in_flight", "waiting", "discarded", "versions_apart", "tokens_per_s", "idle")
+            names = ("in_flight", "waiting", "discarded_share", "versions_apart", "tokens_per_s", "idle")
             self._say(f"step {step}: " + ", ".join(f"{name}={line[name]:.3g}" for name in names))
 
 

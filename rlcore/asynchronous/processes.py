@@ -11,10 +11,19 @@ import torch
 import uvicorn
 
 from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import BROADCASTS, RUN, claim, held
+from rlcore.asynchronous.directory import BATCHES, BROADCASTS, RUN, claim, compare_settings, held, is_there
 from rlcore.asynchronous.infer import Inference, logprobs_of
 from rlcore.asynchronous.orchestrator import Orchestrator
-from rlcore.asynchronous.settings import EnvSection, Infer, Orch, RoleSection, Train, task_section, training_config
+from rlcore.asynchronous.settings import (
+    EnvSection,
+    Infer,
+    Orch,
+    RoleSection,
+    Train,
+    keys_of_env,
+    task_section,
+    training_config,
+)
 from rlcore.asynchronous.trainer import AsynchronousTrainer
 from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
@@ -35,6 +44,7 @@ Say = Callable[[str], None]
 CONCURRENCY = 256
 """Completions that a sampler decodes together."""
 NUM_THREADS = 1
+AS_RECORDED = "write the recorded values into orch.yaml, or name another schedule"
 
 
 def run_infer(section: Infer, say: Say, replica: str = "") -> int:
@@ -85,7 +95,8 @@ def run_orch(section: Orch, say: Say) -> int:
 
     def task_of(env: EnvSection) -> Task:
         sizes = {"context": section.seq_len, "num_new_tokens": sampling.max_tokens}
-        return make_task(task_section(env, f"env of {env.id}"), tokenizer, section.seed, **sizes)
+        with keys_of_env(where := f"env of {env.id}"):
+            return make_task(task_section(env, where), tokenizer, section.seed, **sizes)
 
     tasks, teacher = [*map(task_of, section.env)], section.teacher_model
     evaluated = [*map(task_of, section.eval.env if section.eval else ())]
@@ -95,7 +106,11 @@ def run_orch(section: Orch, say: Say) -> int:
         if sampling.temp_scheduler is not None:
             left_out.remove("max_steps")
         prompts = f"{key('prompts', *(prompt.id for task in tasks for prompt in task.train)):016x}"
-        claim(run, "orch", {**section.model_dump(mode="json", exclude=left_out), "prompts": prompts})
+        settings = {**section.model_dump(mode="json", exclude=left_out), "prompts": prompts}
+        if section.mode == "replay" and is_there(Path(section.schedule) / BATCHES, 0):
+            own = {"mode", "schedule", "max_async_level"}
+            compare_settings(Path(section.schedule), "orch", settings, left_out=own, remedy=AS_RECORDED)
+        claim(run, "orch", settings)
         ask = None
         if teacher is not None and teacher.client is None:
             decoder = load(Path(teacher.model.name)).requires_grad_(False)

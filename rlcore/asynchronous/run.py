@@ -6,12 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from threading import Thread
+
+from tqdm import tqdm
 
 from harness.bits.files import read_text
 from harness.bits.levels import level_variables
 from harness.process.supervisor.syscalls import die_with_parent
-from rlcore.asynchronous.directory import RUN
+from rlcore.asynchronous.directory import BATCHES, RUN, read_batch, steps
+from rlcore.asynchronous.live import Live
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
 from rlcore.errors import InvalidValueError, WorkerError
 
@@ -64,22 +69,33 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
         raise InvalidValueError(f"{infer} serves port {sampler.port}, which client.base_url of {orch} does not have")
 
 
-def start(name: str, file: Path) -> "subprocess.Popen[bytes]":
-    """Start a process of a role, which ends with this one: infer, or infer.1, which has the GPU 1 of the visible."""
-    (role, _, number), own = name.partition("."), {**os.environ, PARENT: str(os.getpid())}
-    if number:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        own |= {REPLICA: number, "CUDA_VISIBLE_DEVICES": dict(enumerate(visible)).get(int(number)) or number}
-    return subprocess.Popen([sys.executable, "-m", "rlcore.commands", f"grpo-{role}", str(file)], env=own)
-
-
 class Family:
     """Processes of a run: one that a signal has ended is started again, one that fails ends the run."""
 
-    def __init__(self, files: Mapping[str, Path], say: Callable[[str], None]) -> None:
-        """Start one for each file, whose key is as in `start`."""
-        self._files, self._say, self._num_deaths = files, say, 0
-        self.children = {role: start(role, file) for role, file in files.items()}
+    def __init__(
+        self, files: Mapping[str, Path], say: Callable[[str], None], show: Callable[[str], None] | None = None
+    ) -> None:
+        """Start one for each file, by its role; of samplers of one file, by infer.0, infer.1 and so on.
+
+        Without `show`, which takes their lines, they share the terminal of this process.
+        """
+        self._files, self._say, self._show, self._num_deaths = files, say, show, 0
+        self._readers = dict[str, Thread]()
+        self.children = {role: self._start(role) for role in files}
+
+    def _start(self, role: str) -> "subprocess.Popen[bytes]":
+        """Start a process of a role, which ends with this one; infer.1 has the GPU 1 of those that are visible."""
+        name, _, number = role.partition(".")
+        command = [sys.executable, "-m", "rlcore.commands", f"grpo-{name}", str(self._files[role])]
+        environ = {**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        if number:
+            visible = dict(enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+            environ |= {REPLICA: number, "CUDA_VISIBLE_DEVICES": visible.get(int(number)) or number}
+        pipe, into_it = (subprocess.PIPE, subprocess.STDOUT) if self._show else (None, None)
+        child = subprocess.Popen(command, env=environ, stdout=pipe, stderr=into_it)
+        self._readers[role] = Thread(target=_pass_on, args=(child, self._show or self._say), daemon=True)
+        self._readers[role].start()
+        return child
 
     def tend(self) -> None:
         """Look after them. Raises WorkerError for one that has ended with an error, and after too many deaths."""
@@ -87,13 +103,21 @@ class Family:
             code = child.poll()
             if code is None or (code == 0 and not role.startswith("infer")):
                 continue
+            self._readers[role].join(GRACE_S)  # until what it said last is shown
             if code >= 0:
                 raise WorkerError(f"{role} has ended with {code}", role=role, remedy="see what it says above")
             self._num_deaths += 1
             if self._num_deaths > MOST_DEATHS:
                 raise WorkerError(f"{self._num_deaths} processes of the run were killed", role=role)
             self._say(f"{role} (pid {child.pid}) was ended by {signal.Signals(-code).name}: it is started again")
-            self.children[role] = start(role, self._files[role])
+            self.children[role] = self._start(role)
+
+    def finish(self, run: Path) -> None:
+        """Wait for the orchestrator where it has published its last batch, and evaluates."""
+        if (done := steps(run / BATCHES)) and read_batch(run, done[-1])["is_last"]:
+            while self.children["orch"].poll() != 0:
+                self.tend()
+                time.sleep(POLL_S)
 
     def __enter__(self) -> "Family":
         """Return the family."""
@@ -110,13 +134,35 @@ class Family:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+        for reader in self._readers.values():
+            reader.join(GRACE_S)
+
+
+def _pass_on(child: "subprocess.Popen[bytes]", show: Callable[[str], None]) -> None:
+    """Show the lines of a process, if they come here; of one that was written over itself, what it was at last."""
+    for line in child.stdout or ():
+        show(line.decode(errors="replace").rstrip().rpartition("\r")[2])
+
+
+def replicate(file: Path, num_replicas: int, say: Callable[[str], None]) -> int:
+    """Run several samplers of a file until this process is ended. Raises WorkerError."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with Family({f"infer.{number}": file for number in range(num_replicas)}, say) as family:
+        while True:
+            family.tend()
+            time.sleep(POLL_S)
 
 
 def supervise(files: Mapping[str, Path], say: Callable[[str], None]) -> int:
-    """Run processes until the trainer, if it is one of them, has trained the last step. Raises WorkerError."""
+    """Run the three processes until the trainer has trained the last step, and it is evaluated. Raises WorkerError."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with Family(files, say) as family:
-        while "train" not in files or family.children["train"].poll() != 0:
+    is_shown, orch = sys.stdout.isatty() and sys.stderr.isatty(), read_orch(files["orch"])[0]
+    show = partial(tqdm.write, file=sys.stderr) if is_shown else None
+    run = Path(orch.output_dir)
+    with Live(run, orch.max_steps, is_shown=is_shown) as live, Family(files, say, show) as family:
+        while family.children["train"].poll() != 0:
             family.tend()
+            live.show()
             time.sleep(POLL_S)
+        family.finish(run)
     return 0

@@ -41,3 +41,4 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     say = partial(print, flush=True)
     with Family({role: files[role] for role in ("infer", "orch")}, say) as family:
         run_train(read_train(files["train"])[0], say, recorder, family.tend)
+        family.finish(directory / RUN)

@@ -7,6 +7,7 @@ Where the reference leaves a default of train.yaml open, it is that of Surogate'
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import filter as matching
 from operator import attrgetter, lt
 from typing import Annotated, Any, Literal
@@ -360,13 +361,20 @@ def training_config(train: Train) -> RunConfig:
 
 
 def task_section(env: EnvSection, where: str) -> TaskSection:
-    """Return the task that an env's id and args describe; raises InvalidValueError, in which it is called `where`."""
+    """Return the task that an env's id and args describe; raises InvalidValueError."""
     name = env.id.replace("-", "_")
     if name not in TASKS:
         what = f"{where}.id is {env.id!r}: environments of the verifiers registry are not built in"
         raise InvalidValueError(what, legal=", ".join(TASKS), remedy="write id: file, with prompts and rewards in args")
-    try:
+    with keys_of_env(where):
         return config.read_config({"task": {**env.args, "name": name}, "algorithm": {"name": "grpo"}}).task
+
+
+@contextmanager
+def keys_of_env(where: str) -> Iterator[None]:
+    """Name the keys of a task in an InvalidValueError as orch.yaml does, where the env is `where`."""
+    try:
+        yield
     except InvalidValueError as error:
         args = (text.replace("task.", f"{where}.args.") for text in (error.what, error.legal))
         raise InvalidValueError(next(args), legal=next(args), remedy=error.remedy) from None

@@ -34,6 +34,7 @@ from statistics import fmean
 from typing import Any, Literal, get_args
 
 from harness.bits.files import parse_object, read_regular
+from rlcore.asynchronous.directory import METRICS_LOG, ROLLOUTS_LOG
 from rlcore.errors import InvalidValueError
 
 Mode = Literal["strict", "free"]
@@ -168,8 +169,8 @@ def measured_run(directory: Path) -> Measured:
     whose first line has the sizes. Of a step that was made again after a restart, the last line counts. Raises
     InvalidValueError.
     """
-    metrics = _lines(directory / "metrics.jsonl", "step", "seconds/train")
-    rollouts = _lines(directory / "rollouts.jsonl", "step", "rollout_s", *SIZES)
+    metrics = _lines(directory / METRICS_LOG, "step", "seconds/train")
+    rollouts = _lines(directory / ROLLOUTS_LOG, "step", "rollout_s", *SIZES)
     train_s = list({line["step"]: line["seconds/train"] for line in metrics}.values())
     by_step = list({line["step"]: line["rollout_s"] for line in rollouts if line["rollout_s"]}.values())
     rollout_s = [seconds for step in by_step[1:] or by_step for seconds in step]

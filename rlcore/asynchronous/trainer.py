@@ -28,6 +28,7 @@ from rlcore.asynchronous.directory import (
     BROADCASTS,
     CHECKPOINTS,
     METRICS,
+    METRICS_LOG,
     POLL_S,
     WEIGHTS,
     append,
@@ -225,7 +226,7 @@ class AsynchronousTrainer:
         """Say a line of the step, and append its numbers and its times, on which no bit depends, to metrics.jsonl."""
         times = {"seconds/wait": wait_s, "seconds/train": total_s - wait_s, "idle": wait_s / total_s}
         line = {**metrics, **times, "tokens_per_s": metrics["tokens"] / max(total_s - wait_s, 1e-9)}
-        append(self._run / "metrics.jsonl", line)
+        append(self._run / METRICS_LOG, line)
         if metrics["step"] % self._section.logging_steps == 0 and metrics["tokens"]:
             shown = ("reward_mean", "kl", "masked", "teacher_kl", "grad_norm", "versions_apart", "tokens_per_s", "idle")
             said = ", ".join(f"{name}={line[name]:.3g}" for name in shown if name in line)

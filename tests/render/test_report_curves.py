@@ -1,14 +1,18 @@
 """The curves of a report: order, gaps, values that are no numbers, and runs longer than a screen is wide."""
 
 import math
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.cli.commands.report import read_report
 from harness.render.report import curves
 from harness.render.report.curves import panels
+from harness.render.report.curves_data import curves_data
 from harness.trace.curve import CurvePoint
 from harness.trace.values import Float
+from tests.render.report_pages import write_run
 from tests.support.traces import SEEDED
 
 
@@ -51,3 +55,23 @@ def test_of_long_runs_the_extremes_stay(values: list[float], max_points: int) ->
         assert (min(shown), max(shown)) == (min(finite), max(finite))
     if len(values) <= max_points:
         assert shown == finite
+
+
+def test_what_a_run_measured_below_its_trace_is_shown_and_of_a_step_the_last_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    (run / "run_default").mkdir()
+    lines = {
+        "metrics.jsonl": ['{"step": 0, "loss": 3, "own": 1}', '{"step": -1, "own": 1}', '{"own": 2}', "{", "[]"],
+        "run_default/metrics.jsonl": ['{"step": 0, "idle": 9}', '{"step": 1, "idle": 1}', '{"step": 0, "idle": 0.25}'],
+        "run_default/rollouts.jsonl": ['{"step": 1, "waiting": 7, "s": [1.0]}', '{"step": 1e300, "waiting": 1}'],
+    }
+    for name, text in lines.items():
+        (run / name).write_text("\n".join(text), "utf-8")
+    found = curves_data(read_report(tmp_path, ["a"]))["panels"]
+    measured = [panel for panel in found if panel["place"] == "measured-panels"]
+    assert {panel["name"]: (panel["steps"], panel["lines"]) for panel in measured} == {
+        "metrics: own": ((0, 1), ((1.0, None),)),
+        "metrics: idle": ((0, 1), ((0.25, 1.0),)),
+        "rollouts: waiting": ((0, 1), ((None, 7.0),)),
+    }, "the loss is in the curve"
+    assert [panel["name"] for panel in found if panel["place"] == "panels"] == ["reward_mean", "loss"]

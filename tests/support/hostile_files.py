@@ -23,9 +23,9 @@ from harness.bits.errors import (
 from harness.lab.experiments.bundles.contents import Head, Member, parse_head
 from harness.lab.experiments.checkpoint_check import CHECKSUMS, damage_of
 from harness.lab.experiments.entry_call import REJECTION, EntryCall, read_rejection
+from harness.lab.experiments.metrics_file import read_metrics
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
-from harness.lab.gate.sides import read_metrics
 from harness.recording.metrics import numbers_of_json
 from harness.render.report.shown_completions import read_shown
 from harness.render.report.vocabulary import read_vocabulary
@@ -151,11 +151,19 @@ def _remembered(at: Path) -> object:
         return *known, history.leaning_files(paths), history.test_durations_s(paths)
 
 
+def _numbers(at: Path) -> object:
+    return list(read_metrics(at / "metrics.jsonl"))
+
+
 def _readers_of_results() -> list[Reader]:
     golden = of_file("k/golden.json", read_goldens, {"k/curve.jsonl": _curve()})
     return [
         Reader("golden.json", (_golden(),), golden, (GoldenError,)),
-        Reader("metrics.jsonl", (_metrics(),), of_file("metrics.jsonl", lambda at: list(read_metrics(at)))),
+        Reader(
+            "metrics.jsonl",
+            (_metrics(),),
+            of_file("metrics.jsonl", _numbers),
+        ),
         Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(numbers_of_json)),
         Reader("completions.jsonl", (_completions(),), of_file("completions.jsonl", read_shown)),
         Reader("tokenizer.json", (_tokenizer(),), of_file("tokenizer.json", read_vocabulary)),

@@ -7,14 +7,13 @@
 The pair with tensors shows once more that each side agrees with itself: its steps must be those of the first pair.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.bits.files import MALFORMED, read_text
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
+from harness.lab.experiments.metrics_file import METRICS, read_metrics
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.gate.change import Change, Finding, classify_change, equal_but_for
@@ -28,8 +27,6 @@ from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Difference, Verdict
 
-METRICS = "metrics.jsonl"
-"""File in the directory of a run, in which its entry reports the costs of its steps."""
 NUM_CONFIRMING = 4
 BASE, HEAD = "base", "head"
 ALONE = (Difference.VALUE_ONLY_IN_A, Difference.VALUE_ONLY_IN_B)
@@ -120,7 +117,9 @@ class Recorder:
 
     def costs(self, side: str) -> list[RunCosts]:
         """Of the same."""
-        return [costs_of_run(run.duration_s, read_metrics(run.recording.directory)) for run in self.runs[side]]
+        return [
+            costs_of_run(run.duration_s, read_metrics(run.recording.directory / METRICS)) for run in self.runs[side]
+        ]
 
 
 async def compare_sides(
@@ -198,20 +197,3 @@ def disagreement(recorder: Recorder) -> Finding | None:
 def nondeterministic(side: str, verdict: Verdict) -> Finding:
     """That a side does not agree with itself."""
     return Finding(Change.NONDETERMINISTIC, (OfSide(ReasonCode.SIDE_NONDETERMINISTIC, side),), verdict=verdict)
-
-
-def read_metrics(directory: Path) -> Iterator[Mapping[str, float]]:
-    """Yield the numbers that an entry reports of its steps; nothing for a missing or unreadable file."""
-    try:
-        lines = read_text(directory / METRICS).splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in lines:
-        try:
-            yield {
-                str(name): float(value)
-                for name, value in json.loads(line).items()
-                if isinstance(value, int | float) and not isinstance(value, bool)
-            }
-        except MALFORMED:  # cut, or an entry's own format
-            continue

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.lab.experiments.entry_call import Rejection
+from harness.lab.experiments.metrics_file import read_metrics
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side
@@ -24,7 +25,6 @@ from harness.lab.gate.sides import (
     Measured,
     Recorder,
     compare_sides,
-    read_metrics,
 )
 from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
@@ -149,8 +149,8 @@ def test_a_signal_ends_it_before_the_next_run(tmp_path: Path) -> None:
 def test_metrics_are_the_numbers_alone(tmp_path: Path) -> None:
     text = '{"step": 0, "a": 1.5, "b": null, "c": "x", "d": true}\nno json\n[1]\n{"step": 1, "a": 2}'
     (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
-    assert list(read_metrics(tmp_path)) == [{"step": 0.0, "a": 1.5}, {"step": 1.0, "a": 2.0}]
-    assert list(read_metrics(tmp_path / "none")) == []
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [{"step": 0.0, "a": 1.5}, {"step": 1.0, "a": 2.0}]
+    assert list(read_metrics(tmp_path / "none.jsonl")) == []
 
 
 @pytest.mark.parametrize("side", [BASE, HEAD])

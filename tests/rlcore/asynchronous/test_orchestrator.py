@@ -289,6 +289,39 @@ def test_a_replay_follows_the_schedule_that_was_recorded(tmp_path: Path) -> None
         go(make(tmp_path / "more", **{**replay, "schedule": str(tmp_path / "empty")}))
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_replay_says_where_its_recording_ends_early(tmp_path: Path, is_whole: bool) -> None:
+    async def work() -> None:
+        if is_whole:
+            await make(tmp_path / "run", num_steps=3)
+        else:
+            await interrupt(tmp_path / "run", late(1), num_batches=3, num_steps=6)
+        await make(tmp_path / "again", mode="replay", schedule=str(tmp_path / "run"), num_steps=6)
+
+    go(work())
+    num_steps = len(batches(tmp_path / "run"))
+    assert len(batches(tmp_path / "again")) == num_steps < 6
+    line = f"{tmp_path / 'run'} was broken off after {num_steps} steps: this run ends there"
+    assert [each for each in said if "broken off" in each] == ([] if is_whole else [line])
+
+
+def test_the_share_of_discarded_groups_is_of_the_whole_run_after_a_restart_too(tmp_path: Path) -> None:
+    stuck = orchestrator(tmp_path).requests(0, 0)[1].key
+
+    async def slow(asked: dict[str, Any], attempt: int) -> Answer:
+        await asyncio.sleep(60 if asked["seed"] == stuck else 0)
+        return completion(asked)
+
+    async def interrupted() -> None:
+        await interrupt(tmp_path, slow, num_batches=3, **{**FREE, "num_steps": 20})
+        await make(tmp_path, Server(slow), **{**FREE, "num_steps": 20})
+
+    go(interrupted())
+    lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text("utf-8").splitlines()]
+    fates = audit(tmp_path).fates
+    assert lines[-1]["discarded_share"] == fates["too old"] / sum(fates.values()) > 0
+
+
 # ------------------------------------------------------------------------------------------------ servers that fail
 
 

@@ -3,16 +3,21 @@
 import heapq
 import json
 import math
+import os
 import random
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from rlcore.asynchronous.simulation import Expected, Measured, Mode, measured_run, simulate, table
 from rlcore.errors import InvalidValueError
+from tests.support.asynchronous_run import make_model, write_files
 
 NUM_SAMPLERS, NUM_STEPS = 4, 24
 
@@ -213,3 +218,49 @@ def test_a_file_without_what_is_needed_is_named(tmp_path: Path, name: str, conte
     (write(tmp_path, [trained(0, 3.0)], [{"step": 0, "rollout_s": [1.0], **SIZES}]) / name).write_text(content, "utf-8")
     with pytest.raises(InvalidValueError, match=f"{name} cannot be read: .*{said}"):
         measured_run(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------------- a real run
+
+TRAIN_S, TOKEN_S, NUM_FIRST = 3.0, 0.1, 3
+PROGRAM = f"""
+import time
+from rlcore.asynchronous import trainer
+from rlcore.samplers.batching import ContinuousBatch
+from tests.support import asynchronous_run
+
+def sleeps(_):
+    for module, name, seconds in ((ContinuousBatch, "step", {TOKEN_S}), (trainer, "read_batch", {TRAIN_S})):
+        def slow(*given, work=getattr(module, name), seconds=seconds):
+            time.sleep(seconds)
+            return work(*given)
+        setattr(module, name, slow)
+
+asynchronous_run._delay = sleeps
+asynchronous_run.main()
+"""
+"""Completes a run in which sleeping takes more time than work, so that it hardly depends on the machine."""
+
+
+def real_run(directory: Path, model: Path, ahead: int) -> Path:
+    sizes: dict[str, Any] = {"batch_size": 8, "rollouts_per_example": 4, "sampling": {"max_tokens": 32}}
+    write_files(directory, model, num_steps=10, max_async_level=ahead, train={"learning_rate": 1e-6}, **sizes)
+    command = [sys.executable, "-c", PROGRAM, str(directory), "--complete", "--delays", "0"]
+    subprocess.run(command, env={**os.environ, "MKL_CBWR": "AUTO"}, check=True, timeout=280)
+    return directory / "run_default"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_real_runs_have_the_speeds_that_are_simulated_from_one_of_them(tmp_path: Path) -> None:
+    """Within 30 %; without one version ahead a step takes nearly twice as long, so that a wrong A would be found."""
+    model, real_s, expected_s = make_model(tmp_path / "model"), dict[int, float](), dict[int, float]()
+    runs = {ahead: real_run(tmp_path / str(ahead), model, ahead) for ahead in (0, 1, 2)}
+    of = measured_run(runs[1])
+    for ahead, directory in runs.items():
+        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text("utf-8").splitlines()]
+        real_s[ahead] = fmean(line["seconds/wait"] + line["seconds/train"] for line in lines[NUM_FIRST:])
+        expected_s[ahead] = simulate(of, mode="strict", ahead=ahead, num_samplers=1, num_steps=200).step_s
+    print(f"seconds of a step by A: {real_s}, simulated {expected_s}")
+    assert real_s == pytest.approx(expected_s, rel=0.3)
+    assert real_s[0] > 1.3 * real_s[1], "or the runs would not tell one A from another"

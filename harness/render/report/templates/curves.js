@@ -134,11 +134,12 @@
   const build = () => {
     const found = panels.map(figure);
     for (const { outer, panel } of found) {
-      document.getElementById(panel.cost ? "cost-panels" : "panels").append(outer);
+      document.getElementById(panel.place).append(outer);
     }
     return found;
   };
 
+  const boxes = document.querySelectorAll("#curves ~ details"); // drawn once they are open
   document.getElementById("no-curves").hidden = panels.length > 0;
   document.getElementById("curve-bar").hidden = panels.length === 0;
   for (const [at, letter] of letters.entries()) {
@@ -148,8 +149,7 @@
     keys.append(key);
   }
   const figures = build();
-  const costs = document.getElementById("costs");
-  costs.hidden = !panels.some((panel) => panel.cost);
+  boxes.forEach((box) => { box.hidden = !box.querySelector("figure"); });
   const mode = document.getElementById("curve-mode");
   mode.hidden = letters.length < 2 || panels.length === 0;
 
@@ -159,11 +159,11 @@
     for (const { target, panel } of figures) {
       target.textContent = "";
       target.classList.remove("blank", "idle");
-      if (!panel.cost || costs.open) plot(panel, target, isDistance);
+      if (!target.closest("details:not([open])")) plot(panel, target, isDistance);
     }
   };
   mode.addEventListener("change", draw);
-  costs.addEventListener("toggle", draw);
+  boxes.forEach((box) => box.addEventListener("toggle", draw));
   page.onTheme(() => plots.forEach(({ made }) => made.redraw(false, true)));
   new ResizeObserver(() => plots.forEach(({ made, target }) => {
     if (target.clientWidth && made.width !== target.clientWidth) made.setSize({ width: target.clientWidth, height: HEIGHT });
