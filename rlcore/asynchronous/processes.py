@@ -1,7 +1,7 @@
 """What each of the three processes builds before it works, at its level of determinism."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -93,13 +93,14 @@ def run_orch(section: Orch, say: Say) -> int:
     """Publish batches until the last."""
     run, tokenizer, sampling = Path(section.output_dir), load_tokenizer(Path(section.model.name)), section.sampling
 
-    def task_of(env: EnvSection) -> Task:
+    def tasks_of(envs: Sequence[EnvSection], where: str) -> Iterator[Task]:
         sizes = {"context": section.seq_len, "num_new_tokens": sampling.max_tokens}
-        with keys_of_env(where := f"env of {env.id}"):
-            return make_task(task_section(env, where), tokenizer, section.seed, **sizes)
+        for number, env in enumerate(envs):
+            with keys_of_env(each := f"{where}.{number}"):
+                yield make_task(task_section(env, each), tokenizer, section.seed, **sizes)
 
-    tasks, teacher = [*map(task_of, section.env)], section.teacher_model
-    evaluated = [*map(task_of, section.eval.env if section.eval else ())]
+    tasks, teacher = [*tasks_of(section.env, "env")], section.teacher_model
+    evaluated = [*tasks_of(section.eval.env if section.eval else (), "eval.env")]
     with ExitStack() as stack:
         stack.enter_context(held(run, "orch", say))
         left_out = {"client", "ckpt", "report_to", "max_steps", "model", "output_dir", "eval"}

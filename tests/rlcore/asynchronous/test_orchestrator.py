@@ -129,10 +129,15 @@ async def train(run: Path) -> None:
 
 def orchestrator(run: Path, urls: Sequence[str] = (), task: Task | None = None, **settings: Any) -> Orchestrator:
     client = {"base_url": [*urls] or ["http://nobody/v1"], "timeout": settings.pop("timeout", 60.0)}
+    teacher = settings.pop("teacher", None)
     files = write_files(run, run / "model", **{**SMALL, **settings, "client": client})
     section, _ = read_orch(files["orch"])
-    built = task or make_task(task_section(section.env[0], "env.0"), TOKENIZER, section.seed)
-    return Orchestrator(section, run, [built], TOKENIZER, said.append)
+    built = [make_task(task_section(each, "env"), TOKENIZER, section.seed) for each in section.env]
+    envs = section.eval.env if section.eval else ()
+    evaluated = [make_task(task_section(each, "eval.env"), TOKENIZER, section.seed) for each in envs]
+    return Orchestrator(
+        section, run, [task] if task else built, TOKENIZER, said.append, evaluated=evaluated, teacher=teacher
+    )
 
 
 said: list[str] = []
