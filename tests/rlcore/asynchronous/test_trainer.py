@@ -1,0 +1,186 @@
+"""What a batch makes of the weights: teachers, noise, ratios of samples, batches of which nothing is learned."""
+
+import json
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as tensors_of
+
+from rlcore.algorithms.schedules import noise_sigma
+from rlcore.asynchronous.directory import BROADCASTS, METRICS, WEIGHTS, read
+from rlcore.asynchronous.infer import logprobs_of
+from rlcore.asynchronous.settings import read_train, training_config
+from rlcore.asynchronous.trainer import AsynchronousTrainer
+from rlcore.log import NullRecorder
+from rlcore.models.build import build_model
+from rlcore.models.decoder import Decoder
+from rlcore.trainers.remote import builder
+from tests.support.asynchronous_run import CONFIG, make_model, write_files
+
+SAMPLED = [[5, 9, 12, 7], [8, 8, 20], [4, 25, 6, 11, 3]]
+NUM_PROMPT = 2
+
+
+def trainer(directory: Path, said: list[str], **train: Any) -> AsynchronousTrainer:
+    make_model(directory / "model")
+    files = write_files(directory / "run", directory / "model", train={"level": "off", **train})
+    section, _ = read_train(files["train"])
+    config = training_config(section)
+    tokenizer, decoder = build_model(config)
+    record, build = builder(config, decoder, NullRecorder(), None)
+    run = directory / "run" / "run_default"
+    return AsynchronousTrainer(section, run, build("policy"), tokenizer, record=record, say=said.append)
+
+
+def batch(*, far: float = 0.0, teacher: Decoder | None = None, temperature: float = 1.0, **changes: Any) -> Any:
+    """Three samples of a group, drawn by the initial policy; with `far`, from weights that gave less to each token."""
+    policy = Decoder(CONFIG).initialise(1)
+    rows = []
+    for number, tokens in enumerate(SAMPLED):
+        drawn = logprobs_of(policy, tokens, temperature)[NUM_PROMPT - 1 :]
+        row = {
+            "group": 0,
+            "sample": number,
+            "version": 0,
+            "prompt": "p",
+            "num_prompt": NUM_PROMPT,
+            "tokens": tokens,
+            "logprobs": [each - far for each in drawn],
+            "mask": [True] * len(drawn),
+            "temperature": temperature,
+            "reward": float(number),
+            "advantage": number - 1.0,
+        }
+        if teacher is not None:
+            row["teacher"] = logprobs_of(teacher, tokens, temperature)[NUM_PROMPT - 1 :]
+        rows.append(row | changes)
+    return {"rows": rows}
+
+
+def weights_of(made: AsynchronousTrainer) -> dict[str, torch.Tensor]:
+    return {name: each.clone() for name, each in made.policy.weights().tensors.items()}
+
+
+def moved(directory: Path, batch: Any, **train: Any) -> tuple[dict[str, torch.Tensor], dict[str, float], list[str]]:
+    said: list[str] = []
+    made = trainer(directory, said, **train)
+    metrics = made.step(0, batch)
+    return weights_of(made), metrics, said
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_pure_distillation_moves_the_policy_to_the_teacher(tmp_path: Path) -> None:
+    loss = {"adv_tau": 0.0, "teacher_tau": 1.0}
+    teacher = Decoder(CONFIG).initialise(2)
+    said: list[str] = []
+    made = trainer(tmp_path, said, loss=loss, lr_scheduler_type="constant")
+    found = [made.step(number, batch(teacher=teacher))["teacher_kl"] for number in range(12)]
+    assert abs(found[-1]) < 0.7 * abs(found[0]) and not said
+    expected = [
+        mine - theirs
+        for row in batch(teacher=teacher)["rows"]
+        for mine, theirs in zip(row["logprobs"], row["teacher"], strict=True)
+    ]
+    assert found[0] == pytest.approx(math.fsum(expected) / len(expected), abs=1e-5)
+    still, _, _ = moved(tmp_path / "still", batch(), loss=loss)
+    assert not equal(still, weights_of(made))
+
+
+def test_a_teacher_that_is_the_policy_is_named_and_teaches_nothing(tmp_path: Path) -> None:
+    teacher, loss = Decoder(CONFIG).initialise(1), {"teacher_tau": 0.5}
+    blended, metrics, said = moved(tmp_path / "taught", batch(teacher=teacher), loss=loss)
+    alone, _, _ = moved(tmp_path / "alone", batch())
+    assert equal(blended, alone) and metrics["teacher_kl"] == 0.0
+    assert said == ["step 0: the teacher has the policy's own probabilities, and teaches nothing"]
+
+
+def test_a_sample_that_became_likely_has_a_larger_ratio_as_a_whole(tmp_path: Path) -> None:
+    """Three samples of 2, 1 and 3 tokens, each e^0.1 times as likely as when it was drawn."""
+    found = {}
+    for kind in ("token", "sequence"):
+        for far in (0.0, 0.1):
+            _, metrics, _ = moved(tmp_path / f"{kind}{far}", batch(far=far), loss={"ratio_type": kind})
+            found[kind, far] = metrics["loss"]
+    rows, tokens = batch()["rows"], 6
+    share = [-row["advantage"] * math.fsum(row["logprobs"]) / tokens for row in rows]
+    lengths = [len(row["logprobs"]) for row in rows]
+    assert found["token", 0.1] == pytest.approx(math.fsum(share) * math.exp(0.1), rel=1e-4)
+    expected = math.fsum(each / n * math.exp(0.1 * n) for each, n in zip(share, lengths, strict=True))
+    assert found["sequence", 0.1] == pytest.approx(expected, rel=1e-4) != pytest.approx(found["token", 0.1], rel=1e-2)
+    capped = moved(tmp_path / "capped", batch(far=0.1), loss={"ratio_type": "sequence", "sequence_clip_high": 1.0})
+    assert capped[1]["loss"] == pytest.approx(found["sequence", 0.0], rel=1e-4)
+
+
+def test_log_probabilities_are_at_the_temperature_of_each_sample(tmp_path: Path) -> None:
+    hot = batch(temperature=0.5)
+    _, metrics, _ = moved(tmp_path / "right", hot)
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    for row in hot["rows"]:
+        row["temperature"] = 1.0
+    _, metrics, _ = moved(tmp_path / "wrong", hot)
+    assert abs(metrics["kl"]) > 1e-3, "by another temperature the ratios are not 1 before the first update"
+    mixed = {"rows": [*batch(temperature=0.5)["rows"][:1], *batch()["rows"][1:]]}
+    assert moved(tmp_path / "mixed", mixed)[1]["kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"mask": [False] * 2}, {"reward": None}])
+def test_a_batch_of_which_nothing_is_learned_leaves_the_weights(tmp_path: Path, changes: dict[str, Any]) -> None:
+    given = batch(**changes)
+    before = dict(Decoder(CONFIG).initialise(1).named_parameters())
+    weights, metrics, said = moved(tmp_path, given)
+    assert equal(weights, before) and metrics["tokens"] == 0
+    assert said == ["step 0: no token is trained, and the weights stay"]
+    assert moved(tmp_path / "empty", {"rows": []})[1] == metrics
+
+
+def test_tokens_outside_the_mask_are_not_learned(tmp_path: Path) -> None:
+    given, other = batch(), batch()
+    for rows in (given["rows"], other["rows"]):
+        rows[2]["mask"] = [True, False, True]
+    other["rows"][2]["logprobs"][1] = -9.0
+    assert equal(moved(tmp_path / "one", given)[0], moved(tmp_path / "other", other)[0])
+    assert not equal(moved(tmp_path / "all", batch())[0], moved(tmp_path / "again", given)[0])
+
+
+def test_samplers_have_noise_on_their_norms_and_the_trainer_has_none(tmp_path: Path) -> None:
+    noise = {"enabled": True, "sigma_start": 0.1, "sigma_end": 0.01, "num_stages": 4}
+    sigma = partial(noise_sigma, start=0.1, end=0.01, num_stages=4, num_steps=8)
+
+    def broadcasts(name: str, seed: int = 1, **train: Any) -> list[dict[str, torch.Tensor]]:
+        said: list[str] = []
+        made = trainer(tmp_path / name, said, seed=seed, **train)
+        for step in range(8):
+            made._broadcast(step, {})
+        run = tmp_path / name / "run" / "run_default" / BROADCASTS
+        found = [tensors_of(read(run, step, WEIGHTS)) for step in range(8)]
+        digests = {json.loads(read(run, step, METRICS))["weights_digest"] for step in range(8)}
+        assert len(digests) == (7 if train else 1), "the first stage has no noise, and no two versions have the same"
+        assert equal(weights_of(made), dict(Decoder(CONFIG).initialise(1).named_parameters()))
+        return found
+
+    clean, noisy, again, other = (
+        broadcasts("clean"),
+        broadcasts("noisy", noise_scheduler=noise),
+        broadcasts("again", noise_scheduler=noise),
+        broadcasts("other", seed=2, noise_scheduler=noise),
+    )
+    for step in range(8):
+        assert equal(noisy[step], again[step]), "noise follows from seed and step"
+        norms = [name for name in noisy[step] if name.endswith("norm")]
+        assert len(norms) == 5 and all(
+            torch.equal(noisy[step][n], clean[step][n]) for n in noisy[step] if n not in norms
+        )
+        added = torch.cat([noisy[step][name] - clean[step][name] for name in norms])
+        if step < 2:
+            assert not added.any()
+        else:
+            assert float(added.std()) == pytest.approx(sigma(step), rel=0.35)
+            assert not equal(noisy[step], other[step])
