@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
-from rlcore.config import RunConfig
+from rlcore.config import LoraSection, RunConfig
 from rlcore.data.tasks import alphabet
+from rlcore.errors import InvalidValueError
+from rlcore.models.adapters import attach
+from rlcore.models.adapters import load as load_adapters
 from rlcore.models.checkpoints import DTYPES, load
-from rlcore.models.config import DecoderConfig
+from rlcore.models.config import DecoderConfig, LoraConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.types import Tokenizer
@@ -15,9 +18,24 @@ def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
     """Load a checkpoint's tokenizer and decoder, or build new ones for the task."""
     section = config.model
     dtype = DTYPES[section.dtype]
+    tokenizer: Tokenizer
     if section.path:
-        return load_tokenizer(Path(section.path)), load(Path(section.path), dtype=dtype, device=section.device)
-    tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
-    sizes = section.model_dump(exclude={"path", "dtype", "device"})
-    decoder = Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
-    return tokenizer, decoder.initialise(config.seed).to(section.device, dtype)
+        tokenizer = load_tokenizer(Path(section.path))
+        decoder = load(Path(section.path), dtype=dtype, device=section.device)
+    else:
+        tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
+        sizes = section.model_dump(exclude={"path", "dtype", "device", "lora"})
+        decoder = Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
+        decoder = decoder.initialise(config.seed).to(section.device, dtype)
+    return tokenizer, decoder if section.lora is None else _with_lora(decoder, section.lora, config.seed)
+
+
+def _with_lora(base: Decoder, section: LoraSection, seed: int) -> Decoder:
+    """Attach new adapters to a base, or those of a directory. Raises InvalidValueError if these are not as configured."""
+    lora = LoraConfig(section.rank, section.alpha, frozenset(section.target_modules))
+    if not section.path:
+        return attach(base, lora, seed)
+    decoder = load_adapters(base, Path(section.path))
+    if decoder.config.lora != lora:
+        raise InvalidValueError(f"model.lora.path {section.path} has {decoder.config.lora}", legal=f"{lora}")
+    return decoder

@@ -61,9 +61,10 @@ def sync(
         if has_learned:
             check_policy_changed(expected, previous)
     target.begin(policy_version)
+    sent = tuple(name for name in names if name not in about.frozen)
     if previous is None:
-        probe(weights, target, expected, names)
-    target.write((name, source[name]) for name in names)
+        probe(weights, target, expected, sent)
+    target.write((name, source[name]) for name in sent)
     check_digests({name: expected[name] for name in names}, target.digests(names), previous)
     tokens = canary_tokens(about.config)
     given, own = _at_once(state, partial(target.canary, tokens), partial(weights.logprobs, tokens))
