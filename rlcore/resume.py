@@ -116,10 +116,7 @@ def _check_identity(found: Checkpoint, state: "TrainState") -> None:
     """With a constant learning rate a run may be made longer; else its length is part of what it is."""
     ours = _flat(_values(state)["identity"])
     theirs = _flat({"content": state.content, **found.values["identity"]})  # earlier versions wrote none
-    parts = {
-        name: type(getattr(state.config, name)).model_construct()
-        for name in ("model", "task", "algorithm", "warm_start")
-    }
+    parts = {name: type(getattr(state.config, name)).model_construct() for name in ("task", "algorithm", "warm_start")}
     defaults = _flat(RunConfig.model_construct(**parts).identity())  # of settings that they did not have
     theirs |= {name: defaults[name] for name in ours.keys() - theirs.keys() if name in defaults}
     if state.config.optimizer.schedule == "constant":

@@ -31,7 +31,7 @@ def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
 
 
 def _with_lora(base: Decoder, section: LoraSection, seed: int) -> Decoder:
-    """Attach new adapters to a base, or those of a directory. Raises InvalidValueError if these are not as configured."""
+    """Attach adapters to a base, new or a directory's. Raises InvalidValueError if these are not as configured."""
     lora = LoraConfig(section.rank, section.alpha, frozenset(section.target_modules))
     if not section.path:
         return attach(base, lora, seed)

@@ -121,12 +121,14 @@ def read_weights(
 ) -> None:
     """Read the parts of a model from a checkpoint. Raises CheckpointError for tensors that are not these."""
     files, targets = _files(directory, weights), hub_tensors(model, parts)
-    ignored = {"lm_head.weight"} - targets.keys()  # some checkpoints keep a head that is the embedding
+    has_head = weights == WEIGHTS and "lm_head.weight" not in targets
+    ignored = {"lm_head.weight"} if has_head else set()  # some checkpoints keep a head that is the embedding
     missing, left = sorted(targets.keys() - files.keys()), sorted(files.keys() - targets.keys() - ignored)
     if missing or left:
         wrong = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
+        place = directory if weights == WEIGHTS else directory / weights
         raise CheckpointError(
-            f"{directory} is {' and '.join(wrong)} ({len(missing)} missing, {len(left)} unexpected)",
+            f"{place} is {' and '.join(wrong)} ({len(missing)} missing, {len(left)} unexpected)",
             legal=f"the {len(targets)} tensors of the model its {config} describes",
         )
     for name, tensor in _tensors(directory, {name: files[name] for name in targets}):
