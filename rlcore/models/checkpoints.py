@@ -134,7 +134,7 @@ def read_weights(
     for name, tensor in _tensors(directory, {name: files[name] for name in targets}):
         target = targets[name]
         if tensor.shape != target.shape:
-            what = f"{name} of {directory / files[name]} is {tuple(tensor.shape)}"
+            what = f"{name} is {tuple(tensor.shape)} in {directory / files[name]}"
             raise CheckpointError(what, legal=f"{tuple(target.shape)}, by {config}")
         target.copy_(tensor)
 
