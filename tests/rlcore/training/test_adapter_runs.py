@@ -173,10 +173,8 @@ class KeepsAdapters(LocalTarget):
     """Ignores every write of an adapter after the first sync, as an engine that has them cached."""
 
     def write(self, weights: NamedTensors) -> None:
-        weights = dict(weights)
-        if self.policy_version > 0:
-            weights = {name: tensor for name, tensor in weights.items() if not is_adapter(name)}
-        super().write(weights.items())
+        is_first = self.policy_version == 0
+        super().write((name, tensor) for name, tensor in weights if is_first or not is_adapter(name))
 
 
 def test_a_sampler_that_keeps_old_adapters_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +189,9 @@ def test_only_adapters_travel_and_another_base_is_found(tmp_path: Path, monkeypa
 
     class Watched(LocalTarget):
         def write(self, weights: NamedTensors) -> None:
-            weights = dict(weights)
-            sent.update(weights)
-            super().write(weights.items())
+            found = dict(weights)
+            sent.update(found)
+            super().write(found.items())
 
     monkeypatch.setattr("rlcore.samplers.torch_sampler.LocalTarget", Watched)
     recorded(adapted(), tmp_path / "a")
