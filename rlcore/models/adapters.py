@@ -3,6 +3,7 @@
     decoder = attach(base, lora, seed)      # the base in the same memory, and adapters whose terms are 0
     save(decoder, directory)                # adapter_config.json, adapter_model.safetensors
     decoder = load(base, directory)
+    read(decoder, directory)                # other adapters of the same configuration, in the same memory
 
 As of a checkpoint, every tensor is read exactly once and nothing is left over, or nothing is loaded. Options of peft
 that would change what is computed are refused by name.
@@ -93,8 +94,16 @@ def load(base: Decoder, directory: Path) -> Decoder:
     Raises InvalidValueError for adapters that compute something else, CheckpointError for weights that do not fit.
     """
     decoder = base.with_adapters(read_lora(directory))
-    read_weights(decoder, adapter_parts(decoder.config), directory, weights=WEIGHTS, config=CONFIG)
+    read(decoder, directory)
     return decoder
+
+
+@torch.no_grad()
+def read(decoder: Decoder, directory: Path) -> None:
+    """Write the adapters of a directory over those of a decoder; as `load`, if rank, alpha and modules are its own."""
+    if (found := read_lora(directory)) != decoder.config.lora:
+        raise InvalidValueError(f"{directory / CONFIG} has {found}", legal=f"{decoder.config.lora}")
+    read_weights(decoder, adapter_parts(decoder.config), directory, weights=WEIGHTS, config=CONFIG)
 
 
 def read_lora(directory: Path) -> LoraConfig:

@@ -4,9 +4,7 @@ from pathlib import Path
 
 from rlcore.config import LoraSection, RunConfig
 from rlcore.data.tasks import alphabet
-from rlcore.errors import InvalidValueError
-from rlcore.models.adapters import attach
-from rlcore.models.adapters import load as load_adapters
+from rlcore.models import adapters
 from rlcore.models.checkpoints import DTYPES, load
 from rlcore.models.config import DecoderConfig, LoraConfig
 from rlcore.models.decoder import Decoder
@@ -32,10 +30,7 @@ def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
 
 def _with_lora(base: Decoder, section: LoraSection, seed: int) -> Decoder:
     """Attach adapters to a base, new or a directory's. Raises InvalidValueError if these are not as configured."""
-    lora = LoraConfig(section.rank, section.alpha, frozenset(section.target_modules))
-    if not section.path:
-        return attach(base, lora, seed)
-    decoder = load_adapters(base, Path(section.path))
-    if decoder.config.lora != lora:
-        raise InvalidValueError(f"model.lora.path {section.path} has {decoder.config.lora}", legal=f"{lora}")
+    decoder = adapters.attach(base, LoraConfig(section.rank, section.alpha, frozenset(section.target_modules)), seed)
+    if section.path:
+        adapters.read(decoder, Path(section.path))
     return decoder

@@ -41,6 +41,7 @@ def sync(
 ) -> Receipt:
     """Write the policy's parameters into the target, and check by its answers that they are there and used.
 
+    The frozen base of adapters is not written, but checked as all else: the target has had its own copy from the start.
     `previous` is the receipt of the last sync of these two, None for the first or after a failure. `has_learned` means
     that the optimizer has moved the policy since: unchanged weights are then an error.
     Raises WeightSyncError with the check and the parameter that failed.

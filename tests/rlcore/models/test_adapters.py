@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from harness.bits.tensor_digests import weights_digest
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models import checkpoints
-from rlcore.models.adapters import CONFIG, WEIGHTS, adapter_tensors, attach, load, save
+from rlcore.models.adapters import CONFIG, WEIGHTS, adapter_tensors, attach, load, read, save
 from rlcore.models.config import FAMILIES, DecoderConfig, LoraConfig
 from rlcore.models.decoder import Decoder, is_adapter
 from rlcore.numerics.probe import num_threads
@@ -107,6 +107,21 @@ def test_several_adapters_are_resident_over_one_base() -> None:
     assert torch.equal(found[0], before)
     assert all(not torch.equal(one, other) for i, one in enumerate(found) for other in found[:i])
     assert base.embedding.requires_grad
+
+
+def test_adapters_are_exchanged_in_place(tmp_path: Path) -> None:
+    held, other = adapted(seed=4), adapted(seed=5)
+    save(other, tmp_path)
+    expected = attach(held, ALL, 0)
+    for name, tensor in adapter_tensors(expected).items():
+        tensor.copy_(adapter_tensors(other)[name])
+    places = {name: tensor.data_ptr() for name, tensor in adapter_tensors(held).items()}
+    read(held, tmp_path)
+    assert {name: tensor.data_ptr() for name, tensor in adapter_tensors(held).items()} == places
+    with torch.no_grad():
+        assert torch.equal(held(TOKENS), expected(TOKENS))
+    with pytest.raises(InvalidValueError, match=r"adapter_config\.json has .*rank=3.*\n.*rank=2"):
+        read(adapted(SOME), tmp_path)
 
 
 def test_narrow_adapters_have_the_type_of_the_base(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_run_begins_from_adapters(tmp_path: Path, base: Path) -> None:
     path = str(tmp_path / "first" / "checkpoints" / "step-000002" / "policy")
     decoder = build_model(on_base(base, 2, path=path))[1]
     assert has_moved(state.decoder.state_dict(), decoder.state_dict()) == {False}
-    with pytest.raises(InvalidValueError, match=r"model.lora.path .*rank=8.*\n.*rank=2"):
+    with pytest.raises(InvalidValueError, match=r"adapter_config.json has .*rank=8.*\n.*rank=2"):
         build_model(on_base(base, 2, path=path, rank=2))
     with pytest.raises(InvalidValueError, match=r"model\.lora\.path"):
         trained(on_base(base, 2, path=str(tmp_path / "absent")), tmp_path / "second")
