@@ -28,6 +28,7 @@ from rlcore.errors import InvalidValueError
 Level = Literal["off", "deterministic", "invariant"]
 LEVELS: tuple[str, ...] = get_args(Level)
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+TargetModule = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
@@ -62,6 +63,19 @@ class Section(BaseModel):
 AnySection = TypeVar("AnySection", bound=Section)
 
 
+class LoraSection(Section):
+    """Low-rank adapters beside products of each layer: they are trained, and the model's own weights are not."""
+
+    rank: Positive = 16
+    alpha: Above0 = 32.0
+    """Their terms count alpha / rank times."""
+    target_modules: Annotated[tuple[TargetModule, ...], Strict(False), Field(min_length=1)] = get_args(TargetModule)
+    """Products that have one, by the names of Hugging Face's modules."""
+    path: str = ""
+    """A directory of peft with adapters of this rank, alpha and target_modules to begin from; empty: new ones, whose
+    terms are 0."""
+
+
 class ModelSection(Section):
     """A decoder made here, or a checkpoint."""
 
@@ -77,6 +91,8 @@ class ModelSection(Section):
     is_tied: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+    lora: LoraSection | None = None
+    """Adapters to train in place of all weights; None: all weights are trained."""
 
 
 class RewardModelSection(Section):
@@ -551,6 +567,9 @@ def _misfits(config: RunConfig) -> Iterator[InvalidValueError]:
     elif sampling.two_stage is not None and getattr(algorithm, "advantage", "") == "remax":
         what = "algorithm.advantage is remax, and sampling.two_stage is set: a greedy completion has no items"
         yield InvalidValueError(what, legal="grpo, dr_grpo, rloo, reinforce_pp_baseline")
+    if config.model.lora is not None and config.sampler.model == "stock":
+        what = "sampler.model is stock, and model.lora is set: parameters of vLLM's own model have no adapters"
+        yield InvalidValueError(what, legal="own", remedy="sampler.model: own")
     if _is_hybrid(config) and (deployment.num_copies == 1 or deployment.num_ranks % deployment.num_copies):
         copies = [str(n) for n in range(2, deployment.num_ranks + 1) if deployment.num_ranks % n == 0]
         yield InvalidValueError(

@@ -99,6 +99,7 @@ def check(config: RunConfig, level: str) -> None:
     reward_model = config.task.reward_model
     for name, directory_given in (
         ("model.path", config.model.path),
+        ("model.lora.path", config.model.lora.path if config.model.lora else ""),
         ("output.resume", config.output.resume),
         ("deployment.offload_directory", config.deployment.offload_directory),
         ("task.reward_model.path", reward_model.path if reward_model else ""),

@@ -374,6 +374,8 @@ def announcement(config: RunConfig, *, level: str, num_parameters: int, num_unus
     drawn = f"a new {model.family} model, weights drawn from seed {config.seed}"
     source = f"the checkpoint {model.path}" if model.path else drawn
     lines = {"model": f"{source}, {num_parameters:,} parameters, {model.dtype} on {model.device}"}
+    if model.lora is not None:
+        lines["adapters"] = f"rank {model.lora.rank} on {', '.join(model.lora.target_modules)}; all else is frozen"
 
     if num_unused:
         left = f"{count(num_unused, 'row')} of {config.task.path} are neither trained on nor held out"
@@ -389,7 +391,7 @@ def announcement(config: RunConfig, *, level: str, num_parameters: int, num_unus
         lines["warm start"] = (
             f"{up_to}{count(warm.num_steps, 'supervised step')} on the column `answer`,"
             f" {count(warm.batch_size, 'prompt')} each, learning rate {warm.learning_rate:g}{until}"
-            + (". They change the checkpoint's weights" if model.path else "")
+            + (". They change the checkpoint's weights" if model.path and not model.lora else "")
         )
 
     completions = count(training.group_size, "completion" if stages is None else "reasoning")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rlcore.checkpoint import Checkpoint, Writer, load, load_newest, save
 from rlcore.config import RunConfig
 from rlcore.errors import CheckpointError
+from rlcore.models.adapters import load as load_adapters
+from rlcore.models.adapters import save as save_adapters
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
 from rlcore.seeds import key
@@ -25,7 +27,8 @@ def save_checkpoint(state: "TrainState", directory: Path, step: int) -> Path:
     """Write what the run needs to begin with `step`; the policy as Hugging Face's tools load it."""
 
     def write_policy(path: Path) -> None:
-        save_decoder(state.decoder, path)
+        decoder, model = state.decoder, state.config.model
+        save_adapters(decoder, path, base=model.path) if model.lora else save_decoder(decoder, path)
         state.tokenizer.save(path)
 
     digests = state_digests(state, step)
@@ -43,7 +46,10 @@ def check_written(state: "TrainState", path: Path, digest: str) -> None:
     A resumed run does not read the policy's directory: other programs do. Raises CheckpointError.
     """
     weights = state.policy.weights().describe()
-    exported = load_decoder(path / "policy", dtype=weights.dtype)
+    if state.config.model.lora:
+        exported = load_adapters(state.decoder, path / "policy")
+    else:
+        exported = load_decoder(path / "policy", dtype=weights.dtype)
     found = {**load(path).values, "model": exported.config, "weights": digest_of(LiveWeights(exported))}
     own = {**_values(state), "model": weights.config, "weights": digest}
     if wrong := [name for name, value in own.items() if found[name] != value]:

@@ -24,6 +24,7 @@ def content_of(config: RunConfig, task: Task) -> dict[str, str]:
         digest.update(repr((prompt.text, sorted(prompt.columns.items()))).encode("utf-8", "surrogatepass"))
     found = {"prompts": digest.hexdigest()}
     named = {"model.path": config.model.path, "task.reward_model.path": reward_model.path if reward_model else ""}
+    named |= {"model.lora.path": config.model.lora.path} if config.model.lora else {}
     for key, path in named.items():
         files = sorted(each for each in Path(path).iterdir() if each.is_file()) if path else []
         weights = [each for each in files if each.suffix == ".safetensors" or each.name == CONFIGS[-1]]

@@ -116,21 +116,26 @@ def check_size(directory: Path, config: DecoderConfig) -> None:
         )
 
 
-def read_weights(model: nn.Module, parts: Iterable[Part], directory: Path) -> None:
+def read_weights(
+    model: nn.Module, parts: Iterable[Part], directory: Path, *, weights: str = WEIGHTS, config: str = CONFIG
+) -> None:
     """Read the parts of a model from a checkpoint. Raises CheckpointError for tensors that are not these."""
-    files, targets = _files(directory), hub_tensors(model, parts)
-    ignored = {"lm_head.weight"} - targets.keys()  # some checkpoints keep a head that is the embedding
+    files, targets = _files(directory, weights), hub_tensors(model, parts)
+    has_head = weights == WEIGHTS and "lm_head.weight" not in targets
+    ignored = {"lm_head.weight"} if has_head else set()  # some checkpoints keep a head that is the embedding
     missing, left = sorted(targets.keys() - files.keys()), sorted(files.keys() - targets.keys() - ignored)
     if missing or left:
         wrong = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
+        place = directory if weights == WEIGHTS else directory / weights
         raise CheckpointError(
-            f"{directory} is {' and '.join(wrong)} ({len(missing)} missing, {len(left)} unexpected)",
-            legal=f"the {len(targets)} tensors of the model its {CONFIG} describes",
+            f"{place} is {' and '.join(wrong)} ({len(missing)} missing, {len(left)} unexpected)",
+            legal=f"the {len(targets)} tensors of the model its {config} describes",
         )
     for name, tensor in _tensors(directory, {name: files[name] for name in targets}):
         target = targets[name]
         if tensor.shape != target.shape:
-            raise CheckpointError(f"{name} is {tuple(tensor.shape)}", legal=f"{tuple(target.shape)}, by {CONFIG}")
+            what = f"{name} is {tuple(tensor.shape)} in {directory / files[name]}"
+            raise CheckpointError(what, legal=f"{tuple(target.shape)}, by {config}")
         target.copy_(tensor)
 
 
@@ -168,14 +173,19 @@ def write(directory: Path, weights: Mapping[str, Tensor], config: Mapping[str, A
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file_name = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        partial = (directory / file_name).with_suffix(".partial")
-        save_file(shard, partial, metadata={"format": "pt"})
-        partial.replace(directory / file_name)
+        write_tensors(directory / file_name, shard)
         weight_map |= dict.fromkeys(shard, file_name)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(each.nbytes for each in tensors.values())}, "weight_map": weight_map}
         write_replacing(directory / INDEX, json.dumps(index, indent=2))
     write_replacing(directory / CONFIG, json.dumps(config, indent=2))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, at first under a temporary name."""
+    partial = path.with_suffix(".partial")
+    save_file(dict(tensors), partial, metadata={"format": "pt"})
+    partial.replace(path)
 
 
 def own_dtype(found: Mapping[str, Any]) -> torch.dtype:
@@ -190,11 +200,11 @@ def own_dtype(found: Mapping[str, Any]) -> torch.dtype:
     return DTYPES[name]
 
 
-def _files(directory: Path) -> dict[str, str]:
+def _files(directory: Path, weights: str = WEIGHTS) -> dict[str, str]:
     """Tensor -> name of its file, as the index or the only file says."""
-    if not (directory / INDEX).is_file():
-        with _opened(directory / WEIGHTS) as file:
-            return dict.fromkeys(file.keys(), WEIGHTS)
+    if weights != WEIGHTS or not (directory / INDEX).is_file():
+        with _opened(directory / weights) as file:
+            return dict.fromkeys(file.keys(), weights)
     weight_map = read_json(directory / INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{directory / INDEX} has no weight_map", legal="the file of each tensor, by its name")

@@ -33,7 +33,7 @@ class Classifier(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.decoder = Decoder(replace(config, is_tied=True))  # without a head of its own
+        self.decoder = Decoder(replace(config, is_tied=True, lora=None))  # without a head of its own
         self.config = self.decoder.config
         self.score = nn.Parameter(torch.zeros(1, config.width))
 

@@ -4,7 +4,7 @@ What the decoder would compute wrongly is refused.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,17 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Low-rank terms beside products of each layer (LoRA, arXiv:2106.09685): names and meaning are peft's."""
+
+    rank: int
+    alpha: float
+    """A term is multiplied by alpha / rank."""
+    target_modules: frozenset[str]
+    """Names of `DecoderConfig.projections`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,8 @@ class DecoderConfig:
     is_tied: bool = True
     """The output matrix is the embedding."""
     rope_scaling: RopeScaling | None = None
+    lora: LoraConfig | None = None
+    """Adapters, which alone are trained; no part of config.json."""
 
     def __post_init__(self) -> None:
         if self.max_length > MAX_LENGTH:
@@ -62,6 +75,9 @@ class DecoderConfig:
             raise InvalidValueError(f"num_kv_heads {self.num_kv_heads}", legal=legal)
         if self.head_width < 2 or self.head_width % 2:
             raise InvalidValueError(f"head_width {self.head_width}", legal="an even number, 2 or more")
+        if self.lora is not None and not {*self.projections} >= self.lora.target_modules > set():
+            what = f"target_modules {', '.join(sorted(self.lora.target_modules)) or 'without a name':.300}"
+            raise InvalidValueError(what, legal=f"one or more of {', '.join(self.projections)}")
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -86,7 +102,7 @@ class DecoderConfig:
     @property
     def num_weights(self) -> int:
         """Elements of all matrices; vectors not counted."""
-        *of_layer, of_head = (inputs * outputs for inputs, outputs in self.product_shapes)
+        *of_layer, of_head = (inputs * outputs for inputs, outputs in replace(self, lora=None).product_shapes)
         return self.num_layers * sum(of_layer) + of_head * (1 if self.is_tied else 2)
 
     @property
@@ -98,7 +114,30 @@ class DecoderConfig:
             (self.width, 2 * self.ffn_width),
             (self.ffn_width, self.width),
             (self.width, self.vocab_size),
+            *(shape for each in self.low_rank_shapes.values() for shape in each),
         )
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of a layer's products by the names that Hugging Face gives their modules."""
+        heads, kv_heads = (count * self.head_width for count in (self.num_heads, self.num_kv_heads))
+        return {
+            "q_proj": (self.width, heads),
+            "k_proj": (self.width, kv_heads),
+            "v_proj": (self.width, kv_heads),
+            "o_proj": (heads, self.width),
+            "gate_proj": (self.width, self.ffn_width),
+            "up_proj": (self.width, self.ffn_width),
+            "down_proj": (self.ffn_width, self.width),
+        }
+
+    @property
+    def low_rank_shapes(self) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
+        """(inputs, outputs) of the two products of each adapter of a layer, by its target module."""
+        if (lora := self.lora) is None:
+            return {}
+        targets = {name: shape for name, shape in self.projections.items() if name in lora.target_modules}
+        return {name: ((inputs, lora.rank), (lora.rank, outputs)) for name, (inputs, outputs) in targets.items()}
 
     @property
     def head_shape(self) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ follows it. Queries, keys and values are one product, gate and up another, which
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding
 
 from rlcore.models.cache import CachePositions, KeyValueCache
-from rlcore.models.config import DecoderConfig, RopeScaling
+from rlcore.models.config import DecoderConfig, LoraConfig, RopeScaling
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.norms import rms_norm
@@ -124,6 +125,19 @@ def rotations_of_heads(rotations: Tensor, config: DecoderConfig) -> tuple[Tensor
     return cosines, sines
 
 
+class LowRank(nn.Module):
+    """An adapter: the term scale * (x a^T) b^T beside the product of one target module."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.a, self.b = _parameter(rank, inputs), _parameter(outputs, rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the term [..., outputs] of x [..., inputs]."""
+        return linear(linear(x, self.a), self.b) * self.scale  # scaled before it is added: a fused sum rounds once
+
+
 class Layer(nn.Module):
     """Attention and a gated MLP, each after an RMSNorm and added to the stream."""
 
@@ -140,15 +154,29 @@ class Layer(nn.Module):
         self.mlp_norm = _parameter(config.width)
         self.gate_up = _parameter(2 * config.ffn_width, config.width)
         self.down = _parameter(config.width, config.ffn_width)
+        self.lora = nn.ModuleDict()
+        if (lora := config.lora) is not None:
+            for name in config.low_rank_shapes:
+                self.lora[name] = LowRank(*config.projections[name], lora.rank, lora.alpha / lora.rank)
 
     def forward(self, x: Tensor, by: TorchBackend) -> Tensor:
         """The stream [batch, length, width] after this layer."""
         config = self.config
-        qkv = linear(rms_norm(x, self.attention_norm, config.norm_eps), self.qkv, self.qkv_bias)
-        heads = qkv.view(*x.shape[:2], config.num_qkv_heads, config.head_width)
-        x = x + linear(by.attend(heads, self), self.out)
+        normed = rms_norm(x, self.attention_norm, config.norm_eps)
+        qkv = self._adapted(linear(normed, self.qkv, self.qkv_bias), normed, "q_proj", "k_proj", "v_proj")
+        heads = by.attend(qkv.view(*x.shape[:2], config.num_qkv_heads, config.head_width), self)
+        x = x + self._adapted(linear(heads, self.out), heads, "o_proj")
         normed = rms_norm(x, self.mlp_norm, config.norm_eps)
-        return x + linear(swiglu(linear(normed, self.gate_up)), self.down)
+        inner = swiglu(self._adapted(linear(normed, self.gate_up), normed, "gate_proj", "up_proj"))
+        return x + self._adapted(linear(inner, self.down), inner, "down_proj")
+
+    def _adapted(self, y: Tensor, x: Tensor, *modules: str) -> Tensor:
+        """Add to a product y of x the terms of these modules, whose outputs stand in it one after the other."""
+        if not any(name in self.lora for name in modules):
+            return y
+        sizes = [self.config.projections[name][1] for name in modules]
+        parts = zip(modules, y.split_with_sizes(sizes, -1), strict=True)
+        return torch.cat([part + self.lora[name](x) if name in self.lora else part for name, part in parts], -1)
 
 
 class Decoder(nn.Module):
@@ -163,6 +191,9 @@ class Decoder(nn.Module):
         self.head = None if config.is_tied else _parameter(config.vocab_size, config.width)
         # Not buffers: a conversion of the model to bf16 would convert them too.
         self._rotations = torch.cat(rotation_table(config), -1)
+        if config.lora:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(is_adapter(name))
 
     def initialise(self, seed: int) -> "Decoder":
         """Draw the weights, the same for a seed whatever the machine's threads; biases 0, norms 1."""
@@ -174,6 +205,20 @@ class Decoder(nn.Module):
                 else:
                     parameter.fill_(0.0 if name.endswith("bias") else 1.0)
         return self
+
+    def with_adapters(self, lora: LoraConfig) -> "Decoder":
+        """Return a decoder of the same base, in the same memory, with adapters of zero of its own.
+
+        Several of them can be resident over one base.
+        """
+        with torch.device("meta"):
+            decoder = Decoder(replace(self.config, lora=lora))
+        weights = {name: value for name, value in self.state_dict().items() if not is_adapter(name)}
+        shapes = {name: value.shape for name, value in decoder.state_dict().items() if is_adapter(name)}
+        weights |= {name: self.embedding.new_zeros(shape) for name, shape in shapes.items()}
+        decoder.load_state_dict(weights, assign=True)
+        decoder._rotations = self._rotations
+        return decoder
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
@@ -213,6 +258,11 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, by)
         return rms_norm(x, self.norm, self.config.norm_eps)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether the parameter of a decoder or a critic belongs to an adapter."""
+    return ".lora." in name
 
 
 def _parameter(*shape: int) -> nn.Parameter:

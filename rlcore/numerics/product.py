@@ -139,7 +139,11 @@ class _TiledProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        inner = torch.cat([tile @ weight for tile in in_tiles(grad, ctx.rows, 0)])[: x.shape[0]]
-        return inner, padded(grad, ctx.rows, 0).t() @ padded(x, ctx.rows, 0), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (x, weight), (needs_x, needs_weight, _) = ctx.saved_tensors, ctx.needs_input_grad
+        tiles = in_tiles(grad, ctx.rows, 0) if needs_x else ()
+        return (
+            torch.cat([tile @ weight for tile in tiles])[: x.shape[0]] if needs_x else None,
+            padded(grad, ctx.rows, 0).t() @ padded(x, ctx.rows, 0) if needs_weight else None,
+            None,
+        )

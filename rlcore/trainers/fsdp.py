@@ -35,6 +35,7 @@ from rlcore.trainers.gradients import (
     local_part,
     non_finite_loss,
     squared_rows,
+    trained_parameters,
 )
 from rlcore.trainers.ranks import Assignment, RankGrid, agree, raise_first
 from rlcore.trainers.reductions import Replicas, canonical_sum, flat_nodes, owned
@@ -57,7 +58,8 @@ class Shards(Replicas):
         """Microbatch of each rank of this replica in the passes that are left, in lockstep; None for a dummy pass."""
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         with_own = [module for module in self._modules if module._get_fsdp_state()._fsdp_param_groups]
-        self._round_sums = [RoundSum(self, module) for module in with_own]
+        sums = [RoundSum(self, module) for module in with_own]
+        self._round_sums = [each for each in sums if each.parameters]
 
     def backward(self, own: Sequence[Microbatch], loss: Loss) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
         """Make the passes of this rank; return their losses, and its shards of the sums of all ranks' gradients."""
@@ -78,7 +80,7 @@ class Shards(Replicas):
                 parameter.grad = None  # zeros: `RoundSum` has the sum
         raise_first(self.grid.world, failed)
         by_parameter = {parameter: shard for each in self._round_sums for parameter, shard in each.take()}
-        return tuple(found[: len(own)]), [by_parameter[parameter] for parameter in self.model.parameters()]
+        return tuple(found[: len(own)]), [by_parameter[each] for each in trained_parameters(self.model).values()]
 
     def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
         """Read microbatches, in their order."""
@@ -140,9 +142,11 @@ class RoundSum(ReduceScatter):
         """Take over the sums of a module; torch's setters reach one module each."""
         (group,) = module._get_fsdp_state()._fsdp_param_groups  # nothing public tells the order of the gradients
         self._shards, self._name = shards, type(module).__name__.removeprefix("FSDP")
-        self._parameters: list[nn.Parameter] = [each.sharded_param for each in group.fsdp_params]
+        sharded: list[nn.Parameter] = [each.sharded_param for each in group.fsdp_params]
+        self.parameters = [each for each in sharded if each.requires_grad]
+        """Those that have a gradient: FSDP leaves the base of adapters out, and is silent about modules without any."""
         size = shards.grid.shard.size
-        self._sizes = [-(-each.shape[0] // size) * each.shape[1:].numel() for each in self._parameters]
+        self._sizes = [-(-each.shape[0] // size) * each.shape[1:].numel() for each in self.parameters]
         module.set_custom_reduce_scatter(self)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # without it a factor needs an operation that Gloo lacks
@@ -180,7 +184,7 @@ class RoundSum(ReduceScatter):
         if total is None:
             raise self._incomplete()
         parts = torch.split(total, self._sizes)
-        for parameter, part in zip(self._parameters, parts, strict=True):
+        for parameter, part in zip(self.parameters, parts, strict=True):
             local = local_part(parameter)
             yield parameter, sharded_like(parameter, part[: local.numel()].view(local.shape))
 

@@ -49,7 +49,7 @@ class OneProcess:
 
     def backward(self, own: Sequence[Microbatch], loss: Loss) -> tuple[tuple[MicrobatchLoss, ...], list[Tensor]]:
         """Make the passes of this rank; return their losses, and the sum of all ranks' gradients by parameter, fp32."""
-        parameters, found = list(self.model.parameters()), dict[int, MicrobatchLoss]()
+        parameters, found = [*trained_parameters(self.model).values()], dict[int, MicrobatchLoss]()
         total = GradientSum(parameters, len(own))
         for microbatches in divide_among_workers(own, self._num_workers):
             part = GradientSum(parameters, len(own))
@@ -116,6 +116,12 @@ class GradientSum:
         """Return the sum for each parameter."""
         totals = [tree.total() for tree in self.trees]
         return [total for total in totals if total is not None]
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that training moves, by name: adapters without their base; all if none is to be moved."""
+    named = dict(model.named_parameters())
+    return {name: parameter for name, parameter in named.items() if parameter.requires_grad} or named
 
 
 def take_gradient(parameter: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ class OffloadedState:
             )
 
     def _found(self) -> dict[str, str]:
-        return tensor_digests({name: local_part(tensor) for name, tensor in self._state().items()})
+        found = {**dict(self._model.named_parameters()), **self._state()}  # a frozen base is no part of the state
+        return tensor_digests({name: local_part(tensor.detach()) for name, tensor in found.items()})
 
     @torch.no_grad()
     def _move(self, move: Callable[[Tensor], Tensor]) -> None:

@@ -22,6 +22,7 @@ from rlcore.trainers.gradients import (
     OneProcess,
     full_tensor,
     non_finite_loss,
+    trained_parameters,
 )
 from rlcore.trainers.ranks import Assignment, RankGrid, Ranks, agree, raise_first
 
@@ -43,7 +44,7 @@ class Replicas(OneProcess):
         """Make the passes of this rank; return their losses, and the sum of all ranks' gradients by parameter, fp32."""
         assignment = agree(self.grid.world, [each.number for each in own])
         num_values = sum(map(len, assignment)) if self.is_canonical else len(own)
-        parameters, found = list(self.model.parameters()), []
+        parameters, found = [*trained_parameters(self.model).values()], []
         total, failed = GradientSum(parameters, num_values), None
         for place, microbatch in enumerate(own):
             computed = loss(self.model, microbatch)

@@ -30,6 +30,7 @@ from rlcore.trainers.gradients import (
     full_tensor,
     local_part,
     non_finite_gradient,
+    trained_parameters,
 )
 from rlcore.weights.source import LiveWeights
 
@@ -114,7 +115,7 @@ class Trainer:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
+                for name, parameter in trained_parameters(self.model).items():
                     if parameter is not self.masters[name]:
                         local_part(parameter).copy_(local_part(self.masters[name]))
             if self._sentinel is not None:
@@ -146,7 +147,7 @@ class Trainer:
     def restart_optimizer(self) -> None:
         """Forget all that the optimizer has seen."""
         self._wake()
-        self.masters = {name: build_master(parameter) for name, parameter in self.model.named_parameters()}
+        self.masters = {name: build_master(parameter) for name, parameter in trained_parameters(self.model).items()}
         """By name: the weights that the optimizer moves, fp32 where the model's own are narrower."""
         self.optimizer = build_adamw(self.masters, self._section, self.peak_rate)
 
@@ -157,7 +158,7 @@ class Trainer:
         """
         self._wake()
         found = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in trained_parameters(self.model).items():
             found[name], master = parameter.detach(), self.masters[name]
             own = {} if master is parameter else {MASTER: master.detach()}
             for kind, value in sorted({**self.optimizer.state.get(master, {}), **own}.items()):
@@ -172,8 +173,8 @@ class Trainer:
     def read_state(self, path: Path) -> None:
         """Load what `write_state` has written, by any number of ranks. Raises CheckpointError."""
         self._wake()
-        found = read_state(path, dict(self.model.named_parameters()), self.reduction.group)
-        for name, parameter in self.model.named_parameters():
+        found = read_state(path, trained_parameters(self.model), self.reduction.group)
+        for name, parameter in trained_parameters(self.model).items():
             local_part(parameter).copy_(local_part(found.pop(name)))
         self.restart_optimizer()
         for key, value in found.items():
@@ -270,7 +271,9 @@ class Models:
         model: nn.Module = self._decoder
         if name != "policy":
             policy = self.built["policy"].weights().decoder()
-            model = build_critic(policy) if name == "critic" else copy.deepcopy(policy).requires_grad_(False)
+            model = build_critic(policy) if name == "critic" else copy.deepcopy(policy)
+            if name == "reference" and policy.config.lora is None:  # with adapters, its state is these alone
+                model.requires_grad_(False)
         self.built[name] = self._build(name, model, peak_rate(self._config, name))
         return self.built[name]
 

@@ -41,6 +41,7 @@ def sync(
 ) -> Receipt:
     """Write the policy's parameters into the target, and check by its answers that they are there and used.
 
+    The frozen base of adapters is not written, but checked as all else: the target has had its own copy from the start.
     `previous` is the receipt of the last sync of these two, None for the first or after a failure. `has_learned` means
     that the optimizer has moved the policy since: unchanged weights are then an error.
     Raises WeightSyncError with the check and the parameter that failed.
@@ -61,9 +62,10 @@ def sync(
         if has_learned:
             check_policy_changed(expected, previous)
     target.begin(policy_version)
+    sent = tuple(name for name in names if name not in about.frozen)
     if previous is None:
-        probe(weights, target, expected, names)
-    target.write((name, source[name]) for name in names)
+        probe(weights, target, expected, sent)
+    target.write((name, source[name]) for name in sent)
     check_digests({name: expected[name] for name in names}, target.digests(names), previous)
     tokens = canary_tokens(about.config)
     given, own = _at_once(state, partial(target.canary, tokens), partial(weights.logprobs, tokens))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from harness.bits.tensor_digests import combined_digest, tensor_digests
 from rlcore.models.config import DecoderConfig
-from rlcore.models.decoder import Decoder
+from rlcore.models.decoder import Decoder, is_adapter
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.target import ParameterSpec
 
@@ -26,6 +26,8 @@ class SourceDescription:
     """Groups of names that are one parameter."""
     specs: dict[str, ParameterSpec]
     """Type, shape and memory of each tensor, tied ones under each of their names."""
+    frozen: frozenset[str] = frozenset()
+    """Names of the base of adapters, which never moves: a sampler has its own copy."""
 
 
 class WeightSource(Protocol):
@@ -92,12 +94,14 @@ class LiveWeights:
             place = (parameter.device, parameter.data_ptr(), parameter.shape, parameter.stride())
             has_memory = parameter.numel() and not parameter.is_meta
             groups.setdefault(place if has_memory else name, []).append(name)
+        config, names = cast(DecoderConfig, self._model.config), [name for name, _ in self._model.named_parameters()]
         return SourceDescription(
-            config=cast(DecoderConfig, self._model.config),
+            config=config,
             dtype=next(self._model.parameters()).dtype,
-            names=tuple(name for name, _ in self._model.named_parameters()),
+            names=tuple(names),
             tied=tuple(tuple(names) for names in groups.values() if len(names) > 1),
             specs=self._specs(),
+            frozen=frozenset(name for name in names if config.lora and not is_adapter(name)),
         )
 
     @property

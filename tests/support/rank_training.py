@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from harness.bits.tensor_digests import tensor_digest
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.data.microbatches import Microbatch, divide_among_workers
-from rlcore.models.config import DecoderConfig
+from rlcore.models.adapters import attach
+from rlcore.models.config import DecoderConfig, LoraConfig
 from rlcore.models.decoder import Decoder
 from rlcore.trainers import reductions
-from rlcore.trainers.gradients import MicrobatchLoss, full_tensor
+from rlcore.trainers.gradients import MicrobatchLoss, full_tensor, trained_parameters
 from rlcore.trainers.ranks import RankGrid, build_grid
 from rlcore.trainers.trainer import Trainer
 
 CONFIG = DecoderConfig(
     family="qwen2", vocab_size=37, width=18, num_layers=2, num_heads=3, num_kv_heads=1, head_width=6, ffn_width=23
 )
+LORA = LoraConfig(3, 6.0, frozenset(CONFIG.projections))
+"""Adapters with fewer rows than there are ranks."""
 NUM_MICROBATCHES = 13
 """Numbers without a microbatch: a tree of 13 values has 11."""
 NUM_STEPS = 2
@@ -31,9 +34,11 @@ NUM_STEPS = 2
 class Odd(nn.Module):
     """A decoder with tied embeddings and odd sizes, and a parameter with fewer rows than there are ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_adapted: bool = False) -> None:
         super().__init__()
         self.decoder = Decoder(CONFIG).initialise(3)
+        if is_adapted:
+            self.decoder = attach(self.decoder, LORA, 3)
         self.gains = nn.Parameter(torch.tensor([1.0, 0.1, 0.5]))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -114,6 +119,8 @@ class Case:
     is_canonical: bool = True
     max_norm: float = 0.5
     bucket_elements: int = reductions.BUCKET_ELEMENTS
+    is_adapted: bool = False
+    """Whether the decoder has adapters, and its base is frozen."""
 
 
 def local_trainer(
@@ -139,13 +146,14 @@ def local_trainer(
     )
 
 
-def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) -> Trained:
+def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5, *, is_adapted: bool = False) -> Trained:
     """Train in one process."""
-    trainer, norms, gradients = local_trainer(dtype), [], dict[str, str]()
+    trainer, norms = local_trainer(dtype, Odd(is_adapted=is_adapted)), []
+    gradients = dict[str, str]()
     for step in range(NUM_STEPS):
         trainer.forward_backward(microbatches_of(step), negative_likelihood)
         assert trainer.gradients is not None
-        names = [name for name, _ in trainer.model.named_parameters()]
+        names = trained_parameters(trainer.model)
         gradients = {name: tensor_digest(g.to(dtype)) for name, g in zip(names, trainer.gradients, strict=True)}
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=max_norm))
     return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
@@ -172,7 +180,7 @@ def parallel_trainer(case: Case, model: nn.Module | None = None) -> tuple[Traine
 
 def parallel_training(case: Case) -> Trained | None:
     """Train on the first ranks; None on the others."""
-    built = parallel_trainer(case)
+    built = parallel_trainer(case, Odd(is_adapted=case.is_adapted))
     if built is None:
         return None
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +196,7 @@ def training_of(case: Case, trainer: Trainer, grid: RankGrid) -> Trained:
         losses = trainer.forward_backward(own, negative_likelihood)
         assert len(losses) == len(own)
         assert trainer.gradients is not None
-        names = [name for name, _ in trainer.model.named_parameters()]
+        names = trained_parameters(trainer.model)
         gradients = {
             name: tensor_digest(full_tensor(gradient).to(case.dtype))
             for name, gradient in zip(names, trainer.gradients, strict=True)

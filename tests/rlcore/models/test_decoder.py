@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import InvalidValueError
 from rlcore.models.cache import KeyValueCache
-from rlcore.models.config import FAMILIES, DecoderConfig
+from rlcore.models.config import FAMILIES, DecoderConfig, LoraConfig
 from rlcore.models.decoder import Critic, Decoder, rotate, rotation_table
 from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.log_softmax import token_logprobs
@@ -21,8 +21,11 @@ LENGTH = 40
 few = settings(max_examples=8)
 
 
-def decoder_of(family: str, dtype: torch.dtype = torch.float32) -> Decoder:
-    decoder = Decoder(replace(CONFIG, family=family)).initialise(5)
+LORA = LoraConfig(5, 8.0, frozenset({"q_proj", "v_proj", "o_proj", "up_proj", "down_proj"}))
+
+
+def decoder_of(family: str, dtype: torch.dtype = torch.float32, lora: LoraConfig | None = None) -> Decoder:
+    decoder = Decoder(replace(CONFIG, family=family, lora=lora)).initialise(5)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.mul_(4)
@@ -59,7 +62,7 @@ def decoded(decoder: Decoder, order: list[int], lengths: list[int]) -> list[torc
 def test_decoding_gives_the_bits_of_a_pass(
     strategy: Strategy, data: st.DataObject, family: str, dtype: torch.dtype, count: int
 ) -> None:
-    decoder = decoder_of(family, dtype)
+    decoder = decoder_of(family, dtype, data.draw(st.sampled_from([None, LORA])))
     order = data.draw(st.permutations(range(5)))[: data.draw(st.integers(1, 5))]
     lengths = data.draw(st.lists(st.integers(LENGTH - 9, LENGTH - 1), min_size=len(order), max_size=len(order)))
     with num_threads(1), torch.no_grad():
@@ -69,10 +72,13 @@ def test_decoding_gives_the_bits_of_a_pass(
             assert torch.equal(logits, whole[sample, : len(logits)])
 
 
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pass_without_gradients_has_the_bits_of_one_with_them(strategy: Strategy, family: str) -> None:
+def test_a_pass_without_gradients_has_the_bits_of_one_with_them(
+    strategy: Strategy, family: str, lora: LoraConfig | None
+) -> None:
     """Operations take a shorter way where nobody asks for gradients."""
-    decoder, generator = decoder_of(family), torch.Generator().manual_seed(7)
+    decoder, generator = decoder_of(family, lora=lora), torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in decoder.parameters():
             if parameter.dim() == 1:
@@ -93,14 +99,15 @@ def test_what_follows_a_position_does_not_change_it(strategy: Strategy, length: 
 def lane_gradients(decoder: Decoder, lane: list[int]) -> list[torch.Tensor]:
     """Of a lane of fixed width and length."""
     logprobs = token_logprobs(decoder(TOKENS[lane])[:, :-1], TOKENS[lane][:, 1:])
-    return list(torch.autograd.grad(logprobs.sum(), list(decoder.parameters())))
+    return list(torch.autograd.grad(logprobs.sum(), [each for each in decoder.parameters() if each.requires_grad]))
 
 
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2", torch.float32), ("qwen3", torch.bfloat16)])
 def test_gradients_do_not_depend_on_threads_and_add_up_in_one_tree(
-    strategy: Strategy, family: str, dtype: torch.dtype
+    strategy: Strategy, family: str, dtype: torch.dtype, lora: LoraConfig | None
 ) -> None:
-    decoder = decoder_of(family, dtype)
+    decoder = decoder_of(family, dtype, lora)
     lanes = [[0, 1], [2, 3], [4, 4]]
     with num_threads(1):
         one = [lane_gradients(decoder, lane) for lane in lanes]
@@ -111,8 +118,9 @@ def test_gradients_do_not_depend_on_threads_and_add_up_in_one_tree(
         assert a is not None and b is not None and torch.equal(a, b)
 
 
-def test_gradients_are_those_of_plain_torch(strategy: Strategy) -> None:
-    decoder = decoder_of("qwen3")
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
+def test_gradients_are_those_of_plain_torch(strategy: Strategy, lora: LoraConfig | None) -> None:
+    decoder = decoder_of("qwen3", lora=lora)
     found = lane_gradients(decoder, [0, 1])
     with following(None):
         expected = lane_gradients(decoder, [0, 1])
@@ -143,8 +151,10 @@ def test_what_does_not_fit_a_cache_is_refused() -> None:
         decoder.extend(TOKENS[:3, :3], cache, [0, 0, 0])
 
 
-def test_a_models_own_shapes_are_certified() -> None:
-    config = replace(CONFIG, is_tied=False)
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
+def test_a_models_own_shapes_are_certified(lora: LoraConfig | None) -> None:
+    config = replace(CONFIG, is_tied=False, lora=lora)
+    assert config.num_weights == replace(config, lora=None).num_weights
     found = certify(shapes=config.product_shapes, heads=[config.head_shape])
     sizes = {tuple(parameter.shape[::-1]) for parameter in Decoder(config).parameters() if parameter.dim() == 2}
     assert sizes == set(config.product_shapes)

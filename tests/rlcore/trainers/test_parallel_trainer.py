@@ -55,6 +55,12 @@ def test_ranks_train_to_the_bits_of_one_process(on_ranks: OnRanks, case: Case) -
     assert found == [alone] * case.num_ranks + [None] * (NUM_RANKS - case.num_ranks)
 
 
+@pytest.mark.parametrize(("num_ranks", "num_shards"), [(4, 1), (4, 2), (4, 4)])
+def test_ranks_train_adapters_to_the_bits_of_one_process(on_ranks: OnRanks, num_ranks: int, num_shards: int) -> None:
+    alone = local_training(is_adapted=True)
+    assert on_ranks(parallel_training, Case(num_ranks, num_shards, "shuffled", is_adapted=True)) == [alone] * num_ranks
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_tensors_are_summed_in_slices_and_buckets_to_the_same_bits(on_ranks: OnRanks, num_shards: int) -> None:

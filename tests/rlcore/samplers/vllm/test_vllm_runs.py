@@ -70,3 +70,10 @@ def test_without_recipes_the_trainer_does_not_match(
     monkeypatch.setattr("rlcore.checks.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(config(training=TRAINING, sampler={"name": "vllm"}, runtime={"concurrency": 3}), tmp_path)
+
+
+def test_adapters_are_the_same_too(tmp_path: Path) -> None:
+    adapted: Any = {"model": {"lora": {"rank": 4, "alpha": 8.0}}, "training": {**TRAINING, "num_steps": 2}}
+    local = recorded(config(**adapted), tmp_path / "local")
+    found = recorded(config(**adapted, **PERTURBED), tmp_path / "vllm")
+    assert first_difference(local, found) is None and found.leaves.keys() == local.leaves.keys()
