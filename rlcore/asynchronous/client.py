@@ -1,4 +1,4 @@
-"""A client of inference servers: asks until there is an answer, whoever gives it and however often one has to ask."""
+"""A client of inference servers: asks until one of them answers."""
 
 import asyncio
 import contextlib

@@ -30,8 +30,6 @@ RUN = "run_default"
 BATCHES, BROADCASTS, CHECKPOINTS, EVALUATIONS = "batches", "broadcasts", "checkpoints", "evaluations"
 STABLE = "STABLE"
 SETTINGS, SETTINGS_FILE = "settings", "settings.json"
-WEIGHTS = "model.safetensors"
-"""File of a broadcast."""
 BATCH = "batch.json"
 """File of a batch: {"ledger": [[group, version, fate]], "rows": the samples that are trained, and what the trainer
 needs to know}."""

@@ -3,9 +3,9 @@
     POST /v1/completions {"model": "step_3", "prompt": [ids], "seed": key, "max_tokens": 32, "temperature": 1.0}
       ─▶ {"choices": [{"text", "token_ids", "logprobs": {"token_logprobs"}, "finish_reason"}], "system_fingerprint"}
 
-One thread: between two tokens it takes what has arrived, and admits it. Completions that run together are of one
-version; if none runs, the version that has waited longest is loaded. The fingerprint is the digest of the weights. What
-decodes is a `Backend`: the local decoder, or `rlcore.asynchronous.vllm_backend`.
+One thread: between two tokens it takes what has arrived, and admits it. Of adapters several versions are resident over
+one base, else one version is. The fingerprint is the digest of the weights. What decodes is a `Backend`: the local
+decoder, or `rlcore.asynchronous.vllm_backend`.
 """
 
 import asyncio
@@ -13,15 +13,16 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import torch
 from pydantic import Field, Strict
-from safetensors.torch import load
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -29,8 +30,8 @@ from starlette.routing import Route
 from torch import Tensor
 
 from harness.bits.files import parse_object
-from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import WEIGHTS, read
+from rlcore.asynchronous.broadcast import NORMS, Digests, from_files
+from rlcore.asynchronous.directory import path_of, read
 from rlcore.config import AtLeast0, Positive, Section, Texts, read_section
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.decoder import Decoder
@@ -76,12 +77,20 @@ class Backend(Protocol):
 
 
 class LocalBackend(ContinuousBatch):
-    """The decoder of this process, as `Backend`."""
+    """A decoder of this process, as `Backend`. Others may share the base of its adapters, but not its norm weights."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, concurrency: int) -> None:
+        super().__init__(decoder, tokenizer, concurrency=concurrency)
+        self._digests = Digests(decoder)
+        for name, parameter in decoder.named_parameters():
+            if name.endswith("norm"):
+                parameter.data = parameter.data.clone()
 
     def load(self, weights: Mapping[str, Tensor]) -> str:
         """As `Backend.load`."""
-        self._decoder.load_state_dict(weights)
-        return weights_digest(dict(self._decoder.named_parameters()))
+        self._decoder.load_state_dict(weights, strict=self._decoder.config.lora is None)
+        own = dict(self._decoder.named_parameters())
+        return self._digests.of(self._decoder, {name: own[name] for name in weights})
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +100,10 @@ class Wanted:
     version: int
     request: SampleRequest
     answer: "asyncio.Future[RunningSequence]"
+    resident: "Resident | None" = None
+    """Whose batch it is in."""
     number: int = -1
-    """In the batch; -1 before it is there."""
+    """In the batch."""
     digest: str = ""
     """Of the weights that draw it."""
     began_s: float = 0.0
@@ -100,8 +111,19 @@ class Wanted:
     ended_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A version of the weights, what decodes with it, and its completions."""
+
+    backend: Backend
+    version: int = -1
+    """-1: none, or one that has failed."""
+    digest: str = ""
+    running: dict[int, Wanted] = field(default_factory=dict)
+
+
 class Inference:
-    """One decoder, with the weights that are asked for, and the completions on their way through it."""
+    """Versions of the weights that are asked for, and the completions on their way through them."""
 
     def __init__(
         self,
@@ -111,22 +133,22 @@ class Inference:
         *,
         concurrency: int,
         length: int,
-        backend: Backend | None = None,
+        backends: Sequence[Backend] = (),
+        base: Decoder | None = None,
     ) -> None:
         """Read weights from `broadcasts`; completions have up to `length` tokens, with their prompts.
 
-        None as the backend is the local one.
+        Each backend holds a version; by default there is one, which decodes with this decoder. `base` has the weights
+        of the checkpoint, until a version without adapters is loaded.
         """
-        self._backend: Backend = (
-            LocalBackend(decoder, tokenizer, concurrency=concurrency) if backend is None else backend
-        )
+        self._residents = [
+            Resident(each) for each in backends or [LocalBackend(decoder, tokenizer, concurrency=concurrency)]
+        ]
         self._tokenizer, self._broadcasts = tokenizer, broadcasts
         self._concurrency, self._config = concurrency, replace(decoder.config, max_length=length)
         self._waiting: list[Wanted] = []
-        self._running: dict[int, Wanted] = {}
         self._arrived = asyncio.Event()
-        self._version, self._digest = -1, ""
-        self._base: Decoder | None = decoder
+        self._base: Decoder | None = base or decoder
 
     def app(self) -> Starlette:
         """Return the application, which decodes for as long as it is served."""
@@ -149,9 +171,18 @@ class Inference:
 
     async def models(self, _: Request) -> JSONResponse:
         """Answer with what is loaded, and how many completions are on their way."""
-        name = f"step_{self._version}"
-        about = {"id": name, "object": "model", "waiting": len(self._waiting), "running": len(self._running)}
-        return JSONResponse({"object": "list", "data": [about], "places": self._concurrency})
+        waiting = Counter(each.version for each in self._waiting)
+        running = {each.version: len(each.running) for each in self._residents}
+        data = [
+            {
+                "id": f"step_{version}",
+                "object": "model",
+                "waiting": waiting[version],
+                "running": running.get(version, 0),
+            }
+            for version in sorted({*running, *waiting})
+        ]
+        return JSONResponse({"object": "list", "data": data, "places": self._concurrency})
 
     async def complete(self, request: Request) -> JSONResponse:
         """Answer one completion; 400 for what cannot be done, 404 for weights that are not there, 500 for a failure."""
@@ -224,51 +255,60 @@ class Inference:
         """Decode a token of all that run, over and over; requests that have arrived meanwhile join them."""
         while True:
             self._admit()
-            if not len(self._backend):
+            if not (busy := [each for each in self._residents if len(each.backend)]):
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            try:
-                for done in self._backend.step():
-                    wanted = self._running.pop(done.number)
-                    wanted.ended_s = time.monotonic()
-                    wanted.answer.set_result(done)
-            except Exception as error:  # is the answer, and the server goes on
-                for number, each in self._running.items():
-                    each.answer.set_exception(error)
-                    self._backend.drop(number)
-                self._running.clear()
-                self._version = -1
+            for resident in busy:
+                try:
+                    for done in resident.backend.step():
+                        wanted = resident.running.pop(done.number)
+                        wanted.ended_s = time.monotonic()
+                        wanted.answer.set_result(done)
+                except Exception as error:  # is the answer, and the server goes on
+                    for number, each in resident.running.items():
+                        each.answer.set_exception(error)
+                        resident.backend.drop(number)
+                    resident.running.clear()
+                    resident.version = -1
             await asyncio.sleep(0)
 
     def _admit(self) -> None:
-        """Put what waits for the loaded version into the batch; into an empty one, what has waited longest."""
-        while self._waiting and not len(self._backend) and self._waiting[0].version != self._version:
-            wanted = self._waiting[0]
-            try:
-                content = read(self._broadcasts, wanted.version, WEIGHTS)
-                self._base = None
-                self._digest = self._backend.load(load(content))
-                self._version = wanted.version
-            except Exception as error:  # is the answer, and the server goes on
-                self._version = -1
-                self._waiting.remove(wanted)
-                wanted.answer.set_exception(error)
-        for wanted in [each for each in self._waiting if each.version == self._version]:
-            wanted.number, wanted.digest, wanted.began_s = (
-                self._backend.put(wanted.request),
-                self._digest,
-                time.monotonic(),
-            )
-            self._running[wanted.number] = wanted
-        self._waiting = [each for each in self._waiting if each.version != self._version]
+        """Put what waits into the batch of its version, which is loaded in place of the oldest idle one."""
+        for wanted in [*self._waiting]:
+            resident = next((each for each in self._residents if each.version == wanted.version), None)
+            if resident is None:
+                idle = [each for each in self._residents if not len(each.backend)]
+                if not idle:
+                    continue
+                resident = min(idle, key=lambda each: each.version)
+                try:
+                    self._load(resident, wanted.version)
+                except Exception as error:  # is the answer, and the server goes on
+                    resident.version = -1
+                    self._waiting.remove(wanted)
+                    wanted.answer.set_exception(error)
+                    continue
+            self._waiting.remove(wanted)
+            wanted.digest, wanted.began_s = resident.digest, time.monotonic()
+            wanted.number = resident.backend.put(wanted.request)
+            wanted.resident = resident
+            resident.running[wanted.number] = wanted
+
+    def _load(self, resident: Resident, version: int) -> None:
+        has_norms = (path_of(self._broadcasts, version) / NORMS).exists()
+        weights = from_files(partial(read, self._broadcasts, version), self._config, has_norms=has_norms)
+        if self._config.lora is None:
+            self._base = None
+        resident.digest = resident.backend.load(weights)
+        resident.version = version
 
     def _forget(self, wanted: Wanted) -> None:
         wanted.answer.cancel()
         if wanted in self._waiting:
             self._waiting.remove(wanted)
-        elif self._running.pop(wanted.number, None) is not None:
-            self._backend.drop(wanted.number)
+        elif wanted.resident is not None and wanted.resident.running.pop(wanted.number, None) is not None:
+            wanted.resident.backend.drop(wanted.number)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """What each of the three processes builds before it works, at its level of determinism."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -11,8 +12,19 @@ import torch
 import uvicorn
 
 from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, RUN, claim, compare_settings, held, is_there
-from rlcore.asynchronous.infer import Inference, logprobs_of
+from rlcore.asynchronous.directory import (
+    BATCHES,
+    BROADCASTS,
+    POLL_S,
+    RUN,
+    claim,
+    compare_settings,
+    held,
+    is_there,
+    path_of,
+    steps,
+)
+from rlcore.asynchronous.infer import Backend, Inference, LocalBackend, logprobs_of
 from rlcore.asynchronous.orchestrator import Orchestrator
 from rlcore.asynchronous.settings import (
     EnvSection,
@@ -30,8 +42,10 @@ from rlcore.determinism import at_level, check_level_of_device
 from rlcore.errors import InvalidValueError
 from rlcore.log import NullRecorder, Recorder
 from rlcore.memory import keep_freed_memory
+from rlcore.models import adapters
 from rlcore.models.build import build_model
 from rlcore.models.checkpoints import load
+from rlcore.models.config import LoraConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import load_tokenizer
 from rlcore.numerics.probe import num_threads
@@ -53,28 +67,50 @@ def run_infer(section: Infer, say: Say, replica: str = "") -> int:
     Replicas share a port, among which the kernel divides connections.
     """
     check_level_of_device(section.level, section.device)
-    run, host, port, backend = Path(section.output_dir), section.host, section.port, None
+    run, host, port = Path(section.output_dir), section.host, section.port
     wanted = "float32" if section.device == "cpu" else "bfloat16"
     if section.dtype not in ("auto", wanted):
         raise InvalidValueError(f"dtype {section.dtype} on {section.device}", legal=f"auto, or {wanted}: as is trained")
     with held(run, f"infer-{port}{replica}", say), _bound(host, port, is_shared=bool(replica)) as bound:
-        tokenizer = load_tokenizer(Path(section.model))
-        decoder = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
+        tokenizer, lora = load_tokenizer(Path(section.model)), _adapters_of(section, run / BROADCASTS, say)
+        base = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
+        is_local = section.backend == "torch"
+        count = section.max_loras if lora and is_local else 1
+        decoders = [base.with_adapters(lora).requires_grad_(False) if lora else base for _ in range(count)]
+        decoder = decoders[0]
         length = min(section.max_model_len or decoder.config.max_length, decoder.config.max_length)
         sizes = {"concurrency": CONCURRENCY, "length": length}
         with _computing(section, decoder, length, say), torch.inference_mode():
-            if section.backend == "vllm":
+            backends = list[Backend]()
+            if not is_local:
                 installed_version()
                 with isolated():
                     from rlcore.asynchronous.vllm_backend import VllmBackend
-                backend = VllmBackend(decoder, tokenizer, **sizes, report=say)
-            inference = Inference(decoder, tokenizer, run / BROADCASTS, **sizes, backend=backend)
+                backends = [VllmBackend(decoder, tokenizer, **sizes, report=say)]
+            elif lora:
+                backends = [LocalBackend(each, tokenizer, concurrency=CONCURRENCY) for each in decoders]
+            inference = Inference(decoder, tokenizer, run / BROADCASTS, **sizes, backends=backends, base=base)
             say(f"serving completions at http://{host}:{port}/v1, weights of {run / BROADCASTS}")
             # With a connection for each request, the kernel's choice is one for each request.
             headers = [("Connection", "close")] if replica else []
             config = uvicorn.Config(inference.app(), log_level="warning", timeout_graceful_shutdown=1, headers=headers)
             uvicorn.Server(config).run(sockets=[bound])
     return 0
+
+
+def _adapters_of(section: Infer, broadcasts: Path, say: Say) -> LoraConfig | None:
+    """Return what the trainer's adapters are; waits for the first of them. Raises InvalidValueError."""
+    if not section.enable_lora:
+        return None
+    if not steps(broadcasts):
+        say(f"waits for adapters in {broadcasts}")
+    while not (found := steps(broadcasts)):
+        time.sleep(POLL_S)
+    path = path_of(broadcasts, found[-1])
+    lora = adapters.read_lora(path) if (path / adapters.CONFIG).exists() else None
+    if lora and section.max_lora_rank and lora.rank > section.max_lora_rank:
+        raise InvalidValueError(f"adapters of rank {lora.rank}", legal=f"max_lora_rank, {section.max_lora_rank}")
+    return lora
 
 
 def _bound(host: str, port: int, *, is_shared: bool) -> socket:

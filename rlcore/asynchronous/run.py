@@ -65,6 +65,11 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
     models = [str(Path(each).resolve()) for each in (trainer.model, sampler.model, orchestrator.model.name)]
     if len(set(models)) > 1:
         raise InvalidValueError(f"the models are {', '.join(models)}", legal="one checkpoint for all three")
+    if trainer.lora > sampler.enable_lora:
+        raise InvalidValueError(f"lora is true in {train}, and enable_lora false in {infer}", legal="both, or neither")
+    for name in ("lora_rank", "lora_alpha"):
+        if (given := getattr(orchestrator.model, name)) not in (None, own := getattr(trainer, name)):
+            raise InvalidValueError(f"model.{name} is {given} in {orch}", legal=f"{own}, as in {train}")
     if f":{sampler.port}/" not in "".join(orchestrator.client.base_url):
         raise InvalidValueError(f"{infer} serves port {sampler.port}, which client.base_url of {orch} does not have")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import filter as matching
 from operator import attrgetter, lt
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import Field, Strict, ValidationInfo, field_validator, model_validator
@@ -27,6 +27,7 @@ from rlcore.config import (
     RunConfig,
     RuntimeSection,
     Section,
+    TargetModule,
     TaskSection,
     Texts,
 )
@@ -105,7 +106,12 @@ class Train(RoleSection):
     """Samples in a pass."""
     logging_steps: Positive = 1
     seed: Count = 42
+    """Of new adapters and of noise; all else follows from that of orch.yaml."""
     max_async_level: Count = 1
+    lora: bool = True
+    lora_rank: Positive = 16
+    lora_alpha: Above0 = 32.0
+    lora_target_modules: Annotated[tuple[TargetModule, ...], Strict(False)] = get_args(TargetModule)
     loss: LossSection = LossSection()
     noise_scheduler: NoiseSection = NoiseSection()
 
@@ -137,6 +143,11 @@ class Infer(RoleSection):
     device: Literal["cpu", "cuda"] = "cpu"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    enable_lora: bool = True
+    max_lora_rank: Positive | None = None
+    max_loras: Positive = 8
+    max_cpu_loras: Positive = 100
+    """Versions of adapters that are resident."""
     dp: Positive = 1
     """Samplers, in processes of their own that listen at one port."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -151,6 +162,10 @@ class PolicySection(Section):
 
     name: str
     """Directory of a checkpoint."""
+    lora_adapter: str | None = None
+    lora_rank: Positive | None = None
+    lora_alpha: Above0 | None = None
+    """As in train.yaml; all three may be left out."""
 
 
 class TemperatureSection(Section):
@@ -341,12 +356,15 @@ def training_config(train: Train) -> RunConfig:
         "gpus_per_rank": int(train.device == "cuda"),
     }
     least, tokens = RuntimeSection().token_budget, train.per_device_train_batch_size * train.sequence_len
+    lora = {"rank": train.lora_rank, "alpha": train.lora_alpha, "target_modules": [*train.lora_target_modules]}
+    model = {"path": train.model, "device": train.device, "lora": lora if train.lora else None}
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[train.recipe]
     return config.read_config(
         {
             "task": {"name": "reverse_text"},
             "algorithm": {"name": "grpo"},
-            "model": {"path": train.model, "dtype": dtype, "device": train.device},
+            "seed": train.seed,
+            "model": {**model, "dtype": dtype},
             "optimizer": {
                 "learning_rate": train.learning_rate,
                 "weight_decay": train.weight_decay,
@@ -382,23 +400,20 @@ def keys_of_env(where: str) -> Iterator[None]:
 
 # -------------------------------------------------------------------------------------------------------------- tables
 
-LEAVE, FILES, LORA = "leave out {}", "batches and weights travel as files", "LoRA, the default, is not built yet"
+LEAVE, FILES = "leave out {}", "batches and weights travel as files"
 UNSUPPORTED: Mapping[type[Section], tuple[tuple[str, str, str, str], ...]] = {
     Train: (
-        ("", "lora==false lora_*", LORA, "write lora: false, and leave lora_* out"),
         ("", "qlora_*=false", "quantised weights are not supported", LEAVE),
         ("", "optimizer=adamw", "the only one is adamw, which keeps 32-bit state", "write optimizer: adamw"),
         ("", "transport_type=filesystem", FILES, LEAVE),
     ),
     Infer: (
-        ("", "enable_lora==false max_lora_rank max_loras=8 max_cpu_loras=100", LORA, "write enable_lora: false"),
         ("", "tp=1", "weights of a sampler are never divided", "dp: 2, or several servers in client.base_url"),
         ("", "weight_broadcast_type=filesystem", FILES, LEAVE),
         ("", "trust_remote_code=false rope_scaling", "config.json says what a model is", "use another checkpoint"),
         ("", "reasoning_parser enable_auto_tool_choice=false", "rollouts are tokens", "parse texts in a reward"),
     ),
     Orch: (
-        ("model", "lora_*", LORA, LEAVE),
         ("sampling", "repetition_penalty=1.0 min_tokens=0", "what is drawn would not be the policy's", LEAVE),
         ("sampling buffer", "seed", "all noise follows from one seed", "write seed at the top"),
         ("buffer", "easy_fraction=0.0 hard_fraction=0.0", "pools follow from the batches, also after a resume", LEAVE),
@@ -426,11 +441,8 @@ NOTICES: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("zero_level", lambda role, value: value not in {..., 3}, "FSDP2 divides weights and gradients too, as 3"),
     ("optimizer", lambda role, value: value in (..., None), "adamw, whose state has 32 bits, replaces adamw_8bit"),
     ("gradient_accumulation_steps", lambda role, value: value is not ..., ONE_STEP),
-    (
-        "seed max_async_level",
-        lambda role, value: isinstance(role, Train) and value is not ...,
-        "that of orch.yaml counts",
-    ),
+    ("max_async_level", lambda role, value: isinstance(role, Train) and value is not ..., "that of orch.yaml counts"),
+    ("max_cpu_loras", lambda role, value: value is not ..., "adapters are read from their files again"),
     ("host", lambda role, value: value is None, "127.0.0.1 alone is bound; write 0.0.0.0 for all interfaces"),
     (ON_GPU, lambda role, value: value is not ... and role.backend == "torch", "without effect with backend torch"),
     (

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
-from harness.bits.tensor_digests import weights_digest
 from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.losses import Tokens, masked_is, masked_is_keep
 from rlcore.algorithms.schedules import noise_sigma
+from rlcore.asynchronous.broadcast import Digests, to_files
 from rlcore.asynchronous.directory import (
     BATCHES,
     BROADCASTS,
@@ -30,7 +29,6 @@ from rlcore.asynchronous.directory import (
     METRICS,
     METRICS_LOG,
     POLL_S,
-    WEIGHTS,
     append,
     is_there,
     publish,
@@ -44,7 +42,9 @@ from rlcore.data.batch import Batch, collate
 from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.errors import CheckpointError, LevelError
 from rlcore.log import Record, mean
+from rlcore.models.adapters import save as save_adapters
 from rlcore.models.checkpoints import save as save_decoder
+from rlcore.models.decoder import Decoder
 from rlcore.seeds import key
 from rlcore.train import learning_rate, read_tokens
 from rlcore.trainers.gradients import MicrobatchLoss
@@ -70,6 +70,7 @@ class AsynchronousTrainer:
     ) -> None:
         self._section, self._run, self._tokenizer, self._record, self._say = section, run, tokenizer, record, say
         self._config, self.policy = training_config(section), policy
+        self._digests = Digests(policy.weights().decoder())
 
     def work(self, tend: Callable[[], None] = lambda: None) -> None:
         """Train batches, from the newest checkpoint to the last batch; `tend` is called while it waits for one.
@@ -173,33 +174,33 @@ class AsynchronousTrainer:
 
     def _broadcast(self, step: int, metrics: Mapping[str, float]) -> None:
         """Publish the weights after so many steps, and what the step was."""
-        weights = self.policy.weights()
-        tensors = {name: weights.tensors[name].cpu() for name in weights.describe().names}
-        tensors |= self._noisy(step, tensors)
-        about = json.dumps({**metrics, "weights_digest": weights_digest(tensors)}).encode()
-        publish(self._run / BROADCASTS, step, {WEIGHTS: tensors_to_bytes(tensors), METRICS: about})
+        decoder = self.policy.weights().decoder()
+        norms = self._noisy(step, decoder)
+        about = json.dumps({**metrics, "weights_digest": self._digests.of(decoder, norms)}).encode()
+        publish(self._run / BROADCASTS, step, {**to_files(decoder, norms), METRICS: about})
 
-    def _noisy(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return norm weights with the noise of the step: samplers have it, training does not."""
-        section = self._section.noise_scheduler
-        start, end, stages = section.sigma_start, section.sigma_end, section.num_stages
-        if not section.enabled or not (
-            sigma := noise_sigma(step, start=start, end=end, num_stages=stages, num_steps=self._section.max_steps)
-        ):
+    def _noisy(self, step: int, decoder: Decoder) -> dict[str, Tensor]:
+        """Return norm weights with the noise of the step, if there is any: samplers have it, training does not."""
+        section, num_steps = self._section.noise_scheduler, self._section.max_steps
+        if not section.enabled:
             return {}
+        sizes = {"start": section.sigma_start, "end": section.sigma_end}
+        sigma = noise_sigma(step, num_stages=section.num_stages, num_steps=num_steps, **sizes)
 
         def noise(name: str, like: Tensor) -> Tensor:
             generator = torch.Generator().manual_seed(key("noise", self._section.seed, step, name))
             return (torch.randn(like.shape, generator=generator) * sigma).to(like.dtype)
 
-        return {name: each + noise(name, each) for name, each in tensors.items() if name.endswith("norm")}
+        norms = {name: each.detach().cpu() for name, each in decoder.named_parameters() if name.endswith("norm")}
+        return {name: each + noise(name, each) for name, each in norms.items()}
 
     def _save(self, step: int, ckpt: Mapping[str, int | None], *, is_end: bool) -> None:
         if not is_end and not (ckpt["interval"] and step % ckpt["interval"] == 0):
             return
 
         def write_policy(path: Path) -> None:
-            save_decoder(self.policy.weights().decoder(), path)
+            decoder, base = self.policy.weights().decoder(), self._section.model
+            save_adapters(decoder, path, base=base) if decoder.config.lora else save_decoder(decoder, path)
             self._tokenizer.save(path)
 
         writers = {"policy": write_policy, "policy_state": self.policy.write_state}

@@ -53,7 +53,7 @@ class VllmBackend(VllmSampler):
         """As `Backend.load`. Raises WeightSyncError if the engine does not hold them, or does not compute with them."""
         with self._ending_with_engine():
             self._drawing.close()
-            self._decoder.load_state_dict(weights)
+            self._decoder.load_state_dict(weights, strict=self._decoder.config.lora is None)
             previous, self._receipt = self._receipt, None  # none is left of a sync that fails
             if previous is None:
                 self.engine.clear_pages()  # a failure leaves NaN, which later requests would read

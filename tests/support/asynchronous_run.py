@@ -6,6 +6,7 @@ makes an undisturbed run and others, with random delays or with processes killed
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -26,7 +27,7 @@ import yaml
 from rlcore import determinism
 from rlcore.asynchronous import infer, orchestrator, trainer
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BATCHES, BROADCASTS, WEIGHTS, read, steps
+from rlcore.asynchronous.directory import BATCHES, BROADCASTS, path_of, read, steps
 from rlcore.asynchronous.processes import run_infer, run_orch, run_train
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
 from rlcore.data.tasks import alphabet
@@ -77,7 +78,7 @@ def write_files(
             "optimizer": "adamw",
             **train,
         },
-        "infer": {"model": str(model), "port": port, "enable_lora": False, "output_dir": str(output)},
+        "infer": {"model": str(model), "port": port, "enable_lora": "lora" in train, "output_dir": str(output)},
         "orch": {
             "model": {"name": str(model)},
             "output_dir": str(output),
@@ -198,7 +199,8 @@ def complete(
 def bits(run: Path) -> dict[str, bytes]:
     """What must not depend on anybody's speed: the last weights, and every batch."""
     last = steps(run / BROADCASTS)[-1]
-    found = {name: read(run / BROADCASTS, last, name) for name in (WEIGHTS, "metrics.json")}
+    files = path_of(run / BROADCASTS, last).glob("*.*")
+    found = {path.name: read(run / BROADCASTS, last, path.name) for path in files}
     return found | {f"batch {step}": read(run / BATCHES, step, "batch.json") for step in steps(run / BATCHES)}
 
 
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--ahead", type=int, nargs="+", default=[1])
+    parser.add_argument("--train", type=json.loads, default={}, help="settings of train.yaml, as JSON")
     parser.add_argument("--complete", action="store_true", help="only the run whose three files are there")
     parser.add_argument("--delays", type=int, help="seed of random delays")
     given = parser.parse_args()
@@ -218,7 +221,7 @@ def main() -> None:
         return
     model, num_kills = make_model(given.directory / "model"), 0
     for ahead in given.ahead:
-        orch = {"max_async_level": ahead, "num_steps": given.steps}
+        orch = {"max_async_level": ahead, "num_steps": given.steps, "train": given.train}
         base = given.directory / f"a{ahead}"
         complete(write_files(base, model, **orch))
         expected = bits(base / "run_default")

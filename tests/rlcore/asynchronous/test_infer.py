@@ -21,7 +21,8 @@ from safetensors.torch import save
 from starlette.applications import Starlette
 
 from harness.bits.tensor_digests import weights_digest
-from rlcore.asynchronous.directory import WEIGHTS, path_of, publish
+from rlcore.asynchronous.broadcast import WEIGHTS
+from rlcore.asynchronous.directory import path_of, publish
 from rlcore.asynchronous.infer import Inference
 from rlcore.data.tasks import alphabet
 from rlcore.determinism import at_level
@@ -92,7 +93,8 @@ async def wait_for(client: httpx2.AsyncClient, waiting: int, running: int) -> An
     """Wait until so many wait for their version, and so many are in the batch; return what /v1/models says then."""
     while True:
         found = (await client.get("/v1/models")).json()
-        if (found["data"][0]["waiting"], found["data"][0]["running"]) == (waiting, running):
+        sums = [sum(each[name] for each in found["data"]) for name in ("waiting", "running")]
+        if sums == [waiting, running]:
             return found
         await asyncio.sleep(0)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save as tensors_to_bytes
 
 from rlcore.asynchronous.audit import audit
-from rlcore.asynchronous.directory import BROADCASTS, WEIGHTS, read, steps
+from rlcore.asynchronous.broadcast import to_files
+from rlcore.asynchronous.directory import BROADCASTS, read, steps
 from rlcore.config import read_config
 from rlcore.entrypoint import train
 from rlcore.log import NullRecorder
-from rlcore.models.checkpoints import load
+from rlcore.models.build import build_model
 from tests.support.asynchronous_run import bits, make_model, write_files
 
 ENVIRONMENT = {**os.environ, "MKL_CBWR": "AUTO"}
@@ -44,11 +44,15 @@ def complete(tmp_path: Path) -> Run:
     return complete
 
 
-def test_at_no_distance_the_weights_are_those_of_the_synchronous_page(complete: Run, tmp_path: Path) -> None:
-    run = complete("asynchronous", max_async_level=0, num_steps=4)
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 4, "alpha": 8.0}, marks=pytest.mark.full)])
+def test_at_no_distance_the_weights_are_those_of_the_synchronous_page(
+    complete: Run, tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    train_section = {"lora": True, **{f"lora_{name}": value for name, value in lora.items()}} if lora else {}
+    run = complete("asynchronous", max_async_level=0, num_steps=4, train=train_section)
     page = {
         "seed": 42,
-        "model": {"path": str(tmp_path / "model")},
+        "model": {"path": str(tmp_path / "model"), "lora": lora},
         "task": {"name": "reverse_text", "num_prompts": 64, "num_heldout": 4},
         "warm_start": {"num_steps": 0},
         "sampling": {"max_tokens": 8},
@@ -57,23 +61,25 @@ def test_at_no_distance_the_weights_are_those_of_the_synchronous_page(complete: 
         "training": {"num_steps": 4, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4},
     }
     state = train(read_config(page), level="invariant", directory=tmp_path / "page", recorder=NullRecorder())
-    trained, before = (
-        tensors_to_bytes({name: each.detach() for name, each in model.named_parameters()})
-        for model in (state.decoder, load(tmp_path / "model"))
-    )
-    assert read(run / BROADCASTS, 4, WEIGHTS) == trained != before
+    trained = to_files(state.decoder, {})
+    assert {name: read(run / BROADCASTS, 4, name) for name in trained} == trained
+    assert to_files(build_model(read_config(page))[1], {}) != trained
 
 
 @pytest.mark.parametrize(
-    ("ahead", "runs", "kills"),
+    ("ahead", "runs", "kills", "train"),
     [
-        (1, 1, 4),
-        pytest.param(1, 5, 20, marks=pytest.mark.full),
-        pytest.param(4, 2, 10, marks=pytest.mark.full),
+        (1, 1, 4, {}),
+        pytest.param(1, 5, 20, {}, marks=pytest.mark.full),
+        pytest.param(4, 2, 10, {}, marks=pytest.mark.full),
+        pytest.param(2, 3, 10, {"lora": True, "noise_scheduler": {"enabled": True}}, marks=pytest.mark.full),
     ],
 )
-def test_neither_delays_nor_kills_move_a_bit(tmp_path: Path, ahead: int, runs: int, kills: int) -> None:
-    told = program(str(tmp_path), "--ahead", str(ahead), "--runs", str(runs), "--kills", str(kills), "--steps", "6")
+def test_neither_delays_nor_kills_move_a_bit(
+    tmp_path: Path, ahead: int, runs: int, kills: int, train: dict[str, Any]
+) -> None:
+    numbers = {"--ahead": ahead, "--runs": runs, "--kills": kills, "--steps": 6, "--train": json.dumps(train)}
+    told = program(str(tmp_path), *(str(each) for pair in numbers.items() for each in pair))
     lines = told.splitlines()
     assert sum("EQUAL" in line for line in lines) == len(lines) > runs, told
     assert sum(int(line.split()[2]) for line in lines if "killed" in line) == kills

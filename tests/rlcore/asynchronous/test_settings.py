@@ -16,8 +16,8 @@ READ: dict[str, Callable[..., tuple[Any, list[str]]]] = {
     role: getattr(settings, f"read_{role}") for role in ("train", "infer", "orch")
 }
 LEAST: dict[str, str] = {
-    "train": "model: m\nlora: false\nmax_steps: 9\n",
-    "infer": "model: m\nenable_lora: false\n",
+    "train": "model: m\nmax_steps: 9\n",
+    "infer": "model: m\n",
     "orch": "{model: {name: m}, env: [{id: sorting}], rollouts_per_example: 4, sampling: {max_tokens: 8}}",
 }
 WITH: dict[str, dict[str, Any]] = {
@@ -36,31 +36,29 @@ TABLE = {
     device cpu cuda; loss.kl_tau 0.0 0.1; .adv_tau 1.0 0.5; .token_mask_low 0.125 0.5; .token_mask_high 8.0 4.0;
     .geo_mask_low 0.1 0.2; .geo_mask_high 10.0 4.0; .sequence_mask_low 0.0 0.1; .sequence_mask_high 100.0 9.0;
     loss.ratio_type token sequence; .teacher_tau 0.0 0.5; .sequence_clip_high 10.0 5.0;
+    lora true false; lora_rank 16 8; lora_alpha - 8.0; lora_target_modules - [q_proj]; seed 42 1;
     noise_scheduler.enabled false true; .sigma_start 0.05 0.1; .sigma_end 0.0005 0.1; .num_stages 10 4""",
     (
         "train",
         "mapped",
-    ): "recipe bf16 nvfp4; zero_level 1 2; gradient_accumulation_steps 4 2; seed 42 1; max_async_level 1 2",
-    ("train", "not built yet"): """
-    lora - true; lora_rank - 16; lora_alpha - 32; lora_target_modules - [q_proj]""",
+    ): "recipe bf16 nvfp4; zero_level 1 2; gradient_accumulation_steps 4 2; max_async_level 1 2",
     ("train", "refused"): """
     optimizer adamw adamw_8bit; qlora_fp8 false true; qlora_bnb false true; qlora_fp4 false true;
     transport_type filesystem zmq""",
     ("infer", "implemented"): """
-    model - m2; output_dir outputs/run_default runs; port 8000 80; dp 1 2; dtype auto bfloat16; max_model_len null 64;
+    model - m2; output_dir outputs/run_default runs; port 8000 80; dp 1 2; enable_lora true false;
+    max_lora_rank null 32; max_loras 8 4; dtype auto bfloat16; max_model_len null 64;
     backend torch vllm; device cpu cuda; level invariant deterministic; host 127.0.0.1 0.0.0.0""",
     ("infer", "mapped"): """
-    host - null; enforce_eager false true; enable_prefix_caching null true; gpu_memory_utilization 0.9 0.5""",
-    (
-        "infer",
-        "not built yet",
-    ): "enable_lora - true; max_lora_rank null 32; max_loras 8 4; max_cpu_loras 100 9",
+    host - null; enforce_eager false true; enable_prefix_caching null true; max_cpu_loras 100 9;
+    gpu_memory_utilization 0.9 0.5""",
     ("infer", "refused"): """
     tp 1 2;
     trust_remote_code false true; weight_broadcast_type filesystem nccl; reasoning_parser null qwen3; dtype - half;
     enable_auto_tool_choice false true; rope_scaling null [1]""",
     ("orch", "implemented"): """
-    model.name - m2; batch_size 128 64; rollouts_per_example - 8; seq_len 2048 64; max_steps null 40;
+    model.name - m2; model.lora_adapter null default; .lora_rank null 16; .lora_alpha null 32.0; batch_size 128 64;
+    rollouts_per_example - 8; seq_len 2048 64; max_steps null 40;
     max_async_level 1 2; max_off_policy_steps 8 4; output_dir outputs/run_default runs; seed 42 1; mode strict free;
     level invariant deterministic; sampling.max_tokens - 128; .temperature 1.0 0.7;
     client.base_url - [http://a/v1,http://b/v1]; .timeout 1200 5; .api_key_var VLLM_API_KEY KEY;
@@ -74,7 +72,6 @@ TABLE = {
     .prob_threshold - 0.5; eval.env[].id - sorting; eval.num_examples - 4; .rollouts_per_example - 2; .interval - 5;
     .eval_base_model - false""",
     ("orch", "mapped"): "env[].id - reverse-text; .name null words; .args - {min_length: 2}",
-    ("orch", "not built yet"): "model.lora_adapter null default; .lora_rank null 16; .lora_alpha null 32",
     ("orch", "refused"): """
     sampling.repetition_penalty 1.0 1.1; .min_tokens 0 4; .seed null 1; buffer.seed null 1; .easy_fraction 0.0 0.5;
     .hard_fraction 0.0 0.5; .hash_keys [task,prompt] [prompt]; eval.skip_eval_on_resume true false;
@@ -100,16 +97,19 @@ def table_rows() -> Iterator[tuple[str, ...]]:
 ROWS = list(table_rows())
 QUICK_START = {
     "train": """{model: ./qwen, output_dir: ./outputs, gpus: 1, per_device_train_batch_size: 1, sequence_len: 2048,
-    max_steps: 40, logging_steps: 1, learning_rate: 2e-4, lr_scheduler_type: constant, max_grad_norm: 1.0, lora: false,
+    max_steps: 40, logging_steps: 1, learning_rate: 2e-4, lr_scheduler_type: constant, max_grad_norm: 1.0, lora: true,
+    lora_rank: 16, lora_alpha: 32, lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj],
     weight_decay: 0.01, recipe: fp8-hybrid, loss: {ratio_type: token, kl_tau: 0.0, adv_tau: 1.0, token_mask_low: 0.125,
     token_mask_high: 8.0, geo_mask_low: 0.1, geo_mask_high: 10.0}}""",
-    "infer": "{model: ./qwen, enable_lora: false}",
-    "orch": """{model: {name: ./qwen}, env: [{id: reverse-text}], batch_size: 128, rollouts_per_example: 16,
+    "infer": "{model: ./qwen, enable_lora: true, max_lora_rank: 32}",
+    "orch": """{model: {name: ./qwen, lora_adapter: default, lora_rank: 16, lora_alpha: 32}, env: [{id: reverse-text}],
+    batch_size: 128, rollouts_per_example: 16,
     seq_len: 2048, max_steps: 40, sampling: {max_tokens: 128}}""",
 }
-"""The first example of the guide, with a checkpoint's directory and without adapters."""
+"""The first example of the guide, with a checkpoint's directory."""
 FAULTS = """
-    train lora null | lora is left out: LoRA | lora: false ;; train loss.geo_mask_low 11 | loss.geo_mask_low is | low
+    train lora 3 | lora is 3 | ;; train lora_target_modules [x_proj] | lora_target_modules.0 is |
+    train loss.geo_mask_low 11 | loss.geo_mask_low is | low
     train max_steps -1 | lr_scheduler_type is 'linear' and max_steps is -1: | ;; train model null | model is missing |
     train learning_rat 1 | unknown key learning_rat | learning_rate? ;; train gpus true | gpus is True | a valid integer
     train loss {kl_tua: 1, adv_tau: -1} | loss.adv_tau is -1; unknown key loss.kl_tua | greater than or equal to 0; kl
@@ -147,12 +147,11 @@ def written(tmp_path: Path, file: str, dotted: str = "", text: str = "") -> Path
 def test_a_key_of_the_reference_has_its_fate(tmp_path: Path, row: tuple[str, ...]) -> None:
     file, fate, dotted, default, value = row
     path, attribute, first = written(tmp_path, file, dotted, value), dotted.replace("[]", ""), dotted.partition("[]")[0]
-    if fate in ("not built yet", "refused"):
+    if fate == "refused":
         with pytest.raises(InvalidValueError) as error:
             READ[file](path)
         named = (attribute.replace("env.", "env.0."), first, dotted.rpartition(".")[0])
         assert any(f"{each} is " in error.value.what for each in named)
-        assert fate == "refused" or fate in error.value.what
         assert error.value.legal and (error.value.remedy or dotted == "dtype")
         assert default == "-" or READ[file](written(tmp_path, file, dotted, default))
         return
@@ -188,14 +187,14 @@ def test_every_field_and_every_unsupported_key_is_in_the_table(tmp_path: Path) -
                 assert any(fnmatch(f"{key}.", f"{term.partition('=')[0]}.*") for key in keys)
 
 
-def test_the_quick_start_with_a_checkpoint_and_without_adapters_is_read_with_its_notices(tmp_path: Path) -> None:
+def test_the_quick_start_with_a_checkpoint_is_read_with_its_notices(tmp_path: Path) -> None:
     for file, text in QUICK_START.items():
         (tmp_path / file).write_text(text)
     (train, _), (infer, _), (orch, _) = read = [READ[file](tmp_path / file) for file in QUICK_START]
     assert (train.recipe, train.learning_rate, infer.host, orch.seq_len) == ("fp32", 2e-4, "127.0.0.1", 2048)
     said = [notice.removeprefix(f"{tmp_path}/").split()[:2] for _, notices in read for notice in notices]
     assert said == [["train:", "recipe"], ["train:", "optimizer"], ["orch:", "env"]]
-    (tmp_path / "train").write_text(QUICK_START["train"].replace("lora:", "device: cuda, lora:"))
+    (tmp_path / "train").write_text(QUICK_START["train"].replace("lora:", "device: cuda, lora:", 1))
     with pytest.raises(InvalidValueError, match="recipe is 'fp8-hybrid': training is never quantised"):
         settings.read_train(tmp_path / "train")
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load as tensors_of
 
 from rlcore.algorithms.schedules import noise_sigma
-from rlcore.asynchronous.directory import BROADCASTS, METRICS, WEIGHTS, read
+from rlcore.asynchronous.broadcast import NORMS, WEIGHTS
+from rlcore.asynchronous.directory import BROADCASTS, METRICS, read
 from rlcore.asynchronous.infer import logprobs_of
 from rlcore.asynchronous.settings import read_train, training_config
 from rlcore.asynchronous.trainer import AsynchronousTrainer
@@ -160,7 +161,8 @@ def test_samplers_have_noise_on_their_norms_and_the_trainer_has_none(tmp_path: P
         for step in range(8):
             made._broadcast(step, {})
         run = tmp_path / name / "run" / "run_default" / BROADCASTS
-        found = [tensors_of(read(run, step, WEIGHTS)) for step in range(8)]
+        files = [WEIGHTS, *[NORMS] * bool(train)]
+        found = [{k: v for name in files for k, v in tensors_of(read(run, step, name)).items()} for step in range(8)]
         digests = {json.loads(read(run, step, METRICS))["weights_digest"] for step in range(8)}
         assert len(digests) == (7 if train else 1), "the first stage has no noise, and no two versions have the same"
         assert equal(weights_of(made), dict(Decoder(CONFIG).initialise(1).named_parameters()))

@@ -16,7 +16,8 @@ import torch
 import yaml
 from safetensors.torch import save
 
-from rlcore.asynchronous.directory import BATCHES, WEIGHTS, is_there, publish
+from rlcore.asynchronous.broadcast import WEIGHTS
+from rlcore.asynchronous.directory import BATCHES, is_there, publish
 from rlcore.asynchronous.infer import Backend, Inference, LocalBackend
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
@@ -76,7 +77,12 @@ def serve(broadcasts: Path, backend: Backend | None, use: Callable[[Inference, A
 
     async def served() -> Any:
         inference = Inference(
-            version(0), TOKENIZER, broadcasts, concurrency=CONCURRENCY, length=LENGTH, backend=backend
+            version(0),
+            TOKENIZER,
+            broadcasts,
+            concurrency=CONCURRENCY,
+            length=LENGTH,
+            backends=[backend] if backend else (),
         )
         app = inference.app()
         async with (

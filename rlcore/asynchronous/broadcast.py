@@ -1,0 +1,58 @@
+"""The weights of a version as files: all of them, or the adapters of a base that does not move, as peft has them.
+
+    trainer ─to_files─▶ broadcasts/step_N ─from_files─▶ tensors by our names, and their digest
+
+The digest is of every byte that a completion follows from, base and noise included.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from harness.bits.tensor_digests import combined_digest, tensor_digests
+from rlcore.errors import CheckpointError
+from rlcore.models import adapters
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder, is_adapter
+
+WEIGHTS = "model.safetensors"
+NORMS = "norms.safetensors"
+"""Norm weights of the samplers, where the trainer adds noise to them."""
+
+
+def to_files(decoder: Decoder, norms: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Return the files of a decoder's weights, with the norm weights that samplers have instead of its own."""
+    files = {NORMS: save(dict(norms))} if norms else {}
+    if decoder.config.lora is None:
+        return files | {WEIGHTS: save({name: each.detach().cpu() for name, each in decoder.named_parameters()})}
+    with TemporaryDirectory() as directory:
+        adapters.save(decoder, Path(directory))
+        return files | {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+
+
+def from_files(read: Callable[[str], bytes], config: DecoderConfig, *, has_norms: bool) -> dict[str, Tensor]:
+    """Return the tensors of a version by our names. Raises CheckpointError, and what `read` raises."""
+    if config.lora is None:
+        found = load(read(WEIGHTS))
+    else:
+        given, names = load(read(adapters.WEIGHTS)), {p.name: p.parameter for p in adapters.adapter_parts(config)}
+        if wrong := sorted(given.keys() ^ names.keys()):
+            raise CheckpointError(f"{adapters.WEIGHTS} has other tensors: {wrong[0]}", legal="those of its adapters")
+        found = {names[name]: tensor for name, tensor in given.items()}
+    return found | (load(read(NORMS)) if has_norms else {})
+
+
+class Digests:
+    """Digests of a decoder's weights; those of a base that does not move are made once."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        named = dict(decoder.named_parameters())
+        self._frozen = tensor_digests({n: named[n] for n in named if decoder.config.lora and not is_adapter(n)})
+
+    def of(self, decoder: Decoder, norms: Mapping[str, Tensor]) -> str:
+        """Return one digest for a decoder's weights, with other norm weights in place of its own."""
+        moved = {n: each for n, each in decoder.named_parameters() if n not in self._frozen or n in norms}
+        return combined_digest({**self._frozen, **tensor_digests({**moved, **norms})})
