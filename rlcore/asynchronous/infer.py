@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, Strict
 from safetensors.torch import load
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import Tensor
@@ -162,6 +162,8 @@ class Inference:
             wanted = self._read(asked)
         except (InvalidValueError, ValueError) as error:
             return _failure(400, error)
+        except ClientDisconnect as error:
+            return _failure(499, error)
         self._waiting.append(wanted)
         self._arrived.set()
         gone = asyncio.create_task(_gone(request))
