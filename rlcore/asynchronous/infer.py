@@ -24,7 +24,7 @@ from typing import Annotated, Literal, Protocol
 import torch
 from pydantic import Field, Strict
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import Tensor
@@ -193,6 +193,8 @@ class Inference:
             wanted = self._read(asked)
         except (InvalidValueError, ValueError) as error:
             return _failure(400, error)
+        except ClientDisconnect as error:
+            return _failure(499, error)
         self._waiting.append(wanted)
         self._arrived.set()
         gone = asyncio.create_task(_gone(request))

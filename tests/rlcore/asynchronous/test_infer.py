@@ -105,6 +105,26 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(asyncio.wait_for(work, 60))
 
 
+def test_a_client_that_is_gone_before_it_has_asked_is_no_error(broadcasts: Path) -> None:
+    """As when the orchestrator is ended: an exception would be written to the terminal, with its traceback."""
+
+    async def work() -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        sent = list[MutableMapping[str, Any]]()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        async with serving(broadcasts) as (_, app):
+            await app(scope, receive, send)
+        assert sent[0]["status"] == 499
+
+    run(work())
+
+
 @cache
 def expected_of(text: str) -> dict[str, Any]:
     asked = json.loads(text)
