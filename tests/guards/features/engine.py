@@ -30,6 +30,26 @@ RESUMED = Run(
     ),
     base=ENGINE,
 )
+_LORA = ("--set=model.lora.alpha=5", "--set=model.lora.target_modules=[q_proj,up_proj]", "--set=training.num_steps=1")
+ADAPTED = Run(
+    name="engine-adapted",
+    command=("train", "grpo_sorting", "--size=tiny", "--out=made", "--set=model.lora.rank=3", *_LORA),
+    package="torch",
+)
+FROM_ADAPTERS = Run(
+    name="engine-from-adapters",
+    command=(
+        *("train", "grpo_sorting", "--size=tiny", "--out=again", "--set=model.lora.rank=2", *_LORA),
+        "--set=model.lora.path=made/checkpoints/step-000001/policy",
+    ),
+    base=ADAPTED,
+)
+
+
+def _lora(key: str, name: str, value: object) -> Feature:
+    """A setting of adapters, in their adapter_config.json."""
+    path = "made/checkpoints/step-000001/policy/adapter_config.json"
+    return Feature(f"engine model.lora.{key}", ADAPTED, f"{name} {value}", lambda s: s.load(path)[name] == value)
 
 
 def _model(seen: Seen) -> Any:
@@ -64,6 +84,15 @@ FEATURES: tuple[Feature, ...] = (
     _size("head_width", "head_dim", 8),
     _size("ffn_width", "intermediate_size", 80),
     _size("is_tied", "tie_word_embeddings", False),
+    _lora("rank", "r", 3),
+    _lora("alpha", "lora_alpha", 5.0),
+    _lora("target_modules", "target_modules", ["q_proj", "up_proj"]),
+    Feature(
+        "engine model.lora.path",
+        FROM_ADAPTERS,
+        "another rank is refused",
+        lambda s: "adapter_config.json has" in s.out + s.err,
+    ),
     _printed("seed", "drawn from seed 3"),
     _printed("task.num_heldout", "over 3 prompts"),
     _printed("warm_start.num_steps", "up to 2 supervised steps"),
