@@ -9,8 +9,10 @@ request alone. What is sampled is a function of the request and of the environme
 order. Tokens are never tokenised again: those of a turn are a prefix of the next prompt, and an answer is encoded once.
 """
 
+import asyncio
 import copy
 import fcntl
+import inspect
 import json
 import math
 import threading
@@ -362,3 +364,40 @@ def demonstrate(shared: Environments, prompt: Prompt, texts: Sequence[str]) -> T
         said = build_single_turn(*given, text=text, stop_reason=reason, policy_version=0, weights_digest="")
         episode = advance(episode, said)
     return finish(episode)
+
+
+class FromVerifiers:
+    """An environment of verifiers 0.x: `env_response(messages, state)` and `is_completed(messages, state)`.
+
+    Its rubric is not asked: name reward functions in `task.rewards`.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+
+    def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, Any]:
+        """Begin with the prompt as the user's message."""
+        self._messages = [{"role": "user", "content": options["prompt"]}]
+        self._state: Any = {"turn": 0, "responses": [], "info": {}, "answer": "", **options}
+        if hasattr(self._environment, "setup_state"):
+            self._state = _awaited(self._environment.setup_state(self._state))
+        return "", {}
+
+    def step(self, text: str, /) -> tuple[str, float, bool, bool, Any]:
+        """Add a turn; answer it unless that completes the conversation."""
+        begin = len(self._messages) + 1
+        self._messages.append({"role": "assistant", "content": text})
+        self._state["turn"] += 1
+        if not self._is_completed():
+            found = _awaited(self._environment.env_response(self._messages, self._state))
+            added, self._state = found if isinstance(found, tuple) else (found, self._state)
+            self._messages += [{"role": "user", "content": added}] if isinstance(added, str) else added
+        answer = "\n".join(each["content"] for each in self._messages[begin:])
+        return answer, 0.0, self._is_completed(), False, {}
+
+    def _is_completed(self) -> bool:
+        return bool(_awaited(self._environment.is_completed(self._messages, self._state)))
+
+
+def _awaited(found: Any) -> Any:
+    return asyncio.run(found) if inspect.iscoroutine(found) else found
