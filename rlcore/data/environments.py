@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, Protocol
 
 from harness.bits.files import open_for_writing, open_regular, parse_object
 from rlcore.config import EnvironmentSection
-from rlcore.data.rewards import load_object
+from rlcore.data.rewards import load_object, place_of
 from rlcore.data.tools import ToolEnvironment, error_text
 from rlcore.data.trajectory import NOT_SAMPLED, Outcome, Role, Trajectory, Turn, build_single_turn
-from rlcore.errors import InvalidValueError, RewardError
+from rlcore.errors import InvalidValueError, RewardError, RlcoreError
 from rlcore.seeds import key
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason, Tokenizer
 
@@ -110,34 +110,29 @@ class Environments:
     """The environments of a run: how one is built, and what bounds it."""
 
     section: EnvironmentSection
-    build: Callable[[], Environment]
     tokenizer: Tokenizer
     context: int
     """Most tokens that the model reads."""
     answers: Answers
 
-    @classmethod
-    def of(cls, section: EnvironmentSection, tokenizer: Tokenizer, context: int) -> "Environments":
-        """Raises InvalidValueError and RewardError if there is no such environment, or it cannot be built."""
-        kind = ToolEnvironment if section.name == BUILT_IN else load_object(section.name, "environments")
-        given = copy.deepcopy(section.arguments)
 
-        def build() -> Environment:
-            try:
-                return kind(**given)
-            except TypeError as error:
-                raise InvalidValueError(f"environment {section.name}: {error}", legal="its own arguments") from error
-
-        build()
-        return cls(section, build, tokenizer, context, Answers(section.answers))
+def build_environment(section: EnvironmentSection) -> Environment:
+    """Build an environment of a configuration, for one trajectory. Raises InvalidValueError and RewardError."""
+    kind = ToolEnvironment if section.name == BUILT_IN else load_object(section.name, "environments")
+    try:
+        return kind(**copy.deepcopy(section.arguments))
+    except RlcoreError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        what = f"environment {section.name} raised {type(error).__name__}: {error}{place_of(error)}"
+        raise InvalidValueError(what, remedy="correct it there, or task.environment.arguments") from error
 
 
 def check_environment(section: EnvironmentSection, stop_strings: Sequence[str], level: str) -> None:
     """Check an environment before a run. Raises InvalidValueError and RewardError."""
     if section.answers and not Path(section.answers).absolute().parent.is_dir():
         raise InvalidValueError(f"task.environment.answers {section.answers!r}", legal="a file in a directory")
-    kind = ToolEnvironment if section.name == BUILT_IN else load_object(section.name, "environments")
-    found = kind(**section.arguments)
+    found = build_environment(section)
     if missing := [each for each in getattr(found, "stop_strings", ()) if each not in stop_strings]:
         what = f"sampling.stop_strings is {list(stop_strings)}, without {missing[0]!r}, which ends a call"
         raise InvalidValueError(what, legal=f"{missing} among them")
@@ -189,7 +184,7 @@ class Episode:
 
 def begin(shared: Environments, request: SampleRequest) -> Episode:
     """Begin the trajectory of a request with a reset of its environment."""
-    episode = Episode(shared, request, shared.build(), (), (), (), (), {})
+    episode = Episode(shared, request, build_environment(shared.section), (), (), (), (), {})
     episode = episode._followed_by(Role.PROMPT, request.prompt.tokens, request.prompt.text)
     return _answered(episode, None, room=episode.room - request.params.max_tokens)
 

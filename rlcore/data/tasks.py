@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import TaskSection
-from rlcore.data.environments import Environments
+from rlcore.data.environments import Answers, Environments
 from rlcore.data.files import Row, read_rows, split_rows
 from rlcore.data.generated import EXERCISES, Example, draw
 from rlcore.data.recommendation import recommended
@@ -73,9 +73,7 @@ def make_task(
     else:
         num_prompts = NUM_PROMPTS if section.num_prompts is None else section.num_prompts
         drawn = draw(section.name, (section.min_length, section.max_length), section.num_heldout + num_prompts, seed)
-        rows = [
-            Row(each.prompt, {"answer": each.answer, "data_source": section.name, **_shown(each)}, "") for each in drawn
-        ]
+        rows = [Row(each.prompt, _columns(section, each), "") for each in drawn]
         heldout, train = rows[: section.num_heldout], rows[section.num_heldout :]
     rows, texts, tokens = [*heldout, *train], list[str](), list[tuple[int, ...]]()
     for row in rows:
@@ -97,12 +95,14 @@ def make_task(
     rewards = _rewards(section, prompts[0].columns)
     environments = None
     if section.environment is not None:
-        environments = Environments.of(section.environment, tokenizer, sys.maxsize if context is None else context)
+        answers = Answers(section.environment.answers)
+        environments = Environments(section.environment, tokenizer, context or sys.maxsize, answers)
     return Task(section.name, prompts[len(heldout) :], prompts[: len(heldout)], rewards, environments, num_unused)
 
 
-def _shown(example: Example) -> dict[str, list[str]]:
-    return {DEMONSTRATION: list(example.turns)} if example.turns else {}
+def _columns(section: TaskSection, example: Example) -> dict[str, Any]:
+    shown = {DEMONSTRATION: list(example.turns)} if section.environment and example.turns else {}
+    return {"answer": example.answer, "data_source": section.name, **shown}
 
 
 def _check_answers(rows: Sequence[Row]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcore.config import EnvironmentSection
-from rlcore.data.environments import Environments, sample_episodes
+from rlcore.data.environments import Answers, Environments, sample_episodes
 from rlcore.data.trajectory import Trajectory, build_single_turn
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.seeds import completion_key
@@ -31,7 +31,8 @@ def environments(
     """An environment of tools, or one by its name in this module."""
     given = {"tools": {"calc": "calculator"}} if name == "tools" and arguments is None else dict(arguments or {})
     full = name if name == "tools" else f"{__name__}:{name}"
-    return Environments.of(EnvironmentSection(name=full, arguments=given, **settings), TOKENIZER, context)
+    section = EnvironmentSection(name=full, arguments=given, **settings)
+    return Environments(section, TOKENIZER, context, Answers(section.answers))
 
 
 def completion(request: SampleRequest, text: str, *, logprob: float = -1.0) -> Trajectory:
@@ -67,8 +68,10 @@ class Echo:
 
     is_deterministic = True
 
-    def __init__(self, say: str = "text", first: str = "''", delay_s: float = 0.0, num_steps: int = 99) -> None:
-        self._say, self._first, self._delay_s, self._num_steps = say, first, delay_s, num_steps
+    def __init__(
+        self, say: str = "text", first: str = "''", delay_s: float = 0.0, num_steps: int = 99, reward: str = "0.5"
+    ) -> None:
+        self._say, self._first, self._delay_s, self._num_steps, self._reward = say, first, delay_s, num_steps, reward
 
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Begin."""
@@ -81,7 +84,8 @@ class Echo:
         self._seen.append(text)
         time.sleep(random.random() * self._delay_s)
         found = eval(self._say, {"text": text, "seen": self._seen, "time": time, "random": random})
-        return found, 0.5, len(self._seen) == self._num_steps, False, {}
+        reward = eval(self._reward, {"text": text})
+        return found, reward, len(self._seen) == self._num_steps, False, {}
 
 
 class Dice(Echo):
