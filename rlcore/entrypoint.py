@@ -99,20 +99,21 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
 
 def check(config: RunConfig, level: str) -> None:
     """Check what can be checked before anything is built. Raises InvalidValueError and LevelError."""
-    reward_model = config.task.reward_model
+    reward_model, environment = config.task.reward_model, config.task.environment
     for name, directory_given in (
         ("model.path", config.model.path),
         ("output.resume", config.output.resume),
         ("deployment.offload_directory", config.deployment.offload_directory),
         ("task.reward_model.path", reward_model.path if reward_model else ""),
+        ("task.environment.answers", str(Path(environment.answers).parent) if environment else ""),
     ):
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     if isinstance(config.algorithm, GrpoSection):
         function_of(config.algorithm.advantage, ADVANTAGES)
         function_of(config.algorithm.loss, LOSSES)
-    if config.task.environment is not None:
-        check_environment(config.task.environment, config.sampling.stop_strings, level)
+    if environment is not None:
+        check_environment(environment, config.sampling.stop_strings, level)
     check_device(config.model.device, level)
     check_sampler(config)
     check_level_of_sampler(config, level)

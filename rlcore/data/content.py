@@ -32,13 +32,9 @@ def content_of(config: RunConfig, task: Task) -> dict[str, str]:
             if some:
                 found[f"{kind} of {key}"] = _combined({each.name: each.resolve() for each in some})
     algorithm, environment = config.algorithm, config.task.environment
-    own_environment = [environment.name, *tool_names(environment.arguments)] if environment else []
-    for name in (
-        *config.task.rewards,
-        *own_environment,
-        getattr(algorithm, "advantage", ""),
-        getattr(algorithm, "loss", ""),
-    ):
+    names = [environment.name, *tool_names(environment.arguments)] if environment else []
+    names += [*config.task.rewards, getattr(algorithm, "advantage", ""), getattr(algorithm, "loss", "")]
+    for name in names:
         if ":" in name:
             module, function = name.split(":")[-2:]
             own = getattr(load_object(f"{module}:{function}", "functions"), "__module__", module)

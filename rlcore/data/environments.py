@@ -9,10 +9,8 @@ request alone. What is sampled is a function of the request and of the environme
 order. Tokens are never tokenised again: those of a turn are a prefix of the next prompt, and an answer is encoded once.
 """
 
-import asyncio
+import contextlib
 import copy
-import fcntl
-import inspect
 import json
 import math
 import threading
@@ -22,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from harness.bits.files import open_for_writing, open_regular, parse_object
+from harness.bits.files import open_for_writing, parse_object, read_regular
 from rlcore.config import EnvironmentSection
 from rlcore.data.rewards import load_object, place_of
 from rlcore.data.tools import ToolEnvironment, error_text
@@ -36,6 +34,8 @@ NUM_THREADS = 64
 CHARS_PER_TOKEN = 64
 """Characters of an answer that are encoded, by `max_answer_tokens`: 10 MB of text are cut before they are read."""
 BUILT_IN = "tools"
+MAX_BYTES = 1 << 32
+"""Of recorded answers."""
 
 
 class Environment(Protocol):
@@ -66,43 +66,24 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """Answers by content, in a file that several runs may share; without a path none is kept.
-
-    The first answer that is written counts, also for a process that has computed another one meanwhile.
-    """
+    """Answers by content, in a file of JSON lines to which one run at a time appends; without a path none is kept."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._known, self._end = Path(path) if path else None, dict[str, Answer](), 0
-        self._lock = threading.Lock()
-        if self._path and self._path.exists():
-            self._read(self._path)
+        self._path, self._lock, self._known = path, threading.Lock(), dict[str, Answer]()
+        for line in read_regular(path, max_bytes=MAX_BYTES).splitlines() if path and Path(path).exists() else []:
+            with contextlib.suppress(ValueError):  # a line that a kill has cut, and the empty one before the first
+                found = parse_object(line)
+                self._known.setdefault(found["key"], Answer(*found["answer"]))
 
     def recall(self, name: str, call: Callable[[], Answer]) -> tuple[Answer, bool]:
         """Return the recorded answer of a name, else that of a call, which is then recorded; and whether it called."""
-        if name in self._known or self._path is None:
-            return (self._known[name], False) if name in self._known else (call(), True)
+        if name in self._known:
+            return self._known[name], False
         made = call()
-        with self._lock, open_for_writing(self._path, appends=True) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._read(self._path)
-            if name not in self._known:
-                torn = b"\n" if file.seek(0, 2) > self._end else b""  # of a process that was killed within a line
-                file.write(torn + json.dumps({"key": name, "answer": made}).encode() + b"\n")
-                self._known[name] = made
-        return self._known[name], True
-
-    def _read(self, path: Path) -> None:
-        with open_regular(path) as file:
-            file.seek(self._end)
-            content = file.read()
-        content = content[: content.rfind(b"\n") + 1]
-        self._end += len(content)
-        for line in content.splitlines():
-            try:
-                found = parse_object(line)
-                self._known.setdefault(found["key"], Answer(*found["answer"]))
-            except (ValueError, KeyError, TypeError):  # torn
-                continue
+        if self._path:
+            with self._lock, open_for_writing(self._path, appends=True) as file:
+                file.write(b"\n" + json.dumps({"key": name, "answer": made}).encode())
+        return made, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +111,13 @@ def build_environment(section: EnvironmentSection) -> Environment:
 
 def check_environment(section: EnvironmentSection, stop_strings: Sequence[str], level: str) -> None:
     """Check an environment before a run. Raises InvalidValueError and RewardError."""
-    if section.answers and not Path(section.answers).absolute().parent.is_dir():
-        raise InvalidValueError(f"task.environment.answers {section.answers!r}", legal="a file in a directory")
     found = build_environment(section)
     if missing := [each for each in getattr(found, "stop_strings", ()) if each not in stop_strings]:
         what = f"sampling.stop_strings is {list(stop_strings)}, without {missing[0]!r}, which ends a call"
         raise InvalidValueError(what, legal=f"{missing} among them")
     if level != "off" and not section.answers and not getattr(found, "is_deterministic", True):
-        raise InvalidValueError(
-            f"environment {section.name} is not deterministic, and the level is {level}",
-            legal="recorded answers, or level off",
-            remedy="task.environment.answers: PATH",
-        )
+        what = f"environment {section.name} is not deterministic, and the level is {level}"
+        raise InvalidValueError(what, legal="recorded answers, or level off", remedy="task.environment.answers: PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,42 +127,29 @@ class Episode:
     shared: Environments
     request: SampleRequest
     environment: Environment
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    policy_versions: tuple[int, ...]
-    turns: tuple[Turn, ...]
-    weights_digests: Mapping[int, str]
+    tokens: tuple[int, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    drawn: tuple[Trajectory, ...] = ()
+    """Completions so far, each of one turn after all tokens before it."""
     unseen: tuple[str | None, ...] = ()
     """Turns that recorded answers have followed, and that the environment has not been given; None is its reset."""
     reward: float = 0.0
-    num_turns: int = 0
-    """Completions so far."""
     is_over: bool = False
     is_truncated: bool = False
 
-    @property
-    def room(self) -> int:
-        """Tokens that are left of the context."""
-        return self.shared.context - len(self.tokens)
 
-    def _followed_by(self, role: Role, tokens: Sequence[int], text: str, **rest: Any) -> "Episode":
-        begin, num_tokens = len(self.tokens), len(tokens)
-        turn = Turn(role, begin, begin + num_tokens, text, rest.pop("stop_reason", None))
-        return replace(
-            self,
-            tokens=(*self.tokens, *tokens),
-            logprobs=(*self.logprobs, *rest.pop("logprobs", (0.0,) * num_tokens)),
-            policy_versions=(*self.policy_versions, *rest.pop("policy_versions", (NOT_SAMPLED,) * num_tokens)),
-            turns=(*self.turns, turn) if tokens else self.turns,
-            **rest,
-        )
+def _followed(
+    episode: Episode, role: Role, tokens: Sequence[int], text: str, stop: StopReason | None = None
+) -> Episode:
+    turn = Turn(role, len(episode.tokens), len(episode.tokens) + len(tokens), text, stop)
+    return replace(episode, tokens=(*episode.tokens, *tokens), turns=(*episode.turns, *[turn][: len(tokens)]))
 
 
 def begin(shared: Environments, request: SampleRequest) -> Episode:
     """Begin the trajectory of a request with a reset of its environment."""
-    episode = Episode(shared, request, build_environment(shared.section), (), (), (), (), {})
-    episode = episode._followed_by(Role.PROMPT, request.prompt.tokens, request.prompt.text)
-    return _answered(episode, None, room=episode.room - request.params.max_tokens)
+    episode = Episode(shared, request, build_environment(shared.section))
+    episode = _followed(episode, Role.PROMPT, request.prompt.tokens, request.prompt.text)
+    return _answered(episode, None)
 
 
 def next_request(episode: Episode) -> SampleRequest | None:
@@ -197,7 +160,7 @@ def next_request(episode: Episode) -> SampleRequest | None:
     """
     if episode.is_over:
         return None
-    prompt, turn = episode.request.prompt, episode.num_turns
+    prompt, turn = episode.request.prompt, len(episode.drawn)
     noise = key("turn", episode.request.key, turn) if turn else episode.request.key
     text = "".join(each.text for each in episode.turns)
     return replace(episode.request, prompt=Prompt(prompt.id, text, episode.tokens, prompt.columns), key=noise)
@@ -211,38 +174,38 @@ def advance(episode: Episode, completion: Trajectory) -> Episode:
     (turn,) = completion.assistant_turns
     if completion.tokens[: turn.begin] != episode.tokens:
         raise InvalidValueError(f"a turn of {episode.request.name} follows other tokens", legal="all tokens so far")
-    episode = episode._followed_by(
-        Role.ASSISTANT,
-        completion.tokens_of(turn),
-        turn.text,
-        stop_reason=turn.stop_reason,
-        logprobs=completion.logprobs[turn.begin :],
-        policy_versions=completion.policy_versions[turn.begin :],
-        weights_digests={**episode.weights_digests, **completion.weights_digests},
-        num_turns=episode.num_turns + 1,
-    )
+    episode = _followed(episode, Role.ASSISTANT, completion.tokens_of(turn), turn.text, turn.stop_reason)
+    episode = replace(episode, drawn=(*episode.drawn, completion))
     if not episode.is_truncated:  # by a reset that failed
-        episode = _answered(episode, turn.text, room=episode.room)
-    is_last = episode.num_turns == episode.shared.section.max_turns or episode.room < episode.request.params.max_tokens
+        episode = _answered(episode, turn.text)
+    shared, room = episode.shared, episode.shared.context - len(episode.tokens)
+    is_last = len(episode.drawn) == shared.section.max_turns or room < episode.request.params.max_tokens
     is_truncated = episode.is_truncated or (is_last and not episode.is_over)
     return replace(episode, is_over=episode.is_over or is_truncated, is_truncated=is_truncated)
 
 
 def finish(episode: Episode) -> Trajectory:
     """Return the trajectory of an episode that has ended."""
+    logprobs, versions = [0.0] * len(episode.tokens), [NOT_SAMPLED] * len(episode.tokens)
+    for each in episode.drawn:
+        begin = each.num_prompt_tokens
+        logprobs[begin : len(each.tokens)], versions[begin : len(each.tokens)] = (
+            each.logprobs[begin:],
+            each.policy_versions[begin:],
+        )
     return Trajectory(
         request=episode.request,
         tokens=episode.tokens,
-        loss_mask=tuple(version != NOT_SAMPLED for version in episode.policy_versions),
-        logprobs=episode.logprobs,
-        policy_versions=episode.policy_versions,
+        loss_mask=tuple(version != NOT_SAMPLED for version in versions),
+        logprobs=tuple(logprobs),
+        policy_versions=tuple(versions),
         turns=episode.turns,
-        weights_digests=episode.weights_digests,
+        weights_digests=dict(item for each in episode.drawn for item in each.weights_digests.items()),
         outcome=Outcome(episode.reward, episode.is_truncated),
     )
 
 
-def _answered(episode: Episode, said: str | None, *, room: int) -> Episode:
+def _answered(episode: Episode, said: str | None) -> Episode:
     """Give a turn to the environment, and append its answer; None resets it."""
     shared, section, prompt = episode.shared, episode.shared.section, episode.request.prompt
     options = {**prompt.columns, "prompt": prompt.text}
@@ -260,10 +223,12 @@ def _answered(episode: Episode, said: str | None, *, room: int) -> Episode:
 
     name = f"{key('answer', episode.request.key, *episode.tokens):016x}"
     answer, is_called = shared.answers.recall(name, lambda: _checked(_bounded(call, section.timeout_s), section.name))
-    tokens = _encoded(shared.tokenizer, answer.text[: CHARS_PER_TOKEN * section.max_answer_tokens])
-    tokens = tokens[: max(0, min(room, section.max_answer_tokens))]
+    known = getattr(shared.tokenizer, "alphabet", answer.text)  # one of single characters may lack some
+    text = "".join(each for each in answer.text[: CHARS_PER_TOKEN * section.max_answer_tokens] if each in known)
+    room = shared.context - len(episode.tokens) - (episode.request.params.max_tokens if said is None else 0)
+    tokens = shared.tokenizer.encode(text)[: max(0, min(room, section.max_answer_tokens))]
     return replace(
-        episode._followed_by(Role.TOOL, tokens, shared.tokenizer.decode(tokens)),
+        _followed(episode, Role.TOOL, tokens, shared.tokenizer.decode(tokens)),
         unseen=() if is_called else (*episode.unseen, said),
         reward=episode.reward + answer.reward,
         is_over=answer.is_terminated,
@@ -302,21 +267,6 @@ def _checked(found: Any, name: str) -> Answer:
     return answer
 
 
-def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode an answer once, without the characters that the tokenizer lacks."""
-    try:
-        return tokenizer.encode(text)
-    except InvalidValueError:
-        return [token for character in text for token in _encoded_character(tokenizer, character)]
-
-
-def _encoded_character(tokenizer: Tokenizer, character: str) -> list[int]:
-    try:
-        return tokenizer.encode(character)
-    except InvalidValueError:
-        return []
-
-
 # ------------------------------------------------------------------------------------------------------- loops of them
 
 
@@ -331,13 +281,10 @@ def sample_episodes(
     """
     with ThreadPoolExecutor(NUM_THREADS, "episodes") as pool:
         episodes = list(pool.map(lambda request: begin(shared, request), requests))
-        while wanted := [(at, each) for at, episode in enumerate(episodes) if (each := next_request(episode))]:
-            drawn = sample([request for _, request in wanted])
-            moved = pool.map(
-                lambda pair: advance(*pair), [(episodes[at], each) for (at, _), each in zip(wanted, drawn, strict=True)]
-            )
-            for (at, _), episode in zip(wanted, moved, strict=True):
-                episodes[at] = episode
+        while wanted := {at: each for at, episode in enumerate(episodes) if (each := next_request(episode))}:
+            drawn = sample(list(wanted.values()))
+            for at, moved in zip(wanted, pool.map(advance, [episodes[at] for at in wanted], drawn), strict=True):
+                episodes[at] = moved
     return [finish(episode) for episode in episodes]
 
 
@@ -346,9 +293,7 @@ def demonstrate(shared: Environments, prompt: Prompt, texts: Sequence[str]) -> T
 
     The last turn ends with the end of sequence, the others as their stop strings have it.
     """
-    room = max(len(shared.tokenizer.encode(text)) for text in texts) + 1
-    request = SampleRequest(prompt, 0, key("demonstration", prompt.id), SamplingParams(room))
-    episode = begin(shared, request)
+    episode = begin(shared, SampleRequest(prompt, 0, key("demonstration", prompt.id), SamplingParams(max_tokens=1)))
     for number, text in enumerate(texts, start=1):
         if (wanted := next_request(episode)) is None:
             break
@@ -359,40 +304,3 @@ def demonstrate(shared: Environments, prompt: Prompt, texts: Sequence[str]) -> T
         said = build_single_turn(*given, text=text, stop_reason=reason, policy_version=0, weights_digest="")
         episode = advance(episode, said)
     return finish(episode)
-
-
-class FromVerifiers:
-    """An environment of verifiers 0.x: `env_response(messages, state)` and `is_completed(messages, state)`.
-
-    Its rubric is not asked: name reward functions in `task.rewards`.
-    """
-
-    def __init__(self, environment: Any) -> None:
-        self._environment = environment
-
-    def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, Any]:
-        """Begin with the prompt as the user's message."""
-        self._messages = [{"role": "user", "content": options["prompt"]}]
-        self._state: Any = {"turn": 0, "responses": [], "info": {}, "answer": "", **options}
-        if hasattr(self._environment, "setup_state"):
-            self._state = _awaited(self._environment.setup_state(self._state))
-        return "", {}
-
-    def step(self, text: str, /) -> tuple[str, float, bool, bool, Any]:
-        """Add a turn; answer it unless that completes the conversation."""
-        begin = len(self._messages) + 1
-        self._messages.append({"role": "assistant", "content": text})
-        self._state["turn"] += 1
-        if not self._is_completed():
-            found = _awaited(self._environment.env_response(self._messages, self._state))
-            added, self._state = found if isinstance(found, tuple) else (found, self._state)
-            self._messages += [{"role": "user", "content": added}] if isinstance(added, str) else added
-        answer = "\n".join(each["content"] for each in self._messages[begin:])
-        return answer, 0.0, self._is_completed(), False, {}
-
-    def _is_completed(self) -> bool:
-        return bool(_awaited(self._environment.is_completed(self._messages, self._state)))
-
-
-def _awaited(found: Any) -> Any:
-    return asyncio.run(found) if inspect.iscoroutine(found) else found

@@ -25,6 +25,8 @@ ALLOWED = {
 }
 """By machine: the architecture's number for seccomp, and read, write, close, fstat, lseek, mmap, mprotect, munmap, brk,
 rt_sigaction, rt_sigprocmask, rt_sigreturn, mremap, madvise, getpid, exit, futex, clock_gettime, exit_group."""
+MAX_OUTPUT = 1 << 16
+"""Bytes of the output."""
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
 """Operations of a filter: load a word of (number, architecture, ...), compare it, return."""
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
@@ -32,10 +34,10 @@ REFUSED, PERMITTED = 0x00050000 | errno.EPERM, 0x7FFF0000
 
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
-    """Bound processor time, memory and files of this process, then its system calls. Raises KeyError and OSError."""
+    """Bound processor time, memory and output of this process, then its system calls. Raises KeyError and OSError."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, most in (("AS", memory_bytes), ("FSIZE", MAX_OUTPUT), ("CORE", 0)):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
     architecture, calls = ALLOWED[os.uname().machine]
     count = len(calls)
     steps = [(LOAD, 0, 0, 4), (EQUAL, 0, count + 1, architecture), (LOAD, 0, 0, 0)]

@@ -128,10 +128,9 @@ def _rewards(section: TaskSection, columns: Mapping[str, Any]) -> tuple[Reward, 
     ]
     rewards = tuple(named)
     of_environment = [ENVIRONMENT_REWARD] if section.environment else []
-    if not rewards and section.reward_model is None and section.environment:
-        rewards = (Reward(ENVIRONMENT_REWARD, environment_reward),)
-    elif not rewards and section.reward_model is None:
-        rewards = OWN_REWARDS.get(section.name, (Reward("matching", matching),))
+    if not rewards and section.reward_model is None:
+        own = OWN_REWARDS.get(section.name, (Reward("matching", matching),))
+        rewards = (Reward(ENVIRONMENT_REWARD, environment_reward),) if section.environment else own
     for reward in rewards:
         asked_for(reward, [*GIVEN, *of_environment, *columns, STATE])
     return rewards

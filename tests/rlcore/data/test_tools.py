@@ -10,7 +10,7 @@ from rlcore.data.tools import ToolEnvironment, calculator, error_text, python, s
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1+2", "3"), (" (3 - 4) * 5 ", "-5"), ("7//2", "3"), ("7/2", "3.5"), ("-7%3", "2"), ("2**100", str(2**100))],
+    [("1+2", "3"), (" (3 - 4) * 5 ", "-5"), ("7//2", "3"), ("7/2", "3.5"), ("-7%3", "2")],
 )
 def test_a_calculator_calculates(text: str, value: str) -> None:
     assert calculator(text, {}) == value
@@ -18,7 +18,20 @@ def test_a_calculator_calculates(text: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "__import__('os')", "9**9**9", "1/0", "(-8)**0.5", "[1]*9", "'a'*9", "+".join("1" * 200), "(" * 200],
+    [
+        "",
+        "x",
+        "__import__('os')",
+        "2**3",
+        "1j",
+        "1/0",
+        "9" * 200,
+        "[1]*9",
+        "'a'*9",
+        "+".join("1" * 200),
+        "*".join(["9" * 20] * 10),
+        "(" * 200,
+    ],
 )
 def test_a_calculator_refuses_what_is_no_small_expression(text: str) -> None:
     with pytest.raises((ValueError, SyntaxError, ArithmeticError, MemoryError)):
@@ -47,7 +60,7 @@ def test_a_store_keeps_values_of_its_trajectory() -> None:
         ("import os; os.kill(os.getppid(), 9)", "error: PermissionError: [Errno 1] Operation not permitted"),
         ("import time; time.sleep(60)", "error: PermissionError: [Errno 1] Operation not permitted"),
         ("import socket", "error: ModuleNotFoundError: No module named 'socket'"),
-        ("import ctypes; ctypes.string_at(0)", "error: ended by status -11, with 1 s of processor time"),
+        ("import ctypes; ctypes.string_at(0)", "error: ended by status -11 within 1 s of processor time"),
     ],
 )
 def test_a_program_computes_and_nothing_else(text: str, answer: str | None) -> None:
@@ -55,12 +68,13 @@ def test_a_program_computes_and_nothing_else(text: str, answer: str | None) -> N
 
 
 def test_a_program_without_an_end_is_ended_by_its_processor_time() -> None:
-    assert python("while True: pass", {}) == "error: ended by status -24, with 1 s of processor time"
+    assert python("while True: pass", {}) == "error: ended by status -24 within 1 s of processor time"
 
 
 def test_a_program_that_writes_without_end_is_cut() -> None:
     began = time.monotonic()
-    assert python("while True: print('x' * 1000)", {}).replace("\n", "") in ("x" * (65536 - 65), "x" * (65536 - 66))
+    said = python("while True: print('x')", {})
+    assert said[:9] == "x\nx\nx\nx\nx" and 60_000 < len(said) < 70_000 and said == python("while True: print('x')", {})
     assert time.monotonic() - began < 10
 
 

@@ -24,9 +24,9 @@ SAY = "text.swapcase() + str(len(seen))"
 REWARD = "sum(map(ord, text)) % 7 / 7"
 
 
-def turns(algorithm: str = "grpo", *, arguments: Any = None, sections: Any = None) -> RunConfig:
+def turns(algorithm: str = "grpo", *, arguments: Any = None, sections: Any = None, **settings: Any) -> RunConfig:
     """Three steps of three turns."""
-    environment = {**ECHO, "arguments": {"say": SAY, "reward": REWARD, **(arguments or {})}}
+    environment = {**ECHO, "arguments": {"say": SAY, "reward": REWARD, **(arguments or {})}, **settings}
     training = {"num_steps": 3, "prompts_per_step": 2, "group_size": 2, "microbatch_size": 2}
     given = {"task": {"environment": environment}, "training": training, "sampling": {"max_tokens": 5}}
     for key, section in (sections or {}).items():
@@ -136,6 +136,12 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert refused.value.legal == "tools, module:function"
     with pytest.raises(InvalidValueError, match="nope"):
         train(turns(arguments={"nope": 1}), level="invariant", directory=tmp_path, recorder=Digests())
+
+
+def test_answers_belong_into_a_directory(tmp_path: Path) -> None:
+    of = turns(arguments={}, answers="no/such/answers.jsonl")
+    with pytest.raises(InvalidValueError, match=r"task\.environment\.answers 'no/such'"):
+        train(of, level="invariant", directory=tmp_path, recorder=Digests())
 
 
 def test_a_run_without_an_environment_is_still_itself() -> None:
