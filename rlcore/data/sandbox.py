@@ -59,7 +59,7 @@ def main() -> None:
     limit(int(sys.argv[1]), int(sys.argv[2]))
     try:
         exec(compile(sys.argv[3], "<tool>", "exec"), {"__name__": "__main__"})
-    except BaseException as error:
+    except BaseException as error:  # a program may raise anything
         print(f"error: {type(error).__name__}: {error}")
     sys.stdout.flush()
     os._exit(0)

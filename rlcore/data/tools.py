@@ -48,7 +48,7 @@ def calculator(text: str, state: dict[str, Any]) -> str:
 
 
 def _value(node: ast.AST) -> int | float:
-    found: Any
+    found: int | float
     match node:
         case ast.Constant(value=int() | float() as found):
             pass

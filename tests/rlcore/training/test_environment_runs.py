@@ -2,23 +2,25 @@
 
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcore import entrypoint
 from rlcore.checks import Checks
 from rlcore.config import RunConfig
 from rlcore.data import environments
 from rlcore.data.trajectory import Role
 from rlcore.entrypoint import train
 from rlcore.errors import InvalidValueError, StepError
+from rlcore.samplers.build import build_sampler
 from rlcore.train import Step
 from tests.rlcore.training.recorded import STAGES, Digests, Lost, config, first_difference, recorded, trained
 from tests.support.run_configs import with_section
 
-ECHO = {"name": "tests.support.scripted_turns:Echo", "max_turns": 3, "max_answer_tokens": 6}
+ECHO: dict[str, Any] = {"name": "tests.support.scripted_turns:Echo", "max_turns": 3, "max_answer_tokens": 6}
 SAY = "text.swapcase() + str(len(seen))"
 """Another text in each turn, of any length."""
 REWARD = "sum(map(ord, text)) % 7 / 7"
@@ -28,7 +30,7 @@ def turns(algorithm: str = "grpo", *, arguments: Any = None, sections: Any = Non
     """Three steps of three turns."""
     environment = {**ECHO, "arguments": {"say": SAY, "reward": REWARD, **(arguments or {})}, **settings}
     training = {"num_steps": 3, "prompts_per_step": 2, "group_size": 2, "microbatch_size": 2}
-    given = {"task": {"environment": environment}, "training": training, "sampling": {"max_tokens": 5}}
+    given: dict[str, Any] = {"task": {"environment": environment}, "training": training, "sampling": {"max_tokens": 5}}
     for key, section in (sections or {}).items():
         given[key] = {**given.get(key, {}), **section}
     return config(algorithm, **given)
@@ -59,8 +61,8 @@ def test_latency_of_the_environment_moves_no_bit(undisturbed: Digests, tmp_path:
 
 
 def test_a_loop_that_takes_answers_as_they_arrive_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Naive(environments.ThreadPoolExecutor):
-        def map(self, function: Any, *given: Any, **_: Any) -> Iterator[Any]:
+    class Naive(ThreadPoolExecutor):
+        def map(self, function: Any, *given: Any, **_: Any) -> Iterator[Any]:  # type: ignore[override]
             calls = [self.submit(function, *each) for each in zip(*map(list, given), strict=True)]
             return iter([each.result() for each in as_completed(calls)])
 
@@ -120,9 +122,7 @@ def test_the_longest_sequence_has_room_for_every_turn(tmp_path: Path, monkeypatc
         lengths.append(longest)
         return build(*given, longest=longest, **rest)
 
-    from rlcore import entrypoint
-
-    build = entrypoint.build_sampler
+    build = build_sampler
     monkeypatch.setattr(entrypoint, "build_sampler", built)
     state = trained(turns(), tmp_path)
     assert lengths == [state.task.longest_prompt + 3 * 5 + 4 * 6]
