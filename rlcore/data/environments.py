@@ -33,9 +33,6 @@ NUM_THREADS = 64
 """Environments that answer at the same time."""
 CHARS_PER_TOKEN = 64
 """Characters of an answer that are encoded, by `max_answer_tokens`: 10 MB of text are cut before they are read."""
-BUILT_IN = "tools"
-MAX_BYTES = 1 << 32
-"""Of recorded answers."""
 
 
 class Environment(Protocol):
@@ -70,8 +67,10 @@ class Answers:
 
     def __init__(self, path: str) -> None:
         self._path, self._lock, self._known = path, threading.Lock(), dict[str, Answer]()
-        for line in read_regular(path, max_bytes=MAX_BYTES).splitlines() if path and Path(path).exists() else []:
-            with contextlib.suppress(ValueError):  # a line that a kill has cut, and the empty one before the first
+        for line in read_regular(path, max_bytes=1 << 32).splitlines() if path and Path(path).exists() else []:
+            with contextlib.suppress(
+                ValueError, KeyError, TypeError
+            ):  # a line that a kill has cut, and the empty one before the first
                 found = parse_object(line)
                 self._known.setdefault(found["key"], Answer(*found["answer"]))
 
@@ -99,7 +98,7 @@ class Environments:
 
 def build_environment(section: EnvironmentSection) -> Environment:
     """Build an environment of a configuration, for one trajectory. Raises InvalidValueError and RewardError."""
-    kind = ToolEnvironment if section.name == BUILT_IN else load_object(section.name, "environments")
+    kind = ToolEnvironment if section.name == "tools" else load_object(section.name, "environments")
     try:
         return kind(**copy.deepcopy(section.arguments))
     except RlcoreError:
@@ -222,9 +221,9 @@ def _answered(episode: Episode, said: str | None) -> Episode:
         return found
 
     name = f"{key('answer', episode.request.key, *episode.tokens):016x}"
-    answer, is_called = shared.answers.recall(name, lambda: _checked(_bounded(call, section.timeout_s), section.name))
-    known = getattr(shared.tokenizer, "alphabet", answer.text)  # one of single characters may lack some
-    text = "".join(each for each in answer.text[: CHARS_PER_TOKEN * section.max_answer_tokens] if each in known)
+    answer, is_called = shared.answers.recall(name, lambda: _checked(_bounded(call, section.timeout_s), section))
+    # A tokenizer of single characters may lack some.
+    text = "".join(each for each in answer.text if each in getattr(shared.tokenizer, "alphabet", each))
     room = shared.context - len(episode.tokens) - (episode.request.params.max_tokens if said is None else 0)
     tokens = shared.tokenizer.encode(text)[: max(0, min(room, section.max_answer_tokens))]
     return replace(
@@ -252,18 +251,19 @@ def _bounded(call: Callable[[], Any], timeout_s: float) -> Any:
     return found[0] if found else TimeoutError(f"no answer within {timeout_s:g} s")
 
 
-def _checked(found: Any, name: str) -> Answer:
+def _checked(found: Any, section: EnvironmentSection) -> Answer:
     """Return the answer of a step. An environment that raised or hung ends its trajectory with the error as answer."""
     if isinstance(found, BaseException):
         return Answer(error_text(found), is_truncated=True)
     try:
         text, reward, is_terminated, is_truncated, _ = found
-        answer = Answer(text, float(reward), bool(is_terminated), bool(is_truncated))
+        most = CHARS_PER_TOKEN * section.max_answer_tokens
+        answer = Answer(text[:most], float(reward), bool(is_terminated), bool(is_truncated))
     except (TypeError, ValueError):
         answer = Answer("", math.nan)
     if type(answer.text) is not str or not math.isfinite(answer.reward):
         legal = "(observation, reward, terminated, truncated, info): a text, a finite number, and two bools"
-        raise RewardError(f"environment {name} returned {found!r:.100}", legal=legal)
+        raise RewardError(f"environment {section.name} returned {found!r:.100}", legal=legal)
     return answer
 
 
