@@ -297,9 +297,8 @@ def demonstrate(shared: Environments, prompt: Prompt, texts: Sequence[str]) -> T
     for number, text in enumerate(texts, start=1):
         if (wanted := next_request(episode)) is None:
             break
-        is_last = number == len(texts)
-        tokens = [*shared.tokenizer.encode(text), *[shared.tokenizer.eos_id] * is_last]
-        reason = StopReason.EOS if is_last else StopReason.STOP_STRING
+        reason = StopReason.EOS if number == len(texts) else StopReason.STOP_STRING
+        tokens = [*shared.tokenizer.encode(text), *[shared.tokenizer.eos_id] * (reason is StopReason.EOS)]
         given = wanted, tokens, [0.0] * len(tokens)
         said = build_single_turn(*given, text=text, stop_reason=reason, policy_version=0, weights_digest="")
         episode = advance(episode, said)

@@ -19,6 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from harness.process.exhaustion import exhaustion_of
 from rlcore.data.rewards import load_function
 from rlcore.errors import InvalidValueError
 from rlcore.rewards.text import matching
@@ -75,14 +76,14 @@ def python(text: str, state: dict[str, Any], *, cpu_s: int = 1, memory_mb: int =
     """Return what a program prints: `rlcore.data.sandbox`. Each call is a process of its own."""
     program = str(Path(__file__).with_name("sandbox.py"))
     command = [sys.executable, "-s", "-S", "-P", "-B", program, str(cpu_s), str(memory_mb << 20), text]
-    environment = {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8:replace"}
+    env = {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8:replace"}
     void = subprocess.DEVNULL
     with tempfile.TemporaryFile() as file:
-        given: dict[str, Any] = {"env": environment, "cwd": "/", "timeout": CLOCK_S}
-        status = subprocess.run(command, stdin=void, stdout=file, stderr=void, check=False, **given).returncode
+        done = subprocess.run(command, env=env, stdin=void, stdout=file, stderr=void, timeout=CLOCK_S, check=False)
         file.seek(0)
         said = file.read().decode("utf-8", "replace").strip()
-    return f"{said}\nerror: ended by status {status} within {cpu_s} s of processor time".strip() if status else said
+    ended = f"\nerror: ended by status {done.returncode} within {cpu_s} s of processor time"
+    return f"{said}{ended if done.returncode else ''}".strip()
 
 
 @cache
@@ -131,14 +132,14 @@ class ToolEnvironment:
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Begin with an empty store; the prompt is all that there is to see."""
         self._state: dict[str, Any] = {}
-        self._answer = options.get("answer")
+        self._answer: Any = options.get("answer")
         return "", {}
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Answer a turn."""
         if (call := self._call.search(text)) is None:
-            answer, end = self._answer, StopReason.EOS
-            reward = matching([text], [answer], [end])[0] if isinstance(answer, str) else 0.0
+            is_text = isinstance(self._answer, str)
+            reward = matching([text], [self._answer], [StopReason.EOS])[0] if is_text else 0.0
             return "", reward, True, False, {}
         try:
             answer = str(self._tools[call[1]](call[2], self._state))
@@ -148,5 +149,10 @@ class ToolEnvironment:
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an error says, in one line, without the addresses of objects."""
+    """Return what an error says, in one line, without the addresses of objects.
+
+    Raises ExhaustedError for one that says that this machine lacks processes, files or disk: no fault of a trajectory.
+    """
+    if not isinstance(error, MemoryError) and (found := exhaustion_of(error)):
+        raise found from error
     return re.sub("0x[0-9a-fA-F]+", "0x", f"error: {type(error).__name__}: {' '.join(str(error)[:200].split())}")

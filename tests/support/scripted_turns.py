@@ -1,5 +1,6 @@
 """A policy whose turns are written down, and environments of tests that it talks to."""
 
+import errno
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,11 @@ def sleepy(text: str, state: dict[str, Any]) -> str:
     """Hang."""
     time.sleep(60)
     return ""
+
+
+def full(text: str, state: dict[str, Any]) -> str:
+    """Write to a disk that is full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def long(text: str, state: dict[str, Any]) -> str:

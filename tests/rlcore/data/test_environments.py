@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.errors import ExhaustedError
 from rlcore.config import EnvironmentSection
 from rlcore.data.environments import (
     Answer,
@@ -154,6 +155,19 @@ def test_what_is_no_result_of_a_step_names_the_environment() -> None:
     with pytest.raises(InvalidValueError, match="tool 'clac'") as refused:
         begin(environments(arguments={"tools": {"calc": "clac"}}), request_of())
     assert refused.value.legal == "calculator, store, python, module:function"
+
+
+@pytest.mark.parametrize("where", ["a tool", "an environment"])
+def test_a_machine_that_lacks_something_ends_the_run(where: str) -> None:
+    arguments = {"tools": {"t": "tests.support.scripted_turns:full"}}
+    full = "(_ for _ in ()).throw(OSError(28, 'No space left on device'))"
+    shared = (
+        environments("Echo", arguments={"say": full})
+        if where == "an environment"
+        else environments(arguments=arguments)
+    )
+    with pytest.raises(ExhaustedError, match=r"(?i)space|disk"):
+        play(shared, lambda request: "<t>a</t>", [request_of()])
 
 
 def test_a_completion_of_other_tokens_is_refused() -> None:
