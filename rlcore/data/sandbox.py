@@ -1,6 +1,6 @@
 """Program of the tool `python`: run a text in this process, which may compute and write to its output, and no more.
 
-    python -s -S -P -B sandbox.py CPU_SECONDS MEMORY_BYTES TEXT
+    python -sSPB sandbox.py CPU_SECONDS MEMORY_BYTES TEXT
 
 Limits are set first, then a seccomp filter with a list of allowed system calls. No file is opened, no socket or process
 is made, and nothing waits: `time.sleep` raises. Modules of IMPORTED can be imported, since they are loaded before.

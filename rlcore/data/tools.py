@@ -28,6 +28,7 @@ from rlcore.types import StopReason
 Tool = Callable[[str, dict[str, Any]], object]
 MAX_CHARS, MAX_BITS = 256, 512
 """Of an expression, and of a number on the way."""
+SANDBOX = str(Path(__file__).with_name("sandbox.py"))
 CLOCK_S = 60.0
 """Seconds by the clock after which a program is killed. It cannot wait, so that its processor time runs out first."""
 OPERATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
@@ -66,16 +67,14 @@ def _value(node: ast.AST) -> int | float:
 
 def store(text: str, state: dict[str, Any]) -> str:
     """Keep `key=value` for the rest of the trajectory, or return the value of `key`. Raises KeyError."""
-    name, is_written, value = text.partition("=")
-    if is_written:
-        state[name.strip()] = value.strip()
-    return str(state[name.strip()])
+    name, is_written, value = map(str.strip, text.partition("="))
+    state |= {name: value} if is_written else {}
+    return str(state[name])
 
 
 def python(text: str, state: dict[str, Any], *, cpu_s: int = 1, memory_mb: int = 512) -> str:
     """Return what a program prints: `rlcore.data.sandbox`. Each call is a process of its own."""
-    program = str(Path(__file__).with_name("sandbox.py"))
-    command = [sys.executable, "-s", "-S", "-P", "-B", program, str(cpu_s), str(memory_mb << 20), text]
+    command = [sys.executable, "-sSPB", SANDBOX, str(cpu_s), str(memory_mb << 20), text]
     env = {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8:replace"}
     void = subprocess.DEVNULL
     with tempfile.TemporaryFile() as file:
@@ -122,12 +121,11 @@ class ToolEnvironment:
         self, tools: Mapping[str, str | Mapping[str, Any]], *, template: str = "\n{}\n", max_chars: int = 200
     ) -> None:
         """Name tools by their tags: {"calc": "calculator"}. An answer is cut after `max_chars` characters."""
-        found = {tag: load_tool(given) for tag, given in tools.items()}
-        self._tools = {tag: tool for tag, (tool, _) in found.items()}
+        self._tools = {tag: load_tool(given) for tag, given in tools.items()}
         self._template, self._max_chars = template, max_chars
-        self._call = re.compile(rf"<({'|'.join(map(re.escape, found))})>(.*?)</\1>", re.DOTALL)
-        self.stop_strings = tuple(f"</{tag}>" for tag in found)
-        self.is_deterministic = all(is_deterministic for _, is_deterministic in found.values())
+        self._call = re.compile(rf"<({'|'.join(map(re.escape, self._tools))})>(.*?)</\1>", re.DOTALL)
+        self.stop_strings = tuple(f"</{tag}>" for tag in self._tools)
+        self.is_deterministic = all(is_deterministic for _, is_deterministic in self._tools.values())
 
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Begin with an empty store; the prompt is all that there is to see."""
@@ -142,7 +140,7 @@ class ToolEnvironment:
             reward = matching([text], [self._answer], [StopReason.EOS])[0] if is_text else 0.0
             return "", reward, True, False, {}
         try:
-            answer = str(self._tools[call[1]](call[2], self._state))
+            answer = str(self._tools[call[1]][0](call[2], self._state))
         except (Exception, SystemExit) as error:  # a tool may raise anything
             answer = error_text(error)
         return self._template.format(answer[: self._max_chars]), 0.0, False, False, {}
