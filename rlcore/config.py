@@ -124,8 +124,9 @@ class EnvironmentSection(Section):
     """Tokens after which an answer of the environment is cut."""
     timeout_s: Above0 = 60.0
     """What an answer may take by the clock; more ends the trajectory."""
-    answers: str = ""
-    """A file that keeps answers by what was asked; those that it has are not asked for again. Empty: none is kept."""
+    answers: Annotated[str, Field(pattern=r"^$|\.jsonl$")] = ""
+    """A .jsonl file that keeps answers by what was asked; those that it has are not asked for again. Empty: none is
+    kept. Nothing is appended to a file of another name, which a recorded run might ask for."""
 
 
 class TaskSection(Section):

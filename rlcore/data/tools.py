@@ -143,7 +143,7 @@ class ToolEnvironment:
             answer = str(self._tools[call[1]][0](call[2], self._state))
         except (Exception, SystemExit) as error:  # a tool may raise anything
             answer = error_text(error)
-        return self._template.format(answer[: self._max_chars]), 0.0, False, False, {}
+        return self._template.replace("{}", answer[: self._max_chars]), 0.0, False, False, {}
 
 
 def error_text(error: BaseException) -> str:

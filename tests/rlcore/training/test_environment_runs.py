@@ -134,6 +134,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"task\.environment\.name is 'tool'") as refused:
         config(task={"environment": {"name": "tool"}})
     assert refused.value.legal == "tools, module:function"
+    with pytest.raises(InvalidValueError, match=r"task\.environment\.answers is '/home/a/\.bashrc'"):
+        config(task={"environment": {"answers": "/home/a/.bashrc"}})
     with pytest.raises(InvalidValueError, match="nope"):
         train(turns(arguments={"nope": 1}), level="invariant", directory=tmp_path, recorder=Digests())
 
