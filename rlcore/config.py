@@ -108,10 +108,47 @@ class RewardModelSection(Section):
     """Tokens of the longest prompt and completion, by the reward model's tokenizer."""
 
 
+OWN = r"^[\w.]+:\w+$"
+"""Name of a user's own function: module:function."""
+
+
+def _one_of(key: str, names: tuple[str, ...]) -> Callable[[str], str]:
+    """Return what lets a key have one of some names, or a user's own."""
+
+    def check(value: str) -> str:
+        if value not in names and not re.match(OWN, value):
+            raise InvalidValueError(f"{key} is {value!r}", legal=", ".join((*names, "module:function")))
+        return value
+
+    return check
+
+
+def _schema(names: tuple[str, ...]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"enum": [*names], "type": "string"}, {"pattern": OWN, "type": "string"}]})
+
+
+class EnvironmentSection(Section):
+    """What answers each completion of a trajectory of several turns: `rlcore.data.environments`."""
+
+    name: Annotated[str, AfterValidator(_one_of("task.environment.name", ("tools",))), _schema(("tools",))] = "tools"
+    """Calls of tools in a completion; or module:name, a class or function of your own that builds an environment."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments that an environment is built with: {tools: {calc: calculator}}."""
+    max_turns: Positive = 4
+    """Most completions of a trajectory, each of at most sampling.max_tokens."""
+    max_answer_tokens: Positive = 64
+    """Tokens after which an answer of the environment is cut."""
+    timeout_s: Above0 = 60.0
+    """What an answer may take by the clock; more ends the trajectory."""
+    answers: Annotated[str, Field(pattern=r"^$|\.jsonl$")] = ""
+    """A .jsonl file that keeps answers by what was asked; those that it has are not asked for again. Empty: none is
+    kept. Nothing is appended to a file of another name, which a recorded run might ask for."""
+
+
 class TaskSection(Section):
     """What is to be learned."""
 
-    name: Literal["reverse_text", "arithmetic", "sorting", "recommendation", "file"]
+    name: Literal["reverse_text", "arithmetic", "sorting", "recommendation", "products", "file"]
     path: str = ""
     """Of the prompts, JSON lines or parquet, for `file`: a column `prompt`, the others go to the reward functions."""
     num_prompts: Positive | None = None
@@ -132,6 +169,8 @@ class TaskSection(Section):
     """What an async reward function may take for a batch; more is an error, and never a reward."""
     reward_model: RewardModelSection | None = None
     """Its reward is added to those of `rewards`."""
+    environment: EnvironmentSection | None = None
+    """Answers each completion, after which the policy continues; None: a trajectory is one completion."""
     shuffles_rewards: bool = False
     """Each reward goes to another sample of the batch: a control, which must learn nothing."""
 
@@ -191,25 +230,6 @@ class EvaluationSection(Section):
 
 ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "remax")
 LOSSES = ("ppo_clip", "gspo", "cispo", "dppo_tv", "ipo", "masked_is")
-
-
-OWN = r"^[\w.]+:\w+$"
-"""Name of a user's own function: module:function."""
-
-
-def _one_of(key: str, names: tuple[str, ...]) -> Callable[[str], str]:
-    """Return what lets a key have one of some names, or a user's own."""
-
-    def check(value: str) -> str:
-        if value not in names and not re.match(OWN, value):
-            raise InvalidValueError(f"{key} is {value!r}", legal=", ".join((*names, "module:function")))
-        return value
-
-    return check
-
-
-def _schema(names: tuple[str, ...]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": [{"enum": [*names], "type": "string"}, {"pattern": OWN, "type": "string"}]})
 
 
 class PolicySection(Section):
@@ -453,7 +473,13 @@ class RunConfig(Section):
         """Samples of a fixed microbatch: as configured, else as many as their products are fastest with."""
         training = self.training
         samples = training.prompts_per_step * training.group_size // training.num_minibatches
-        return training.microbatch_size or max(1, min(samples, 2048 // self.sampling.max_tokens))
+        return training.microbatch_size or max(1, min(samples, 2048 // self.max_completion_tokens))
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """Most tokens of a trajectory that the policy draws, without the items of a beam search."""
+        environment = self.task.environment
+        return self.sampling.max_tokens * (environment.max_turns if environment else 1)
 
     def identity(self) -> dict[str, Any]:
         """What the bits of this run follow from."""
@@ -558,6 +584,9 @@ def _misfits(config: RunConfig) -> Iterator[InvalidValueError]:
         what = f"correction.low is {config.correction.low}, above correction.high"
         yield InvalidValueError(what, legal=f"{config.correction.high} or less")
     yield from _training_misfits(config)
+    if sampling.two_stage is not None and task.environment is not None:
+        what = "task.environment and sampling.two_stage are both set: items are searched after one completion"
+        yield InvalidValueError(what, legal="one of them", remedy="leave sampling.two_stage out")
     if sampling.two_stage is not None and not sampling.stop_strings:
         what = "sampling.two_stage without sampling.stop_strings: no reasoning would lead to an item"
         yield InvalidValueError(what, legal="one text or more that ends a reasoning: ['</think>'], say")

@@ -20,6 +20,7 @@ from rlcore.checkpoint import load_newest
 from rlcore.checks import Checks
 from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
 from rlcore.data.content import content_of
+from rlcore.data.environments import check_environment
 from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.distributed.restarts import run_with_restarts
@@ -65,7 +66,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     context, num_new = decoder.config.max_length, num_new_tokens(config, tokenizer)
     task = make_task(config.task, tokenizer, config.seed, context=context, num_new_tokens=num_new)
     threads = config.runtime.training_threads, config.runtime.sampling_threads
-    dtype, device, length = decoder.embedding.dtype, config.model.device, task.longest_prompt + num_new
+    dtype, device, length = decoder.embedding.dtype, config.model.device, longest_sequence(task, num_new)
     held = at_level(level, decoder.config, dtype=dtype, device=device, length=length, threads=threads)
     log, content = RunLog(directory, config.output), content_of(config, task)
     if isinstance(recorder, DescribedRecorder):
@@ -96,19 +97,22 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
 
 def check(config: RunConfig, level: str) -> None:
     """Check what can be checked before anything is built. Raises InvalidValueError and LevelError."""
-    reward_model = config.task.reward_model
+    reward_model, environment = config.task.reward_model, config.task.environment
     for name, directory_given in (
         ("model.path", config.model.path),
         ("model.lora.path", config.model.lora.path if config.model.lora else ""),
         ("output.resume", config.output.resume),
         ("deployment.offload_directory", config.deployment.offload_directory),
         ("task.reward_model.path", reward_model.path if reward_model else ""),
+        ("task.environment.answers", str(Path(environment.answers).parent) if environment else ""),
     ):
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     if isinstance(config.algorithm, GrpoSection):
         function_of(config.algorithm.advantage, ADVANTAGES)
         function_of(config.algorithm.loss, LOSSES)
+    if environment is not None:
+        check_environment(environment, config.sampling.stop_strings, level)
     check_device(config.model.device, level)
     check_sampler(config)
     check_level_of_sampler(config, level)
@@ -139,6 +143,16 @@ def num_new_tokens(config: RunConfig, tokenizer: Tokenizer) -> int:
     return config.sampling.max_tokens + (len(beams.forced) + beams.max_tokens if beams else 0)
 
 
+def longest_sequence(task: Task, num_new_tokens: int) -> int:
+    """Return the tokens of the longest prompt with all that may follow it: with each turn of an environment."""
+    if task.environments is None:
+        return task.longest_prompt + num_new_tokens
+    section, context = task.environments.section, task.environments.context
+    num_answers = section.max_turns + 1  # the first one is that of the reset
+    most = section.max_turns * num_new_tokens + num_answers * section.max_answer_tokens
+    return min(context, task.longest_prompt + most)
+
+
 def resumed_config(config: RunConfig, directory: Path) -> RunConfig:
     """Return the configuration that continues from the run's own newest checkpoint; unchanged if there is none yet."""
     if load_newest(directory / DIRECTORY) is None:
@@ -164,7 +178,7 @@ def prepare(
     `workers` is the handle of those that train the models, None to train them in this process; `content` is what the
     run is made of, None to resume with any.
     """
-    longest = task.longest_prompt + num_new_tokens(config, tokenizer)
+    longest = longest_sequence(task, num_new_tokens(config, tokenizer))
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=log.directory, report=log.say
     )

@@ -29,9 +29,10 @@ from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.checks import Checks, mismatch_of
 from rlcore.config import GrpoSection, OptimizerSection, PpoSection, RunConfig
 from rlcore.data.batch import Batch, collate, dense_batch
+from rlcore.data.environments import Environments, demonstrate, sample_episodes
 from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.data.scoring import Scores, score, score_branches
-from rlcore.data.tasks import Task
+from rlcore.data.tasks import DEMONSTRATION, Task
 from rlcore.data.trajectory import Trajectory, best_completions, by_request
 from rlcore.errors import InvalidValueError, LevelError, PlacementError, RewardError
 from rlcore.log import Clock, Record, RunLog, mean
@@ -238,6 +239,8 @@ def collect(state: TrainState, wanted: Sequence[SampleRequest]) -> list[Trajecto
     with num_threads(runtime.sampling_threads, "rollout"):
         if any(request.beams for request in wanted):
             arrived = sample_two_stage(state.sampler, state.tokenizer, arriving)
+        elif state.task.environments is not None:
+            arrived = [[each] for each in sample_episodes(state.sampler.sample, state.task.environments, arriving)]
         else:
             arrived = [[each] for each in state.sampler.sample(arriving)]
     found = dict(zip(order, arrived, strict=True))
@@ -282,7 +285,7 @@ def divide(state: TrainState, batch: Batch, samples: list[int]) -> Minibatch:
     denominators = Denominators(
         num_tokens=int(batch["loss_mask"][samples].sum()),
         num_samples=len(samples),
-        horizon=state.config.sampling.max_tokens,
+        horizon=state.config.max_completion_tokens,
     )
     if state.level == "invariant":
         return Minibatch(fixed_microbatches(batch, samples, size, token_budget=budget), denominators)
@@ -559,7 +562,8 @@ def warm_start(state: TrainState, log: RunLog) -> None:
     log.phase("warm start", section.num_steps)
     for number in range(section.num_steps):
         chosen = epoch_items(number * section.batch_size, section.batch_size, len(prompts), config.seed, "warm_start")
-        batch = answers([prompts[index] for index in chosen], state.tokenizer).to(config.model.device)
+        batch = answers([prompts[index] for index in chosen], state.tokenizer, state.task.environments)
+        batch = batch.to(config.model.device)
         minibatch = divide(state, batch, list(range(section.batch_size)))
         losses = policy.forward_backward(minibatch.microbatches, partial(answer_loss, minibatch.denominators))
         digest = policy.gradient_digest()
@@ -581,8 +585,11 @@ def answer_loss(denominators: Denominators, policy: nn.Module, microbatch: Micro
     return MicrobatchLoss(sample_shares(losses, mask, "token-mean", denominators).sum(), observed={}, loss_mask=mask)
 
 
-def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> Batch:
-    """Build a dense batch of prompts with their answers and an end of sequence; the answers are learned."""
+def answers(prompts: list[Prompt], tokenizer: Tokenizer, environments: Environments | None = None) -> Batch:
+    """Build a dense batch of prompts with their answers and an end of sequence; the answers are learned.
+
+    In an environment a prompt's demonstration is played: the environment's answers are not learned.
+    """
     pairs = []
     for prompt in prompts:
         if not isinstance(answer := prompt.columns.get("answer"), str):
@@ -590,13 +597,18 @@ def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> Batch:
                 f"prompt {prompt.text!r} has no column `answer`, which a warm start learns",
                 remedy="warm_start.num_steps: 0, or a column of texts",
             )
-        pairs.append((list(prompt.tokens), [*tokenizer.encode(answer), tokenizer.eos_id]))
+        if environments is not None:
+            shown = demonstrate(environments, prompt, prompt.columns.get(DEMONSTRATION, [answer]))
+            pairs.append((shown.tokens, shown.loss_mask))
+        else:
+            learned = [*tokenizer.encode(answer), tokenizer.eos_id]
+            pairs.append(((*prompt.tokens, *learned), (False,) * len(prompt.tokens) + (True,) * len(learned)))
     sequences = {
-        "tokens": [torch.tensor(prompt + answer) for prompt, answer in pairs],
-        "loss_mask": [torch.tensor([False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs],
+        "tokens": [torch.tensor(tokens) for tokens, _ in pairs],
+        "loss_mask": [torch.tensor(mask) for _, mask in pairs],
     }
     batch = collate(sequences, pad_values={"tokens": tokenizer.pad_id})
-    return batch.extended(prompt_lengths=torch.tensor([len(prompt) for prompt, _ in pairs]))
+    return batch.extended(prompt_lengths=torch.tensor([len(prompt.tokens) for prompt in prompts]))
 
 
 # ----------------------------------------------------------------------------------------------- the loop around steps
@@ -740,6 +752,8 @@ def metrics_of_step(step: Step) -> dict[str, float]:
         num_items = [len(items) for _, *items in by_request(step.rollouts)]
         metrics["items_per_reasoning"] = mean(num_items)
         metrics["reasonings_without_items"] = mean([not each for each in num_items])
+    if any(each.outcome for each in step.rollouts):
+        metrics["turns"] = mean([len(each.assistant_turns) for each in step.rollouts])
     metrics |= {
         "completion_length": mean(lengths),
         "completion_length_min": min(lengths),

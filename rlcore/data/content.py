@@ -9,8 +9,9 @@ from xxhash import xxh3_128
 from harness.bits.tensor_digests import combined_digest
 from rlcore.checkpoint import checksum
 from rlcore.config import RunConfig
-from rlcore.data.rewards import load_function
+from rlcore.data.rewards import load_object
 from rlcore.data.tasks import Task
+from rlcore.data.tools import tool_names
 from rlcore.models.tokenizer import CONFIGS, FILES
 
 
@@ -31,11 +32,13 @@ def content_of(config: RunConfig, task: Task) -> dict[str, str]:
         for kind, some in (("weights", weights), ("tokenizer", [each for each in files if each.name in FILES])):
             if some:
                 found[f"{kind} of {key}"] = _combined({each.name: each.resolve() for each in some})
-    algorithm = config.algorithm
-    for name in (*config.task.rewards, getattr(algorithm, "advantage", ""), getattr(algorithm, "loss", "")):
+    algorithm, environment = config.algorithm, config.task.environment
+    names = [environment.name, *tool_names(environment.arguments)] if environment else []
+    names += [*config.task.rewards, getattr(algorithm, "advantage", ""), getattr(algorithm, "loss", "")]
+    for name in names:
         if ":" in name:
             module, function = name.split(":")[-2:]
-            own = getattr(load_function(f"{module}:{function}", "functions"), "__module__", module)
+            own = getattr(load_object(f"{module}:{function}", "functions"), "__module__", module)
             sources = {each: getattr(sys.modules.get(each), "__file__", None) for each in (module, own)}
             found[f"source of {name}"] = _combined({each: Path(file) for each, file in sources.items() if file})
     return found

@@ -22,6 +22,8 @@ class Example(NamedTuple):
 
     prompt: str
     answer: str
+    turns: tuple[str, ...] = ()
+    """What a policy with a calculator says; empty in tasks without tools."""
 
 
 class Kind(NamedTuple):
@@ -98,6 +100,18 @@ def _difference_kind(digits: int) -> Kind:
     return Kind(num_numbers * (num_numbers + 1) // 2, example)
 
 
+def _product_kind(digits: int) -> Kind:
+    """Two numbers of so many digits, and their product by a calculator."""
+    num_numbers = 9 * 10 ** (digits - 1)
+
+    def example(number: int) -> Example:
+        one, two = (each + 10 ** (digits - 1) for each in divmod(number, num_numbers))
+        answer = str(one * two)
+        return Example(f"{one}*{two}=", answer, (f"<calc>{one}*{two}</calc>", answer))
+
+    return Kind(num_numbers**2, example)
+
+
 def _written(number: int, digits: int) -> str:
     """Units first, as a sum is done by hand, with zeros at the end up to so many digits.
 
@@ -112,9 +126,11 @@ EXERCISES = {
     "sorting": Exercise(ascii_lowercase + "|", partial(_words, _sorted)),
     "arithmetic": Exercise("0123456789+-=", lambda digits: [_sum_kind(digits), _difference_kind(digits)]),
     "recommendation": Exercise(recommendation.ALPHABET, _histories),
+    "products": Exercise("0123456789*=", lambda digits: [_product_kind(digits)]),
 }
 """reverse_text: "abc>" is "cba". sorting: "dacb|" is "abcd". arithmetic, units first: "21+39=" is "501"
-(12 + 93 = 105), "39-21=" is "18". recommendation: `rlcore.data.recommendation`."""
+(12 + 93 = 105), "39-21=" is "18". recommendation: `rlcore.data.recommendation`. products: "12*34=" is "408", after
+`<calc>12*34</calc>` where a calculator answers."""
 
 
 def draw(name: str, lengths: tuple[int, int], num_examples: int, seed: int) -> list[Example]:

@@ -20,6 +20,8 @@ RewardFunction = Callable[..., Any]
 TIMEOUT_S = 300.0
 GIVEN = ("prompts", "completions", "completion_ids", "stop_reasons")
 """Lists, one element a completion, that every function is given beside the prompts' own columns."""
+ENVIRONMENT_REWARD = "environment_reward"
+"""List, one number a completion, in runs with an environment: the sum of its rewards."""
 STATE = "trainer_state"
 RLCORE = str(Path(__file__).parents[1])
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
@@ -92,6 +94,11 @@ def openrlhf(reward_func: Callable[..., Any]) -> RewardFunction:
         ]
 
     return called
+
+
+def environment_reward(environment_reward: Sequence[float], **_: Any) -> list[float]:
+    """Return the environment's own rewards."""
+    return list(environment_reward)
 
 
 ADAPTERS = {"verl": verl, "openrlhf": openrlhf}
@@ -169,6 +176,14 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
 
     Raises InvalidValueError where there is no such function, RewardError where its module fails when it is imported.
     """
+    found = load_object(name, kind)
+    if isinstance(found, type):
+        raise InvalidValueError(f"{name} is {found!r:.60}", legal="a function, or an object that is called")
+    return found
+
+
+def load_object(name: str, kind: str) -> Callable[..., Any]:
+    """The function or class of "module:name"; raises as `load_function` does."""
     module_name, _, function_name = name.partition(":")
     module = _module(module_name, name, kind)
     found = getattr(module, function_name, None)
@@ -179,10 +194,8 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
             legal=", ".join(public),
             remedy=nearest(function_name, public),
         )
-    if not callable(found) or isinstance(found, type):
-        raise InvalidValueError(
-            f"{module_name}:{function_name} is {found!r:.60}", legal="a function, or an object that is called"
-        )
+    if not callable(found):
+        raise InvalidValueError(f"{name} is {found!r:.60}", legal="a function, or an object that is called")
     return found  # type: ignore[no-any-return]
 
 

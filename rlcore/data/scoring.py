@@ -20,7 +20,7 @@ from itertools import islice, starmap
 from typing import Any
 
 from harness.bits.text import nearest
-from rlcore.data.rewards import GIVEN, STATE, Reward, TrainerState, place_of
+from rlcore.data.rewards import ENVIRONMENT_REWARD, GIVEN, STATE, Reward, TrainerState, place_of
 from rlcore.data.trajectory import Trajectory, by_request, completions_of
 from rlcore.errors import InvalidValueError, RewardError, RlcoreError
 from rlcore.seeds import permutation
@@ -207,11 +207,13 @@ def shuffled(scores: Scores, *parts: str | int) -> Scores:
 
 def _arguments(trajectories: Sequence[Trajectory]) -> Columns:
     prompts = [each.request.prompt for each in trajectories]
+    outcomes = [each.outcome for each in trajectories if each.outcome is not None]
     return {
         "prompts": [prompt.text for prompt in prompts],
         "completions": [each.completion_text for each in trajectories],
         "completion_ids": [list(each.completion_tokens) for each in trajectories],
         "stop_reasons": [each.stop_reason.value for each in trajectories],
+        **({ENVIRONMENT_REWARD: [each.reward for each in outcomes]} if outcomes else {}),
         **{name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns},
     }
 

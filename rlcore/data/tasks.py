@@ -1,15 +1,17 @@
 """Tasks by name: prompts to train on, others to evaluate on, and rewards. Nothing of a task is drawn or read later."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlcore.config import TaskSection
+from rlcore.data.environments import Answers, Environments
 from rlcore.data.files import Row, read_rows, split_rows
-from rlcore.data.generated import EXERCISES, draw
+from rlcore.data.generated import EXERCISES, Example, draw
 from rlcore.data.recommendation import recommended
-from rlcore.data.rewards import GIVEN, STATE, Reward, load_reward
+from rlcore.data.rewards import ENVIRONMENT_REWARD, GIVEN, STATE, Reward, environment_reward, load_reward
 from rlcore.data.scoring import asked_for
 from rlcore.errors import InvalidValueError
 from rlcore.rewards.text import matching
@@ -26,6 +28,8 @@ class Task:
     heldout: tuple[Prompt, ...]
     """To evaluate on; the text of none of them is in `train`."""
     rewards: tuple[Reward, ...]
+    environments: Environments | None = None
+    """What answers completions; None if a trajectory has one turn."""
     num_unused: int = 0
     """Rows of its file that are on neither side."""
 
@@ -37,6 +41,8 @@ class Task:
 
 NUM_PROMPTS = 512
 """Prompts to train on of a task that is drawn, unless the configuration says how many."""
+DEMONSTRATION = "demonstration"
+"""Column of the turns that a warm start learns in an environment; without it, the column `answer` is the only turn."""
 OWN_REWARDS: Mapping[str, tuple[Reward, ...]] = {"recommendation": (Reward("recommended", recommended),)}
 """Rewards of tasks whose completions are not compared with the right one character by character."""
 
@@ -62,12 +68,12 @@ def make_task(
     num_unused = 0
     if section.name == "file":
         train, heldout, num_unused = split_rows(Path(section.path), section.num_prompts, section.num_heldout, seed)
-        if not section.rewards and section.reward_model is None:
+        if not section.rewards and section.reward_model is None and section.environment is None:
             _check_answers([*heldout, *train])
     else:
         num_prompts = NUM_PROMPTS if section.num_prompts is None else section.num_prompts
         drawn = draw(section.name, (section.min_length, section.max_length), section.num_heldout + num_prompts, seed)
-        rows = [Row(each.prompt, {"answer": each.answer, "data_source": section.name}, "") for each in drawn]
+        rows = [Row(each.prompt, _columns(section, each), "") for each in drawn]
         heldout, train = rows[: section.num_heldout], rows[section.num_heldout :]
     rows, texts, tokens = [*heldout, *train], list[str](), list[tuple[int, ...]]()
     for row in rows:
@@ -87,7 +93,16 @@ def make_task(
     named = zip(prompt_ids(tokens), texts, tokens, rows, strict=True)
     prompts = tuple(Prompt(id, text, of_row, row.columns) for id, text, of_row, row in named)
     rewards = _rewards(section, prompts[0].columns)
-    return Task(section.name, prompts[len(heldout) :], prompts[: len(heldout)], rewards, num_unused)
+    environments = None
+    if section.environment is not None:
+        answers = Answers(section.environment.answers)
+        environments = Environments(section.environment, tokenizer, context or sys.maxsize, answers)
+    return Task(section.name, prompts[len(heldout) :], prompts[: len(heldout)], rewards, environments, num_unused)
+
+
+def _columns(section: TaskSection, example: Example) -> dict[str, Any]:
+    shown = {DEMONSTRATION: list(example.turns)} if section.environment and example.turns else {}
+    return {"answer": example.answer, "data_source": section.name, **shown}
 
 
 def _check_answers(rows: Sequence[Row]) -> None:
@@ -112,8 +127,10 @@ def _rewards(section: TaskSection, columns: Mapping[str, Any]) -> tuple[Reward, 
         for name, weight in zip(section.rewards, weights, strict=True)
     ]
     rewards = tuple(named)
+    of_environment = [ENVIRONMENT_REWARD] if section.environment else []
     if not rewards and section.reward_model is None:
-        rewards = OWN_REWARDS.get(section.name, (Reward("matching", matching),))
+        own = OWN_REWARDS.get(section.name, (Reward("matching", matching),))
+        rewards = (Reward(ENVIRONMENT_REWARD, environment_reward),) if section.environment else own
     for reward in rewards:
-        asked_for(reward, [*GIVEN, *columns, STATE])
+        asked_for(reward, [*GIVEN, *of_environment, *columns, STATE])
     return rewards

@@ -48,6 +48,16 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an environment says of a trajectory."""
+
+    reward: float
+    """Sum over its steps."""
+    is_truncated: bool
+    """Whether a limit or an error ended it, and not the environment."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """A prompt and everything that followed it, token by token.
 
@@ -68,6 +78,8 @@ class Trajectory:
     """Turns in order, which tile the tokens; the first is the prompt."""
     weights_digests: Mapping[int, str]
     """Digest of the weights by policy version, for each version that sampled a token."""
+    outcome: Outcome | None = None
+    """Of the environment that it is a trajectory of; None without one."""
 
     def __post_init__(self) -> None:
         for name in ("loss_mask", "logprobs", "policy_versions"):
@@ -156,33 +168,25 @@ class Trajectory:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether max_tokens cut it; the items of a beam search may all have that length, and are not counted."""
-        return self.stop_reason is StopReason.LENGTH and not self.is_branch
+        """Whether max_tokens cut it, or a limit of its environment; the items of a beam search may all have that
+        length, and are not counted."""
+        is_by_environment = self.outcome is not None and self.outcome.is_truncated
+        return is_by_environment or (self.stop_reason is StopReason.LENGTH and not self.is_branch)
 
     @property
     def completion_tokens(self) -> tuple[int, ...]:
-        """Token ids of the only completion, forced ones included. Raises InvalidValueError if there are several."""
-        return self.tokens[self._completion[0].begin : self._completion[-1].end]
+        """Token ids after the prompt: those of all turns, of tools and forced ones too."""
+        return self.tokens[self.num_prompt_tokens :]
 
     @property
     def completion_logprobs(self) -> tuple[float, ...]:
-        """Log-probabilities of `completion_tokens`. Raises InvalidValueError as `completion_tokens`."""
-        return self.logprobs[self._completion[0].begin : self._completion[-1].end]
+        """Log-probabilities of `completion_tokens`."""
+        return self.logprobs[self.num_prompt_tokens :]
 
     @property
     def completion_text(self) -> str:
-        """Text of the only completion, turn by turn. Raises InvalidValueError as `completion_tokens`."""
-        return "".join(turn.text for turn in self._completion)
-
-    @property
-    def _completion(self) -> tuple[Turn, ...]:
-        """A reasoning, what was forced and an item are one completion; turns between which others spoke are several."""
-        if self.is_branch and all(turn.role is not Role.TOOL for turn in self.turns):
-            return self.turns[1:]
-        if len(turns := self.assistant_turns) > 1:
-            what = f"{self.name} has {len(turns)} assistant turns"
-            raise InvalidValueError(what, legal="one, where a single completion is read")
-        return turns
+        """Text of all turns after the prompt, of tools and forced ones too."""
+        return "".join(turn.text for turn in self.turns[1:])
 
     def tokens_of(self, turn: Turn) -> tuple[int, ...]:
         """Return the token ids of a turn."""

@@ -1,6 +1,7 @@
 """Build the tokenizer and the decoder that a configuration names: new ones for the task, or those of a checkpoint."""
 
 from pathlib import Path
+from string import printable
 
 from rlcore.config import LoraSection, RunConfig
 from rlcore.data.tasks import alphabet
@@ -21,7 +22,9 @@ def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
         tokenizer = load_tokenizer(Path(section.path))
         decoder = load(Path(section.path), dtype=dtype, device=section.device)
     else:
-        tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
+        # What an environment says is not known before: it may be any printable character.
+        of_environment = f"\n{printable[:95]}" if config.task.environment else ""
+        tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path) + of_environment)
         sizes = section.model_dump(exclude={"path", "dtype", "device", "lora"})
         decoder = Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
         decoder = decoder.initialise(config.seed).to(section.device, dtype)

@@ -49,7 +49,14 @@ def test_commands_are_completed(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("command", ["train", "replay", "chaos", "gate", "bisect"])
 def test_scenarios_of_the_package_and_of_the_project_are_completed(project: Path, command: str) -> None:
-    names = ["grpo_mine", "grpo_recommendation", "grpo_reverse_text", "grpo_reward_model", "grpo_sorting"]
+    names = [
+        "grpo_mine",
+        "grpo_products",
+        "grpo_recommendation",
+        "grpo_reverse_text",
+        "grpo_reward_model",
+        "grpo_sorting",
+    ]
     assert completed(project, command, "grpo_") == [("plain", name) for name in names]
 
 

@@ -52,6 +52,7 @@ def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
 def test_all_are_there_and_keys_that_are_none_of_their_entrys_are_found() -> None:
     scenarios = {file.name: file.read() for file in FILES}
     shipped = {"grpo_reverse_text", "ppo_arithmetic", "grpo_sorting", "grpo_recommendation", "grpo_reward_model"}
+    shipped.add("grpo_products")
     assert set(scenarios) == shipped
     names = {name: read_config(scenario.config) for name, scenario in scenarios.items()}
     told = {name: f"{config.algorithm.name}_{_learned(config)}" for name, config in names.items()}

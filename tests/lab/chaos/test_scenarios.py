@@ -10,7 +10,7 @@ from harness.lab.experiments.scenario_files import all_scenarios
 from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
-COUNTS = {"grpo_reverse_text": 3, "grpo_recommendation": 3, "grpo_sorting": 3, "ppo_arithmetic": 3}
+COUNTS = {"grpo_reverse_text": 3, "grpo_recommendation": 3, "grpo_products": 3, "grpo_sorting": 3, "ppo_arithmetic": 3}
 SERVED = {"grpo_reward_model"}
 """Scenarios that need vLLM: tests/rlcore/samplers/vllm/test_vllm_layers.py perturbs that run."""
 

@@ -1,5 +1,6 @@
 """Drawn tasks: right answers, no prompt twice, nothing held out is trained on, the same anywhere."""
 
+import math
 import random
 import sys
 
@@ -29,6 +30,8 @@ def right_answer(name: str, prompt: str) -> str:
             return "".join(sorted(prompt.removesuffix("|")))
         case "recommendation":
             return recommendation.completion(history(prompt))
+        case "products":
+            return str(math.prod(map(int, prompt.removesuffix("=").split("*"))))
     one, sign, two = parts(prompt)
     if sign == "+":
         return units_first(int(one[::-1]) + int(two[::-1]), len(one) + 1)
@@ -57,6 +60,8 @@ def size(name: str, prompt: str) -> int:
     """Letters of a word, items of a history, digits of either number."""
     if name == "recommendation":
         return len(history(prompt))
+    if name == "products":
+        return len(prompt.partition("*")[0])
     if name != "arithmetic":
         return len(prompt) - 1
     one, _, two = parts(prompt)

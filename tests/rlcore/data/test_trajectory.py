@@ -86,10 +86,11 @@ def test_a_trajectory_of_one_turn_is_a_completion_and_back(
     assert [*map(float.hex, again.completion_logprobs)] == [*map(float.hex, logprobs)], "to the bit"
 
 
-def test_a_single_completion_is_not_read_of_several_turns() -> None:
-    for name in ("completion_tokens", "completion_logprobs", "completion_text"):
-        with pytest.raises(InvalidValueError, match="sample 0 of prompt p has 2 assistant turns"):
-            getattr(TWO_TURNS, name)
+def test_a_completion_of_several_turns_is_all_after_the_prompt() -> None:
+    begin = TWO_TURNS.num_prompt_tokens
+    assert TWO_TURNS.completion_tokens == TWO_TURNS.tokens[begin:]
+    assert TWO_TURNS.completion_logprobs == TWO_TURNS.logprobs[begin:]
+    assert TWO_TURNS.completion_text == "".join(turn.text for turn in TWO_TURNS.turns[1:])
     assert TWO_TURNS.stop_reason is StopReason.LENGTH
 
 
