@@ -20,7 +20,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from rlcore.asynchronous.directory import (
 )
 from rlcore.asynchronous.prompts import Prompts
 from rlcore.asynchronous.settings import AdvantageSection, FilterSection, Orch
+from rlcore.data.environments import NUM_THREADS, advance, begin, finish, next_request
 from rlcore.data.filters import is_gibberish, is_repetitive
 from rlcore.data.rewards import load_function
 from rlcore.data.scoring import score
@@ -102,7 +104,7 @@ class Orchestrator:
         self._drawn_per_step = int(self._per_step * section.oversampling_factor)
         ratios = section.buffer.env_ratios
         self._prompts = Prompts(tasks, ratios, seed=section.seed, per_step=self._drawn_per_step)
-        self._params = SamplingParams(max_tokens=section.sampling.max_tokens, stop_ids=tokenizer.stop_ids)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "environments")
         self._oldest = section.max_async_level if section.mode == "strict" else section.max_off_policy_steps
         self._digests: dict[int, str] = {}
         self._rollout_s: list[float] = []
@@ -211,12 +213,20 @@ class Orchestrator:
     def requests(self, group: int, version: int) -> list[SampleRequest]:
         """Return the requests of a group: what the synchronous page asks for in its nominal step."""
         step = group // self._drawn_per_step
-        _, prompt, num_before = self._prompts.of(group, version)
+        task, prompt, num_before = self._prompts.of(group, version)
         first = self._size * num_before  # a prompt that comes twice in a step counts on
-        params = replace(self._params, temperature=self._temperature(step))
+        params = self._params(self._tasks[task], self._temperature(step))
         keys = partial(completion_key, seed=self._section.seed, step=step, prompt_id=prompt.id)
         indexes = range(first, first + self._size)
         return [SampleRequest(prompt, index, keys(sample_index=index), params) for index in indexes]
+
+    def _params(self, task: Task, temperature: float) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self._section.sampling.max_tokens,
+            temperature=temperature,
+            stop_ids=self._tokenizer.stop_ids,
+            stop_strings=task.environments.stop_strings if task.environments else (),
+        )
 
     def _temperature(self, step: int) -> float:
         sampling, num_steps = self._section.sampling, self._section.max_steps
@@ -227,22 +237,35 @@ class Orchestrator:
 
     async def _group(self, group: int, version: int) -> list[Row]:
         """Sample and score a group -> its rows."""
-        wanted, (task, _, _) = self.requests(group, version), self._prompts.of(group, version)
-        drawn = await asyncio.gather(*(self._rollout(each, version, place=group) for each in wanted))
+        wanted, (number, _, _) = self.requests(group, version), self._prompts.of(group, version)
+        task = self._tasks[number]
+        drawn = await asyncio.gather(*(self._rollout(task, each, version, place=group) for each in wanted))
         if not (found := [each for each in drawn if each is not None]):
             return []
         rewards: list[float | None] = [0.0] * len(found)
         if not self._section.buffer.skip_verification:
             async with self._scoring:  # one at a time, as on the page: a user's functions may share what they like
                 step = group // self._drawn_per_step
-                rewards = (await asyncio.to_thread(score, self._tasks[task].rewards, found, step=step)).rewards
-        rows = [self._row(group, version, task, *each) for each in zip(rewards, found, strict=True)]
+                rewards = (await asyncio.to_thread(score, task.rewards, found, step=step)).rewards
+        rows = [self._row(group, version, number, *each) for each in zip(rewards, found, strict=True)]
         if self._section.teacher_model is not None:
             await asyncio.gather(*map(self._teach, rows))
         return rows
 
-    async def _rollout(self, request: SampleRequest, version: int, *, place: int) -> Trajectory | None:
-        """Draw a completion by the server of this place; None if its request ends servers."""
+    async def _rollout(self, task: Task, request: SampleRequest, version: int, *, place: int) -> Trajectory | None:
+        """Draw a trajectory by the server of this place; None if one of its requests ends servers."""
+        if (shared := task.environments) is None:
+            return await self._complete(request, version, place)
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads)  # an environment may wait
+        episode = await in_thread(begin, shared, request)
+        while (wanted := next_request(episode)) is not None:
+            if (completion := await self._complete(wanted, version, place)) is None:
+                return None
+            episode = await in_thread(advance, episode, completion)
+        return finish(episode)
+
+    async def _complete(self, request: SampleRequest, version: int, place: int) -> Trajectory | None:
+        """Draw one completion."""
         params = request.params
         asked = {
             "model": f"step_{version}",
@@ -251,7 +274,7 @@ class Orchestrator:
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "logprobs": 0,
-        }
+        } | ({"stop": params.stop_strings} if params.stop_strings else {})
         answer = await self._client.complete(place, asked)
         if answer is None:
             return None
@@ -283,9 +306,9 @@ class Orchestrator:
             )
 
     def _row(self, group: int, version: int, task: int, reward: float | None, drawn: Trajectory) -> Row:
-        begin = drawn.num_prompt_tokens
-        tokens, logprobs = drawn.tokens[begin:], drawn.logprobs[begin:]
-        found = [each for each in self._section.filters if _finds(each, tokens, logprobs, self._tokenizer.vocab_size)]
+        first, vocab_size = drawn.num_prompt_tokens, self._tokenizer.vocab_size
+        of_policy = drawn.loss_tokens, [*itertools.compress(drawn.logprobs, drawn.loss_mask)]
+        found = [each for each in self._section.filters if _finds(each, *of_policy, vocab_size)]
         is_learned = not any(each.enforce for each in found)
         return {
             "group": group,
@@ -293,10 +316,10 @@ class Orchestrator:
             "version": version,
             "task": task,
             "prompt": drawn.request.prompt.id,
-            "num_prompt": begin,
+            "num_prompt": first,
             "tokens": drawn.tokens,
-            "logprobs": logprobs,
-            "mask": [each and is_learned for each in drawn.loss_mask[begin:]],
+            "logprobs": drawn.logprobs[first:],
+            "mask": [each and is_learned for each in drawn.loss_mask[first:]],
             "temperature": drawn.request.params.temperature,
             "flags": [each.type for each in found],
             "text": drawn.completion_text,
@@ -422,15 +445,15 @@ class Orchestrator:
         """Sample held-out prompts by a version, with the same noise for each version, and publish the mean rewards."""
         section, found = self._section.eval, dict[str, float]()
         assert section is not None
-        params = replace(self._params, temperature=self._section.sampling.temperature)
         for number, (env, task) in enumerate(zip(section.env, self._evaluated, strict=True)):
+            params = self._params(task, self._section.sampling.temperature)
             prompts = task.heldout if section.num_examples < 0 else task.heldout[: section.num_examples]
             wanted = [
                 SampleRequest(prompt, at, key("evaluation", self._section.seed, prompt.id, *[at][:at]), params)
                 for prompt in prompts
                 for at in range(section.rollouts_per_example)
             ]
-            drawn = [self._rollout(each, version, place=place) for place, each in enumerate(wanted)]
+            drawn = [self._rollout(task, each, version, place=place) for place, each in enumerate(wanted)]
             judged = [each for each in await asyncio.gather(*drawn) if each is not None]
             async with self._scoring:
                 scores = await asyncio.to_thread(score, task.rewards, judged, step=version)

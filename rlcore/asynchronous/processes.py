@@ -37,6 +37,7 @@ from rlcore.asynchronous.settings import (
     training_config,
 )
 from rlcore.asynchronous.trainer import AsynchronousTrainer
+from rlcore.data.environments import check_environment, stop_strings_of
 from rlcore.data.tasks import Task, make_task
 from rlcore.determinism import at_level, check_level_of_device
 from rlcore.errors import InvalidValueError
@@ -133,7 +134,10 @@ def run_orch(section: Orch, say: Say) -> int:
         sizes = {"context": section.seq_len, "num_new_tokens": sampling.max_tokens}
         for number, env in enumerate(envs):
             with keys_of_env(each := f"{where}.{number}"):
-                yield make_task(task_section(env, each), tokenizer, section.seed, **sizes)
+                task = task_section(env, each)
+                if task.environment is not None:
+                    check_environment(task.environment, stop_strings_of(task.environment), section.level)
+                yield make_task(task, tokenizer, section.seed, **sizes)
 
     tasks, teacher = [*tasks_of(section.env, "env")], section.teacher_model
     evaluated = [*tasks_of(section.eval.env if section.eval else (), "eval.env")]

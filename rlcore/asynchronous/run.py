@@ -65,6 +65,9 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
     models = [str(Path(each).resolve()) for each in (trainer.model, sampler.model, orchestrator.model.name)]
     if len(set(models)) > 1:
         raise InvalidValueError(f"the models are {', '.join(models)}", legal="one checkpoint for all three")
+    if orchestrator.seq_len > trainer.sequence_len:
+        what = f"seq_len is {orchestrator.seq_len} in {orch}, and sequence_len {trainer.sequence_len} in {train}"
+        raise InvalidValueError(what, legal=f"at most {trainer.sequence_len}: the trainer reads no more")
     if trainer.lora > sampler.enable_lora:
         raise InvalidValueError(f"lora is true in {train}, and enable_lora false in {infer}", legal="both, or neither")
     for name in ("lora_rank", "lora_alpha"):

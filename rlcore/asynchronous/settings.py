@@ -33,7 +33,7 @@ from rlcore.config import (
 )
 from rlcore.errors import InvalidValueError
 
-TASKS = ("reverse_text", "arithmetic", "sorting", "file")
+TASKS = ("reverse_text", "arithmetic", "sorting", "products", "file")
 """Legal values of env[].id, with hyphens too."""
 
 

@@ -94,6 +94,8 @@ class Environments:
     context: int
     """Most tokens that the model reads."""
     answers: Answers
+    stop_strings: tuple[str, ...] = ()
+    """Texts that must end a turn."""
 
 
 def build_environment(section: EnvironmentSection) -> Environment:
@@ -108,10 +110,15 @@ def build_environment(section: EnvironmentSection) -> Environment:
         raise InvalidValueError(what, remedy="correct it there, or task.environment.arguments") from error
 
 
+def stop_strings_of(section: EnvironmentSection) -> tuple[str, ...]:
+    """Return the texts that must end a turn of an environment. Raises as `build_environment`."""
+    return tuple(getattr(build_environment(section), "stop_strings", ()))
+
+
 def check_environment(section: EnvironmentSection, stop_strings: Sequence[str], level: str) -> None:
     """Check an environment before a run. Raises InvalidValueError and RewardError."""
     found = build_environment(section)
-    if missing := [each for each in getattr(found, "stop_strings", ()) if each not in stop_strings]:
+    if missing := [each for each in stop_strings_of(section) if each not in stop_strings]:
         what = f"sampling.stop_strings is {list(stop_strings)}, without {missing[0]!r}, which ends a call"
         raise InvalidValueError(what, legal=f"{missing} among them")
     if level != "off" and not section.answers and not getattr(found, "is_deterministic", True):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import TaskSection
-from rlcore.data.environments import Answers, Environments
+from rlcore.data.environments import Answers, Environments, stop_strings_of
 from rlcore.data.files import Row, read_rows, split_rows
 from rlcore.data.generated import EXERCISES, Example, draw
 from rlcore.data.recommendation import recommended
@@ -96,7 +96,8 @@ def make_task(
     environments = None
     if section.environment is not None:
         answers = Answers(section.environment.answers)
-        environments = Environments(section.environment, tokenizer, context or sys.maxsize, answers)
+        stops = stop_strings_of(section.environment)
+        environments = Environments(section.environment, tokenizer, context or sys.maxsize, answers, stops)
     return Task(section.name, prompts[len(heldout) :], prompts[: len(heldout)], rewards, environments, num_unused)
 
 

@@ -5,10 +5,14 @@ Rewards and answers follow from the request, as in test_orchestrator.
 
 import asyncio
 import math
+import random
+import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from string import printable
 from typing import Any
 
 import pytest
@@ -16,9 +20,12 @@ import pytest
 from rlcore.asynchronous.audit import audit
 from rlcore.asynchronous.directory import BROADCASTS, EVALUATIONS, METRICS, read, read_batch, retire, steps
 from rlcore.asynchronous.settings import read_orch, task_section
+from rlcore.data import tools
 from rlcore.data.rewards import Reward
 from rlcore.data.tasks import Task, make_task
 from rlcore.errors import InvalidValueError
+from rlcore.models.tokenizer import CharacterTokenizer
+from tests.rlcore.asynchronous import test_orchestrator
 from tests.rlcore.asynchronous.test_orchestrator import (
     SMALL,
     TOKENIZER,
@@ -245,3 +252,74 @@ def test_a_version_is_evaluated_before_the_trainer_may_remove_it(tmp_path: Path)
     go(make(tmp_path / "run", Server(slow), eval=section, num_steps=6))
     assert steps(tmp_path / "run" / EVALUATIONS) == [2, 4, 6]
     assert batches(tmp_path / "run") == batches(tmp_path / "plain")
+
+
+CALLS = {"environment": {"arguments": {"tools": {"calc": "calculator"}}, "max_turns": 3, "max_answer_tokens": 8}}
+"""Arguments of a task whose trajectories call a calculator, up to three times."""
+WORDS = CharacterTokenizer(printable[:95] + "\n")
+
+
+def spoken(asked: dict[str, Any]) -> dict[str, Any]:
+    """A call of the calculator, or with one key in three a number; its tokens are those of no other text."""
+    text = f"<calc>{asked['seed'] % 90}+1</calc>" if asked["seed"] % 3 else f"{asked['seed'] % 90}"
+    tokens = WORDS.encode(text)
+    return {
+        **completion({**asked, "max_tokens": len(tokens)}),
+        "choices": [
+            {
+                "token_ids": tokens,
+                "logprobs": {"token_logprobs": [-0.5] * len(tokens)},
+                "text": text,
+                "stop_reason": "stop_string" if text.endswith(">") else "eos",
+            }
+        ],
+    }
+
+
+def test_turns_follow_from_the_policy_and_the_tool_and_never_from_who_was_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(seed: int) -> Any:
+        rng = random.Random(seed)
+
+        async def behave(asked: dict[str, Any], attempt: int) -> Answer:
+            await asyncio.sleep(rng.random() * 0.02)
+            return spoken(asked)
+
+        return Server(behave)
+
+    monkeypatch.setattr(test_orchestrator, "TOKENIZER", WORDS)
+    env = [{"id": "products", "args": {"num_prompts": 5, "num_heldout": 2, **CALLS}}]
+    settings: dict[str, Any] = {"env": env, "seq_len": 200, "sampling": {"max_tokens": 24}}
+    server = slow(1)
+    go(make(tmp_path / "run", server, **settings))
+    calculator, rng = tools.TOOLS["calculator"], random.Random(2)
+
+    def late_calculator(text: str, state: dict[str, Any]) -> object:
+        time.sleep(rng.random() * 0.02)
+        return calculator(text, state)
+
+    monkeypatch.setattr(tools, "TOOLS", {**tools.TOOLS, "calculator": late_calculator})
+    go(make(tmp_path / "late", slow(3), **settings))
+    assert batches(tmp_path / "run") == batches(tmp_path / "late")
+    rows = rows_of(tmp_path / "run")
+    turns = Counter[int]()
+    for row in rows:
+        text = WORDS.decode(row["tokens"][row["num_prompt"] :])
+        calls = [int(each) for each in re.findall(r"<calc>(\d+)\+1</calc>", text)]
+        answers = [int(each) for each in re.findall(r"\n(\d+)\n", text)]
+        assert answers == [each + 1 for each in calls]
+        turns[len(calls)] += 1
+        said = [token for token, mask in zip(row["tokens"][row["num_prompt"] :], row["mask"], strict=True) if mask]
+        assert WORDS.decode(said) == re.sub(r"\n\d+\n", "", text), "answers of the tool are not learned"
+    assert {*turns} == {0, 1, 2, 3}
+    asked = {tuple(each["prompt"]) for each in server.asked}
+    assert all(each["stop"] == ["</calc>"] for each in server.asked)
+    for row in rows:  # token in, token out
+        begins = [
+            at
+            for at in range(row["num_prompt"], len(row["tokens"]))
+            if row["mask"][at - row["num_prompt"]]
+            and (at == row["num_prompt"] or not row["mask"][at - row["num_prompt"] - 1])
+        ]
+        assert begins and all(tuple(row["tokens"][:at]) in asked for at in begins)
