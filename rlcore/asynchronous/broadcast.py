@@ -6,19 +6,24 @@ The digest is of every byte that a completion follows from, base and noise inclu
 """
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
-from harness.bits.tensor_digests import combined_digest, tensor_digests
+from harness.bits.tensor_digests import combined_digest, host_bytes, tensor_digests
+from rlcore.asynchronous.directory import held, path_of, publish
 from rlcore.errors import CheckpointError
 from rlcore.models import adapters
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder, is_adapter
 
 WEIGHTS = "model.safetensors"
+BASE, ALIGNMENT = "base", 64
+"""File of a base, and what the addresses of its tensors are multiples of."""
 NORMS = "norms.safetensors"
 """Norm weights of the samplers, where the trainer adds noise to them."""
 
@@ -43,6 +48,23 @@ def from_files(read: Callable[[str], bytes], config: DecoderConfig, *, has_norms
             raise CheckpointError(f"{adapters.WEIGHTS} has other tensors: {wrong[0]}", legal="those of its adapters")
         found = {names[name]: tensor for name, tensor in given.items()}
     return found | (load(read(NORMS)) if has_norms else {})
+
+
+def map_base(parameters: Mapping[str, nn.Parameter], directory: Path) -> None:
+    """Let the base of adapters be a mapped file, whose pages the processes of a machine share; on a CPU.
+
+    The first process writes it. Nothing writes to a base, and each tensor begins where one of its own would. Raises
+    CheckpointError in a directory that has another base.
+    """
+    sizes = [-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in parameters.values()]
+    begins, content = [0, *accumulate(sizes)], bytearray(sum(sizes))
+    for begin, each in zip(begins, parameters.values(), strict=False):
+        content[begin : begin + each.nbytes] = host_bytes(each.detach()).cast("B")
+    with held(directory, "base", lambda line: None):  # several processes write, where others have a name of their own
+        publish(directory, 0, {BASE: bytes(content)})
+    mapped = torch.from_file(str(path_of(directory, 0) / BASE), shared=False, size=len(content), dtype=torch.uint8)
+    for begin, each in zip(begins, parameters.values(), strict=False):
+        each.data = mapped[begin : begin + each.nbytes].view(each.dtype).view(each.shape)
 
 
 class Digests:

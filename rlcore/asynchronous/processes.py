@@ -12,6 +12,7 @@ import torch
 import uvicorn
 
 from harness.bits.tensor_digests import weights_digest
+from rlcore.asynchronous.broadcast import BASE, map_base
 from rlcore.asynchronous.directory import (
     BATCHES,
     BROADCASTS,
@@ -76,6 +77,8 @@ def run_infer(section: Infer, say: Say, replica: str = "") -> int:
         tokenizer, lora = load_tokenizer(Path(section.model)), _adapters_of(section, run / BROADCASTS, say)
         base = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
         is_local = section.backend == "torch"
+        if lora and is_local and section.device == "cpu":
+            map_base(dict(base.named_parameters()), run / BASE)
         count = section.max_loras if lora and is_local else 1
         decoders = [base.with_adapters(lora).requires_grad_(False) if lora else base for _ in range(count)]
         decoder = decoders[0]
@@ -179,6 +182,9 @@ def run_train(
     ):
         weights = weights_digest(dict(decoder.named_parameters()))
         claim(run, "train", {**section.model_dump(mode="json", exclude=left_out), "weights": weights})
+        frozen = {name: each for name, each in decoder.named_parameters() if not each.requires_grad}
+        if frozen and workers is None and section.device == "cpu":
+            map_base(frozen, run / BASE)
         record, build = builder(config, decoder, recorder, workers)
         AsynchronousTrainer(section, run, build("policy"), tokenizer, record=record, say=say).work(tend)
     return 0
