@@ -11,6 +11,7 @@ from socket import AF_INET, AF_INET6, SO_REUSEADDR, SO_REUSEPORT, SOL_SOCKET, so
 import torch
 import uvicorn
 
+from harness.bits.files import parse_object
 from harness.bits.tensor_digests import weights_digest
 from rlcore.asynchronous.broadcast import BASE, map_base
 from rlcore.asynchronous.directory import (
@@ -18,11 +19,14 @@ from rlcore.asynchronous.directory import (
     BROADCASTS,
     POLL_S,
     RUN,
+    SETTINGS,
+    SETTINGS_FILE,
     claim,
     compare_settings,
     held,
     is_there,
     path_of,
+    read,
     steps,
 )
 from rlcore.asynchronous.infer import Backend, Inference, LocalBackend, logprobs_of
@@ -82,7 +86,10 @@ def run_infer(section: Infer, say: Say, replica: str = "") -> int:
         count = section.max_loras if lora and is_local else 1
         decoders = [base.with_adapters(lora).requires_grad_(False) if lora else base for _ in range(count)]
         decoder = decoders[0]
-        length = min(section.max_model_len or decoder.config.max_length, decoder.config.max_length)
+        of_train = run / SETTINGS / "train"  # there if its adapters are
+        known = parse_object(read(of_train, 0, SETTINGS_FILE)) if is_there(of_train, 0) else {}
+        limits = section.max_model_len, known.get("sequence_len"), decoder.config.max_length
+        length = min(each for each in limits if each)
         sizes = {"concurrency": CONCURRENCY, "length": length}
         with _computing(section, decoder, length, say), torch.inference_mode():
             backends = list[Backend]()
@@ -177,8 +184,8 @@ def run_train(
         left_out.add("max_steps")
     with (
         held(run, "train", say),
-        _computing(section, decoder, section.sequence_len, say),
-        deployed(config, section.level, section.sequence_len, recorder, say) as workers,
+        _computing(section, decoder, length := min(section.sequence_len, decoder.config.max_length), say),
+        deployed(config, section.level, length, recorder, say) as workers,
     ):
         weights = weights_digest(dict(decoder.named_parameters()))
         claim(run, "train", {**section.model_dump(mode="json", exclude=left_out), "weights": weights})

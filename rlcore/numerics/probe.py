@@ -253,7 +253,8 @@ def _attention_cases(heads: Heads, length: int, draw: Draw) -> Iterator[Case]:
                 yield f"position {position} over {keys} keys, {shape}", [decoded], [y[1:, :, here]]
         for here in (slice(3, 9), slice(length // 3, length - 7)):
             yield f"positions {here.start} to {here.stop}, {shape}", [_attention_at(q, k, v, here)], [y[:, :, here]]
-        for count in (1, 5, 16, 33, *range(64, length, 64), length - 1):
+        stride = 64 * -(-length // 1024)  # sixteen long passes at most: each costs the square of its length
+        for count in (1, 5, 16, 33, *range(64, length, stride), length - 1):
             short = attention(q[:, :, :count], k[:, :, :count], v[:, :, :count])
             yield f"a pass of {count}, {shape}", [short], [y[:, :, :count]]
         yield f"gradients, {shape}", with_gradients(attention, grad, q, k, v), whole
