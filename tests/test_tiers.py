@@ -52,6 +52,7 @@ WHOLLY_FULL = {
     "tests/rlcore/samplers/vllm/test_vllm_server.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/deployments/test_deaths.py": "tests/rlcore/distributed/test_restarts.py, without a run",
     "tests/rlcore/deployments/test_deployments.py": "tests/rlcore/trainers/test_parallel_trainer.py, without a run",
+    "tests/rlcore/asynchronous/test_recorded.py": "tests/rlcore/asynchronous/test_runs.py, without a recorder",
     "tests/rlcore/distributed/test_ray_cluster.py": "tests/rlcore/distributed/test_placement.py",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""

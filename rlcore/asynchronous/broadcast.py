@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from harness.bits.files import read_regular
 from harness.bits.tensor_digests import combined_digest, host_bytes, tensor_digests
-from rlcore.asynchronous.directory import held, path_of, publish
+from rlcore.asynchronous.directory import MAX_BYTES, held, path_of, publish
 from rlcore.errors import CheckpointError
 from rlcore.models import adapters
 from rlcore.models.config import DecoderConfig
@@ -35,7 +36,7 @@ def to_files(decoder: Decoder, norms: Mapping[str, Tensor]) -> dict[str, bytes]:
         return files | {WEIGHTS: save({name: each.detach().cpu() for name, each in decoder.named_parameters()})}
     with TemporaryDirectory() as directory:
         adapters.save(decoder, Path(directory))
-        return files | {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+        return files | {path.name: read_regular(path, max_bytes=MAX_BYTES) for path in Path(directory).iterdir()}
 
 
 def from_files(read: Callable[[str], bytes], config: DecoderConfig, *, has_norms: bool) -> dict[str, Tensor]:
