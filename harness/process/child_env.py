@@ -2,22 +2,22 @@
 
 | variable | in the child |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection). |
-| `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and `CUDA_VISIBLE_DEVICES` holds NVML's numbers instead of the UUIDs of whole GPUs |
-| `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own and never joins a cluster of someone else |
-| `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
+| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs. As in the parent if there is no lease (collection). |
+| `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and `CUDA_VISIBLE_DEVICES` holds NVML's numbers of whole GPUs |
+| `RAY_ADDRESS` | removed, not emptied: a unit never joins a cluster of someone else |
+| `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster |
 | `TMPDIR` | directory of the attempt, short enough for Ray's socket paths, on a local file system, removed afterwards |
 | `RLHARNESS_ATTEMPT` | unique marker of the attempt, by which its processes can be found |
 | `RLHARNESS_LEASE` | that marker, a blank, and the leased GPUs: a run within the attempt may lease those. Absent for a unit of 0 GPUs, as in the parent if there is no lease |
 | `MASTER_PORT` | first of the 64 ports that belong to the slot; a free port alone if other runs have all blocks, which the run notes |
-| `PYTEST_XDIST_WORKER` | `gw` and the number of the slot or worker, as suites for pytest-xdist expect it; no other unit has it at the same time |
+| `PYTEST_XDIST_WORKER` | `gw` and the number of the slot or worker; no other unit has it at the same time |
 | `PYTEST_XDIST_WORKER_COUNT` | number of GPUs and CPU slots |
 | `PYTEST_XDIST_TESTRUNUID` | name of the run |
 | `NCCL_SOCKET_IFNAME` | `lo`, if this host cannot reach its own address on the network that a library would pick, only one host takes part, and the user has not set it |
 | `GLOO_SOCKET_IFNAME` | the same |
 | `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` | `0` in the same case: Ray stays on loopback |
 | `RLHARNESS_PREFLIGHT` | `done`, if this run has checked the network: a run within this one does not check again |
-| everything else | as in the parent; `TMP` and `TEMP` too, which Python and C++ read after TMPDIR only. `TORCHINDUCTOR_CACHE_DIR`, where the parent has not set it, is the directory that torch would use in the parent: files share what torch.compile has made. `OMP_NUM_THREADS`, where the parent has not set it, is the share of a lease in the processor cores: those of a machine are divided among its GPUs |
+| everything else | as in the parent, `TMP` and `TEMP` too. If the parent has not set them: `TORCHINDUCTOR_CACHE_DIR` is the directory that torch would use in the parent, so that files share what torch.compile has made. `OMP_NUM_THREADS` is the share of a lease in the processor cores, which are divided among the machine's GPUs |
 """  # noqa: E501
 
 import getpass
