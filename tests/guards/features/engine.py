@@ -46,6 +46,41 @@ FROM_ADAPTERS = Run(
 )
 
 
+_GAMES = """
+import time
+
+class Echo:
+    is_deterministic = False
+
+    def __init__(self, word, wait_s=0.0):
+        self.word, self.wait_s = word, wait_s
+
+    def reset(self, *, seed, options):
+        return "", {}
+
+    def step(self, text):
+        time.sleep(self.wait_s)
+        return self.word, 0.5, False, False, {}
+"""
+
+
+def _game(name: str, arguments: str, *settings: str) -> Run:
+    """A step of an environment that always answers the same word."""
+    given = ("name=games:Echo", f"arguments={arguments}", "answers=kept.jsonl", *settings)
+    common = ("--set=warm_start.num_steps=0", "--set=training.num_steps=1", "--set=output.num_shown=4")
+    own = tuple(f"--set=task.environment.{each}" for each in given)
+    command = ("train", "grpo_products", "--size=tiny", "--out=made", *common, *own)
+    return Run(name=name, command=command, files={"games.py": _GAMES}, package="torch")
+
+
+PLAYED = _game("engine-played", "{word: abcdefgh}", "max_turns=2", "max_answer_tokens=3")
+WAITED = _game("engine-waited", "{word: abc, wait_s: 20.0}", "max_turns=2", "timeout_s=0.2", "max_answer_tokens=60")
+
+
+def _said(seen: Seen) -> list[str]:
+    return [line["completion"] for line in _shown(seen)]
+
+
 def _lora(key: str, name: str, value: object) -> Feature:
     """A setting of adapters, in their adapter_config.json."""
     path = "made/checkpoints/step-000001/policy/adapter_config.json"
@@ -92,6 +127,22 @@ FEATURES: tuple[Feature, ...] = (
         FROM_ADAPTERS,
         "another rank is refused",
         lambda s: "adapter_config.json has" in s.out + s.err,
+    ),
+    Feature("engine task.environment.name", PLAYED, "it answers", lambda s: all("abc" in each for each in _said(s))),
+    Feature("engine task.environment.arguments", PLAYED, "the word", lambda s: "abcdefgh" in s.read("kept.jsonl")),
+    Feature("engine task.environment.answers", PLAYED, "are kept", lambda s: "abcdefgh" in s.read("kept.jsonl")),
+    Feature("engine task.environment.max_turns", PLAYED, "2", lambda s: {e.count("abc") for e in _said(s)} == {2}),
+    Feature(
+        "engine task.environment.max_answer_tokens",
+        PLAYED,
+        "an answer is cut after 3",
+        lambda s: not any("abcd" in each for each in _said(s)),
+    ),
+    Feature(
+        "engine task.environment.timeout_s",
+        WAITED,
+        "is the answer",
+        lambda s: all("TimeoutError: no answer within 0.2 s" in each for each in _said(s)),
     ),
     _printed("seed", "drawn from seed 3"),
     _printed("task.num_heldout", "over 3 prompts"),
