@@ -16,11 +16,12 @@ import torch
 import yaml
 from safetensors.torch import save
 
-from rlcore.asynchronous.broadcast import WEIGHTS
+from rlcore.asynchronous.broadcast import WEIGHTS, to_files
 from rlcore.asynchronous.directory import BATCHES, is_there, publish
 from rlcore.asynchronous.infer import Backend, Inference, LocalBackend
 from rlcore.errors import InvalidValueError
-from rlcore.models.decoder import Decoder
+from rlcore.models.config import LoraConfig
+from rlcore.models.decoder import Decoder, is_adapter
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
 from tests.support.asynchronous_run import bits, make_model, write_files
@@ -72,18 +73,17 @@ def backend(started: "VllmBackend") -> Iterator["VllmBackend"]:
         yield started
 
 
-def serve(broadcasts: Path, backend: Backend | None, use: Callable[[Inference, Ask], Awaitable[Any]]) -> Any:
+def serve(
+    broadcasts: Path,
+    backend: Backend | None,
+    use: Callable[[Inference, Ask], Awaitable[Any]],
+    decoder: Decoder | None = None,
+) -> Any:
     """Serve completions in this thread for as long as `use` runs; return its result."""
 
     async def served() -> Any:
-        inference = Inference(
-            version(0),
-            TOKENIZER,
-            broadcasts,
-            concurrency=CONCURRENCY,
-            length=LENGTH,
-            backends=[backend] if backend else (),
-        )
+        sizes, backends = {"concurrency": CONCURRENCY, "length": LENGTH}, [backend] if backend else []
+        inference = Inference(decoder or version(0), TOKENIZER, broadcasts, **sizes, backends=backends)
         app = inference.app()
         async with (
             app.router.lifespan_context(app),
@@ -134,6 +134,31 @@ def test_answers_are_those_of_the_torch_backend_to_the_bit(broadcasts: Path, bac
     assert serve(broadcasts, backend, answers) == expected
     assert len({answer["system_fingerprint"] for answer in expected}) == 2
     assert {answer["choices"][0]["stop_reason"] for answer in expected} >= {"length", "stop_string"}
+
+
+@pytest.mark.full
+def test_adapters_over_one_base_are_those_of_the_torch_backend_to_the_bit(tmp_path: Path) -> None:
+    from rlcore.samplers.vllm.versions import isolated
+
+    with isolated():
+        from rlcore.asynchronous.vllm_backend import VllmBackend
+    lora = LoraConfig(4, 8.0, frozenset({"q_proj", "up_proj", "down_proj"}))
+    for number in range(2):
+        adapted = version(0).with_adapters(lora)
+        with torch.no_grad():
+            for name, each in adapted.named_parameters():
+                if is_adapter(name):
+                    each.normal_(std=0.3, generator=torch.Generator().manual_seed(number + 1))
+        publish(tmp_path, number, to_files(adapted, {}))
+    decoder = version(0).with_adapters(lora).requires_grad_(False)
+    with following(STRATEGIES[0]), torch.inference_mode():
+        backend = VllmBackend(decoder, TOKENIZER, concurrency=CONCURRENCY, length=LENGTH, report=print)
+        try:
+            found = serve(tmp_path, backend, answers, decoder)
+        finally:
+            backend.engine.close()
+        assert found == serve(tmp_path, None, answers, version(0).with_adapters(lora).requires_grad_(False))
+    assert len({answer["system_fingerprint"] for answer in found}) == 2
 
 
 def test_at_level_off_some_bits_differ(broadcasts: Path, started: "VllmBackend") -> None:
