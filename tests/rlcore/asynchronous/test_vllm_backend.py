@@ -82,8 +82,8 @@ def serve(
     """Serve completions in this thread for as long as `use` runs; return its result."""
 
     async def served() -> Any:
-        sizes, backends = {"concurrency": CONCURRENCY, "length": LENGTH}, [backend] if backend else []
-        inference = Inference(decoder or version(0), TOKENIZER, broadcasts, **sizes, backends=backends)
+        given, backends = (decoder or version(0), TOKENIZER, broadcasts), [backend] if backend else []
+        inference = Inference(*given, concurrency=CONCURRENCY, length=LENGTH, backends=backends)
         app = inference.app()
         async with (
             app.router.lifespan_context(app),
