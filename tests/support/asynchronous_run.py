@@ -43,15 +43,15 @@ from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.probe import certify
 from rlcore.samplers.batching import ContinuousBatch
 
-NUM_LESSONS = 150
+NUM_LESSONS = 100
 CONFIG = DecoderConfig("qwen3", 30, 32, 1, 2, 1, 16, 64, max_length=64)
 WORDS = CharacterTokenizer(printable[:95] + "\n")
-TALKING = DecoderConfig("qwen3", WORDS.vocab_size, 32, 1, 2, 1, 16, 64, max_length=96)
-ENVIRONMENT = {"arguments": {"tools": {"calc": "calculator"}}, "max_turns": 3, "max_answer_tokens": 8}
+TALKING = DecoderConfig("qwen3", WORDS.vocab_size, 32, 1, 2, 1, 16, 64, max_length=64)
+ENVIRONMENT = {"arguments": {"tools": {"q": "calculator"}}, "max_turns": 3, "max_answer_tokens": 8}
 WITH_TOOLS: Mapping[str, Any] = {
     "env": [{"id": "products", "args": {"num_prompts": 64, "num_heldout": 4, "environment": ENVIRONMENT}}],
     "seq_len": TALKING.max_length,
-    "sampling": {"max_tokens": 20},
+    "sampling": {"max_tokens": 12},
 }
 """Settings of orch.yaml for a model that `make_talking_model` has made."""
 ROLES: Mapping[str, tuple[Callable[..., Any], Callable[..., int]]] = {
@@ -77,14 +77,15 @@ def make_model(path: Path) -> Path:
 
 def make_talking_model(path: Path) -> Path:
     """A checkpoint that asks a calculator for a sum of two digits, up to twice more, and then says a number."""
+    torch.set_num_threads(1)
     decoder, rng = Decoder(TALKING).initialise(1), random.Random(1)
     optimizer = torch.optim.Adam(decoder.parameters(), lr=0.01)
 
     def example() -> list[int]:
-        text = f"{rng.randrange(10, 100)}*{rng.randrange(10, 100)}="
+        text = f"{rng.randrange(100, 1000)}*{rng.randrange(100, 1000)}="
         for _ in range(rng.choice((0, 1, 2, 2, 3, 3))):
             one, other = rng.randrange(10), rng.randrange(10)
-            text += f"<calc>{one}+{other}</calc>\n{one + other}\n"
+            text += f"<q>{one}+{other}</q>\n{one + other}\n"
         return [*WORDS.encode(f"{text}{rng.randrange(10)}"), WORDS.eos_id]
 
     for _ in range(NUM_LESSONS):
@@ -279,8 +280,8 @@ def main() -> None:
     with ProcessPoolExecutor(1, get_context("fork")) as pool:  # autograd has threads
         model, num_kills = pool.submit(make, given.directory / "model").result(), 0
     for ahead in given.ahead:
-        own = WITH_TOOLS if given.tools else {}
-        orch = {"max_async_level": ahead, "num_steps": given.steps, "train": given.train, **own}
+        own, gentle = (WITH_TOOLS, {"learning_rate": 3e-4}) if given.tools else ({}, {})
+        orch = {"max_async_level": ahead, "num_steps": given.steps, "train": {**gentle, **given.train}, **own}
         base = given.directory / f"a{ahead}"
         complete(write_files(base, model, **orch))
         expected = bits(base / "run_default")
