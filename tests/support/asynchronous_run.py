@@ -45,11 +45,13 @@ from rlcore.samplers.batching import ContinuousBatch
 
 NUM_LESSONS = 100
 CONFIG = DecoderConfig("qwen3", 30, 32, 1, 2, 1, 16, 64, max_length=64)
+MODULE = "tests.support.asynchronous_run"
 WORDS = CharacterTokenizer(printable[:95] + "\n")
 TALKING = DecoderConfig("qwen3", WORDS.vocab_size, 32, 1, 2, 1, 16, 64, max_length=64)
 ENVIRONMENT = {"arguments": {"tools": {"q": "calculator"}}, "max_turns": 3, "max_answer_tokens": 8}
+PRODUCTS = {"num_prompts": 64, "num_heldout": 4, "rewards": [f"{MODULE}:variety"], "environment": ENVIRONMENT}
 WITH_TOOLS: Mapping[str, Any] = {
-    "env": [{"id": "products", "args": {"num_prompts": 64, "num_heldout": 4, "environment": ENVIRONMENT}}],
+    "env": [{"id": "products", "args": PRODUCTS}],
     "seq_len": TALKING.max_length,
     "sampling": {"max_tokens": 12},
 }
@@ -82,7 +84,7 @@ def make_talking_model(path: Path) -> Path:
     optimizer = torch.optim.Adam(decoder.parameters(), lr=0.01)
 
     def example() -> list[int]:
-        text = f"{rng.randrange(100, 1000)}*{rng.randrange(100, 1000)}="
+        text = "*".join(str(rng.randrange(10 ** rng.randint(2, 4))) for _ in range(2)) + "="
         for _ in range(rng.choice((0, 1, 2, 2, 3, 3))):
             one, other = rng.randrange(10), rng.randrange(10)
             text += f"<q>{one}+{other}</q>\n{one + other}\n"
@@ -99,6 +101,11 @@ def make_talking_model(path: Path) -> Path:
     save(decoder, path)
     WORDS.save(path)
     return path
+
+
+def variety(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """A reward that differs within most groups, so that every step moves the weights."""
+    return [len(set(text)) / 20 for text in completions]
 
 
 def turns_of(run: Path) -> Counter[int]:
