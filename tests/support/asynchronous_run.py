@@ -7,6 +7,7 @@ With --tools, trajectories have up to three turns and call a calculator, which i
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -94,7 +95,9 @@ def make_talking_model(path: Path) -> Path:
         rows = [torch.tensor(example()) for _ in range(16)]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=WORDS.pad_id)
         logits = decoder.logits(decoder.hidden(tokens[:, :-1]))
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=WORDS.pad_id)
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=WORDS.pad_id
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -111,7 +114,7 @@ def variety(prompts: list[str], completions: list[str], **_: Any) -> list[float]
 def turns_of(run: Path) -> Counter[int]:
     """Trajectories of the batches by how many turns of the policy they have."""
     masks = [[False, *row["mask"]] for batch in read_batches(run) for row in batch["rows"]]
-    return Counter(sum(now and not before for before, now in zip(mask, mask[1:], strict=False)) for mask in masks)
+    return Counter(sum(now and not before for before, now in itertools.pairwise(mask)) for mask in masks)
 
 
 def write_files(
@@ -154,7 +157,11 @@ def write_files(
     return files
 
 
-def fork(role: str, file: Path, delays: int | None = None) -> int:
+Plant = Callable[[str], None]
+"""What is done to a process of a role before it works."""
+
+
+def fork(role: str, file: Path, delays: int | None = None, plant: Plant | None = None) -> int:
     """Start a process of a role; with `delays`, a seed, whatever it does takes a random time."""
     if pid := os.fork():
         return pid
@@ -166,6 +173,8 @@ def fork(role: str, file: Path, delays: int | None = None) -> int:
         os.dup2(log, 2)
         if delays is not None:
             _delay(random.Random(f"{delays} {role} {os.getpid()}"))
+        if plant is not None:
+            plant(role)
         read_section, work = ROLES[role]
         code = work(read_section(file)[0], partial(print, flush=True))
     except Exception:  # is in the log
@@ -209,9 +218,11 @@ def _delay(rng: random.Random) -> None:
 
 
 @contextmanager
-def running(files: Mapping[str, Path], delays: int | None = None) -> Iterator[dict[str, int]]:
+def running(
+    files: Mapping[str, Path], delays: int | None = None, plant: Plant | None = None
+) -> Iterator[dict[str, int]]:
     """The three processes, by role; they are killed at the end."""
-    pids = {role: fork(role, files[role], delays) for role in ROLES}
+    pids = {role: fork(role, files[role], delays, plant) for role in ROLES}
     try:
         yield pids
     finally:
@@ -231,11 +242,17 @@ def prepare(config: DecoderConfig = CONFIG) -> None:
 
 
 def complete(
-    files: Mapping[str, Path], *, delays: int | None = None, kills: int = 0, every_s: float = 0.5, seed: int = 0
+    files: Mapping[str, Path],
+    *,
+    delays: int | None = None,
+    kills: int = 0,
+    every_s: float = 0.5,
+    seed: int = 0,
+    plant: Plant | None = None,
 ) -> int:
     """Run to the end, and return how often a process was killed; `kills` at most, at random moments."""
     rng, num_kills, deadline = random.Random(seed), 0, time.monotonic() + 600
-    with running(files, delays) as pids:
+    with running(files, delays, plant) as pids:
         next_s = time.monotonic() + rng.expovariate(1 / every_s)
         while True:
             for role, pid in list(pids.items()):
@@ -243,7 +260,7 @@ def complete(
                 if not found:
                     continue
                 if os.WIFSIGNALED(status):
-                    pids[role] = fork(role, files[role], delays)
+                    pids[role] = fork(role, files[role], delays, plant)
                 elif os.WEXITSTATUS(status):
                     raise AssertionError(f"{role} ended: {files[role].with_suffix('.log').read_text('utf-8')[-3000:]}")
                 else:
@@ -309,7 +326,10 @@ def main() -> None:
             complete(write_files(again, model, **replay), delays=200 + number)
             same = bits(run / "run_default") == bits(again / "run_default")
             moved = "others" if bits(run / "run_default") != expected else "the same"
-            print(f"A={ahead} free {number}: its replay {'EQUAL' if same else 'DIFFERENT'}, {moved} than strict", flush=True)
+            print(
+                f"A={ahead} free {number}: its replay {'EQUAL' if same else 'DIFFERENT'}, {moved} than strict",
+                flush=True,
+            )
         number = 0
         while num_kills < given.kills:
             run = given.directory / f"a{ahead}-killed{number}"
