@@ -44,7 +44,7 @@ from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.probe import certify
 from rlcore.samplers.batching import ContinuousBatch
 
-NUM_LESSONS = 100
+NUM_LESSONS = 60
 CONFIG = DecoderConfig("qwen3", 30, 32, 1, 2, 1, 16, 64, max_length=64)
 MODULE = "tests.support.asynchronous_run"
 WORDS = CharacterTokenizer(printable[:95] + "\n")

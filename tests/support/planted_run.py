@@ -214,7 +214,7 @@ def run_case(directory: Path, model: Path, case: str) -> dict[str, Any]:
     """Make the run of a case, and return what is to be seen of it."""
     plants, settings = (part.split("+") for part in case.split(","))
     env = {**ENVIRONMENT, "name": "tests.support.planted_run:Echo", "arguments": {}, "max_turns": 2}
-    orch = {**WITH_TOOLS, "env": [{"id": "products", "args": {**PRODUCTS, "environment": env}}], "num_steps": 4}
+    orch = {**WITH_TOOLS, "env": [{"id": "products", "args": {**PRODUCTS, "environment": env}}], "num_steps": 3}
     train: dict[str, Any] = {"learning_rate": 3e-4}
     for name in settings:
         train |= SETTINGS[name].get("train", {})

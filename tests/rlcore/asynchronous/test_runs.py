@@ -86,28 +86,28 @@ def test_neither_delays_nor_kills_move_a_bit(
     assert all("lost 0, doubled 0" in line for line in lines if "killed" in line)
 
 
+ADAPTERS = {"lora": True, "lora_rank": 4, "learning_rate": 0.003}
+
+
 @pytest.mark.parametrize(
-    ("ahead", "runs", "free", "kills", "train"),
+    "numbers",
     [
-        (1, 1, 0, 4, {}),
-        pytest.param(1, 10, 2, 100, {}, marks=pytest.mark.full),
+        {"ahead": 1, "runs": 1, "free": 0, "kills": 3, "steps": 3},
+        pytest.param({"ahead": 1, "runs": 10, "free": 2, "kills": 100, "steps": 6}, marks=pytest.mark.full),
         pytest.param(
-            2, 3, 1, 30, {"lora": True, "lora_rank": 4, "learning_rate": 0.003}, marks=pytest.mark.full, id="adapters"
+            {"ahead": 2, "runs": 3, "free": 1, "kills": 30, "steps": 6, "train": json.dumps(ADAPTERS)},
+            marks=pytest.mark.full,
         ),
     ],
+    ids=["few", "many", "adapters"],
 )
-def test_neither_slow_tools_nor_kills_move_a_bit_of_several_turns(
-    tmp_path: Path, ahead: int, runs: int, free: int, kills: int, train: dict[str, Any]
-) -> None:
-    numbers = {"--ahead": ahead, "--runs": runs, "--free": free, "--kills": kills, "--train": json.dumps(train)}
-    numbers |= {"--steps": 6 if runs > 1 else 3}
-    turns, *lines = program(
-        str(tmp_path), "--tools", *(str(each) for pair in numbers.items() for each in pair)
-    ).splitlines()
+def test_neither_slow_tools_nor_kills_move_a_bit_of_several_turns(tmp_path: Path, numbers: dict[str, Any]) -> None:
+    options = [text for name, each in numbers.items() for text in (f"--{name}", str(each))]
+    turns, *lines = program(str(tmp_path), "--tools", *options).splitlines()
     by_number = json.loads(turns.partition("turns ")[2])
     assert min(by_number["2"], by_number["3"]) >= 5, "tools were called, and the policy went on after their answers"
-    assert sum("EQUAL" in line for line in lines) == len(lines) > runs + free, lines
-    assert sum(int(line.split()[2]) for line in lines if "killed" in line) == kills
+    assert sum("EQUAL" in line for line in lines) == len(lines) > numbers["runs"] + numbers["free"], lines
+    assert sum(int(line.split()[2]) for line in lines if "killed" in line) == numbers["kills"]
     assert all("lost 0, doubled 0" in line for line in lines if "killed" in line)
 
 
