@@ -99,7 +99,7 @@ def make_talking_model(path: Path) -> Path:
             logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=WORDS.pad_id
         )
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     save(decoder, path)
     WORDS.save(path)

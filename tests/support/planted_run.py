@@ -68,7 +68,7 @@ def prompt_of_text() -> None:
     """The prompt of a later turn is the text so far, tokenised again."""
 
     def changed(original: Any, episode: Any) -> SampleRequest | None:
-        wanted = original(episode)
+        wanted: SampleRequest | None = original(episode)
         if wanted is None or not episode.drawn:
             return wanted
         return replace(wanted, prompt=replace(wanted.prompt, tokens=again(wanted.prompt.tokens)))

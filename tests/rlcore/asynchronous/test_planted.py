@@ -7,6 +7,7 @@ Each check is needed: with it off, the mistake passes.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,11 @@ def by_text(trajectories: Iterable[Trajectory], tokenizer: Tokenizer, *, keeps_e
         (turn,) = each.assistant_turns
         ends = [tokenizer.eos_id] if keeps_end and each.tokens[-1] == tokenizer.eos_id else []
         tokens = [*tokenizer.encode(turn.text), *ends] or list(each.completion_tokens)
-        about = {"text": turn.text, "stop_reason": turn.stop_reason}
         (weights,) = each.weights_digests.items()
         logprobs = [*each.completion_logprobs, *[0.0] * len(tokens)][: len(tokens)]
-        found.append(
-            build_single_turn(
-                each.request, tokens, logprobs, **about, policy_version=weights[0], weights_digest=weights[1]
-            )
-        )  # type: ignore[arg-type]
+        assert turn.stop_reason is not None
+        about = partial(build_single_turn, text=turn.text, stop_reason=turn.stop_reason)
+        found.append(about(each.request, tokens, logprobs, policy_version=weights[0], weights_digest=weights[1]))
     return found
 
 
