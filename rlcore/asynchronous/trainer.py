@@ -6,6 +6,7 @@ The same batch gives the same weights, so that a step that a kill has lost is ma
 it again finds the same bits there. The loss is masked importance sampling: completions are of earlier weights.
 """
 
+import copy
 import json
 import math
 import time
@@ -21,7 +22,7 @@ from rlcore.algorithms.advantages import per_token
 from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.losses import Tokens, masked_is, masked_is_keep
 from rlcore.algorithms.schedules import noise_sigma
-from rlcore.asynchronous.broadcast import Digests, to_files
+from rlcore.asynchronous.broadcast import NORMS, Digests, from_files, to_files
 from rlcore.asynchronous.directory import (
     BATCHES,
     BROADCASTS,
@@ -31,7 +32,9 @@ from rlcore.asynchronous.directory import (
     POLL_S,
     append,
     is_there,
+    path_of,
     publish,
+    read,
     read_batch,
     retire,
 )
@@ -55,6 +58,12 @@ TOO_MANY_MASKED = 0.5
 """Share of masked tokens above which a run is warned about."""
 
 
+READ_EVERY, NUM_READ = 4, 4
+"""Versions from one whose completions are read again to the next, and how many of them are."""
+OTHER_WEIGHTS = {"fp32": 1e-2, "bf16": 0.1}
+"""Mean distance in nats, by recipe, from which log-probabilities are not a matter of rounding."""
+
+
 class AsynchronousTrainer:
     """What makes the weights of one run."""
 
@@ -70,6 +79,7 @@ class AsynchronousTrainer:
     ) -> None:
         self._section, self._run, self._tokenizer, self._record, self._say = section, run, tokenizer, record, say
         self._config, self.policy = training_config(section), policy
+        self._broadcasts, self._next_reading = run / BROADCASTS, 1
         self._digests = Digests(policy.weights().decoder())
 
     def work(self, tend: Callable[[], None] = lambda: None) -> None:
@@ -93,7 +103,7 @@ class AsynchronousTrainer:
             self._broadcast(step, metrics)
             is_end = batch["is_last"] or step == last
             self._save(step, batch["ckpt"], is_end=is_end)
-            retire(self._run / BROADCASTS, batch["needs_from"])
+            retire(self._broadcasts, batch["needs_from"])
             self._log(metrics, wait_s, time.monotonic() - began_s)
             if is_end:
                 return
@@ -131,7 +141,7 @@ class AsynchronousTrainer:
             observed = {name: torch.where(each.loss_mask, value, 0.0) for name, value in each.observed.items()}
             record.all("forward", [(f"policy.{name}", value) for name, value in observed.items()])
             record("loss", "policy", each.loss)
-        self._check_on_policy(number, learned, passes, losses)
+        self._check_sampled(number, learned, columns, passes, losses)
         rate = learning_rate(optimizer, section.learning_rate, number, section.max_steps)
         norm = self.policy.optimizer_step(learning_rate=rate, max_norm=optimizer.max_gradient_norm)
         record("backward", "policy.gradient_norm", norm)
@@ -153,31 +163,73 @@ class AsynchronousTrainer:
         record.end_step(**{name: metrics[name] for name in ("reward_mean", "loss", "kl")}, gradient_norm=norm)
         return metrics
 
-    def _check_on_policy(
-        self, number: int, rows: list[dict[str, Any]], passes: list[Microbatch], losses: tuple[MicrobatchLoss, ...]
+    def _check_sampled(
+        self,
+        number: int,
+        rows: list[dict[str, Any]],
+        columns: Batch,
+        passes: list[Microbatch],
+        losses: tuple[MicrobatchLoss, ...],
     ) -> None:
-        """Check that completions of the present weights have the trainer's log-probabilities. Raises LevelError."""
-        is_noisy = self._section.noise_scheduler.enabled
-        if self._section.level != "invariant" or is_noisy or any(row["version"] != number for row in rows):
-            return
-        for microbatch, each in zip(passes, losses, strict=True):
-            found = mismatch_of(each.observed["logprobs"], microbatch["rollout_logprobs"], each.loss_mask)
-            if found is not None:
-                row = rows[microbatch.samples[found.row]]
+        """Check that the sampler's log-probabilities are the trainer's, of the weights that drew the completions.
+
+        Those of the present weights have just been read. Of earlier ones, a few are read again now and then, by the
+        weights as they were published. Raises LevelError at level invariant, and says it at others.
+        """
+        section, versions = self._section, [row["version"] for row in rows]
+        present = [(each, loss.observed["logprobs"], number) for each, loss in zip(passes, losses, strict=True)]
+        compared = [] if section.noise_scheduler.enabled else present  # the trainer's norms have none
+        earlier = min(versions)
+        if (
+            earlier >= self._next_reading
+            and not (compared and earlier == number)
+            and is_there(self._broadcasts, earlier)
+        ):
+            self._next_reading = earlier + READ_EVERY
+            few = [at for at, version in enumerate(versions) if version == earlier][:NUM_READ]
+            decoder, budget = self._decoder_of(earlier), self._config.runtime.token_budget
+            with torch.no_grad():
+                for each in microbatches_by_budget(columns, few, token_budget=budget):
+                    compared.append((each, read_tokens(each["temperatures"].tolist(), decoder, each)[0], earlier))
+        for each, logprobs, version in compared:
+            is_its = torch.tensor([versions[at] == version for at in each.samples], device=logprobs.device)
+            mask, sampled = each["loss_mask"] & is_its[:, None], each["rollout_logprobs"]
+            if (found := mismatch_of(logprobs, sampled, mask)) is None:
+                continue
+            distance, row = float((logprobs - sampled)[mask].abs().mean()), rows[each.samples[found.row]]
+            what = (
+                f"the log-probability by weights {version} is not the sampler's for {found.num_different} of"
+                f" {found.num_tokens} tokens, by {distance:.2g} nats on average, most for sample {row['sample']} of"
+                f" group {row['group']}: other weights, tokens or temperature"
+            )
+            if section.level == "invariant":
                 raise LevelError(
-                    f"the trainer's log-probability is not the sampler's for {found.num_different} of"
-                    f" {found.num_tokens} tokens, the first of sample {row['sample']} of group {row['group']}",
-                    legal="equal bits at level invariant, of completions of the present weights",
-                    remedy="rlharness doctor --numerics, on the machines of both",
+                    f"{what}, or operations",
+                    legal="equal bits at level invariant",
+                    remedy="start the samplers again; rlharness doctor --numerics, on the machines of both",
                     phases=("rollout", "forward"),
                 ).in_step(number)
+            if not distance <= OTHER_WEIGHTS[section.recipe]:
+                self._say(f"step {number}: {what}")
+                return
+
+    def _decoder_of(self, version: int) -> Decoder:
+        """Build the model of a published version, with the noise of its norms."""
+        decoder = self.policy.weights().decoder()
+        lora, has_norms = decoder.config.lora, (path_of(self._broadcasts, version) / NORMS).exists()
+        given = from_files(partial(read, self._broadcasts, version), decoder.config, has_norms=has_norms)
+        decoder = decoder.with_adapters(lora) if lora else copy.deepcopy(decoder)
+        for name, parameter in decoder.named_parameters():
+            if name in given:
+                parameter.data = given[name].to(parameter.device)  # not in place: it is the trained base's
+        return decoder
 
     def _broadcast(self, step: int, metrics: Mapping[str, float]) -> None:
         """Publish the weights after so many steps, and what the step was."""
         decoder = self.policy.weights().decoder()
         norms = self._noisy(step, decoder)
         about = json.dumps({**metrics, "weights_digest": self._digests.of(decoder, norms)}).encode()
-        publish(self._run / BROADCASTS, step, {**to_files(decoder, norms), METRICS: about})
+        publish(self._broadcasts, step, {**to_files(decoder, norms), METRICS: about})
 
     def _noisy(self, step: int, decoder: Decoder) -> dict[str, Tensor]:
         """Return norm weights with the noise of the step, if there is any: samplers have it, training does not."""

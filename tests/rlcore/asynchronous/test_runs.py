@@ -17,15 +17,15 @@ from rlcore.config import read_config
 from rlcore.entrypoint import train
 from rlcore.log import NullRecorder
 from rlcore.models.build import build_model
-from tests.support.asynchronous_run import bits, make_model, write_files
+from tests.support.asynchronous_run import MODULE, bits, make_model, write_files
 
 ENVIRONMENT = {**os.environ, "MKL_CBWR": "AUTO"}
 Run = Callable[..., Path]
 
 
-def program(*arguments: str) -> str:
-    """Run tests.support.asynchronous_run in a process without threads, from which others are forked."""
-    command = [sys.executable, "-m", "tests.support.asynchronous_run", *arguments]
+def program(*arguments: str, module: str = MODULE) -> str:
+    """Run a program of tests.support in a process without threads, from which others are forked."""
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -83,6 +83,31 @@ def test_neither_delays_nor_kills_move_a_bit(
     lines = told.splitlines()
     assert sum("EQUAL" in line for line in lines) == len(lines) > runs, told
     assert sum(int(line.split()[2]) for line in lines if "killed" in line) == kills
+    assert all("lost 0, doubled 0" in line for line in lines if "killed" in line)
+
+
+ADAPTERS = {"lora": True, "lora_rank": 4, "learning_rate": 0.003}
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"ahead": 1, "runs": 1, "free": 0, "kills": 3, "steps": 3},
+        pytest.param({"ahead": 1, "runs": 10, "free": 2, "kills": 100, "steps": 6}, marks=pytest.mark.full),
+        pytest.param(
+            {"ahead": 2, "runs": 3, "free": 1, "kills": 30, "steps": 6, "train": json.dumps(ADAPTERS)},
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=["few", "many", "adapters"],
+)
+def test_neither_slow_tools_nor_kills_move_a_bit_of_several_turns(tmp_path: Path, numbers: dict[str, Any]) -> None:
+    options = [text for name, each in numbers.items() for text in (f"--{name}", str(each))]
+    turns, *lines = program(str(tmp_path), "--tools", *options).splitlines()
+    by_number = json.loads(turns.partition("turns ")[2])
+    assert min(by_number["2"], by_number["3"]) >= 5, "tools were called, and the policy went on after their answers"
+    assert sum("EQUAL" in line for line in lines) == len(lines) > numbers["runs"] + numbers["free"], lines
+    assert sum(int(line.split()[2]) for line in lines if "killed" in line) == numbers["kills"]
     assert all("lost 0, doubled 0" in line for line in lines if "killed" in line)
 
 

@@ -186,3 +186,37 @@ def test_samplers_have_noise_on_their_norms_and_the_trainer_has_none(tmp_path: P
         else:
             assert float(added.std()) == pytest.approx(sigma(step), rel=0.35)
             assert not equal(noisy[step], other[step])
+
+
+def test_a_line_says_if_completions_of_the_present_weights_have_other_log_probabilities(tmp_path: Path) -> None:
+    assert not moved(tmp_path / "right", batch())[2]
+    (line,) = moved(tmp_path / "far", batch(far=0.1))[2]
+    text = "step 0: the log-probability by weights 0 is not the sampler's for 6 of 6 tokens, by 0.1 nats on average"
+    assert line.startswith(text)
+    mixed = batch(far=0.1)
+    for row in mixed["rows"][:2]:  # of other weights, and without their files nothing is said
+        row["version"] = -1
+    (line,) = moved(tmp_path / "mixed", mixed)[2]
+    assert "for 3 of 3 tokens" in line and "sample 2 of group 0" in line
+    assert not moved(tmp_path / "earlier", batch(far=0.1, version=-1))[2]
+
+
+def test_completions_of_earlier_weights_are_read_again_by_their_files(tmp_path: Path) -> None:
+    said: list[str] = []
+    made = trainer(tmp_path, said)
+    for version in (1, 2):
+        made._broadcast(version, {})
+    before = weights_of(made)
+    made.step(2, batch(version=1))
+    assert not said, "they are the weights that drew them"
+    assert not equal(weights_of(made), before)
+    made._next_reading = 1
+    made.step(3, batch(version=1))
+    assert not said, "and the files stay as they were, when the policy has moved"
+    made.step(4, batch(version=2, far=0.1))
+    assert not said, "not every version is read again"
+    made._next_reading = 1
+    made.step(5, batch(version=2, far=0.1))
+    assert [line.split(",")[0] for line in said] == [
+        "step 5: the log-probability by weights 2 is not the sampler's for 6 of 6 tokens"
+    ]
