@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from multiprocessing import get_context
 from os import WNOHANG, environ, kill, waitpid
@@ -681,6 +681,7 @@ def make_run(scratch: Path, option: Option | None) -> Run:
     run = scratch / directory_of(option.name if option else "")
     if (run / DONE).exists():
         return Run(run)
+    get_ready(scratch)
     files = write_files(run, option)
     if option and option.is_command:
         command = [sys.executable, "-m", "rlcore.commands", "grpo"]
@@ -697,8 +698,13 @@ def make_run(scratch: Path, option: Option | None) -> Run:
     return Run(run)
 
 
-def make_models(scratch: Path) -> None:
-    """Write the policy of all runs, a teacher, and a policy that calls a calculator."""
+@cache
+def get_ready(scratch: Path) -> None:
+    """Look at the operations of this machine, and write the policy of all runs, a teacher, and a caller of tools."""
+    prepare()
+    if (scratch / "words").exists():
+        return
+    scratch.mkdir(exist_ok=True)
     make_model(scratch / "model")
     teacher = Decoder(CONFIG).initialise(2)
     with torch.no_grad():
@@ -763,10 +769,6 @@ def main() -> int:
     faults, rows = list[str](), list[dict[str, str]]()
     with tempfile.TemporaryDirectory() as temporary:
         scratch = given.directory or Path(temporary)
-        if not (scratch / "words").exists():
-            scratch.mkdir(exist_ok=True)
-            make_models(scratch)
-        prepare()
         runs = {"": make_run(scratch, None)}
         for option in chosen(given.names):
             try:
