@@ -256,25 +256,25 @@ def first_done(run: Run, base: Run) -> str:
 
 def replayed(run: Run, base: Run) -> str:
     require(run.has_bits_of(base), "other bits than those of the free run")
-    return "EQUAL to that free run"
+    return "EQUAL to free run"
 
 
 def weights_whole(run: Run, base: Run) -> str:
     whole, low = run.tensors(), base.tensors()
     require(not any("lora" in name for name in whole) and all("lora" in name for name in low), "the same tensors")
     sizes = [sum(each.numel() for each in tensors.values()) for tensors in (whole, low)]
-    return f"broadcasts of {sizes[0]:,} numbers, not {sizes[1]:,} of adapters"
+    return f"{sizes[0]:,} published numbers, not {sizes[1]:,}"
 
 
 def rank(run: Run, base: Run) -> str:
     found = {min(each.shape) for each in run.tensors().values()}
     require(found == {4} == {run.lora["r"]}, f"ranks {found}")
-    return f"rank {run.lora['r']} in each adapter, not {base.lora['r']}"
+    return f"rank {run.lora['r']}, not {base.lora['r']}"
 
 
 def alpha(run: Run, base: Run) -> str:
     require((run.lora["lora_alpha"], base.lora["lora_alpha"]) == (64, 32), f"alpha {run.lora['lora_alpha']}")
-    return f"`lora_alpha` {run.lora['lora_alpha']:g} in the adapters; " + first_change("grad_norm")(run, base)
+    return first_change("grad_norm")(run, base)
 
 
 def target_modules(run: Run, base: Run) -> str:
@@ -285,21 +285,21 @@ def target_modules(run: Run, base: Run) -> str:
 def masked(run: Run, base: Run) -> str:
     found, without = ([each["masked"] for each in one.numbers] for one in (run, base))
     require(found[0] == 0 < max(found) and not any(without), f"masked {found}, and {without} without")
-    return f"masks {max(found):.0%} of the tokens of a step, not {max(without):.0%}"
+    return f"up to {max(found):.0%} masked, {max(without):.0%} without"
 
 
 def taught(run: Run, base: Run) -> str:
     require("teacher_kl" not in base.numbers[0], "the base has a teacher")
     first, last = ends(run, "teacher_kl")
     require(first != 0 and math.isfinite(last), f"teacher_kl {first}")
-    return f"`teacher_kl` of the first and last step: {first:.4f}, {last:.4f}"
+    return f"`teacher_kl` {first:.3f}, then {last:.3f}"
 
 
 def distilled(run: Run, base: Run) -> str:
     require(not any(row["reward"] or row["advantage"] for row in run.all_rows), "there are rewards")
     far, further = (distance_to_teacher(one, base.rows[0]) for one in (run, base))
     require(far < further, f"the last policies are {far} and {further} from the teacher")
-    return f"every reward is 0; last policy {far:.2f} nats from the teacher, {further:.2f} without"
+    return f"no rewards; {far:.2f} nats from teacher, {further:.2f} without"
 
 
 @torch.no_grad()
@@ -318,7 +318,7 @@ def distance_to_teacher(run: Run, rows: Sequence[Row]) -> float:
 def served_teacher(run: Run, base: Run) -> str:
     server = f"127.0.0.1:{run_settings(run, 'teacher')['port']}"
     require(server in run.said and server not in base.said, "no server was there")
-    return "EQUAL to the local teacher"
+    return "EQUAL to local teacher"
 
 
 def noisy(run: Run, base: Run) -> str:
@@ -331,7 +331,7 @@ def noisy(run: Run, base: Run) -> str:
     sigma, found = noise_sigma(version, num_steps=NUM_STEPS, **sizes), float(added.std())
     require(0.7 < found / sigma < 1.3, f"noise of {found}, and sigma is {sigma}")
     require(not (path_of(base.path / BROADCASTS, version) / NORMS).exists(), "the base has noise")
-    return f"norm weights of samplers at step {version}: noise of {found:.4f}, sigma {sigma:.4f}"
+    return f"samplers' norms: noise {found:.4f}, sigma {sigma:.4f}"
 
 
 def run_settings(run: Run, role: str) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def run_settings(run: Run, role: str) -> dict[str, Any]:
 
 def same_gradient(run: Run, base: Run) -> str:
     require(run.numbers[0]["grad_norm"] == base.numbers[0]["grad_norm"], "the first gradients differ")
-    return f"same first gradient, before clipping; last weights {distance(run, base):.0e} apart"
+    return f"same first gradient, weights {distance(run, base):.3f} apart"
 
 
 def distance(run: Run, base: Run) -> float:
@@ -355,7 +355,7 @@ def decayed(run: Run, base: Run) -> str:
         for one in (run, base)
     ]
     require(sizes[0] < sizes[1], f"norms {sizes}")
-    return f"norm of the matrices A: {sizes[0]:.3f}, not {sizes[1]:.3f}"
+    return f"norm of A: {sizes[0]:.3f}, not {sizes[1]:.3f}"
 
 
 def rates(expected: Sequence[float]) -> Fact:
@@ -363,7 +363,7 @@ def rates(expected: Sequence[float]) -> Fact:
         found = [each["learning_rate"] for each in run.numbers]
         at = (0, 2, 5)
         require(all(map(math.isclose, [found[step] for step in at], expected)), f"rates {found}")
-        return f"learning rates of steps 0, 2, 5: {listed([found[step] for step in at], '.2g')}"
+        return f"rates {listed([found[step] for step in at], '.2g')}"
 
     return fact
 
@@ -373,7 +373,7 @@ def temperatures(*expected: float) -> Fact:
         found = [rows[0]["temperature"] for rows in run.rows]
         require(all(row["temperature"] == found[step] for step, rows in enumerate(run.rows) for row in rows), "mixed")
         require([found[0], found[-1]] == [expected[0], expected[-1]], f"temperatures {found}")
-        return f"temperatures {listed(found, '.2g')}"
+        return f"{listed([found[step] for step in (0, 2, 5)], '.2g')}"
 
     return fact
 
@@ -381,7 +381,7 @@ def temperatures(*expected: float) -> Fact:
 def shares(run: Run, base: Run) -> str:
     groups = Counter(task for task, _ in {(row["task"], row["group"]) for row in run.all_rows})
     require(groups == {0: 8, 1: 16}, f"groups {groups}")
-    return f"{groups[0]} groups of the first, {groups[1]} of the second"
+    return f"{groups[0]} and {groups[1]} groups"
 
 
 def surplus(run: Run, base: Run) -> str:
@@ -394,7 +394,7 @@ def filtered(run: Run, base: Run) -> str:
     for row in run.all_rows:
         means[row["group"]].append(row["reward"])
     require(run.fates["filtered"] and all(0 < sum(each) / len(each) < 1 for each in means.values()), f"{run.fates}")
-    return f"{run.fates['filtered']} of {run.fates.total()} groups filtered, {run.fates['trained']} trained"
+    return f"{run.fates['filtered']} of {run.fates.total()} groups filtered"
 
 
 def left_out(run: Run, base: Run) -> str:
@@ -404,7 +404,7 @@ def left_out(run: Run, base: Run) -> str:
         row["group"] for row in base.all_rows if row["version"] > gone.get((row["task"], row["prompt"]), NUM_STEPS)
     }
     require(gone and not late and in_base, f"{len(gone)} left out, {len(late)} drawn, {len(in_base)} without")
-    return f"{len(gone)} of 12 prompts left out; they would have come {len(in_base)} times more"
+    return f"{len(gone)} of 12 prompts leave, {len(in_base)} draws without"
 
 
 def by_length(run: Run, base: Run) -> str:
@@ -415,7 +415,7 @@ def by_length(run: Run, base: Run) -> str:
         return max(abs(math.fsum(each)) for each in sums.values())
 
     require(most(run) < 1e-9 < most(base), f"{most(run)} and {most(base)}")
-    return f"length times advantage of a group: sum 0, up to {most(base):.2f} without"
+    return f"advantage times length sums to 0, {most(base):.2f} without"
 
 
 def signs(rewards: Sequence[float], lengths: Sequence[int], size: float) -> list[float]:
@@ -427,7 +427,7 @@ def signs(rewards: Sequence[float], lengths: Sequence[int], size: float) -> list
 def of_signs(run: Run, base: Run) -> str:
     found = sorted({row["advantage"] for row in run.all_rows})
     require(found == [-2.0, 0.0, 2.0] != sorted({row["advantage"] for row in base.all_rows}), f"advantages {found}")
-    return f"advantages {listed(found, 'g')} of a function here"
+    return f"advantages {listed(found, 'g')}"
 
 
 def flagged(name: str) -> Fact:
@@ -436,7 +436,7 @@ def flagged(name: str) -> Fact:
         require(0 < len(found) < 96 and not any(any(row["mask"]) for row in found), f"{len(found)} are flagged")
         tokens = sum(sum(row["mask"]) for row in run.all_rows)
         require(tokens == sum(each["tokens"] for each in run.numbers), "others are trained")
-        return f"{len(found)} of 96 samples found, none of their tokens trained"
+        return f"{len(found)} of 96 samples not trained"
 
     return fact
 
@@ -444,7 +444,7 @@ def flagged(name: str) -> Fact:
 def evaluated(run: Run, base: Run) -> str:
     found = {step: json.loads(read(run.path / EVALUATIONS, step, METRICS)) for step in steps(run.path / EVALUATIONS)}
     require([*found] == [0, 3, 6] and not steps(base.path / EVALUATIONS), f"evaluations {found}")
-    return f"`evaluations/`: {listed([each['held'] for each in found.values()], '.3f')} at 0, 3, 6; run EQUAL"
+    return f"held out {listed([each['held'] for each in found.values()], '.3f')}; EQUAL"
 
 
 def kept(*expected: int) -> Fact:
@@ -453,7 +453,7 @@ def kept(*expected: int) -> Fact:
             int(each.name.removeprefix("step_")) for each in (run.path / CHECKPOINTS).glob("step_*") if each.is_dir()
         )
         require(found == [*expected], f"checkpoints {found}")
-        return f"checkpoints {listed(found)}; run EQUAL"
+        return f"checkpoints {listed(found)}; EQUAL"
 
     return fact
 
@@ -476,7 +476,7 @@ def calls(run: Run, base: Run) -> str:
         require(len(text) > len(policy) if answers else text == policy, f"{text!r} has a trained answer")
         require(ANSWER in text and ANSWER not in policy if CALL in text else True, f"{text!r}")
     require(num_calls > 48, f"{num_calls} calls")
-    return f"{num_calls} answers of the calculator, none trained"
+    return f"{num_calls} tool answers, none trained"
 
 
 # -------------------------------------------------------------------------------------------------------- the options
