@@ -398,7 +398,7 @@ def filtered(run: Run, base: Run) -> str:
 
 
 def left_out(run: Run, base: Run) -> str:
-    gone = {(task, id): step for batch in run.batches for task, id in batch["left_out"] for step in [batch["step"]]}
+    gone = {(task, id): batch["step"] for batch in reversed(run.batches) for task, id in batch["left_out"]}
     late = [row for row in run.all_rows if row["version"] > gone.get((row["task"], row["prompt"]), NUM_STEPS)]
     in_base = {
         row["group"] for row in base.all_rows if row["version"] > gone.get((row["task"], row["prompt"]), NUM_STEPS)
@@ -569,7 +569,7 @@ OPTIONS: Sequence[Option] = (
         orch={"oversampling_factor": 2.0, "buffer": {"online_difficulty_filtering": True}},
         against="oversampling_factor: 2",
     ),
-    Option("buffer.easy_threshold", left_out, orch={"buffer": {"easy_threshold": 0.1}}),
+    Option("buffer.easy_threshold", left_out, orch={"buffer": {"easy_threshold": 0.03}}),
     Option("buffer.hard_threshold", left_out, orch={"buffer": {"hard_threshold": 0.0}}),
     Option("advantage.length_weighted_mean", by_length, orch={"advantage": {"length_weighted_mean": True}}),
     Option(
