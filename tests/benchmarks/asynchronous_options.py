@@ -450,7 +450,7 @@ def evaluated(run: Run, base: Run) -> str:
 def kept(*expected: int) -> Fact:
     def fact(run: Run, base: Run) -> str:
         found = sorted(
-            int(each.name.removeprefix("step_")) for each in (run.path / CHECKPOINTS).glob("step_*") if each.is_dir()
+            int(each.name.removeprefix("step-")) for each in (run.path / CHECKPOINTS).glob("step-*") if each.is_dir()
         )
         require(found == [*expected], f"checkpoints {found}")
         return f"checkpoints {listed(found)}; EQUAL"
