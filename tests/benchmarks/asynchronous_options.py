@@ -760,11 +760,7 @@ def chosen(names: Sequence[str]) -> list[Option]:
 
 def render(page: str, rows: Sequence[Mapping[str, str]]) -> str:
     """Return the page with the table of rows."""
-    lines = [
-        "| switched on | what the run shows |",
-        "|---|---|",
-        *(f"| `{r['option']}` | {r['shows']} |" for r in rows),
-    ]
+    lines = ["|switched on|what the run shows|", "|---|---|", *(f"|`{row['option']}`|{row['shows']}|" for row in rows)]
     return TABLE.sub(lambda match: "\n".join([match[1].rstrip(), *lines, match[2]]), page)
 
 
