@@ -111,8 +111,9 @@ class AsynchronousTrainer:
     def step(self, number: int, batch: Mapping[str, Any]) -> dict[str, float]:
         """Make a step of masked importance sampling from a batch, and return its numbers."""
         record, section, optimizer = self._record, self._section, self._config.optimizer
-        learned = [row for row in batch["rows"] if row["reward"] is not None]
-        if not any(any(row["mask"]) for row in learned):
+        scored = [row for row in batch["rows"] if row["reward"] is not None]
+        learned = [row for row in scored if any(row["mask"])]  # a filter may have left no token of a sample
+        if not learned:
             self._say(f"step {number}: no token is trained, and the weights stay")
             return {"step": number, "tokens": 0}
         record.begin_step(number)
@@ -152,7 +153,7 @@ class AsynchronousTrainer:
             self._say(f"step {number}: the teacher has the policy's own probabilities, and teaches nothing")
         metrics = {
             "step": number,
-            "reward_mean": mean([row["reward"] for row in learned]),
+            "reward_mean": mean([row["reward"] for row in scored]),
             "loss": math.fsum(float(each.loss) for each in losses),
             "grad_norm": norm,
             **{name: mean(values) for name, values in seen.items()},

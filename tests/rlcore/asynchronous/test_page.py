@@ -1,5 +1,6 @@
-"""The files on the page of asynchronous GRPO are read, belong together, and the scenario there has its sections."""
+"""The page of asynchronous GRPO: its files are read and belong together, and its table of options is what runs did."""
 
+import json
 import re
 import signal
 import time
@@ -11,6 +12,7 @@ import yaml
 from rlcore.asynchronous.run import Family, check_together
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
 from rlcore.errors import InvalidValueError, WorkerError
+from tests.benchmarks.asynchronous_options import OPTIONS, RESULTS, render
 
 PAGE = (Path(__file__).parents[3] / "rlcore" / "ASYNCHRONOUS.md").read_text("utf-8")
 BLOCKS = re.findall(r"```yaml\n(?:# (\w+)\.yaml\n)?(.*?)```", PAGE, re.DOTALL)
@@ -57,6 +59,13 @@ def test_the_scenario_has_sections_that_are_read(tmp_path: Path) -> None:
         own = {"model": {"name": "m"}} if role == "orch" else {"model": "m"}
         (tmp_path / role).write_text(yaml.safe_dump({**config[role], **own}), "utf-8")
         read(tmp_path / role)
+
+
+def test_the_table_of_options_is_what_the_stored_runs_have_shown() -> None:
+    rows = json.loads(RESULTS.read_text("utf-8"))["rows"]
+    assert [row["option"] for row in rows] == [option.name for option in OPTIONS], "each was run"
+    assert render(PAGE, rows) == PAGE
+    assert render(PAGE, rows[1:]) != PAGE
 
 
 def test_a_process_that_is_killed_is_started_again_and_one_that_fails_ends_the_run(tmp_path: Path) -> None:

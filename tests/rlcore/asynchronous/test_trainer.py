@@ -142,6 +142,16 @@ def test_a_batch_of_which_nothing_is_learned_leaves_the_weights(tmp_path: Path, 
     assert moved(tmp_path / "empty", {"rows": []})[1] == metrics
 
 
+def test_a_sample_of_which_a_filter_leaves_nothing_is_not_learned_and_the_others_are(tmp_path: Path) -> None:
+    filtered, without = batch(), batch()
+    filtered["rows"][1]["mask"] = [False]
+    del without["rows"][1]
+    weights, metrics, _ = moved(tmp_path / "filtered", filtered)
+    assert equal(weights, moved(tmp_path / "without", without)[0])
+    assert not equal(weights, moved(tmp_path / "all", batch())[0])
+    assert metrics["tokens"] == 5 and metrics["reward_mean"] == 1.0, "its reward counts"
+
+
 def test_tokens_outside_the_mask_are_not_learned(tmp_path: Path) -> None:
     given, other = batch(), batch()
     for rows in (given["rows"], other["rows"]):
