@@ -69,9 +69,11 @@ def main() -> None:
 def grpo(train: Path | None, infer: Path | None, orch: Path | None, simulate: Path | None) -> int:
     """Run inference, orchestrator and trainer together; start again what is killed."""
     if simulate is not None:
+        from rlcore.asynchronous.directory import claimed
         from rlcore.asynchronous.simulation import measured_run, table
 
-        for line in table(measured_run(simulate), ahead=(0, 1, 2, 4), samplers=(1, 2, 4)):
+        is_one = not claimed(simulate, "train").get("lora")  # of adapters a sampler holds several versions
+        for line in table(measured_run(simulate), (0, 1, 2, 4), (1, 2, 4), holds_one_version=is_one):
             click.echo(line)
         return 0
     if train is None or infer is None or orch is None:

@@ -86,16 +86,22 @@ def publish(directory: Path, step: int, files: Mapping[str, bytes]) -> None:
 
 def claim(run: Path, role: str, settings: Mapping[str, object]) -> None:
     """Keep what a role's part of the run follows from. Raises CheckpointError in the directory of another run."""
-    if is_there(run / SETTINGS / role, 0):
+    if claimed(run, role):
         compare_settings(run, role, settings, remedy="another output_dir for another run")
     publish(run / SETTINGS / role, 0, {SETTINGS_FILE: json.dumps(settings, sort_keys=True).encode()})
+
+
+def claimed(run: Path, role: str) -> dict[str, Any]:
+    """Return the settings that a role has claimed; empty if there are none yet."""
+    own = run / SETTINGS / role
+    return dict(parse_object(read(own, 0, SETTINGS_FILE))) if is_there(own, 0) else {}
 
 
 def compare_settings(
     run: Path, role: str, settings: Mapping[str, object], *, left_out: Collection[str] = (), remedy: str
 ) -> None:
     """Compare settings with those that a role has claimed. Raises CheckpointError, with all that differ."""
-    kept = parse_object(read(run / SETTINGS / role, 0, SETTINGS_FILE))
+    kept = claimed(run, role)
     given = parse_object(json.dumps(settings).encode())
     keys = (kept.keys() | given.keys()) - {*left_out}
     if differing := sorted(key for key in keys if kept.get(key) != given.get(key)):

@@ -11,7 +11,6 @@ from socket import AF_INET, AF_INET6, SO_REUSEADDR, SO_REUSEPORT, SOL_SOCKET, so
 import torch
 import uvicorn
 
-from harness.bits.files import parse_object
 from harness.bits.tensor_digests import weights_digest
 from rlcore.asynchronous.broadcast import BASE, map_base
 from rlcore.asynchronous.directory import (
@@ -19,14 +18,12 @@ from rlcore.asynchronous.directory import (
     BROADCASTS,
     POLL_S,
     RUN,
-    SETTINGS,
-    SETTINGS_FILE,
     claim,
+    claimed,
     compare_settings,
     held,
     is_there,
     path_of,
-    read,
     steps,
 )
 from rlcore.asynchronous.infer import Backend, Inference, LocalBackend, logprobs_of
@@ -86,9 +83,7 @@ def run_infer(section: Infer, say: Say, replica: str = "") -> int:
         count = section.max_loras if lora and is_local else 1
         decoders = [base.with_adapters(lora).requires_grad_(False) if lora else base for _ in range(count)]
         decoder = decoders[0]
-        of_train = run / SETTINGS / "train"  # there if its adapters are
-        known = parse_object(read(of_train, 0, SETTINGS_FILE)) if is_there(of_train, 0) else {}
-        limits = section.max_model_len, known.get("sequence_len"), decoder.config.max_length
+        limits = section.max_model_len, claimed(run, "train").get("sequence_len"), decoder.config.max_length
         length = min(each for each in limits if each)
         sizes = {"concurrency": CONCURRENCY, "length": length}
         with _computing(section, decoder, length, say), torch.inference_mode():
