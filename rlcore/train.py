@@ -29,7 +29,7 @@ from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.checks import Checks, mismatch_of
 from rlcore.config import GrpoSection, OptimizerSection, PpoSection, RunConfig
 from rlcore.data.batch import Batch, collate, dense_batch
-from rlcore.data.environments import Environments, demonstrate, sample_episodes
+from rlcore.data.environments import Environments, demonstrate, first_error, sample_episodes
 from rlcore.data.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.data.scoring import Scores, score, score_branches
 from rlcore.data.tasks import DEMONSTRATION, Task
@@ -754,6 +754,7 @@ def metrics_of_step(step: Step) -> dict[str, float]:
         metrics["reasonings_without_items"] = mean([not each for each in num_items])
     if any(each.outcome for each in step.rollouts):
         metrics["turns"] = mean([len(each.assistant_turns) for each in step.rollouts])
+        metrics["with_errors"] = mean([bool(first_error(each)) for each in step.rollouts])
     metrics |= {
         "completion_length": mean(lengths),
         "completion_length_min": min(lengths),

@@ -105,12 +105,17 @@ def compare_settings(
     given = parse_object(json.dumps(settings).encode())
     keys = (kept.keys() | given.keys()) - {*left_out}
     if differing := sorted(key for key in keys if kept.get(key) != given.get(key)):
-        shown = (f"{key} was {kept.get(key)!r:.100}, and is {given.get(key)!r:.100}" for key in differing)
+        shown = (f"{key} was {_shown(kept.get(key))}, and is {_shown(given.get(key))}" for key in differing)
         raise CheckpointError(
             f"{run} is of a run of other settings: {', '.join(differing)} of {role} differ ({'; '.join(shown)})",
             legal="the settings and the model that it began with",
             remedy=remedy,
         )
+
+
+def _shown(value: object) -> str:
+    """Return a setting as text, with its keys in order: two are compared by eye."""
+    return f"{json.dumps(value, sort_keys=True):.200}"
 
 
 def read(directory: Path, step: int, name: str) -> bytes:

@@ -57,7 +57,7 @@ from rlcore.asynchronous.directory import (
 )
 from rlcore.asynchronous.prompts import Prompts
 from rlcore.asynchronous.settings import AdvantageSection, FilterSection, Orch
-from rlcore.data.environments import NUM_THREADS, advance, begin, finish, next_request
+from rlcore.data.environments import NUM_THREADS, advance, begin, finish, first_error, next_request
 from rlcore.data.filters import is_gibberish, is_repetitive
 from rlcore.data.rewards import load_function
 from rlcore.data.scoring import score
@@ -108,7 +108,10 @@ class Orchestrator:
         self._oldest = section.max_async_level if section.mode == "strict" else section.max_off_policy_steps
         self._digests: dict[int, str] = {}
         self._rollout_s: list[float] = []
+        path = section.advantage.import_path
+        self._own = load_function(path[::-1].replace(".", ":", 1)[::-1], "advantages") if path else None
         self._flags = Counter[str]()
+        self._has_failed = False
         self._num_tokens = self._places = 0
         self._scoring = asyncio.Lock()
 
@@ -117,13 +120,14 @@ class Orchestrator:
         section, ledgers, flying = self._section, list[Ledger](), dict[int, Flying]()
         for batch in read_batches(self._run):
             ledgers.append(ledger_of(batch))
-            self._take(batch)
+            self._prompts.leave_out(batch["left_out"])
+            self._flags.update(flag for row in batch["rows"] for flag in row["flags"])
         step, discarded, began_s, idle_s = len(ledgers), list[tuple[int, int, str]](), time.monotonic(), 0.0
         num_discarded = sum(fate == TOO_OLD for ledger in ledgers for _, _, fate in ledger)
         recorded = [*map(ledger_of, read_batches(Path(section.schedule)))] if section.mode == "replay" else []
         if section.mode == "replay" and not recorded:
             raise CheckpointError(f"{section.schedule} has no batches", remedy="name the directory of a recorded run")
-        last = len(recorded) if recorded else section.max_steps
+        last = len(recorded) if recorded else step if self._prompts.is_over() else section.max_steps
         plan = self._plan(ledgers, recorded)
         group, version = next(plan, (-1, None))
         evaluations: dict[int, asyncio.Task[None]] = {}
@@ -173,6 +177,9 @@ class Orchestrator:
                     await behind  # the trainer removes this version as soon as it has the batch
                 ledger = [(g, flying.pop(g).version, fate) for g, fate in fates.items()] + discarded
                 rows = self._publish(step, ledger, done, is_last=last is not None and step + 1 == last)
+                if self._prompts.is_over():
+                    last = step + 1
+                    self._say(f"every prompt of a task is too easy or too hard: the run ends after {last} steps")
                 num_discarded += len(discarded)
                 counts = {
                     "in_flight": len(flying),
@@ -307,6 +314,9 @@ class Orchestrator:
 
     def _row(self, group: int, version: int, task: int, reward: float | None, drawn: Trajectory) -> Row:
         first, vocab_size = drawn.num_prompt_tokens, self._tokenizer.vocab_size
+        if not self._has_failed and (error := first_error(drawn)):
+            self._has_failed = True
+            self._say(f"group {group}: an answer of its environment is an error, which is said once: {error:.300}")
         of_policy = drawn.loss_tokens, [*itertools.compress(drawn.logprobs, drawn.loss_mask)]
         found = [each for each in self._section.filters if _finds(each, *of_policy, vocab_size)]
         is_learned = not any(each.enforce for each in found)
@@ -367,13 +377,16 @@ class Orchestrator:
                 row["advantage"] = advantage
         else:
             self._say(f"step {step}: every group is filtered, and nothing is trained")
-        left_out = [self._too_easy_or_hard(done[group]) for group in named]
+        left_out = sorted({each for group in named if (each := self._too_easy_or_hard(done[group]))})
+        self._prompts.leave_out(left_out)
+        is_over = self._prompts.is_over()
         batch: dict[str, Any] = {
             "step": step,
             "ledger": ledger,
-            "left_out": sorted(each for each in left_out if each),
+            "left_out": left_out,
             "needs_from": max(0, step + 1 - self._oldest),
-            "is_last": is_last,
+            "is_last": is_last or is_over,
+            "is_over": is_over,
             "in_order": section.mode == "strict",
             "group_size": self._size,
             "is_by_mean": section.advantage == AdvantageSection(),
@@ -381,13 +394,8 @@ class Orchestrator:
             "rows": rows,
         }
         publish(self._run / BATCHES, step, {BATCH: json.dumps(batch).encode()})
-        self._take(batch)
+        self._flags.update(flag for row in rows for flag in row["flags"])
         return rows
-
-    def _take(self, batch: Mapping[str, Any]) -> None:
-        """Take from a batch, new or of the directory, what later groups follow from."""
-        self._prompts.leave_out(batch["left_out"])
-        self._flags.update(flag for row in batch["rows"] for flag in row["flags"])
 
     def _advantages(self, rows: Sequence[Row]) -> list[float]:
         """Return what each reward is worth: less the mean of its group, or as a function of the user says."""
@@ -405,18 +413,20 @@ class Orchestrator:
     def _own_advantages(self, rows: Sequence[Row], lengths: Sequence[int]) -> list[float]:
         """Ask the user's function for each group's; a row without a reward has 0. Raises InvalidValueError."""
         section, found = self._section.advantage, [0.0] * len(rows)
-        function = load_function(section.import_path[::-1].replace(".", ":", 1)[::-1], "advantages")
+        assert self._own is not None
         for group in dict.fromkeys(row["group"] for row in rows):
             own = [at for at, row in enumerate(rows) if row["group"] == group and row["reward"] is not None]
             try:
-                values = function([rows[at]["reward"] for at in own], [lengths[at] for at in own], **section.kwargs)
-                for at, value in zip(own, map(float, values), strict=True):
-                    found[at] = value
+                given = [rows[at]["reward"] for at in own], [lengths[at] for at in own]
+                values = [*map(float, self._own(*given, **section.kwargs))]
             except Exception as error:  # whatever it raises
                 what = f"{section.import_path} for group {group}: {type(error).__name__}: {error}"
                 raise InvalidValueError(what, legal="a function (rewards, lengths) -> a number for each") from error
-        if not all(map(math.isfinite, found)):
-            raise InvalidValueError(f"{section.import_path} returned {found}", legal="finite numbers")
+            if len(values) != len(own) or not all(map(math.isfinite, values)):
+                what = f"{section.import_path} for group {group} returned {values!r:.200}"
+                raise InvalidValueError(what, legal=f"{len(own)} finite numbers")
+            for at, value in zip(own, values, strict=True):
+                found[at] = value
         return found
 
     def _too_easy_or_hard(self, rows: Sequence[Row]) -> tuple[int, str] | None:

@@ -122,7 +122,8 @@ def _adapters_of(section: Infer, broadcasts: Path, say: Say) -> LoraConfig | Non
 def _bound(host: str, port: int, *, is_shared: bool) -> socket:
     """Return a socket that does not listen yet: requests shall not wait in it while the model is loaded."""
     found = socket(AF_INET6 if ":" in host else AF_INET)
-    found.setsockopt(SOL_SOCKET, SO_REUSEPORT if is_shared else SO_REUSEADDR, 1)
+    for option in (SO_REUSEADDR, *[SO_REUSEPORT] * is_shared):
+        found.setsockopt(SOL_SOCKET, option, 1)
     try:
         found.bind((host, port))
     except OSError as error:
@@ -142,7 +143,11 @@ def run_orch(section: Orch, say: Say) -> int:
                 task = task_section(env, each)
                 if task.environment is not None:
                     check_environment(task.environment, stop_strings_of(task.environment), section.level)
-                yield make_task(task, tokenizer, section.seed, **sizes)
+                try:
+                    yield make_task(task, tokenizer, section.seed, **sizes)
+                except InvalidValueError as error:
+                    what = f"{each} ({env.id}): {error.what}"
+                    raise InvalidValueError(what, legal=error.legal, remedy=error.remedy) from None
 
     tasks, teacher = [*tasks_of(section.env, "env")], section.teacher_model
     evaluated = [*tasks_of(section.eval.env if section.eval else (), "eval.env")]
@@ -159,6 +164,9 @@ def run_orch(section: Orch, say: Say) -> int:
         claim(run, "orch", settings)
         ask = None
         if teacher is not None and teacher.client is None:
+            if load_tokenizer(Path(teacher.model.name)).backend.get_vocab() != tokenizer.backend.get_vocab():
+                what = f"the teacher {teacher.model.name} has another vocabulary than {section.model.name}"
+                raise InvalidValueError(what, legal="a teacher whose tokens have the same numbers")
             decoder = load(Path(teacher.model.name)).requires_grad_(False)
             stack.enter_context(_computing(section, decoder, section.seq_len, say))
             ask = partial(logprobs_of, decoder)

@@ -30,6 +30,11 @@ class Prompts:
         own = frozenset((int(task), str(id)) for task, id in names)
         self._left_out.append(self._left_out[-1] | own)
 
+    def is_over(self) -> bool:
+        """Return whether a task has no prompt left that may be drawn."""
+        tasks = enumerate(self._tasks)
+        return any(self._left_out[-1].issuperset((number, each.id) for each in task.train) for number, task in tasks)
+
     def of(self, group: int, version: int) -> tuple[int, Prompt, int]:
         """Return a group's task and prompt, and how many groups of its step before it have the same one.
 

@@ -65,6 +65,11 @@ def check_together(train: Path, infer: Path, orch: Path) -> None:
     models = [str(Path(each).resolve()) for each in (trainer.model, sampler.model, orchestrator.model.name)]
     if len(set(models)) > 1:
         raise InvalidValueError(f"the models are {', '.join(models)}", legal="one checkpoint for all three")
+    if 0 < trainer.max_steps < (orchestrator.max_steps or 0):
+        what = f"max_steps is {trainer.max_steps} in {train}, and {orchestrator.max_steps} in {orch}"
+        raise InvalidValueError(what, legal="equal, or -1 for the trainer")
+    if trainer.loss.teacher_tau and orchestrator.teacher_model is None:
+        raise InvalidValueError(f"loss.teacher_tau is set in {train}", legal=f"0, or a teacher_model in {orch}")
     if orchestrator.seq_len > trainer.sequence_len:
         what = f"seq_len is {orchestrator.seq_len} in {orch}, and sequence_len {trainer.sequence_len} in {train}"
         raise InvalidValueError(what, legal=f"at most {trainer.sequence_len}: the trainer reads no more")

@@ -88,6 +88,11 @@ class AsynchronousTrainer:
         Raises CheckpointError, LevelError, and what `tend` raises.
         """
         step, last = self._resume(), self._section.max_steps
+        if 0 <= last <= step:
+            self._say(f"all {last} steps are made: a larger max_steps, in orch.yaml too, goes on")
+        if step and read_batch(self._run, step - 1)["is_over"]:
+            self._say(f"no prompt is left after {step} steps")
+            return
         if not step:
             self._broadcast(0, {})
         while last < 0 or step < last:

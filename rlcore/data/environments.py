@@ -211,6 +211,12 @@ def finish(episode: Episode) -> Trajectory:
     )
 
 
+def first_error(trajectory: Trajectory) -> str:
+    """Return the first answer that says what a tool or an environment has raised; empty if there is none."""
+    answers = (turn.text.strip() for turn in trajectory.turns if turn.role is Role.TOOL)
+    return next((text for text in answers if text.startswith("error: ")), "")
+
+
 def _answered(episode: Episode, said: str | None) -> Episode:
     """Give a turn to the environment, and append its answer; None resets it."""
     shared, section, prompt = episode.shared, episode.shared.section, episode.request.prompt

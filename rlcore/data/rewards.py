@@ -188,7 +188,11 @@ def load_object(name: str, kind: str) -> Callable[..., Any]:
     module = _module(module_name, name, kind)
     found = getattr(module, function_name, None)
     if found is None:
-        public = sorted(each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_")
+        public = sorted(
+            each
+            for each, value in vars(module).items()
+            if each[0] != "_" and (inspect.isfunction(value) or getattr(value, "__module__", "") == module_name)
+        )
         raise InvalidValueError(
             f"module {module_name} has no {function_name!r}",
             legal=", ".join(public),

@@ -181,7 +181,7 @@ def test_advantages_by_length_and_of_a_function_of_ones_own(tmp_path: Path) -> N
     own = {"type": "custom", "import_path": f"{__name__}.weighed", "kwargs": {"factor": 2.0}}
     for rewards, lengths, advantages in groups("own", advantage=own):
         assert advantages == weighed(rewards, lengths, 2.0)
-    with pytest.raises(InvalidValueError, match=r"test_controls.broken for group 0: ValueError"):
+    with pytest.raises(InvalidValueError, match=r"test_controls.broken for group 0 returned \[0.0\]"):
         groups("broken", advantage={"type": "custom", "import_path": f"{__name__}.broken"})
 
 
@@ -323,3 +323,31 @@ def test_turns_follow_from_the_policy_and_the_tool_and_never_from_who_was_slow(
             and (at == row["num_prompt"] or not row["mask"][at - row["num_prompt"] - 1])
         ]
         assert begins and all(tuple(row["tokens"][:at]) in asked for at in begins)
+
+
+def test_a_run_ends_in_order_when_no_prompt_is_left(tmp_path: Path) -> None:
+    task, pools = rated(tmp_path, lambda prompt, text: 1.0), {"buffer": {"easy_threshold": 1.0}, "num_steps": 9}
+    go(make(tmp_path / "run", task=task, **pools))  # type: ignore[arg-type]
+    num_steps = len(batches(tmp_path / "run"))
+    assert 1 < num_steps < 9 and "every prompt of a task is too easy or too hard" in said[-1]
+    last = read_batch(tmp_path / "run", num_steps - 1)
+    assert last["is_last"] and last["is_over"] and not read_batch(tmp_path / "run", 0)["is_over"]
+    go(make(tmp_path / "run", task=task, **pools))  # type: ignore[arg-type]
+    assert len(batches(tmp_path / "run")) == num_steps
+
+
+def test_an_answer_that_is_an_error_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_calculator(text: str, state: dict[str, Any]) -> object:
+        raise ZeroDivisionError("no such number")
+
+    monkeypatch.setattr(test_orchestrator, "TOKENIZER", WORDS)
+    monkeypatch.setattr(tools, "TOOLS", {**tools.TOOLS, "calculator": broken_calculator})
+
+    async def behave(asked: dict[str, Any], attempt: int) -> Answer:
+        return spoken(asked)
+
+    calls = {"environment": {**CALLS["environment"], "max_answer_tokens": 60}}
+    env = [{"id": "products", "args": {"num_prompts": 5, "num_heldout": 2, **calls}}]
+    go(make(tmp_path, Server(behave), env=env, seq_len=400, sampling={"max_tokens": 24}))
+    lines = [line for line in said if "an answer of its environment is an error" in line]
+    assert len(lines) == 1 and "error: ZeroDivisionError: no such number" in lines[0]

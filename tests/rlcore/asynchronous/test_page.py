@@ -41,6 +41,10 @@ def test_the_three_files_are_of_one_run(files: dict[str, Path]) -> None:
         ("train", "output_dir: ./elsewhere", "trains for .*/elsewhere/run_default"),
         ("infer", "model: ./other", "the models are"),
         ("infer", "port: 8001", "serves port 8001"),
+        ("train", "max_steps: 20", "max_steps is 20 in .*, and 40 in"),
+        ("train", "loss: {teacher_tau: 0.5}", "loss.teacher_tau is set"),
+        ("orch", "seq_len: 65", "seq_len is 65 in .*, and sequence_len 64"),
+        ("orch", "model: {name: ./model, lora_rank: 4}", "model.lora_rank is 4"),
     ],
 )
 def test_files_of_two_runs_are_refused(files: dict[str, Path], role: str, line: str, told: str) -> None:
