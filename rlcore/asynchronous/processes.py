@@ -127,6 +127,7 @@ def _bound(host: str, port: int, *, is_shared: bool) -> socket:
     try:
         found.bind((host, port))
     except OSError as error:
+        found.close()
         what = f"port {port} of {host} cannot be had: {error.strerror}"
         raise InvalidValueError(what, remedy="another port, and client.base_url of orch.yaml with it") from error
     return found
