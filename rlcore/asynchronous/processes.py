@@ -27,6 +27,7 @@ from rlcore.asynchronous.directory import (
     steps,
 )
 from rlcore.asynchronous.infer import Backend, Inference, LocalBackend, logprobs_of
+from rlcore.asynchronous.memory_share import share_beside
 from rlcore.asynchronous.orchestrator import Orchestrator
 from rlcore.asynchronous.settings import (
     EnvSection,
@@ -92,7 +93,8 @@ def run_infer(section: Infer, say: Say, replica: str = "") -> int:
                 installed_version()
                 with isolated():
                     from rlcore.asynchronous.vllm_backend import VllmBackend
-                backends = [VllmBackend(decoder, tokenizer, **sizes, report=say)]
+                room = {"cache_bytes": _cache_bytes(section, decoder)} if section.device == "cuda" else {}
+                backends = [VllmBackend(decoder, tokenizer, **sizes, report=say, **room)]
             elif lora:
                 backends = [LocalBackend(each, tokenizer, concurrency=CONCURRENCY) for each in decoders]
             inference = Inference(decoder, tokenizer, run / BROADCASTS, **sizes, backends=backends, base=base)
@@ -102,6 +104,15 @@ def run_infer(section: Infer, say: Say, replica: str = "") -> int:
             config = uvicorn.Config(inference.app(), log_level="warning", timeout_graceful_shutdown=1, headers=headers)
             uvicorn.Server(config).run(sockets=[bound])
     return 0
+
+
+def _cache_bytes(section: Infer, decoder: Decoder) -> int:
+    """Return the memory of a GPU for keys and values of vLLM: what is asked for, or is left beside a trainer."""
+    total, known = torch.cuda.mem_get_info()[1], claimed(Path(section.output_dir), "train")
+    share = section.gpu_memory_utilization
+    if known and "gpu_memory_utilization" not in section.model_fields_set:
+        share = share_beside(known, decoder.config, total)
+    return int(share * total) - 2 * decoder.config.num_weights
 
 
 def _adapters_of(section: Infer, broadcasts: Path, say: Say) -> LoraConfig | None:

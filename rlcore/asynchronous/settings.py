@@ -435,6 +435,7 @@ KEY has to be left out or null; KEY=VALUE may also have this value; KEY==VALUE h
 text, and alone every other key of the section.
 """
 ONE_STEP = "a step trains its whole batch, in passes of per_device_train_batch_size"
+NEVER = "enforce_eager enable_prefix_caching"
 ON_GPU = "gpu_memory_utilization enforce_eager enable_prefix_caching"
 NOTICES: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("recipe", lambda role, value: role.recipe == "fp32" != value, "models on a CPU are trained in fp32"),
@@ -445,6 +446,11 @@ NOTICES: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("max_cpu_loras", lambda role, value: value is not ..., "adapters are read from their files again"),
     ("host", lambda role, value: value is None, "127.0.0.1 alone is bound; write 0.0.0.0 for all interfaces"),
     (ON_GPU, lambda role, value: value is not ... and role.backend == "torch", "without effect with backend torch"),
+    (
+        NEVER,
+        lambda role, value: value is not ... and role.backend == "vllm",
+        "the engine is eager, and caches prefixes",
+    ),
     (
         "env",
         lambda role, value: any(env.id != "file" for env in role.env),

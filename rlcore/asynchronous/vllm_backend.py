@@ -33,7 +33,14 @@ class VllmBackend(VllmSampler):
     """As `rlcore.asynchronous.infer.Backend`. A pass blocks the caller, as one of the torch backend does."""
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, *, concurrency: int, length: int, report: Report
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        *,
+        concurrency: int,
+        length: int,
+        report: Report,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """Start an engine for sequences of up to `length` tokens. Raises as `Engine`.
 
@@ -42,7 +49,7 @@ class VllmBackend(VllmSampler):
         config, size = decoder.config, decoder.embedding.element_size()
         settings = EngineSettings(max_length=min(config.max_length, max(length, NUM_TOKENS)), concurrency=concurrency)
         block = settings.block_size * config.num_layers * 2 * config.num_kv_heads * config.head_width * size
-        settings = replace(settings, num_blocks=min(settings.blocks, CACHE_BYTES // block))
+        settings = replace(settings, num_blocks=min(settings.blocks, cache_bytes // block))
         super().__init__(Engine(decoder, settings, report), tokenizer)
         self._decoder, self._report = decoder, report
         self._running: dict[int, RunningSequence] = {}
