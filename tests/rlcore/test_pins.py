@@ -219,10 +219,8 @@ def test_masked_importance_sampling(pinned: dict[str, Any]) -> None:
 
 
 def test_schedules_of_noise_and_temperature() -> None:
-    noise = {"start": 5e-2, "end": 5e-4, "num_stages": 10, "num_steps": 40}
-    assert_pinned(
-        torch.tensor([noise_sigma(step, **noise) for step in range(41)]), single_samples()["qerl_sigma_total40"]
-    )
+    sigmas = [noise_sigma(step, start=5e-2, end=5e-4, num_stages=10, num_steps=40) for step in range(41)]
+    assert_pinned(torch.tensor(sigmas), single_samples()["qerl_sigma_total40"])
     for shape, pinned in single_samples()["temperature"].items():
         found = [temperature(step, shape=shape, start=1.2, end=0.6, num_steps=7) for step in range(-1, 9)]
         assert_pinned(torch.tensor(found, dtype=torch.float64), pinned)
