@@ -24,6 +24,9 @@ collect_ignore = ["tests/support", "harness/lab/demo/project"]
 SEED = 20260301
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# MKL keeps the mode of its first work in a process, which other tests may do before those of rlcore are collected.
+_IS_INTELS = Path("/proc/cpuinfo").exists() and "GenuineIntel" in Path("/proc/cpuinfo").read_text("utf-8", "replace")
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT" if _IS_INTELS else "AUTO")
 settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
