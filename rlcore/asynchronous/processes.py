@@ -23,8 +23,6 @@ from rlcore.asynchronous.directory import (
     compare_settings,
     held,
     is_there,
-    path_of,
-    steps,
 )
 from rlcore.asynchronous.infer import Backend, Inference, LocalBackend, logprobs_of
 from rlcore.asynchronous.memory_share import share_beside
@@ -46,7 +44,6 @@ from rlcore.determinism import at_level, check_level_of_device
 from rlcore.errors import InvalidValueError
 from rlcore.log import NullRecorder, Recorder
 from rlcore.memory import keep_freed_memory
-from rlcore.models import adapters
 from rlcore.models.build import build_model
 from rlcore.models.checkpoints import load
 from rlcore.models.config import LoraConfig
@@ -76,7 +73,7 @@ def run_infer(section: Infer, say: Say, replica: str = "") -> int:
     if section.dtype not in ("auto", wanted):
         raise InvalidValueError(f"dtype {section.dtype} on {section.device}", legal=f"auto, or {wanted}: as is trained")
     with held(run, f"infer-{port}{replica}", say), _bound(host, port, is_shared=bool(replica)) as bound:
-        tokenizer, lora = load_tokenizer(Path(section.model)), _adapters_of(section, run / BROADCASTS, say)
+        tokenizer, lora = load_tokenizer(Path(section.model)), _adapters_of(section, run, say)
         base = load(Path(section.model), dtype=getattr(torch, wanted), device=section.device).requires_grad_(False)
         is_local = section.backend == "torch"
         if lora and is_local and section.device == "cpu":
@@ -115,19 +112,20 @@ def _cache_bytes(section: Infer, decoder: Decoder) -> int:
     return int(share * total) - 2 * decoder.config.num_weights
 
 
-def _adapters_of(section: Infer, broadcasts: Path, say: Say) -> LoraConfig | None:
-    """Return what the trainer's adapters are; waits for the first of them. Raises InvalidValueError."""
+def _adapters_of(section: Infer, run: Path, say: Say) -> LoraConfig | None:
+    """Return what the trainer's adapters are, as it has claimed: waits for it. Raises InvalidValueError."""
     if not section.enable_lora:
         return None
-    if not steps(broadcasts):
-        say(f"waits for adapters in {broadcasts}")
-    while not (found := steps(broadcasts)):
+    if not claimed(run, "train"):
+        say(f"waits for the trainer of {run}, which knows of adapters")
+    while not (known := claimed(run, "train")):
         time.sleep(POLL_S)
-    path = path_of(broadcasts, found[-1])
-    lora = adapters.read_lora(path) if (path / adapters.CONFIG).exists() else None
-    if lora and section.max_lora_rank and lora.rank > section.max_lora_rank:
-        raise InvalidValueError(f"adapters of rank {lora.rank}", legal=f"max_lora_rank, {section.max_lora_rank}")
-    return lora
+    if not known["lora"]:
+        return None
+    if section.max_lora_rank and known["lora_rank"] > section.max_lora_rank:
+        what = f"adapters of rank {known['lora_rank']}"
+        raise InvalidValueError(what, legal=f"max_lora_rank, {section.max_lora_rank}")
+    return LoraConfig(known["lora_rank"], known["lora_alpha"], frozenset(known["lora_target_modules"]))
 
 
 def _bound(host: str, port: int, *, is_shared: bool) -> socket:
@@ -190,7 +188,7 @@ def run_orch(section: Orch, say: Say) -> int:
 def run_train(
     section: Train, say: Say, recorder: Recorder | None = None, tend: Callable[[], None] = lambda: None
 ) -> int:
-    """Train until the last batch; `tend` is called while there is none."""
+    """Train until the last batch; call `tend` while waiting for the next."""
     keep_freed_memory()
     run, config, recorder = Path(section.output_dir) / RUN, training_config(section), recorder or NullRecorder()
     tokenizer, decoder = build_model(config)
