@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from harness.bits.levels import STRICT, is_intels
+
 pytest_plugins = ["harness.plugin", "harness.fixtures", "tests.support.slowest_files"]
 collect_ignore = ["tests/support", "harness/lab/demo/project"]
 """Test files there misbehave on purpose: tests/test_misbehaving.py runs those, and `rlharness demo` a copy of these."""
@@ -25,8 +27,7 @@ SEED = 20260301
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # MKL keeps the mode of its first work in a process, which other tests may do before those of rlcore are collected.
-_IS_INTELS = Path("/proc/cpuinfo").exists() and "GenuineIntel" in Path("/proc/cpuinfo").read_text("utf-8", "replace")
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT" if _IS_INTELS else "AUTO")
+os.environ.setdefault("MKL_CBWR", STRICT["MKL_CBWR"] if is_intels() else "AUTO")
 settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )

@@ -1,4 +1,4 @@
-"""Variables that a level of determinism sets before the interpreter of a program starts. Pure.
+"""Variables that a level of determinism sets before the interpreter of a program starts. Pure, but for `is_intels`.
 
 `off` sets nothing. `deterministic` (two runs of one configuration on one machine agree) sets the table below. Torch's
 flags and the seeds need torch and are set by `recording/determinism_flags.py`. A value that the user has set is kept if
@@ -13,11 +13,13 @@ must not move a bit.
 threads or servers answer.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from harness.bits.errors import UsageError
+from harness.bits.files import read_text
 
 OFF, DETERMINISTIC, INVARIANT = "off", "deterministic", "invariant"
 FALSE = "(?i)false|0"
@@ -27,6 +29,14 @@ STRICT = {"MKL_CBWR": "AUTO,STRICT"}
 
 Products then depend neither on threads nor on how many rows there are.
 """
+
+
+CPU_INFO = "/proc/cpuinfo"
+
+
+def is_intels() -> bool:
+    """Whether this machine's processor is Intel's."""
+    return os.path.exists(CPU_INFO) and "GenuineIntel" in read_text(CPU_INFO)
 
 
 class Setting(NamedTuple):

@@ -91,11 +91,6 @@ def subject(checkout: Path) -> dict[str, str]:
     return {"commit": commit, "uncommitted": digest.hexdigest()}
 
 
-def is_intels() -> bool:
-    """Whether this machine's processor is Intel's."""
-    return "GenuineIntel" in _read(CPU_INFO)
-
-
 def processor(cpu_info: str) -> dict[str, str]:
     """The model of the first processor, and the instruction sets it has that mathematical libraries look for."""
     lines = [line.partition(":") for line in cpu_info.partition("\n\n")[0].splitlines()]

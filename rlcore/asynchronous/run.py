@@ -12,15 +12,13 @@ from threading import Thread
 
 from tqdm import tqdm
 
-from harness.bits.files import read_text
-from harness.bits.levels import level_variables
+from harness.bits.levels import is_intels, level_variables
 from harness.process.supervisor.syscalls import die_with_parent
 from rlcore.asynchronous.directory import BATCHES, RUN, read_batch, steps
 from rlcore.asynchronous.live import Live
 from rlcore.asynchronous.settings import read_infer, read_orch, read_train
 from rlcore.errors import InvalidValueError, WorkerError
 
-CPUS = "/proc/cpuinfo"
 PARENT = "RLCORE_PARENT"
 """Holds the process whose end is the end of this one."""
 REPLICA = "RLCORE_REPLICA"
@@ -33,8 +31,7 @@ MOST_DEATHS = 1000
 
 def environment(level: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables of a process of a level. Raises UsageError where those that are set exclude it."""
-    is_intels = os.path.exists(CPUS) and "GenuineIntel" in read_text(CPUS)
-    return {**environ, **level_variables(level, environ, is_held_by_entry=True, is_intels=is_intels)}
+    return {**environ, **level_variables(level, environ, is_held_by_entry=True, is_intels=is_intels())}
 
 
 def begin_process(level: str) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 from harness.bits.errors import HarnessError
 from harness.bits.files import write_replacing
-from harness.bits.levels import OFF, level_variables
+from harness.bits.levels import OFF, is_intels, level_variables
 from harness.bits.redaction import redact_argv, redact_text
 from harness.lab.experiments.entry_call import CALL, REJECTION, EntryCall
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_env import recorded_env
 from harness.process.scratch import remove_tree
 from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, PROCESSES, RecordingConfig, boot_directory
-from harness.trace.fingerprint import is_intels
 
 TRAIN = ("rlharness", "train")
 """With what the command line of a scenario's run begins, as a person would type it."""
