@@ -48,7 +48,7 @@ def reported(command: Callable[..., int], role: str = "") -> Callable[..., None]
             code = 4
         except KeyboardInterrupt:
             if PARENT not in os.environ:
-                click.echo("interrupted: the same command goes on from here", err=True)
+                click.echo("interrupted: run the same command again to resume", err=True)
             code = 2
         sys.exit(code)
 

@@ -92,7 +92,7 @@ def claim(run: Path, role: str, settings: Mapping[str, object]) -> None:
 
 
 def claimed(run: Path, role: str) -> dict[str, Any]:
-    """Return the settings that a role has claimed; empty if there are none yet."""
+    """Return the settings that a role has claimed, or an empty mapping."""
     own = run / SETTINGS / role
     return dict(parse_object(read(own, 0, SETTINGS_FILE))) if is_there(own, 0) else {}
 

@@ -63,7 +63,7 @@ class Live:
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """Return the last object of a file of JSON lines; empty if there is none."""
+    """Return the last object of a file of JSON lines, or an empty one."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - MAX_BYTES))

@@ -1,6 +1,6 @@
 """The share of a GPU's memory that a trainer on it leaves to vLLM: estimated from sizes, before either begins.
 
-state of what is trained + frozen base + activations + logits + residuals + 2.5 GB ─▶ nine tenths of the rest
+trained state + frozen base + activations + logits + residuals + 2.5 GB ─▶ nine tenths of the rest
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The prompt of a group: a function of its number, and of what is known when its version of the weights is made.
+"""The prompt of a group: a function of its number and of the batches before its version of the weights.
 
 number ─▶ task, by the shares that tasks have ─▶ prompt, by a keyed order of those that are still drawn
 """

@@ -244,7 +244,7 @@ class FilterSection(Section):
 
     type: Literal["gibberish", "repetition"]
     enforce: bool = False
-    """Learn nothing of what is found; its reward counts in its group's mean."""
+    """Exclude flagged completions from the loss; their rewards count in the group's mean."""
     token_id_threshold: Count = 100_000
     logprob_offset: float = 2.0
     window: Positive = 3000
@@ -417,7 +417,7 @@ UNSUPPORTED: Mapping[type[Section], tuple[tuple[str, str, str, str], ...]] = {
         ("sampling", "repetition_penalty=1.0 min_tokens=0", "what is drawn would not be the policy's", LEAVE),
         ("sampling buffer", "seed", "all noise follows from one seed", "write seed at the top"),
         ("buffer", "easy_fraction=0.0 hard_fraction=0.0", "pools follow from the batches, also after a resume", LEAVE),
-        ("buffer", "hash_keys=[task,prompt]", "prompts are told apart by their content", LEAVE),
+        ("buffer", "hash_keys=[task,prompt]", "a prompt is identified by its content", LEAVE),
         ("eval", "skip_eval_on_resume=true", "a version is evaluated once", LEAVE),
         ("eval", "cancel_inflight_rollouts_on_eval=false", "a batch does not follow from evaluations", LEAVE),
         ("env eval.env", "address", "environments on other machines are not supported", LEAVE),

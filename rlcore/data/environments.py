@@ -212,7 +212,7 @@ def finish(episode: Episode) -> Trajectory:
 
 
 def first_error(trajectory: Trajectory) -> str:
-    """Return the first answer that says what a tool or an environment has raised; empty if there is none."""
+    """Return the first answer that reports an exception of a tool or an environment, or an empty text."""
     answers = (turn.text.strip() for turn in trajectory.turns if turn.role is Role.TOOL)
     return next((text for text in answers if text.startswith("error: ")), "")
 

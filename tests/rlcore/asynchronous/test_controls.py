@@ -1,4 +1,4 @@
-"""What decides which groups are trained, and of what: each control moves what it is about, and nothing without it.
+"""Controls of which groups are trained: each moves its own values, and nothing moves without it.
 
 Rewards and answers follow from the request, as in test_orchestrator.
 """

@@ -103,7 +103,7 @@ def test_a_terminal_has_lines_above_the_rows_and_ctrl_c_says_how_to_go_on(tmp_pa
         assert process.wait(30) == 2
     shown = terminal.all_shown()
     lines = [re.sub(r"\x1b\[\w*[A-Z]", "", line.rpartition("\r")[2]).rstrip() for line in shown.splitlines()]
-    assert "interrupted: the same command goes on from here" in lines and "Traceback" not in shown
+    assert "interrupted: run the same command again to resume" in lines and "Traceback" not in shown
     assert re.search(r"grpo: +\d+%\|.*\| \d+/2000 ", shown)
     assert re.search(r"train  reward \S+  kl \S+  masked \d+%  [01] versions apart  \d+ tokens/s  idle \d+%", shown)
     assert re.search(r"orch   \d groups in flight  \d+ requests wait  discarded 0%  \d+ tokens/s  idle \d+%", shown)
@@ -120,6 +120,6 @@ def test_an_interruption_without_a_terminal_is_said(tmp_path: Path) -> None:
             if "train: step 3:" in line:
                 process.send_signal(signal.SIGINT)
     assert process.returncode == 2
-    assert lines[-1] == "interrupted: the same command goes on from here\n" and "Traceback" not in "".join(lines)
+    assert lines[-1] == "interrupted: run the same command again to resume\n" and "Traceback" not in "".join(lines)
     assert any(re.match(r"train: step 3: .*tokens_per_s=", line) for line in lines) and "\r" not in "".join(lines)
     assert processes_of(tmp_path) == ""
