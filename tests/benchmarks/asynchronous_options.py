@@ -51,7 +51,6 @@ from tests.support.asynchronous_run import CONFIG, complete, fork, free_port, ma
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[2] / "rlcore" / "ASYNCHRONOUS.md"
 TABLE = re.compile(r"(<!-- options -->\n).*?(<!-- end -->)", re.DOTALL)
-DONE = "done"
 NUM_STEPS, LENGTH = 6, 64
 EXAMPLE = {
     "train": """
@@ -685,10 +684,8 @@ def teacher_server(run: Path, files: Mapping[str, Path]) -> Iterator[None]:
 
 
 def make_run(scratch: Path, option: Option | None) -> Run:
-    """Run the example to its end, with an option; a run that is there is not made again."""
+    """Run the example to its end, with an option."""
     run = scratch / directory_of(option.name if option else "")
-    if (run / DONE).exists():
-        return Run(run)
     get_ready(scratch)
     files = write_files(run, option)
     if option and option.is_command:
@@ -702,7 +699,6 @@ def make_run(scratch: Path, option: Option | None) -> Run:
             complete(files)
     else:
         complete(files, delays=1 if option and option.is_delayed else None)
-    (run / DONE).touch()
     return Run(run)
 
 
@@ -710,8 +706,6 @@ def make_run(scratch: Path, option: Option | None) -> Run:
 def get_ready(scratch: Path) -> None:
     """Look at the operations of this machine, and write the policy of all runs, a teacher, and a caller of tools."""
     prepare()
-    if (scratch / "words").exists():
-        return
     scratch.mkdir(exist_ok=True)
     make_model(scratch / "model")
     teacher = Decoder(CONFIG).initialise(2)
@@ -767,7 +761,7 @@ def render(page: str, rows: Sequence[Mapping[str, str]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names of options; without any, all")
-    parser.add_argument("--directory", type=Path, help="where runs are kept, and taken from if they are there")
+    parser.add_argument("--directory", type=Path, help="a new directory, in which the runs are kept")
     parser.add_argument("--write", action="store_true", help="store the rows, and write the table of the page")
     given = parser.parse_args()
     torch.set_num_threads(1)
