@@ -70,19 +70,11 @@ EXAMPLE = {
         lora_rank: 16
         lora_alpha: 32
         lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]
-        loss:
-          ratio_type: token
-          kl_tau: 0.0
-          adv_tau: 1.0
-          token_mask_low: 0.125
-          token_mask_high: 8.0
-          geo_mask_low: 0.1
-          geo_mask_high: 10.0
+        loss: {ratio_type: token, kl_tau: 0.0, adv_tau: 1.0, token_mask_low: 0.125, token_mask_high: 8.0,
+          geo_mask_low: 0.1, geo_mask_high: 10.0}
     """,
     "infer": """
-        model: "Qwen/Qwen3-0.6B"
-        enable_lora: true
-        max_lora_rank: 32
+        {model: "Qwen/Qwen3-0.6B", enable_lora: true, max_lora_rank: 32}
     """,
     "orch": """
         model: {name: "Qwen/Qwen3-0.6B", lora_adapter: "default", lora_rank: 16, lora_alpha: 32}

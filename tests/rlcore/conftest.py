@@ -1,15 +1,11 @@
-"""MKL computes in the mode of level invariant from the collection on: it keeps the mode of its first work."""
+"""A fixture of kernel strategies."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from rlcore.numerics.level import Strategy, following
 from rlcore.numerics.probe import STRATEGIES
-from rlcore.numerics.product import hold_mkl_mode
-
-hold_mkl_mode(os.environ)
 
 
 @pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
