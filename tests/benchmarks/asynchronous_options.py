@@ -46,6 +46,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import machine
+from rlcore.numerics.product import hold_mkl_mode
 from tests.support.asynchronous_run import CONFIG, complete, fork, free_port, make_model, prepare
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -73,18 +74,11 @@ EXAMPLE = {
         loss: {ratio_type: token, kl_tau: 0.0, adv_tau: 1.0, token_mask_low: 0.125, token_mask_high: 8.0,
           geo_mask_low: 0.1, geo_mask_high: 10.0}
     """,
-    "infer": """
-        {model: "Qwen/Qwen3-0.6B", enable_lora: true, max_lora_rank: 32}
-    """,
+    "infer": """{model: "Qwen/Qwen3-0.6B", enable_lora: true, max_lora_rank: 32}""",
     "orch": """
-        model: {name: "Qwen/Qwen3-0.6B", lora_adapter: "default", lora_rank: 16, lora_alpha: 32}
-        env: [{id: reverse-text}]
-        batch_size: 128
-        rollouts_per_example: 16
-        seq_len: 2048
-        max_steps: 40
-        sampling: {max_tokens: 128}
-    """,
+        {model: {name: "Qwen/Qwen3-0.6B", lora_adapter: "default", lora_rank: 16, lora_alpha: 32},
+        env: [{id: reverse-text}], batch_size: 128, rollouts_per_example: 16, seq_len: 2048, max_steps: 40,
+        sampling: {max_tokens: 128}}""",
 }
 """The files of the quick start."""
 ENV: Mapping[str, Any] = {"id": "reverse-text", "args": {"num_prompts": 12, "num_heldout": 4}}
@@ -756,6 +750,7 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, help="a new directory, in which the runs are kept")
     parser.add_argument("--write", action="store_true", help="store the rows, and write the table of the page")
     given = parser.parse_args()
+    hold_mkl_mode(environ)
     torch.set_num_threads(1)
     faults, rows = list[str](), list[dict[str, str]]()
     with tempfile.TemporaryDirectory() as temporary:

@@ -91,14 +91,15 @@ def test_a_marker_is_found_as_a_whole_value_only() -> None:
     def bearing(value: str) -> list[int]:
         return [process.pid for process in process_tree.bearing(value)]
 
-    with subprocess.Popen(["/bin/sleep", "60"], env={"A": "1", "MARK": "run-0001", "Z": "run-00012"}) as process:
-        assert bearing("run-0001") == [process.pid]
-        assert bearing("run-00012") == [process.pid]
-        assert bearing("run-000") == []
-        assert bearing("un-0001") == []
+    mark = f"run{os.getpid()}-0001"  # tests that run beside this one have markers too
+    with subprocess.Popen(["/bin/sleep", "60"], env={"A": "1", "MARK": mark, "Z": f"{mark}2"}) as process:
+        assert bearing(mark) == [process.pid]
+        assert bearing(f"{mark}2") == [process.pid]
+        assert bearing(mark[:-1]) == []
+        assert bearing(mark[1:]) == []
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert bearing("run-0001") == [], "a zombie has ended"
+        assert bearing(mark) == [], "a zombie has ended"
 
 
 def test_a_process_that_is_exiting_is_given_longer_than_one_that_does_not_end(child: subprocess.Popen[bytes]) -> None:
