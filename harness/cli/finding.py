@@ -73,9 +73,18 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
     return int(run_chaos(invocation, arguments))
 
 
+setup_option = click.option(
+    "--setup",
+    metavar="COMMAND",
+    help="Shell command that prepares the worktree of each other revision, e.g. 'uv sync'. RLHARNESS_CHECKOUT names the"
+    " checkout, for data that git does not hold.",
+)
+
+
 @click.command(
     epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Default: the scenarios of"
-    " [tool.rlharness.gate] in pyproject.toml, else all scenarios of the project."
+    " [tool.rlharness.gate] in pyproject.toml, else all scenarios of the project. After --, a command of any program:"
+    "  rlharness gate --base main -- python train.py"
 )
 @click.argument("scenarios", metavar="[SCENARIO]...", nargs=-1, shell_complete=complete_scenario)
 @click.option(
@@ -118,6 +127,8 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
     metavar="X",
     help="Fail if peak memory is X times as large.  [default: 1.25]",
 )
+@setup_option
+@all_of(RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
 @click.option(
     "--out",
@@ -139,8 +150,11 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
     return int(carry_out_gate(invocation, arguments))
 
 
-@click.command(epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file, as in the working tree.")
-@click.argument("scenario", shell_complete=complete_scenario)
+@click.command(
+    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file, as in the working tree. Without it,"
+    " everything after -- is the program:  rlharness bisect --good v1.0 --bad HEAD -- python train.py"
+)
+@click.argument("scenario", required=False, shell_complete=complete_scenario)
 @click.option("--good", metavar="REV", help="Known-good revision.")
 @click.option("--bad", metavar="REV", help="Known-bad descendant of the good revision.")
 @click.option("--packages", metavar="NAME==A..B", help="Search between two versions of a package instead.")
@@ -157,6 +171,8 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
     help="With --by reward, the largest difference allowed.  [default: 0]",
 )
 @all_of(SCENARIO_OPTIONS)
+@setup_option
+@all_of(RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
 @click.option(
     "--out",

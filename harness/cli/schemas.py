@@ -49,13 +49,13 @@ def file_name(name: str) -> str:
 
 
 def _entries(cwd: Path) -> list[str]:
-    found = set()
+    found: set[str | None] = set()
     for file in all_scenarios(cwd):
         try:
             found.add(file.read().entry)
         except UsageError:  # `rlharness scenarios` shows why
             continue
-    return sorted(found)
+    return sorted(filter(None, found))
 
 
 def _scenario_schema() -> dict[str, Any]:

@@ -53,7 +53,8 @@ class AutomaticRecorder:
         orders = log.orders
         if not orders.has_entry:
             log.callbacks = make_callbacks(orders.callbacks)
-        self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__, callbacks=log.callbacks)
+        keeps, last_step = frozenset(orders.keep).__contains__, None if orders.has_entry else orders.last_step
+        self._recorder = Recorder(log, keeps=keeps, last_step=last_step, callbacks=log.callbacks)
         log.recorder = self._recorder
         self._names = ParameterNames()
         self._settings, self._origins = OptimizerSettings(), BatchOrigins()

@@ -7,6 +7,7 @@ recording and is reported once; the program continues.
 import atexit
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -178,7 +179,7 @@ class ProcessLog:
             if self._writer.ended_by != "closed":
                 self._report = replace(self._report, problem=self._writer.ended_by)
         unfinished = None if self.recorder is None else self.recorder.unfinished_step
-        self._report = replace(self._report, is_closed=True, unfinished_step=unfinished)
+        self._report = replace(self._report, is_closed=True, unfinished_step=unfinished, sources=sources())
         self.save_report()
 
     def _note_gpus(self) -> None:
@@ -304,3 +305,16 @@ def _given_rank(environ: Mapping[str, str]) -> tuple[int, int] | None:
     if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
         return int(rank), int(world_size)
     return None
+
+
+def sources() -> tuple[str, ...]:
+    """Directories from which this process has imported modules, without installed packages and the standard library."""
+    library = sysconfig.get_path("stdlib")
+    found = set()
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or library)
+        is_installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(library)
+        if path.is_absolute() and not is_installed:  # torch.ops has a name of no file
+            depth = name.count(".") + (path.name == "__init__.py")
+            found.add(str(path.parents[min(depth, len(path.parents) - 1)]))
+    return tuple(sorted(found - {str(Path(__file__).parents[2])}))

@@ -55,7 +55,7 @@ class RecordingConfig:
     has_entry: bool = False
     """Whether it is the entry of a scenario, which says its curve itself: nothing is taken from what it logs."""
     last_step: int | None = None
-    """The step after which the run of an entry is ended in order; None: where the entry ends it."""
+    """The step after which the run is ended in order; None: where it ends by itself."""
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What looks on in the process: "module:class" of a `watching.RecorderCallback` -> what it is made with."""
     sentinel: int = 0
@@ -112,6 +112,8 @@ class Report:
     """Whether `rank` is one that it was given, and not the order in which processes arrived."""
     num_skipped: int = 0
     """Steps that a GradScaler has left out, since gradients had overflowed."""
+    sources: tuple[str, ...] = ()
+    """Directories outside the installed packages from which it has imported modules."""
 
     def to_text(self) -> str:
         """As it stands in its file."""
@@ -121,7 +123,7 @@ class Report:
     def parse(cls, text: str) -> "Report":
         """The inverse of to_text, but that what has a default may be absent; ValueError, TypeError or KeyError else."""
         fields = json.loads(text)
-        tuples = {name: tuple(fields.get(name, ())) for name in ("metrics", "gpus")}
+        tuples = {name: tuple(fields.get(name, ())) for name in ("metrics", "gpus", "sources")}
         return cls(**{**fields, "argv": tuple(fields["argv"]), **tuples})
 
 

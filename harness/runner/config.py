@@ -13,6 +13,11 @@
     "*_on_8_gpus.py" = { gpus = 8, memory-gb = 80, min-capability = 9.0, timeout = 3600 }
     "tests/slow/" = { timeout = 7200 }
 
+    [[tool.rlharness.scenario]]  # as a file of a scenario, with a name
+    name = "train"
+    command = "python train.py --steps {steps}"
+    config = { steps = 100 }
+
 Patterns are those of .gitignore, against paths relative to the root directory. The last pattern that matches wins, for
 the need and for the timeout each by itself; a need from here wins over markers. An absent key has the value None:
 the command line's values override these, and these override its defaults.
@@ -115,6 +120,8 @@ class Config(Keys):
 
     needs: tuple[NeedRule, ...] = ()
     gate: GateKeys = GateKeys()
+    scenarios: tuple[dict[str, Any], ...] = ()
+    """The tables `[[tool.rlharness.scenario]]`, as they stand there."""
     path: Path | None = None
     """The file it was read from; None where there is none."""
 
@@ -187,9 +194,16 @@ def _config(table: Any, path: Path) -> Config:
     rest = dict(table)
     rules = _rules(rest.pop("needs", {}), f"{where}.needs")
     gate = _gate(rest.pop("gate", {}), f"{path}: [tool.rlharness.gate]")
-    keys = checked_table(Keys, rest, where, more_keys=("needs", "gate"))
+    scenarios = rest.pop("scenario", [])
+    if not isinstance(scenarios, list) or not all(isinstance(each, dict) and each.get("name") for each in scenarios):
+        raise UsageError(
+            f"{where} scenario is {scenarios!r:.100}",
+            legal="tables [[tool.rlharness.scenario]], each with a name",
+            remedy='write name = "train" and command = "python train.py" below [[tool.rlharness.scenario]]',
+        )
+    keys = checked_table(Keys, rest, where, more_keys=("needs", "gate", "scenario"))
     given = {each.name: getattr(keys, each.name) for each in fields(keys)}
-    return Config(**given, needs=rules, gate=gate, path=path)
+    return Config(**given, needs=rules, gate=gate, scenarios=tuple(scenarios), path=path)
 
 
 def _gate(table: Any, where: str) -> GateKeys:

@@ -19,7 +19,12 @@ def make_config_schema() -> dict[str, Any]:
         "additionalProperties": {"anyOf": [{"type": "integer", "minimum": 0}, _table_schema(NeedEntry)]},
     }
     keys = _table_schema(Keys)
-    keys["properties"] |= {"needs": needs, "gate": _table_schema(GateKeys)}
+    scenarios = {
+        "description": "Scenarios, each with a name and the keys of a scenario's file: command, config, sizes.",
+        "type": "array",
+        "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    }
+    keys["properties"] |= {"needs": needs, "gate": _table_schema(GateKeys), "scenario": scenarios}
     return titled(keys, "pyproject", "[tool.rlharness] of pyproject.toml", "Settings of rlharness run and gate.")
 
 

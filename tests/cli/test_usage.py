@@ -129,7 +129,7 @@ def test_what_stands_after_two_dashes_is_said_where_they_were_left_out(capsys: p
 
 
 def test_a_scenario_that_is_missing_is_told_with_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "bisect")[2] == "rlharness bisect --help; rlharness scenarios lists the scenarios"
+    assert refused(capsys, "replay")[2] == "rlharness replay SCENARIO, or rlharness replay -- python train.py"
 
 
 def test_with_json_the_same_is_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ from harness.bits.errors import UsageError
 from harness.lab.experiments.command_spec import checked_metric, command_identity, make_command_spec, parse_steps
 from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_options import RecordingOptions
-from harness.process.invocation import Invocation
 
 SEEDED = settings(derandomize=True)
 values = st.text("abc123.", min_size=1, max_size=4)
@@ -78,6 +77,6 @@ def test_metrics_that_cannot_be_used_are_named(metric: str) -> None:
 @pytest.mark.parametrize("word", ["--api-key=<redacted>", "<redacted>", "https://<redacted>@host/x"])
 def test_a_command_that_was_copied_without_its_secrets_is_not_started(tmp_path: Path, word: str) -> None:
     with pytest.raises(UsageError) as refused:
-        make_command_spec(Invocation(tmp_path, {}, ("python", "train.py", word)), RecordingOptions())
+        make_command_spec(("python", "train.py", word), RecordingOptions())
     assert word in refused.value.what
     assert "replace <redacted>" in refused.value.remedy

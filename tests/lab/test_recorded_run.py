@@ -9,7 +9,7 @@ from harness.bits.errors import TraceError, UsageError
 from harness.lab.experiments.recorded_run import CHECKPOINTS, read_recorded_run
 from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.support.recorded_runs import CALL, recorded
-from tests.support.traces import steps_of, write
+from tests.support.traces import manifest_of, steps_of, write
 
 
 @pytest.mark.parametrize(("step", "start"), [(0, None), (1, None), (2, 2), (3, 2), (4, 4), (5, 4)])
@@ -58,9 +58,10 @@ def test_a_key_that_a_shell_would_obey_is_quoted(tmp_path: Path) -> None:
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace"):
         read_recorded_run(tmp_path)
-    write(tmp_path / "foreign", steps_of(2))
-    with pytest.raises(UsageError, match="the trace of a command"):
-        read_recorded_run(tmp_path / "foreign")
+    write(tmp_path / "foreign", steps_of(2), replace(manifest_of(), argv=("python", "train.py")))
+    assert read_recorded_run(tmp_path / "foreign").call is None, "the run of a command"
+    with pytest.raises(UsageError, match="the command after -- is not that of"):
+        read_recorded_run(tmp_path / "foreign", ("python", "other.py"))
     run = recorded(tmp_path / "cut")
     (run.directory / "call.json").write_text('{"entry": ', "utf-8")
     with pytest.raises(UsageError, match="does not name the called entry"):

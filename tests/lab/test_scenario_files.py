@@ -106,7 +106,7 @@ def test_a_file_of_differences_is_itself_extended(tmp_path: Path) -> None:
         ("extends: b.yaml", r"b\.yaml extends a\.yaml, which extends it"),
         ("extends: 7", "extends is 7"),
         ("extends: grpo_sorting\nmodel: {}", "unknown key 'model'"),
-        ("config: {}", "about is missing; entry is missing; determinism is missing"),
+        ("config: {}", "either entry or command is needed"),
     ],
 )
 def test_differences_from_no_scenario_are_refused(text: str, said: str, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ config:
     "a.yaml",
 )
 RESUME = {"run": "output.resume", "step": "output.resume_step"}
-CALL = EntryCall(SCENARIO.entry, SCENARIO.payload("full", {}), tuple(SCENARIO.runtime_sections), RESUME)
+CALL = EntryCall(SCENARIO.entry or "", SCENARIO.payload("full", {}), tuple(SCENARIO.runtime_sections), RESUME)
 
 
 def names(call: EntryCall) -> list[str]:

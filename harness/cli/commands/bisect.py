@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
+from harness.cli.commands.scenario_arguments import scenario_options
 from harness.lab.bisect.bisection import BisectOptions, bisect
 from harness.lab.bisect.criterion import parse_criterion
 from harness.process.clock import SystemClock
@@ -24,8 +25,8 @@ def run_bisect(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
         good=arguments["good"],
         bad=arguments["bad"],
         packages=arguments["packages"],
-        size=arguments["size"],
-        overrides=tuple(arguments["overrides"]),
+        given=scenario_options(arguments),
+        setup=arguments["setup"] or "",
         timeout_s=arguments["timeout"] or inf,
         out=arguments["out"],
     )

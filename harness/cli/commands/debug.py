@@ -19,7 +19,6 @@ from harness.lab.reproduce.debugger.lines import Lines, open_lines
 from harness.lab.reproduce.debugger.opening import open_debugger
 from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
 from harness.lab.reproduce.options import ReproduceOptions
-from harness.lab.reproduce.plan import check_machine
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id
@@ -34,9 +33,9 @@ HISTORY = "interactive-history"
 
 def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color: str, is_json: bool) -> ExitCode:
     """Carry out a session of the step debugger; raises HarnessError for a user error."""
-    program, run_id = check_machine(invocation), new_run_id(SystemClock().wall())
+    run_id = new_run_id(SystemClock().wall())
     inside = open_debugger(invocation, options, run_id)
-    place = LaunchContext(program, invocation.cwd, invocation.environ, run_id)
+    place = LaunchContext(inside.run.spec_to(0, inside.overrides).argv[0], invocation.cwd, invocation.environ, run_id)
     colour = wants_colour(color, invocation)
     commands = invocation.cwd / options.commands if options.commands else None
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from harness.bits.errors import UsageError
 from harness.bits.redaction import redact_text
+from harness.cli.commands.scenario_arguments import recording_options
 from harness.lab.experiments.out_directory import place_of
+from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.gate.against_golden import LEAST_AGREEING
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateOptions
@@ -49,8 +51,12 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         golden=golden,
         accepts=arguments["accept"],
         reason=redact_text((arguments["reason"] or "").strip()),  # it is committed with the goldens
-        size=arguments["size"] or keys.size,
-        overrides=tuple(arguments["overrides"]),
+        given=ScenarioOptions(
+            None if invocation.trailing else arguments["size"] or keys.size,
+            tuple(arguments["overrides"]),
+            recording=recording_options(arguments),
+        ),
+        setup=arguments["setup"] or "",
         runs=runs,
         policy=_policy(arguments["fail_on"], keys, f"{config.path}: [tool.rlharness.gate] fail-on"),
         limits=_limits(arguments, keys),

@@ -12,18 +12,19 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from harness.bits.errors import HarnessError
+from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.lab.experiments.bundles.making import bundle_place
-from harness.lab.experiments.launcher import LaunchContext
+from harness.lab.experiments.launcher import LaunchContext, checked_program
 from harness.lab.experiments.out_directory import out_directory, place_of
 from harness.lab.experiments.recorded_kind import RecordedKind, recorded_kind
+from harness.lab.experiments.scenario_spec import check_entries
 from harness.lab.reproduce.bundled_run import UNPACKED, notes_on, trusted_bundle, unpacked
 from harness.lab.reproduce.comparison import check_trace
 from harness.lab.reproduce.execution import reproduce
 from harness.lab.reproduce.options import ReproduceOptions, check_options
-from harness.lab.reproduce.plan import REPRODUCTIONS, check_machine, named_run, plan_step, plan_stop
+from harness.lab.reproduce.plan import REPRODUCTIONS, named_run, plan_step, plan_stop
 from harness.lab.reproduce.result import Reproduction, with_bundle
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
@@ -71,9 +72,15 @@ def run_reproduce(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
 
 def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
     """Repeat a recorded run, or one of its steps."""
-    program = check_machine(invocation)
     run = named_run(invocation, options.subject, is_trusted=options.is_trusted)
+    if run.call is None and options.bundle:
+        raise UsageError(
+            "--bundle for the run of a command",
+            legal="a run of a scenario, which has checkpoints to begin from",
+            remedy="a trace is data: send its directory, and reproduce it there with -- COMMAND",
+        )
     plan = plan_step(run, options.step, options)
+    program = checked_program(plan.run_spec, invocation.cwd, invocation.environ)
     other_trace, other_plan = None, None
     if options.against and options.step is None:
         other_trace = read_trace(place_of(invocation.cwd, options.against))
@@ -95,7 +102,11 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
 
 def _of_bundle(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
     """Repeat the step of a bundle."""
-    program = check_machine(invocation)
+    if invocation.trailing:
+        raise UsageError(
+            "a bundle and a command", legal="a bundle, which holds its run", remedy="omit everything after --"
+        )
+    check_entries(invocation)
     bundle = trusted_bundle(invocation, options.subject, is_trusted=options.is_trusted)
     own_id = new_run_id(SystemClock().wall())
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, own_id)
@@ -105,7 +116,7 @@ def _of_bundle(invocation: Invocation, options: ReproduceOptions) -> Reproductio
     except HarnessError:
         out.give_back()
         raise
-    place = LaunchContext(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    place = LaunchContext(plan.run_spec.argv[0], invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     found = asyncio.run(reproduce(plan, None, out, place, RunLines()))
     return replace(found, notes=tuple(notes_on(run, found.repeated)))
 

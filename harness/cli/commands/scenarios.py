@@ -35,7 +35,7 @@ def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
-    told = scenario.model_dump(include={"about", "entry", "determinism", "gpus", "runtime_sections"})
+    told = scenario.model_dump(include={"about", "entry", "command", "determinism", "gpus", "runtime_sections"})
     return {**told, "sizes": list(scenario.sizes)}
 
 
@@ -51,7 +51,8 @@ def _text(fields: Mapping[str, Any]) -> str:
     if "problem" in fields:
         return f"{one_line(fields['name'])}: cannot be read\n  {one_line(fields['problem'])}"
     sizes = ", ".join(fields["sizes"]) or "one"
+    runs = one_line(fields["entry"] or fields["command"])
     return (
         f"{one_line(fields['name'])}: {one_line(fields['about'])}\n"
-        f"  level {fields['determinism']}, sizes {one_line(sizes)}, GPUs {fields['gpus']}, {fields['entry']}"
+        f"  level {fields['determinism']}, sizes {one_line(sizes)}, GPUs {fields['gpus']}, {runs}"
     )

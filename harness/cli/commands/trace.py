@@ -17,7 +17,7 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     Returns INCOMPLETE_RECORDING if only the recording failed, and the exit code of `replay` if a condition stopped the
     program, and DIVERGED if the sentinel ended it. Raises UsageError for a user error before anything is started.
     """
-    run_spec = make_command_spec(invocation, recording_options(arguments))
+    run_spec = make_command_spec(invocation.trailing, recording_options(arguments))
     conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
     directory = place_of(invocation.cwd, arguments["out"])
     run = run_here(run_spec, directory, invocation.environ, conditions, at_start=_import_reports)

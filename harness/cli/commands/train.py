@@ -45,5 +45,5 @@ def run_train(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     return run.exit_code
 
 
-def _scenario_json(asked: Asked, level: str) -> dict[str, str]:
+def _scenario_json(asked: Asked, level: str) -> dict[str, str | None]:
     return {"name": asked.name, "entry": asked.scenario.entry, "size": asked.size, "level": level}

@@ -6,8 +6,10 @@ Every probe runs the scenario as it is in the working tree, with the code of its
 """
 
 import os
+import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -17,15 +19,24 @@ from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.packages import PackageCandidates, index_versions, parse_packages, versions_between
 from harness.lab.bisect.probes import EndsError, RevisionSearch
 from harness.lab.bisect.result import Bisection
-from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
+from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
+from harness.lab.experiments.launcher import LaunchContext, Launcher, checked_program, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import find_scenario
+from harness.lab.experiments.scenario_files import find_scenario, nothing_to_run
 from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
-from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, recorder_path
+from harness.lab.experiments.worktrees import (
+    CHILD,
+    Checkout,
+    Commit,
+    Side,
+    open_worktrees,
+    recorder_path,
+    set_up,
+)
 from harness.process.invocation import Invocation
 
 BISECTIONS = "bisections"
@@ -35,15 +46,17 @@ BISECTIONS = "bisections"
 class BisectOptions:
     """What is looked for, and between what."""
 
-    scenario: str
-    """As it was typed."""
+    scenario: str | None
+    """As it was typed; None for the command after --."""
     criterion: Criterion
     good: str | None = None
     bad: str | None = None
     packages: str | None = None
     """NAME==A..B, in place of two revisions."""
-    size: str | None = None
-    overrides: tuple[str, ...] = ()
+    given: ScenarioOptions = field(default_factory=ScenarioOptions)
+    """What makes the run spec."""
+    setup: str = ""
+    """Command that prepares the worktree of each revision; empty for none."""
     timeout_s: float = inf
     """Limit on each run."""
     out: str | None = None
@@ -58,7 +71,7 @@ class BisectOptions:
             raise UsageError(
                 "the range to search is missing",
                 legal="--good REV --bad REV, or --packages NAME==A..B",
-                remedy="rlharness bisect SCENARIO --good v1.0 --bad HEAD",
+                remedy="rlharness bisect --good v1.0 --bad HEAD -- python train.py",
             )
 
 
@@ -92,13 +105,21 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
 
 
 def _run_spec(invocation: Invocation, asked_for: BisectOptions) -> RunSpec:
-    """The scenario as it is in the working tree; UsageError where it cannot be run as it was asked for."""
-    options = ScenarioOptions(asked_for.size, asked_for.overrides)
-    name = asked_for.scenario
+    """The scenario as it is in the working tree, or the command; UsageError where it cannot be run as asked for."""
+    options, name = asked_for.given, asked_for.scenario
+    refuse_both(invocation, [name] if name else [])
+    if name is None:
+        if not invocation.trailing:
+            raise nothing_to_run("bisect", invocation.cwd)
+        refuse_scenario_options(options)
+        run_spec = make_command_spec(invocation.trailing, options.recording)
+        checked_program(run_spec, invocation.cwd, invocation.environ)
+        return run_spec
     asked = asked_of(name, find_scenario(name, invocation.cwd).read(), options, SMOKE)
     say_misspelt(asked, invocation.note)
     check_machine(invocation, asked.scenario)
-    return replace(make_scenario_spec(asked, options.recording), argv=CHILD)
+    run_spec = make_scenario_spec(asked, options.recording)
+    return run_spec if run_spec.call is None else replace(run_spec, argv=CHILD)
 
 
 def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, Commit, Commit]:
@@ -109,11 +130,15 @@ def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, 
 
 async def _over_commits(probing: Probing, checkout: Checkout, good: Commit, bad: Commit) -> Bisection:
     with open_launcher(probing.place, probing.lines) as session, open_worktrees(checkout) as worktrees:
-        candidates = CommitCandidates(checkout, worktrees, good, bad)
+        setup = probing.options.setup
+        prepare = partial(set_up, session, setup, checkout=checkout.root) if setup else None
+        candidates = CommitCandidates(checkout, worktrees, good, bad, prepare=prepare, logs=probing.out)
         hunt = RevisionSearch(
             session, probing.lines, candidates, probing.options.criterion, probing.out, checkout_root=checkout.root
         )
-        found = await hunt.first_bad(probing.options.scenario, probing.run_spec)
+        found = await hunt.first_bad(
+            probing.options.scenario or shlex.join(probing.run_spec.shown_argv), probing.run_spec
+        )
         return replace(found, commit=candidates.commit(found.found.name))
 
 
@@ -121,7 +146,9 @@ async def _over_versions(probing: Probing, packages: str) -> Bisection:
     with open_launcher(probing.place, probing.lines) as session:
         versions = await _versions(session, packages, probing)
         hunt = RevisionSearch(session, probing.lines, versions, probing.options.criterion, probing.out)
-        return await hunt.first_bad(probing.options.scenario, probing.run_spec)
+        return await hunt.first_bad(
+            probing.options.scenario or shlex.join(probing.run_spec.shown_argv), probing.run_spec
+        )
 
 
 async def _versions(session: Launcher, packages: str, probing: Probing) -> PackageCandidates:
@@ -143,4 +170,4 @@ def _here(place: LaunchContext, out: Path) -> Side:
     """The working directory as it is, with this package's recorder in front of everything."""
     path = [str(recorder_path(out)), str(place.cwd), place.environ.get("PYTHONPATH", "")]
     environ = {**place.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    return Side(place.cwd, place.cwd, environ)
+    return Side(place.cwd, place.cwd, environ, place.environ)

@@ -1,11 +1,14 @@
 """Between what a bisection looks: commits, each in a worktree of its own, or versions of a package."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Protocol
 
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
+from harness.bits.text import path_text
+from harness.lab.experiments.run import OUTPUT
 from harness.lab.experiments.worktrees import Checkout, Commit, GitError, Side, Worktrees
 
 
@@ -45,7 +48,17 @@ class Candidates(Protocol):
 class CommitCandidates:
     """The commits that the bad one has and the good one has not."""
 
-    def __init__(self, checkout: Checkout, worktrees: Worktrees, good: Commit, bad: Commit) -> None:
+    def __init__(
+        self,
+        checkout: Checkout,
+        worktrees: Worktrees,
+        good: Commit,
+        bad: Commit,
+        *,
+        prepare: Callable[..., Awaitable[str]] | None = None,
+        logs: Path = Path(),
+    ) -> None:
+        self._prepare, self._logs, self._num_prepared = prepare, logs, 0
         self._checkout = checkout
         self._worktrees = worktrees
         self.good, self.bad = good.name, bad.name
@@ -68,6 +81,11 @@ class CommitCandidates:
                 side = stack.enter_context(self._worktrees.at(self.commit(name)))
             except GitError as error:
                 raise UnavailableError(error.what) from None
+            if self._prepare is not None:
+                self._num_prepared += 1
+                log = self._logs / f"setup-{self._num_prepared}"
+                if problem := await self._prepare(side=side, log=log):
+                    raise UnavailableError(f"{problem}; what it printed: {path_text(log / OUTPUT)}")
             yield side
 
 

@@ -109,7 +109,15 @@ class PackageCandidates:
                 await pip(self._session, arguments, self._log(), f"{self.describe(name)} cannot be installed")
             recorder, *rest = self._side.environ["PYTHONPATH"].split(os.pathsep)
             path = os.pathsep.join([recorder, *([str(target)] if wanted else []), *rest])
-            yield replace(self._side, environ={**self._side.environ, "PYTHONPATH": path})
+            of_command = [*([str(target)] if wanted else []), self._side.command_environ.get("PYTHONPATH", "")]
+            yield replace(
+                self._side,
+                environ={**self._side.environ, "PYTHONPATH": path},
+                command_environ={
+                    **self._side.command_environ,
+                    "PYTHONPATH": os.pathsep.join(filter(None, of_command)),
+                },
+            )
         finally:
             remove_tree(str(target))
 

@@ -16,7 +16,7 @@ from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.run import OUTPUT, TitledDisplay
 from harness.lab.experiments.run_spec import RunSpec
-from harness.lab.experiments.worktrees import Side, check_origin
+from harness.lab.experiments.worktrees import Side, check_imports, check_origin
 from harness.process.program_output import output_tail
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
@@ -84,11 +84,13 @@ class RevisionSearch:
             raise
         if again.outcome is not Outcome.GOOD:
             refuse_interrupted(self._session.interrupted_by)
-            replay = shlex.join(redact_argv(["rlharness", "replay", *run_spec.typed]))
+            words = run_spec.typed or ("--", *run_spec.argv)
+            replay = shlex.join(redact_argv(["rlharness", "replay", *words]))
             raise NothingToFindError(
                 f"two runs of {good.label} differ: {again.reason}",
-                legal="a scenario that gives the same bits twice",
-                remedy=f"{replay} shows the first difference; --by reward --tolerance X tolerates it",
+                legal="a run that gives the same bits twice",
+                remedy=f"{replay} shows the first difference; --level deterministic may remove it; --by reward"
+                " --tolerance X tolerates it",
             )
         return good
 
@@ -114,12 +116,12 @@ class RevisionSearch:
             raise EndsError(
                 f"{end.label} cannot be run: {end.reason}",
                 legal="two ends that can be run",
-                remedy=f"name another end, at which the scenario's entry runs{said}",
+                remedy=f"name another end, at which it runs{said}",
             )
         if end.outcome is Outcome.GOOD:
             remedy = "search between other versions, or another package"
             if self._checkout_root:
-                remedy = "every revision runs the scenario of the working tree: the scenario itself may have changed"
+                remedy = "every revision runs the scenario or command of the working tree: it may have changed itself"
             raise NothingToFindError(
                 f"{end.label}, which should be bad, equals the good one: {end.reason}",
                 legal="a bad end that differs from the good one",
@@ -143,7 +145,7 @@ class RevisionSearch:
         if self._checkout_root is not None:
             check_origin(side, run_spec.call, self._checkout_root)
         place = self._directory / f"{told.split()[0] if self._checkout_root else name}{suffix}"
-        run = await self._session.record(run_spec, place, environ=side.environ, cwd=side.cwd)
+        run = await self._session.record(run_spec, place, environ=side.environ_of(run_spec), cwd=side.cwd)
         self._lines.ended(run)
         directory = run.recording.directory
         if refusal := read_rejection(directory):
@@ -151,6 +153,8 @@ class RevisionSearch:
         if not run.recording.is_complete or not run.recording.num_steps:
             problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"
             return Probe(name, told, Outcome.SKIP, ": ".join([problem, *output_tail(run.output)[-1:]]), directory)
+        if self._checkout_root is not None and run_spec.call is None:
+            check_imports(run, side, self._checkout_root)
         trace = read_trace(directory)
         chains = tuple(_chains(trace))
         if self._good is None:

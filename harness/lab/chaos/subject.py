@@ -102,7 +102,7 @@ def _command_subject(invocation: Invocation, options: ScenarioOptions) -> Subjec
         raise nothing_to_run("chaos", invocation.cwd)
     refuse_scenario_options(options)
     recording = options.recording
-    run_spec = make_command_spec(invocation, recording)
+    run_spec = make_command_spec(invocation.trailing, recording)
     level = ("--level", recording.level) if recording.level else ()
     factors = outside_factors(num_cores(), invocation.environ)
     return Subject(lambda values: run_spec, factors, (*level, *_metrics(recording)))

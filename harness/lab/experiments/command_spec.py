@@ -13,12 +13,12 @@ from harness.process.invocation import Invocation
 from harness.recording.metrics import parse_pattern
 
 MAX_STEPS = 10_000
+MAX_NAME = 60
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunSpec:
-    """The run spec of the command after `--`; UsageError where there is none, or an option cannot be used."""
-    argv = invocation.trailing
+def make_command_spec(argv: tuple[str, ...], options: RecordingOptions) -> RunSpec:
+    """The run spec of the words of a command; UsageError where there are none, or an option cannot be used."""
     if not argv:
         raise UsageError(
             "the command to record is missing",
@@ -40,6 +40,21 @@ def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunS
         op_step=options.op_step,
         sentinel=options.sentinel,
     )
+
+
+def command_name(argv: Sequence[str]) -> str:
+    """A command as the name of a file: "python-train.py-seed-7"."""
+    return re.sub(r"[^\w.]+", "-", " ".join(redact_argv(argv)))[:MAX_NAME].strip("-.") or "command"
+
+
+def refuse_both(invocation: Invocation, names: Sequence[str]) -> None:
+    """UsageError where scenarios are named, and there is a command too."""
+    if names and invocation.trailing:
+        raise UsageError(
+            f"both the scenario {names[0]} and a command are given",
+            legal="one of the two: a scenario, or a command after --",
+            remedy="change a scenario with --set KEY=VALUE",
+        )
 
 
 def refuse_scenario_options(options: ScenarioOptions) -> None:

@@ -11,6 +11,7 @@ it unless it is asked for. What a run prints goes to output.log in the directory
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Protocol
 
+from harness.bits.errors import UsageError
 from harness.bits.files import UNLIMITED, read_regular
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.out_directory import OutDirectory
@@ -53,6 +55,23 @@ class LaunchContext:
     """Limit on each run."""
     stdin: Path = Path(os.devnull)
     """What each reads as its standard input."""
+
+
+def find_program(word: str, cwd: Path, environ: Mapping[str, str]) -> str | None:
+    """The path of a program as a shell in `cwd` finds it; None where there is none."""
+    return shutil.which(str(cwd / word) if "/" in word else word, path=environ.get("PATH"))
+
+
+def checked_program(run_spec: RunSpec, cwd: Path, environ: Mapping[str, str]) -> str:
+    """The path of the program of a run; UsageError where there is none."""
+    program = find_program(run_spec.argv[0], cwd, environ)
+    if program is None:
+        raise UsageError(
+            f"{run_spec.argv[0]} cannot be started: program not found",
+            legal="a program on PATH, or the path of a program",
+            remedy="check the spelling",
+        )
+    return program
 
 
 class Executor(Protocol):
@@ -112,7 +131,7 @@ class Launcher:
         self._interruption.on_cancel = self._hearer or self._end_in_order(marker)
         prepared = prepare(run_spec, directory, context.environ, marker)
         spec = ProcessSpec(
-            argv=(context.program, *run_spec.argv[1:]),
+            argv=(self._program(run_spec, context), *run_spec.argv[1:]),
             cwd=str(context.cwd),
             env=dict(prepared.env),
             directory=str(prepared.directory),
@@ -138,12 +157,20 @@ class Launcher:
         )
         return Run(number, has_operations, recording, end.duration_s)
 
-    async def carry_out(self, argv: tuple[str, ...], directory: Path) -> ProcessEnd:
+    async def carry_out(
+        self,
+        argv: tuple[str, ...],
+        directory: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> ProcessEnd:
         """Run a program that records nothing to its end, or to that which a signal asks for.
 
-        What it prints goes to output.log in a directory of its own.
+        What it prints goes to output.log in a directory of its own. `environ` and `cwd` replace the context's.
         """
-        spec = self._spec(argv, directory)
+        context = replace(self._context, environ=environ or self._context.environ, cwd=cwd or self._context.cwd)
+        spec = self._spec(argv, directory, context)
         self._interruption.on_cancel = lambda signal_name: self._supervisors.kill(spec.marker)
         return await self._supervisors.run(spec)
 
@@ -153,13 +180,18 @@ class Launcher:
 
         What it prints goes to output.log in a directory of its own.
         """
-        spec = self._spec(argv, directory)
+        spec = self._spec(argv, directory, self._context)
         going_on = asyncio.create_task(self._supervisors.run(spec))
         try:
             yield
         finally:
             self._supervisors.kill(spec.marker)
             await going_on
+
+    def _program(self, run_spec: RunSpec, context: LaunchContext) -> str:
+        """The path of the program of a run: of another working directory where it is there, else the context's."""
+        own = find_program(run_spec.argv[0], context.cwd, context.environ)
+        return own or find_program(run_spec.argv[0], self._context.cwd, context.environ) or context.program
 
     async def _watch(self, task: "asyncio.Task[ProcessEnd]", curve: Path) -> ProcessEnd:
         """Wait for the end of an attempt, and show its progress."""
@@ -190,14 +222,14 @@ class Launcher:
 
         return end
 
-    def _spec(self, argv: tuple[str, ...], directory: Path) -> ProcessSpec:
+    def _spec(self, argv: tuple[str, ...], directory: Path, context: LaunchContext) -> ProcessSpec:
         """Of a program whose output goes to a directory that this makes."""
         directory.mkdir(parents=True)
-        marker = f"{self._context.run_id}-{directory.name}"
+        marker = f"{context.run_id}-{directory.name}"
         return ProcessSpec(
             argv=argv,
-            cwd=str(self._context.cwd),
-            env={**self._context.environ, ATTEMPT_MARKER: marker},
+            cwd=str(context.cwd),
+            env={**context.environ, ATTEMPT_MARKER: marker},
             directory=str(directory.absolute()),
             marker=marker,
             timeout_s=inf,

@@ -16,7 +16,7 @@ from harness.lab.experiments.scenario_names import ENDINGS
 from harness.trace.layout import MANIFEST, log_name
 from harness.trace.reader import read_trace
 
-LEGAL = "the directory of a recorded run of a scenario, or a bundle"
+LEGAL = "the directory of a recorded run, or a bundle"
 
 
 class RecordedKind(Enum):
@@ -78,10 +78,7 @@ def _content(directory: Path, name: str) -> tuple[str, str]:
         manifest = read_trace(directory).manifest
         if manifest is not None and manifest.argv[: len(TRAIN)] == TRAIN:
             return f"{name} is a recorded run without its {CALL}", "record it again: rlharness train SCENARIO --out RUN"
-        return (
-            f"{name} is the trace of a command, and says nothing of how to run it again",
-            "rlharness replay -- COMMAND runs a command again",
-        )
-    if runs := sorted(each.parent.name for each in directory.glob(f"run-*/{CALL}")):
+        return f"{name} is a trace without the command that it is of", "record it again: rlharness trace -- COMMAND"
+    if runs := sorted(each.parent.name for each in directory.glob(f"run-*/{MANIFEST}")):
         return f"{name} holds several runs", f"name one of them: rlharness reproduce {os.path.join(name, runs[0])}"
     return f"the directory {name} holds no recorded run", "rlharness train SCENARIO --out RUN records one"

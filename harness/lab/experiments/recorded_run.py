@@ -1,4 +1,4 @@
-"""A run that was recorded, read again: its call, and the steps from which a run can resume.
+"""A run that was recorded, read again: its call or its command, and the steps from which a run can resume.
 
 RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ run spec of some of its steps
 """
@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.errors import UsageError
-from harness.bits.files import MAX_JSON_BYTES, read_regular
-from harness.bits.redaction import REDACTED
+from harness.bits.files import MALFORMED, MAX_JSON_BYTES, read_regular
+from harness.bits.redaction import REDACTED, redact_argv
 from harness.bits.text import path_text
 from harness.lab.experiments.checkpoint_check import damage_of
+from harness.lab.experiments.command_spec import command_identity
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.flat_config import flattened, overridden
 from harness.lab.experiments.run_spec import TRAIN, RunSpec
+from harness.recording.recording_config import ORDERS, RecordingConfig
+from harness.trace.layout import MANIFEST
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 
@@ -29,10 +32,21 @@ _CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run of a scenario, recorded by `rlharness train`, `replay` or another command."""
+    """A run of a scenario or of a command, recorded by `rlharness train`, `trace`, `replay` or another command."""
 
     trace: Trace
-    call: EntryCall
+    call: EntryCall | None
+    """None for a command."""
+    argv: tuple[str, ...] = ()
+    """The words of a command; secrets are REDACTED in those that were recorded."""
+    metrics: tuple[str, ...] = ()
+    """Patterns with which values of its curve were read."""
+
+    @property
+    def entry_call(self) -> EntryCall:
+        """The call, of a run that is one of a scenario."""
+        assert self.call is not None
+        return self.call
 
     @property
     def directory(self) -> Path:
@@ -76,13 +90,16 @@ class RecordedRun:
 
     def _before(self, step: int) -> list[int]:
         """With which steps its checkpoints up to this one begin, latest first; none where it cannot be gone on."""
-        return sorted((at for at in self.checkpoint_steps if at <= step and self.call.resume), reverse=True)
+        can_resume = self.call is not None and self.call.resume
+        return sorted((at for at in self.checkpoint_steps if at <= step and can_resume), reverse=True)
 
     def spec_to(self, step: int, overrides: Mapping[str, Any] | None = None) -> RunSpec:
         """The run spec that runs its steps up to `step` again, from the nearest checkpoint, and then ends.
 
         `overrides` are values at dotted keys. UsageError where its configuration holds what is kept out of traces.
         """
+        if self.call is None:
+            return self._command_to(step)
         start, values = self.start_before(step), dict(overrides or {})
         if start is not None and self.call.resume is not None:
             values |= {self.call.resume["run"]: str(self.directory.absolute()), self.call.resume["step"]: start}
@@ -97,6 +114,18 @@ class RecordedRun:
 
         return replace(spec_of_call(call, self.level), last_step=step, typed=self.typed)
 
+    def _command_to(self, step: int) -> RunSpec:
+        """The run spec of its command, which begins anew and ends after a step."""
+        if hidden := [word for word in self.argv if REDACTED in word]:
+            typed = shlex.join([word.replace(REDACTED, "VALUE") for word in self.argv])
+            raise UsageError(
+                f"the secrets of {path_text(self.directory)} were not recorded: {', '.join(hidden)}",
+                legal="the command with its secrets, after --",
+                remedy=f"rlharness reproduce {path_text(self.directory)} -- {typed}",
+            )
+        identity = command_identity(self.argv)
+        return RunSpec(argv=self.argv, identity=identity, level=self.level, metrics=self.metrics, last_step=step)
+
 
 def checkpoint_steps_in(directory: Path) -> tuple[int, ...]:
     """The steps with which the checkpoints of the run in a directory begin, by their names; whole or not."""
@@ -105,24 +134,37 @@ def checkpoint_steps_in(directory: Path) -> tuple[int, ...]:
 
 
 def is_recorded_run(directory: Path) -> bool:
-    """Whether a directory holds a run of a scenario."""
-    return (directory / CALL).is_file()
+    """Whether a directory holds a run of a scenario or of a command."""
+    return (directory / CALL).is_file() or ((directory / MANIFEST).is_file() and _is_command(read_trace(directory)))
 
 
-def read_recorded_run(directory: Path) -> RecordedRun:
-    """The run in a directory.
+def _is_command(trace: Trace) -> bool:
+    manifest = trace.manifest
+    return manifest is not None and manifest.argv[: len(TRAIN)] != TRAIN and bool(manifest.argv)
 
-    TraceError where there is no trace; UsageError where it is one of a foreign program, or its call cannot be read.
+
+def read_recorded_run(directory: Path, argv: tuple[str, ...] = ()) -> RecordedRun:
+    """The run in a directory; `argv` is its command where it was typed again, with its secrets.
+
+    TraceError where there is no trace; UsageError where its call cannot be read, or its command is another.
     """
     trace = read_trace(directory)
     path = directory / CALL
+    if not path.exists() and isinstance(trace.manifest, Manifest) and _is_command(trace):
+        return _run_of_command(trace, trace.manifest, argv)
+    if argv:
+        raise UsageError(
+            "a recorded run of a scenario and a command",
+            legal="the directory of a run, or a bundle",
+            remedy="omit everything after --; rlharness replay -- COMMAND runs a command",
+        )
     try:
         call = EntryCall.parse(read_regular(path, max_bytes=MAX_JSON_BYTES, follows_links=True))
     except FileNotFoundError:
         raise UsageError(
-            f"{path_text(directory)} is the trace of a command, which reproduce cannot repeat",
-            legal="the directory of a run of a scenario",
-            remedy="rlharness replay -- COMMAND runs a command again",
+            f"{path_text(directory)} says nothing of how it was run: it has no {CALL}",
+            legal="the directory of a recorded run",
+            remedy=AGAIN,
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(
@@ -137,3 +179,17 @@ def read_recorded_run(directory: Path) -> RecordedRun:
             remedy=AGAIN,
         )
     return RecordedRun(trace, call)
+
+
+def _run_of_command(trace: Trace, manifest: Manifest, argv: tuple[str, ...]) -> RecordedRun:
+    if argv and redact_argv(argv) != manifest.argv:
+        raise UsageError(
+            f"the command after -- is not that of {path_text(trace.directory)}: {shlex.join(manifest.argv)}",
+            legal="the recorded command with its secrets, or nothing after --",
+            remedy=f"rlharness replay --against {path_text(trace.directory)} -- COMMAND compares another one with it",
+        )
+    try:
+        config = RecordingConfig.parse(read_regular(trace.directory / ORDERS).decode())
+    except (OSError, *MALFORMED):  # a trace without its orders: its command has to do
+        config = None
+    return RecordedRun(trace, None, argv or manifest.argv, config.metrics if config else ())

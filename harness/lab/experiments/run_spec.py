@@ -54,7 +54,7 @@ class RunSpec:
     @property
     def shown_argv(self) -> tuple[str, ...]:
         """The command line as a person would type it, without secrets."""
-        return redact_argv((*TRAIN, *self.typed) if self.typed else self.argv)
+        return redact_argv((*TRAIN, *self.typed) if self.call is not None and self.typed else self.argv)
 
     def level_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables of its level; UsageError where the user has set what excludes it."""

@@ -1,5 +1,7 @@
 """A scenario: a run spec, which is checked here, and a payload, which is checked by the entry that is named.
 
+A scenario has an entry, a function that is called with `config`, or a command, whose {KEY} are filled from `config`.
+
 about: GRPO learns to reverse short texts
 entry: rlcore.entrypoint:run
 determinism: invariant
@@ -15,6 +17,9 @@ config:
 """
 
 import difflib
+import json
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -22,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from harness.bits.errors import UsageError
 from harness.lab.experiments.entry_call import FUNCTION
-from harness.lab.experiments.flat_config import keys_with_dots, meant, overridden
+from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden
 from harness.lab.experiments.perturbation_declaration import ChaosSection
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.trace.renames import CALL_FIELDS
@@ -32,6 +37,8 @@ SMOKE, FULL = "smoke", "full"
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
 SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$")]
 DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
+"""{KEY} in a command."""
 
 
 class Resumption(BaseModel):
@@ -46,8 +53,8 @@ class Resumption(BaseModel):
 
 
 def _needs_a_header(schema: dict[str, Any]) -> None:
-    """Let a file that extends another one leave out what every other file needs."""
-    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
+    """Require one of the keys that say what is run."""
+    schema["anyOf"] = [{"required": [key]} for key in ("extends", "command", "entry")]
 
 
 class Scenario(BaseModel):
@@ -59,12 +66,16 @@ class Scenario(BaseModel):
 
     extends: str = ""
     """Scenario that this one differs from: its name, or a file beside this one. What is left out here is as there."""
-    about: Line
+    about: Line | Literal[""] = ""
     """One line for a person."""
-    entry: Annotated[str, Field(pattern=FUNCTION)]
+    entry: Annotated[str, Field(pattern=FUNCTION)] | None = None
     """module:function, called in a process of its own."""
-    determinism: Literal["off", "deterministic", "invariant"]
-    """The level that the entry holds by default."""
+    command: Line | None = None
+    """Command of a program, in place of an entry: its words as in a shell; {KEY} stands for a value of `config`."""
+    resume_command: Line | None = None
+    """Command that resumes a run of `command` from its last checkpoint."""
+    determinism: Literal["off", "deterministic", "invariant"] = "off"
+    """The default level of its runs."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs that it needs."""
     sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -85,6 +96,24 @@ class Scenario(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _runs_one_thing(self) -> Self:
+        if (self.entry is None) == (self.command is None):
+            raise ValueError("either entry or command is needed")
+        if self.entry is not None and self.resume_command is not None:
+            raise ValueError("resume_command is of a scenario that has a command; an entry has the key resume")
+        if self.entry is not None and "determinism" not in self.model_fields_set:
+            raise ValueError("determinism is missing")
+        known = flattened(self.config)
+        for key, text in (("command", self.command), ("resume_command", self.resume_command)):
+            if unknown := [name for name in PLACEHOLDER.findall(text or "") if name not in known]:
+                raise ValueError(f"{key}: {{{unknown[0]}}} is no key of config")
+            try:
+                shlex.split(text or "")
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+        return self
+
+    @model_validator(mode="after")
     def _resumes_freely(self) -> Self:
         """To go on is no other run: its keys are no part of what a run is."""
         for key in (self.resume.run, self.resume.step) if self.resume else ():
@@ -98,6 +127,15 @@ class Scenario(BaseModel):
         for fault in self.chaos.faults(self.runtime_sections, sizes=self.sizes, can_resume=self.resume is not None):
             raise ValueError(fault)
         return self
+
+    def words(self, payload: Mapping[str, Any], command: str | None = None) -> tuple[str, ...]:
+        """The words of the command with values of a payload; keys that it lacks stay as {KEY}."""
+        known = flattened(payload)
+
+        def value(match: re.Match[str]) -> str:
+            return shown_value(known[match[1]]) if match[1] in known else match[0]
+
+        return tuple(PLACEHOLDER.sub(value, word) for word in shlex.split(command or self.command or ""))
 
     def payload(self, size: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The payload in a size, with other values at dotted keys; UsageError for keys that cannot be followed."""
@@ -132,6 +170,8 @@ LEGAL: Mapping[tuple[str, ...], str] = {
     ("extends",): "the name of a scenario, or a YAML file beside this one",
     ("about",): "one line of text",
     ("entry",): "module:function",
+    ("command",): "one line: the words of a command, as in a shell",
+    ("resume_command",): "one line: the words of a command, as in a shell",
     ("determinism",): ", ".join(get_args(Scenario.model_fields["determinism"].annotation)),
     ("gpus",): "a whole number, 0 or more",
     ("sizes",): "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}",
@@ -161,6 +201,12 @@ LEGAL: Mapping[tuple[str, ...], str] = {
 """Legal content by position in the file; * is any key of a mapping, and any index of a list."""
 
 
+def shown_value(text: str) -> str:
+    """A value of a flat payload as a word of a command: a text without its quotes."""
+    value = json.loads(text)
+    return value if isinstance(value, str) else text
+
+
 def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | None = None) -> Scenario:
     """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it.
 
@@ -173,6 +219,11 @@ def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | N
         )
     if base_of and isinstance(name := fields.get("extends"), str):
         fields = _merged(base_of(name).model_dump(exclude_unset=True), fields)
+    return parse_fields(fields, where)
+
+
+def parse_fields(fields: Mapping[str, Any], where: str) -> Scenario:
+    """A scenario from its keys and values; UsageError, which begins with `where`, for whatever is wrong in them."""
     try:
         return Scenario.model_validate(fields)
     except ValidationError as error:
@@ -180,7 +231,9 @@ def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | N
     raise UsageError(
         f"{where}: " + "; ".join(what for what, _ in faults),
         legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
-        remedy="correct the file" if "entry" in fields else "begin it with extends: NAME, what it differs from",
+        remedy="correct the file"
+        if fields.keys() & {"entry", "command"}
+        else "begin it with extends: NAME, what it differs from",
     )
 
 

@@ -1,16 +1,19 @@
-"""Where scenarios are: a file that is named, the directory `scenarios` of the user's project, those of the package."""
+"""Where scenarios are: a file that is named, a table of pyproject.toml, the directory `scenarios` of the project, those
+of the package."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES, read_text
-from harness.lab.experiments.scenario import Scenario, parse_scenario
+from harness.lab.experiments.scenario import Scenario, parse_fields, parse_scenario
 from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
+from harness.runner.config import load_config
 
 A_COMMAND = "a command after --"
 """The alternative to a scenario, for commands that accept it."""
@@ -23,12 +26,17 @@ class ScenarioFile:
     name: str
     """What a person types."""
     file: Traversable
+    table: Mapping[str, Any] | None = None
+    """The table of pyproject.toml, where it is one."""
 
     def read(self, *extending: Traversable) -> Scenario:
         """Read the scenario in it; UsageError if the file cannot be read or is not a scenario.
 
         `extending` are the files that extend this one.
         """
+        if self.table is not None:
+            fields = {key.replace("-", "_"): value for key, value in self.table.items() if key != "name"}
+            return parse_fields(fields, f"{self.file}: scenario {self.name}")
         try:
             text = (
                 read_text(self.file, max_bytes=MAX_SETTINGS_BYTES, follows_links=True)
@@ -53,6 +61,13 @@ class ScenarioFile:
 def all_scenarios(cwd: Path) -> list[ScenarioFile]:
     """Every one that has a name, by name; of two with one name that of the user's project."""
     found = {each.name: each for place in (resources.files(PACKAGE), cwd / PACKAGE) for each in _in(place)}
+    config = load_config(cwd)
+    for table in config.scenarios:
+        assert config.path is not None
+        name = str(table["name"])
+        if name in found and found[name].table is not None:
+            raise UsageError(f"{config.path} has two scenarios {name!r}", legal="a name of its own for each")
+        found[name] = ScenarioFile(name, config.path, table)
     return [found[name] for name in sorted(found)]
 
 

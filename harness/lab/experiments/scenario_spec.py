@@ -12,7 +12,7 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.redaction import REDACTED, redact_fields
 from harness.bits.text import count, one_line
-from harness.lab.experiments.command_spec import checked_metric, parse_steps
+from harness.lab.experiments.command_spec import checked_metric, command_identity, make_command_spec, parse_steps
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.flat_config import flattened, has_key, is_section, meant, parts
 from harness.lab.experiments.plain_yaml import read_yaml
@@ -58,7 +58,8 @@ def asked_scenario(
     """
     asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
     say_misspelt(asked, invocation.note)
-    check_entries(invocation)
+    if asked.scenario.entry is not None:
+        check_entries(invocation)
     check_machine(invocation, asked.scenario)
     return asked
 
@@ -84,14 +85,23 @@ def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0
     """The run spec of one run of a scenario; UsageError for overrides and options that cannot be used."""
     scenario, level = asked.scenario, options.level or asked.scenario.determinism
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
-    resume = None if scenario.resume is None else scenario.resume.model_dump()
-    return replace(
-        spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), resume), level),
-        metrics=tuple(map(checked_metric, options.metrics)),
-        keep=parse_steps(options.keep),
-        op_step=options.op_step,
-        typed=asked.typed if not asked.swept else _with_values(asked, variant),
-    )
+    if scenario.entry is None:
+        bound, free = parts(payload, scenario.runtime_sections)
+        spec = replace(
+            make_command_spec(scenario.words(payload), options),
+            identity=command_identity(scenario.words(bound)),
+            level=level,
+            perturbation=redact_fields(flattened(free)),
+        )
+    else:
+        resume = None if scenario.resume is None else scenario.resume.model_dump()
+        spec = replace(
+            spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), resume), level),
+            metrics=tuple(map(checked_metric, options.metrics)),
+            keep=parse_steps(options.keep),
+            op_step=options.op_step,
+        )
+    return replace(spec, typed=asked.typed if not asked.swept else _with_values(asked, variant))
 
 
 def spec_of_call(call: EntryCall, level: str) -> RunSpec:
@@ -190,8 +200,9 @@ def check_entries(invocation: Invocation) -> None:
 
 
 def check_machine(invocation: Invocation, scenario: Scenario) -> None:
-    """UsageError where this machine has not what an entry needs."""
-    _check_torch()
+    """UsageError where this machine has not what a scenario needs."""
+    if scenario.entry is not None:
+        _check_torch()
     if scenario.gpus:
         from harness.machine.gpus import read_inventory
 

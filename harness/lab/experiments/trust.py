@@ -8,6 +8,7 @@ an address, from which some clients take code: which of them does, the entry alo
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.errors import UsageError
-from harness.bits.redaction import redact_values
+from harness.bits.redaction import redact_argv, redact_values
 from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.bundles.contents import CHECKPOINT_SUFFIXES
 from harness.lab.experiments.entry_call import EntryCall
@@ -52,7 +53,7 @@ def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
     entries: set[str] = set()
     named: set[str] = set()
     for scenario in scenarios:
-        entries.add(current_entry(scenario.entry))
+        entries |= {current_entry(scenario.entry)} if scenario.entry else set()
         for payload in (scenario.payload(size, {}) for size in ("", *scenario.sizes)):
             for config in (payload, redact_values(payload)):
                 named |= {text for keys, value in _values(config) for text in (*keys, value) if isinstance(text, str)}
@@ -68,7 +69,20 @@ def check_run(run: RecordedRun, invocation: Invocation, *, is_trusted: bool) -> 
 
     Raises UsageError, which lists what that is. Of one that is trusted, notes list it.
     """
-    found = [*unnamed_in(run.call, scenarios_here(invocation.cwd)), *_brought_by(run, invocation.cwd)]
+    scenarios = scenarios_here(invocation.cwd)
+    if run.call is None:
+        if invocation.trailing or _names_command(run, scenarios):
+            return
+        if not is_trusted:
+            typed = one_line(shlex.join(run.argv))
+            raise UsageError(
+                f"{path_text(run.directory)} would run the command that it holds: {typed}",
+                legal="a command that is typed after --, that a scenario here names, or that is trusted",
+                remedy=f"rlharness reproduce {path_text(run.directory)} -- {typed}; or --trust if you trust it",
+            )
+        found = [Unnamed("command", shlex.join(run.argv))]
+    else:
+        found = [*unnamed_in(run.call, scenarios), *_brought_by(run, run.call, invocation.cwd)]
     check_trust(path_text(run.directory), found, invocation, is_trusted=is_trusted)
 
 
@@ -100,12 +114,21 @@ def scenarios_here(cwd: Path) -> Iterator[Scenario]:
             yield file.read()
 
 
-def _brought_by(run: RecordedRun, cwd: Path) -> Iterator[Unnamed]:
+def _names_command(run: RecordedRun, scenarios: Iterable[Scenario]) -> bool:
+    """Whether a scenario has this command in one of its sizes."""
+    return any(
+        scenario.command is not None and redact_argv(scenario.words(scenario.payload(size, {}))) == run.argv
+        for scenario in scenarios
+        for size in ("", *scenario.sizes)
+    )
+
+
+def _brought_by(run: RecordedRun, call: EntryCall, cwd: Path) -> Iterator[Unnamed]:
     """What a run's directory itself would bring: modules, links, and checkpoints that may hold code."""
     if cwd.resolve().is_relative_to(run.directory.resolve()):
         yield Unnamed("import path", str(cwd))
     checkpoints = run.directory / CHECKPOINTS
-    if run.call.resume is None:
+    if call.resume is None:
         return
     for path in [checkpoints] if checkpoints.is_symlink() else sorted(checkpoints.rglob("*")):
         is_data = path.is_file() and path.suffix in CHECKPOINT_SUFFIXES

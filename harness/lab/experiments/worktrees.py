@@ -13,11 +13,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.bits.errors import HarnessError, UsageError
 from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.launcher import Launcher, exit_code
+from harness.lab.experiments.recording_result import how_it_ended
+from harness.lab.experiments.run import OUTPUT, Run
+from harness.lab.experiments.run_spec import RunSpec
+from harness.process.program_output import output_tail
 from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
 
 CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")
@@ -28,6 +33,7 @@ OF_ONE_CHECKOUT = (
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_QUARANTINE_PATH"),
 )
 """Variables that git sets for its hooks, and that would be obeyed in every worktree."""
+CHECKOUT = "RLHARNESS_CHECKOUT"
 _FIELDS = "%H%x00%h%x00%s%x00%an%x00%as"
 _WORKTREE = "worktree "
 
@@ -54,6 +60,13 @@ class Side:
     """Of the checkout or of the worktree."""
     cwd: Path
     environ: Mapping[str, str]
+    """Variables of a process that calls an entry: this package comes first on its import path."""
+    command_environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a command."""
+
+    def environ_of(self, run_spec: RunSpec) -> Mapping[str, str]:
+        """Return the variables of a run's processes."""
+        return self.environ if run_spec.call is not None else self.command_environ
 
     def holds(self, path: str) -> bool:
         """Whether a file lies in it."""
@@ -170,12 +183,26 @@ class Checkout:
         """
         at = self._cwd.relative_to(self.root)
         # The directory that the interpreter was started in comes first of them, as it does in `python -m`.
-        paths = [str(root / at), *self._moved(sys.path, root), *self._moved(self._python_path(), root, keeps=True)]
-        path = os.pathsep.join(dict.fromkeys([str(ours), *paths]))
-        return Side(root, root / at, {**self._environ, "PYTHONPATH": path})
+        paths = [*self._moved(sys.path, root), *self._moved(self._paths("PYTHONPATH"), root, keeps=True)]
+        of_entry = os.pathsep.join(dict.fromkeys([str(ours), str(root / at), *paths]))
+        # A command's interpreter puts its script's directory first by itself: the working directory may hold anything.
+        of_command = os.pathsep.join(dict.fromkeys(path for path in paths if path != str(root / at)))
+        return Side(
+            root,
+            root / at,
+            {**self._environ, "PYTHONPATH": of_entry},
+            {**self._environ, "PYTHONPATH": of_command, "PATH": os.pathsep.join(self._programs(root))},
+        )
 
-    def _python_path(self) -> list[str]:
-        return [entry for entry in self._environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    def _programs(self, root: Path) -> Iterator[str]:
+        """Directories of programs: those of an environment in the checkout first as they are in `root`."""
+        for path in map(Path, self._paths("PATH")):
+            if path.is_relative_to(self.root) and (moved := root / path.relative_to(self.root)).is_dir():
+                yield str(moved)
+            yield str(path)
+
+    def _paths(self, variable: str) -> list[str]:
+        return [entry for entry in self._environ.get(variable, "").split(os.pathsep) if entry]
 
     def _moved(self, entries: Sequence[str], root: Path, *, keeps: bool = False) -> Iterator[str]:
         """Entries of an import path that lie in the checkout, as they are in `root`; `keeps`: the others too."""
@@ -286,7 +313,8 @@ def check_origin(side: Side, call: EntryCall | None, checkout: Path) -> tuple[st
     UsageError where this side's process would import it from the checkout though it is a worktree's turn: a gate that
     compares a tree with itself finds every change equal.
     """
-    assert call is not None
+    if call is None:
+        return None
     module = call.entry.partition(":")[0].partition(".")[0]
     origin = import_origin(side, module)
     if not origin or side.holds(origin):
@@ -298,3 +326,28 @@ def check_origin(side: Side, call: EntryCall | None, checkout: Path) -> tuple[st
             remedy="add the directory that holds it: PYTHONPATH=src rlharness gate ...",
         )
     return module, origin
+
+
+def check_imports(run: Run, side: Side, checkout: Path) -> None:
+    """UsageError where a command of a worktree has imported code from the checkout: both sides would be one."""
+    if side.root == checkout:
+        return
+    for source in (Path(each).resolve() for report in run.recording.reports for each in report.sources):
+        if source.is_relative_to(checkout.resolve()) and not side.holds(str(source)):
+            raise UsageError(
+                f"the command imports from {source}, and not from the worktree at {side.root}",
+                legal="code below the working directory of the command, on PYTHONPATH, or installed in an environment",
+                remedy="PYTHONPATH=src rlharness ..., or --setup COMMAND to install each revision (uv sync)",
+            )
+
+
+async def set_up(launcher: Launcher, command: str, side: Side, checkout: Path, log: Path) -> str:
+    """Run the user's command that prepares a worktree, in its directory; return why it failed, empty where it did not.
+
+    The variable CHECKOUT names the checkout, for data that git does not hold.
+    """
+    environ = {**side.command_environ, CHECKOUT: str(checkout)}
+    end = await launcher.carry_out(("/bin/sh", "-c", command), log, cwd=side.cwd, environ=environ)
+    if not (code := exit_code(end)):
+        return ""
+    return ": ".join([f"--setup ended with {how_it_ended(code)}", *output_tail(log / OUTPUT)[-1:]])

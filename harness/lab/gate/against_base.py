@@ -1,6 +1,6 @@
 """Scenarios against the same ones of a revision, which is checked out when it is first wanted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 
 from harness.bits.errors import UsageError
@@ -40,6 +40,10 @@ class AgainstBase:
         self.commit: Commit | None = None
         """What is checked out; None until something was compared with it, and where there is none."""
         self.notes: list[Reason] = []
+        self.set_up: Callable[[Side], Awaitable[str]] | None = None
+        """Prepares the worktree before its first run, and returns why it could not."""
+        self._problem: str | None = None
+        """Why the worktree is not prepared: empty where it is, None before."""
 
     def side(self) -> Side | None:
         """The base, checked out; None without a given base and a default one."""
@@ -61,6 +65,11 @@ class AgainstBase:
             reason = NoBase(ReasonCode.NO_BASE, self._checkout.is_shallow)
             return GateScenario(head.name, Finding(Change.NOT_COMPARABLE, (reason,)))
         against = f"base {self.commit.short}"
+        if self._problem is None:
+            self._problem = await self.set_up(side) if self.options.setup and self.set_up else ""
+        if self._problem:
+            finding = Finding(Change.NOT_COMPARABLE, (Reported(ReasonCode.BASE_REJECTED, self._problem),))
+            return GateScenario(head.name, finding, against=against)
         try:
             base = base_context(head, self._worktrees.working_tree, side, self.options)
         except UsageError as error:

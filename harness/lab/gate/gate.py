@@ -7,17 +7,19 @@ options ─▶ worktree of the base (when it is wanted) ─▶ scenario by scena
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from harness.bits.errors import UsageError
+from harness.lab.experiments.command_spec import refuse_both, refuse_scenario_options
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
-from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_origin, open_worktrees
+from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_origin, open_worktrees, set_up
 from harness.lab.gate.against_base import AgainstBase
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.change import Change, Finding
-from harness.lab.gate.plan import GateContext, GateOptions, head_context, scenario_names
+from harness.lab.gate.plan import GateContext, GateOptions, command_context, head_context, scenario_names
 from harness.lab.gate.reasons import Reason, ReasonCode, SharedCode
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
@@ -49,17 +51,23 @@ async def run_gate(
         if side is not None:
             options = _with_policy_of(side, options)
             base.options = options
-        scenes = [head_context(name, head, options) for name in scenario_names(head, options)]
+        refuse_both(options.invocation, options.names)
+        if options.invocation.trailing:
+            refuse_scenario_options(options.given)
+            scenes = [command_context(head, options)]
+        else:
+            scenes = [head_context(name, head, options) for name in scenario_names(head, options)]
         if golden is not None:
             golden.read(scenes)
         removed = removed_scenarios(options, scenes, side)
         if not scenes and not removed:
             raise UsageError(
                 "there is no scenario to gate",
-                legal="scenarios of the project, as rlharness scenarios lists them",
-                remedy=f"cd into the project: {place.cwd} has no directory scenarios; or name scenarios of a package",
+                legal="scenarios of the project, as rlharness scenarios lists them, or a command after --",
+                remedy="rlharness gate -- python train.py",
             )
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
+        base.set_up = partial(set_up, session, options.setup, checkout=checkout.root, log=directory / "setup")
         scenarios = _Scenarios(checkout.root, base, golden, session, lines, directory)
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
         try:
@@ -115,7 +123,7 @@ class _Scenarios:
         """One scenario, from its runs to the finding. Interrupted."""
         origin = check_origin(scene.side, scene.run_spec.call, self.root)
         notes: tuple[Reason, ...] = (SharedCode(ReasonCode.SHARED_CODE, *origin),) if origin else ()
-        recorder = Recorder(self.session, self.lines, self.directory / directory_name(scene.name))
+        recorder = Recorder(self.session, self.lines, self.directory / directory_name(scene.name), checkout=self.root)
         try:
             if self.golden is not None:
                 found = await self.golden.compare(recorder, scene)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
+from harness.lab.experiments.command_spec import command_name, make_command_spec
+from harness.lab.experiments.launcher import checked_program
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
@@ -29,8 +31,10 @@ class GateOptions:
     accepts: bool
     reason: str
     """Why goldens are rewritten."""
-    size: str | None
-    overrides: tuple[str, ...]
+    given: ScenarioOptions
+    """What makes a run spec of a scenario or of the command."""
+    setup: str
+    """Command that prepares the base's worktree; empty for none."""
     runs: int
     """Of each side."""
     policy: Policy
@@ -60,11 +64,6 @@ class GateOptions:
             base_scenarios=tuple(keys.scenarios or ()),
         )
 
-    @property
-    def given(self) -> ScenarioOptions:
-        """What makes a run spec of a scenario."""
-        return ScenarioOptions(self.size, self.overrides)
-
 
 @dataclass(frozen=True, slots=True)
 class GateContext:
@@ -77,14 +76,25 @@ class GateContext:
 
 
 def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
-    """The scenarios that this side wants to be run: those typed, those of its configuration, or all of its project."""
-    if options.names:
+    """The scenarios that this side wants to be run: those typed, those of its configuration, or all of its project.
+
+    None beside a command.
+    """
+    if options.names or options.invocation.trailing:
         return options.names
     config = load_config(side.cwd)
     if config.gate.scenarios is not None and config.path is not None and side.holds(str(config.path)):
         known = {each.name for each in all_scenarios(side.cwd)}
         return tuple(dict.fromkeys((*config.gate.scenarios, *(known & set(options.base_scenarios)))))
     return tuple(each.name for each in all_scenarios(side.cwd) if side.holds(str(each.file)))
+
+
+def command_context(side: Side, options: GateOptions) -> GateContext:
+    """The command after -- on one side."""
+    argv = options.invocation.trailing
+    run_spec = make_command_spec(argv, options.given.recording)
+    checked_program(run_spec, side.cwd, side.command_environ)
+    return GateContext(command_name(argv), "", side, run_spec)
 
 
 def head_context(name: str, head: Side, options: GateOptions) -> GateContext:
@@ -101,17 +111,22 @@ def base_context(scene: GateContext, head: Side, base: Side, options: GateOption
     A scenario that is no file of the checkout, of an installed package, say, is the same on both sides. UsageError
     where it cannot be run there as it was asked for.
     """
-    file = find_scenario(scene.name, head.cwd).file
-    if not head.holds(str(file)):
-        found = ScenarioFile(scene.name, file)
-    else:
-        path = base.root / Path(str(file)).resolve().relative_to(head.root.resolve())
+    if options.invocation.trailing:
+        return replace(scene, side=base)
+    found = find_scenario(scene.name, head.cwd)
+    if head.holds(str(found.file)):
+        path = base.root / Path(str(found.file)).resolve().relative_to(head.root.resolve())
         if not path.is_file():
             return None
-        found = ScenarioFile(scene.name, path)
+        if found.table is None:
+            found = ScenarioFile(scene.name, path)
+        elif scene.name in {each.name for each in all_scenarios(base.cwd)}:
+            found = find_scenario(scene.name, base.cwd)
+        else:
+            return None
     asked = asked_of(scene.name, found.read(), options.given, SMOKE)
     return _scene(scene.name, asked.size, base, make_scenario_spec(asked, options.given.recording))
 
 
 def _scene(name: str, size: str, side: Side, run_spec: RunSpec) -> GateContext:
-    return GateContext(name, size, side, replace(run_spec, argv=CHILD))
+    return GateContext(name, size, side, run_spec if run_spec.call is None else replace(run_spec, argv=CHILD))

@@ -16,6 +16,7 @@ from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.metrics_file import METRICS, read_metrics
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run, TitledDisplay
+from harness.lab.experiments.worktrees import check_imports
 from harness.lab.gate.change import Change, Finding, classify_change, equal_but_for
 from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.plan import GateContext
@@ -72,7 +73,10 @@ class Measured:
 class Recorder:
     """Records the runs of one scenario, each side in a directory of its own."""
 
-    def __init__(self, session: Executor, lines: TitledDisplay, directory: Path) -> None:
+    def __init__(
+        self, session: Executor, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
+    ) -> None:
+        self._checkout = checkout
         self._session = session
         self._lines = lines
         self._directory = directory
@@ -102,13 +106,19 @@ class Recorder:
             raise Interrupted
         self._lines.title = f"{scene.name}: {title}"
         run = await self._session.record(
-            scene.run_spec, self._directory / place, number, environ=scene.side.environ, cwd=scene.side.cwd
+            scene.run_spec,
+            self._directory / place,
+            number,
+            environ=scene.side.environ_of(scene.run_spec),
+            cwd=scene.side.cwd,
         )
         if self._session.interrupted_by:
             raise Interrupted
         self._lines.ended(run)
         if not run.recording.is_complete or not run.recording.num_steps:
             raise BrokenRun(place.partition("-")[0], run)
+        if self._checkout is not None and scene.run_spec.call is None:
+            check_imports(run, scene.side, self._checkout)
         return run
 
     def traces(self, side: str) -> list[Trace]:

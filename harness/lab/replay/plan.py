@@ -1,7 +1,6 @@
 """What `rlharness replay` was asked for, checked before anything is started; and the directory it goes to."""
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -10,7 +9,8 @@ from pathlib import Path
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.text import path_text
 from harness.lab.experiments.break_conditions import conditions_of, refuse_divergence
-from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
+from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
+from harness.lab.experiments.launcher import checked_program
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.experiments.program_input import keep_input
 from harness.lab.experiments.run_spec import RunSpec
@@ -71,7 +71,7 @@ def make_plan(
     run_specs, typed = _run_specs(invocation, options)
     run_spec = run_specs[0]
     level_env = run_spec.level_env(invocation.environ)
-    program = _program(run_spec, invocation)
+    program = checked_program(run_spec, invocation.cwd, invocation.environ)
     if options.has_operations and options.step is None:
         raise UsageError(
             "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step that diverged"
@@ -125,7 +125,10 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
         )
     run_spec = _run_specs(invocation, options)[0][0]
     return StopPlan(
-        run_spec, _program(run_spec, invocation), conditions, None if reference is None else reference.directory
+        run_spec,
+        checked_program(run_spec, invocation.cwd, invocation.environ),
+        conditions,
+        None if reference is None else reference.directory,
     )
 
 
@@ -142,27 +145,10 @@ def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Ru
         raise nothing_to_run("replay", invocation.cwd)
     if options.scenario is None:
         refuse_scenario_options(options.scenario_options)
-        return (make_command_spec(invocation, recording),), ()
-    if invocation.trailing:
-        raise UsageError(
-            f"both the scenario {options.scenario} and a command are given",
-            legal="one of the two: a scenario, or a command after --",
-            remedy="change a scenario with --set KEY=VALUE",
-        )
+        return (make_command_spec(invocation.trailing, recording),), ()
+    refuse_both(invocation, [options.scenario])
     asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
     return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
-
-
-def _program(run_spec: RunSpec, invocation: Invocation) -> str:
-    """The path of the program that is started; UsageError where there is none."""
-    program = shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH"))
-    if program is None:
-        raise UsageError(
-            f"{run_spec.argv[0]} cannot be started: program not found",
-            legal="a program on PATH, or the path of a program",
-            remedy="check the spelling",
-        )
-    return program
 
 
 def kept_input(data: bytes, directory: Path) -> Path:

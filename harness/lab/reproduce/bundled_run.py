@@ -76,8 +76,8 @@ def _bring(path: Path, digest: str, target: Path) -> None:
 
 def notes_on(run: RecordedRun, repeated: Repeated) -> list[str]:
     """Say which code was called, and what explains a step that did not come out again."""
-    named = {text.strip('"') for text in _texts(flattened(run.call.config)) if _FUNCTION.fullmatch(text)}
-    called = ", ".join([run.call.entry, *sorted(named - {run.call.entry})])
+    named = {text.strip('"') for text in _texts(flattened(run.entry_call.config)) if _FUNCTION.fullmatch(text)}
+    called = ", ".join([run.entry_call.entry, *sorted(named - {run.entry_call.entry})])
     notes = [f"the code came from this machine, not from the bundle: {called}"]
     different = repeated.different
     if different is not None:

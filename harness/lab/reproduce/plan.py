@@ -12,10 +12,11 @@ from harness.bits.errors import UsageError
 from harness.bits.redaction import REDACTED
 from harness.lab.experiments.break_conditions import conditions_of
 from harness.lab.experiments.flat_config import flattened
+from harness.lab.experiments.launcher import checked_program
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
 from harness.lab.experiments.run_spec import RunSpec
-from harness.lab.experiments.scenario_spec import CHILD, check_entries, override_of
+from harness.lab.experiments.scenario_spec import check_entries, override_of
 from harness.lab.experiments.step_traces import check_step
 from harness.lab.experiments.stopped_run import StopPlan
 from harness.lab.experiments.trust import check_run
@@ -87,7 +88,8 @@ def plan_stop(run: RecordedRun, invocation: Invocation, options: ReproduceOption
         run_spec = plan_step(run, options.step, options).run_spec
     else:
         run_spec = replace(run.spec_to(0, free_overrides(run, options.overrides)), last_step=None)
-    return StopPlan(run_spec, check_machine(invocation), conditions, other.directory)
+    program = checked_program(run_spec, invocation.cwd, invocation.environ)
+    return StopPlan(run_spec, program, conditions, other.directory)
 
 
 def named_run(invocation: Invocation, name: str, *, is_trusted: bool) -> RecordedRun:
@@ -95,14 +97,20 @@ def named_run(invocation: Invocation, name: str, *, is_trusted: bool) -> Recorde
 
     Raises UsageError where there is none, and where it would use what no scenario here names, without --trust.
     """
-    run = read_recorded_run(place_of(invocation.cwd, name))
+    run = read_recorded_run(place_of(invocation.cwd, name), invocation.trailing)
     check_run(run, invocation, is_trusted=is_trusted)
+    if run.call is not None:
+        check_entries(invocation)
     return run
 
 
 def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the overrides of --set for a recorded run: runtime settings, and secrets, which were not recorded."""
     values = dict(map(override_of, overrides))
+    if run.call is None:
+        if values:
+            raise UsageError("--set for the run of a command", legal="nothing: a command has no runtime settings here")
+        return {}
     recorded = flattened(run.call.config)
     for key in values:
         if key.partition(".")[0] not in run.call.runtime_sections and REDACTED not in recorded.get(key, ""):
@@ -114,15 +122,3 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
                 remedy="rlharness train records a different run, and rlharness diff shows the first difference",
             )
     return values
-
-
-def check_machine(invocation: Invocation) -> str:
-    """The path of the program that calls entries; UsageError where none could be called here."""
-    if invocation.trailing:
-        raise UsageError(
-            "a recorded run and a command",
-            legal="the directory of a run, or a bundle",
-            remedy="omit everything after --; rlharness replay -- COMMAND runs a command",
-        )
-    check_entries(invocation)
-    return CHILD[0]

@@ -25,7 +25,7 @@ def test_no_value_of_a_shipped_scenario_is_taken_for_a_secret(path: Path) -> Non
     for size in scenario.sizes:
         payload = scenario.payload(size, {})
         told = spec_of_call(
-            EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), None), scenario.determinism
+            EntryCall(scenario.entry or "", payload, tuple(scenario.runtime_sections), None), scenario.determinism
         )
         assert {**told.identity, **told.perturbation} == {
             "(entry)": scenario.entry,
@@ -35,6 +35,6 @@ def test_no_value_of_a_shipped_scenario_is_taken_for_a_secret(path: Path) -> Non
         assert redact_values(payload) == payload
         with secrets_kept():
             private = spec_of_call(
-                EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), None), scenario.determinism
+                EntryCall(scenario.entry or "", payload, tuple(scenario.runtime_sections), None), scenario.determinism
             )
         assert chain_start(private.identity) == chain_start(told.identity)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.guards.features.feature import Feature, Run, Seen
+from tests.guards.features.feature import Feature, Run, Seen, edited
 from tests.guards.features.loop import ENTRY, FILES, SCENARIO
 
 _REVISIONS = (
@@ -128,6 +128,55 @@ BISECT_LIMIT = replace(
     command=("bisect", "loop", "--good=r0", "--bad=r2", "--timeout=10"),
     scenarios={"loop": _SLOW},
 )
+_TRAINER = """
+import sys
+import torch
+torch.manual_seed(int(sys.argv[1]) + open("loop.py").read().count("0.25"))
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    loss = net(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(f"shown {loss.item()}")
+"""
+_RECORDED = ("--level=deterministic", "--metric=seen=shown ([0-9.]+)", "--out=made", "--json")
+GATE_COMMAND = replace(
+    GATE,
+    name="gate-command",
+    command=(
+        "gate",
+        "--base=r1",
+        "--runs=1",
+        "--setup=cp loop.py made-here",
+        *_RECORDED,
+        "--",
+        "python",
+        "train.py",
+        "3",
+    ),
+    files={"train.py": _TRAINER},
+    scenarios={},
+)
+BISECT_COMMAND = replace(
+    GATE_COMMAND,
+    name="bisect-command",
+    command=(
+        *("bisect", "--good=r0", "--bad=r2", "--setup=true", *_RECORDED),
+        *("--", "python", "train.py", "3"),
+    ),
+)
+_TABLE = """
+[[tool.rlharness.scenario]]
+name = "mine"
+command = "python train.py {seed}"
+config = { seed = 5 }
+"""
+TABLE = Run(
+    name="train-table",
+    command=("train", "mine", "--set=seed=6", "--out=made"),
+    files={"train.py": _TRAINER, "loop.py": "", "pyproject.toml": _TABLE},
+    package="torch",
+)
 _RUNS = "made/**/seen.json"
 
 
@@ -143,6 +192,15 @@ def _has(seen: Seen, text: str) -> bool:
 def _is_ended(seen: Seen) -> bool:
     """Whether the gate fails since a run has come to its time limit."""
     return seen.code == 11 and "loop: not_comparable" in seen.out + seen.err
+
+
+_BASE_MANIFEST = "made/**/base/run-1/manifest.json"
+_GOOD = "made/*-again/run-1/manifest.json"
+
+
+def _is_found(seen: Seen) -> bool:
+    """Whether the last revision is named."""
+    return seen.code == 0 and bool(seen.json["commit"]["subject"] == "Revision 2")
 
 
 FEATURES = (
@@ -211,4 +269,18 @@ FEATURES = (
     Feature("bisect --by", BISECT_BY, "a good end that is bad already", lambda s: s.code == 11),
     Feature("bisect --color", BISECT_COLOURED, "escape sequences", lambda s: "\x1b[" in s.out + s.err),
     Feature("bisect --timeout", BISECT_LIMIT, "runs that are ended", lambda s: s.code in {11, 12}),
+    Feature("gate --setup", GATE_COMMAND, "that the base equals", lambda s: s.code == 0 and s.has("made/setup")),
+    Feature("gate --level", GATE_COMMAND, "its level", lambda s: '"level": "deterministic"' in s.read(_BASE_MANIFEST)),
+    Feature("gate --metric", GATE_COMMAND, "its curve", lambda s: '"seen"' in s.read("made/**/base/run-1/curve.jsonl")),
+    Feature("bisect --setup", BISECT_COMMAND, "the commit, prepared", lambda s: _is_found(s) and s.has("made/setup-1")),
+    Feature("bisect --level", BISECT_COMMAND, "its level", lambda s: '"level": "deterministic"' in s.read(_GOOD)),
+    Feature(
+        "bisect --metric", BISECT_COMMAND, "its curve", lambda s: '"seen"' in s.read("made/*-again/run-1/curve.jsonl")
+    ),
+    Feature(
+        "scenario command", TABLE, "its word", lambda s: '"6"' in s.read("made/manifest.json"), edited(" {seed}", " 5")
+    ),
+    Feature(
+        "[tool.rlharness] scenario", TABLE, "a run", lambda s: s.has("made/manifest.json"), edited('"mine"', '"other"')
+    ),
 )

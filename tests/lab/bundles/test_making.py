@@ -59,7 +59,7 @@ def test_a_bundle_is_a_recorded_run_cut_down_to_a_step(tmp_path: Path) -> None:
     assert [chain_breaks(log, None) for log in again.trace.ranks.values()] == [[]]
     assert again.start_before(5) == 4
     assert len(again.trace.curve) == 6, "the curve of the whole run"
-    assert (again.level, again.call.entry, again.call.runtime_sections, again.call.resume) == (
+    assert (again.level, again.entry_call.entry, again.entry_call.runtime_sections, again.entry_call.resume) == (
         "off",
         "a:b",
         ("output",),
@@ -119,7 +119,7 @@ def test_a_run_that_has_gone_on_from_another_takes_that_ones_checkpoint(tmp_path
     head = write_bundle_of(second, 3, tmp_path / "a.rlb")
     assert head.start == 2
     again = unpacked(open_bundle(tmp_path / "a.rlb"), tmp_path / "again")
-    assert again.call.config["output"] == {"note": "x"}
+    assert again.entry_call.config["output"] == {"note": "x"}
     shutil.rmtree(first.directory)
     with pytest.raises(BundleError, match="which no longer exists"):
         write_bundle_of(second, 3, tmp_path / "b.rlb")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.lab.experiments.scenario import parse_scenario
+from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.gate.policy import DEFAULT, REASONS
 from harness.runner.config import load_config
 from tests.support.cli_commands import type_command
@@ -44,8 +44,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
         (project.directory / name).unlink()
     codes = {text: list(expected) for text, expected in EXPECTED_CODES.items()}
     for name, text in files().items():
-        if name != "pyproject.toml":
-            project.write(name, text)
+        project.write(name, text)
     project.commit("What the first part writes")
     for command, shown in commands():
         if command.startswith(INSTALLS):
@@ -64,9 +63,9 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
 
 def test_its_files_are_what_they_should_be(tmp_path: Path) -> None:
     found = files()
-    assert parse_scenario(found["scenarios/bandit.yaml"], "page").entry == "bandit:run"
     (tmp_path / "pyproject.toml").write_text(found["pyproject.toml"], encoding="utf-8")
-    assert load_config(tmp_path).gate.scenarios == ["bandit"]
+    assert load_config(tmp_path).gate.scenarios == ["small"]
+    assert find_scenario("small", tmp_path).read().command == "python train.py {steps}"
     told = re.findall(r"^\| (.+?) \|", PAGE, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", " ".join(told))) == set(REASONS)
     assert set(REASONS) - set(DEFAULT) == {"configuration"}

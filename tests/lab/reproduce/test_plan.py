@@ -12,7 +12,7 @@ from harness.lab.experiments.recorded_kind import LEGAL, RecordedKind, find_reco
 from tests.support.traces import manifest_of, steps_of, write
 
 DIRECTORIES = [
-    ("of_command", "of_command is the trace of a command", "rlharness replay -- COMMAND"),
+    ("of_nothing", "of_nothing is a trace without the command that it is of", "record it again"),
     ("without_call/", f"without_call/ is a recorded run without its {CALL}", "record it again"),
     ("replays", "replays holds several runs", "name one of them: rlharness reproduce replays/run-1"),
     ("plain", "the directory plain holds no recorded run", "rlharness train SCENARIO --out RUN"),
@@ -22,7 +22,7 @@ DIRECTORIES = [
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    write(tmp_path / "of_command", steps_of(2))
+    write(tmp_path / "of_nothing", steps_of(2), replace(manifest_of(), argv=()))
     write(tmp_path / "without_call", steps_of(2), replace(manifest_of(), argv=("rlharness", "train", "tiny")))
     for name in ("whole", "replays/run-1", "both"):
         write(tmp_path / name, steps_of(2))

@@ -150,9 +150,9 @@ def checkpoint_digest(directory: Path) -> str:
 
 def _resumed(run: RecordedRun) -> tuple[Any, int] | None:
     """(directory of the earlier run, step) with which a run was told to go on; None where it was not."""
-    if run.call.resume is None:
+    if run.entry_call.resume is None:
         return None
-    place, start = (_value(run.call.config, run.call.resume[key]) for key in ("run", "step"))
+    place, start = (_value(run.entry_call.config, run.entry_call.resume[key]) for key in ("run", "step"))
     if not place or not isinstance(start, int):
         return None
     return place, start
@@ -177,10 +177,10 @@ def _without(config: Mapping[str, Any], dotted: str) -> dict[str, Any]:
 
 def _call(run: RecordedRun) -> bytes:
     """What was called, without what this machine alone knows: from where an earlier run was gone on."""
-    config = dict(run.call.config)
-    for dotted in (run.call.resume or {}).values():
+    config = dict(run.entry_call.config)
+    for dotted in (run.entry_call.resume or {}).values():
         config = _without(config, dotted)
-    call = replace(run.call, config=redact_values(config))
+    call = replace(run.entry_call, config=redact_values(config))
     return json.dumps(asdict(call), indent=1, sort_keys=True).encode() + b"\n"
 
 
