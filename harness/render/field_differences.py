@@ -16,14 +16,21 @@ MAX_CHARS = 60
 FEW = 3
 """So many of a kind are shown side by side; a line names as many."""
 LIBRARY, PACKAGE = "library ", "package "
-DIFFERENT_PART = {"perturbation": "runtime settings differ"}
+HEADINGS = {
+    "identity": "the configuration or the command differs",
+    "content": "data or functions that the configuration names differ",
+    "numerics": "hardware or software differs",
+    "subject": "the code differs",
+    "perturbation": "runtime settings differ",
+    "libraries": "libraries that cannot change results differ",
+}
 
 
 def field_lines(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
     """Yield the lines on one part of two fingerprints; none if nothing differs."""
     if not differences:
         return
-    yield f"  {DIFFERENT_PART.get(part, f'{part} differs')}"
+    yield f"  {HEADINGS[part]}"
     libraries = _many([each for each in differences if each.name.startswith(LIBRARY)])
     one_sided = [_many(_only(side, differences)) for side in ("a", "b")]
     summarised = {each.name for group in (libraries, *one_sided) for each in group}

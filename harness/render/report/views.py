@@ -18,7 +18,6 @@ from harness.render.report.grid_data import distance, first_value, grid_data
 from harness.render.report.next_commands import next_commands
 from harness.render.report.shown_completions import ShownPair, read_shown, shown_pairs
 from harness.render.report.vocabulary import read_vocabulary
-from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.chain import PHASES
 from harness.trace.manifest import short_field
 from harness.trace.verdict import TOKENS, Kind
@@ -104,7 +103,7 @@ def pair_view(pair: Pair, max_cells: int) -> dict[str, Any]:
         "sign": SIGNS[verdict.kind],
         "label": LABELS[verdict.kind],
         "headline": headline(verdict),
-        "reasons": [redact_text(one_line(verdict_reason_text(reason))) for reason in verdict.reasons],
+        "reasons": [redact_text(one_line(str(reason))) for reason in verdict.reasons],
         "attribution": [_sentence(redact_text(line)) for line in attribution_lines(verdict)],
         "told": redact_text(verdict_text(verdict, colour=False)),
         "step": first.step if first else None,
