@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import isnan, prod
 from typing import Any
 
@@ -95,9 +96,14 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
     )
 
 
-def cause_lines(verdict: Verdict) -> list[str]:
-    """Return the likely causes of the first difference, the most likely one first."""
-    return [_finding(cause) for cause in verdict.causes[:MAX_CAUSES]]
+def cause_lines(verdict: Verdict, letter: str = "B") -> list[str]:
+    """Return the likely causes of the first difference, the most likely one first; `letter` is the name of B."""
+    letters = {"B": letter, ("B",): (letter,), ("A", "B"): ("A", letter)}
+    found = [
+        replace(cause, values={name: letters.get(value, value) for name, value in cause.values.items()})
+        for cause in verdict.causes[:MAX_CAUSES]
+    ]
+    return [_finding(cause) for cause in found]
 
 
 def _finding(finding: Finding) -> str:

@@ -80,8 +80,8 @@ class VerdictCode(FindingCode):
 class CauseCode(FindingCode):
     """Codes of likely causes of a first difference, by what the traces show; the most likely one first."""
 
-    CODE_DIFFERS = "code_differs", "the code differs between A and B: {names}"
-    ENVIRONMENT_DIFFERS = "environment_differs", "runtime settings differ between A and B: {names}"
+    CODE_DIFFERS = "code_differs", "the code differs: {names}"
+    ENVIRONMENT_DIFFERS = "environment_differs", "runtime settings differ: {names}"
     ENDED_EARLIER = (
         "ended_earlier",
         "{trace} ended after step {step}, and all that both have is equal: look for a limit of time, a condition on a"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.cli.main import cli
 from harness.lab.report.subjects import Pair, Subject
-from harness.render.report.fingerprints import side_by_side
 from harness.render.report.next_commands import next_commands, next_lines
+from harness.render.report.views import fingerprints
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace
@@ -124,13 +124,13 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
 def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     a = manifest_of(numerics={"python": "3.11", "libc": "2.36", "variable HF_TOKEN": "x"})
     b = manifest_of(numerics={"python": "3.12", "libc": "2.36", "driver": "570"})
-    identity, numerics = side_by_side(a, b)
-    assert (identity.name, identity.different, len(identity.alike)) == ("identity", (), 1)
-    assert [(line.name, line.a, line.b) for line in numerics.different] == [
+    identity, numerics = fingerprints(a, b)
+    assert (identity["name"], identity["different"], len(identity["alike"])) == ("Configuration", [], 1)
+    assert numerics["different"] == [
         ("driver", None, "570"),
         ("python", "3.11", "3.12"),
         ("variable HF_TOKEN", "<redacted>", None),
     ]
-    assert [line.name for line in numerics.alike] == ["libc"]
-    assert side_by_side(None, None) == []
-    assert [part.name for part in side_by_side(None, b)] == ["identity", "numerics"]
+    assert numerics["alike"] == [("libc", "2.36", "2.36")]
+    assert fingerprints(None, None) == []
+    assert [part["name"] for part in fingerprints(None, b)] == ["Configuration", "Hardware and software"]
