@@ -178,7 +178,7 @@ def noun(value: RecordedValue | None) -> str:
 def pair_of(
     a: RecordedValue | None, b: RecordedValue | None, difference: ValueDifference | None = None
 ) -> tuple[str, str]:
-    """Return two values as texts, with no more digits than tell them apart; empty for one that is not known."""
+    """Return two values as texts, with few digits; empty for one that is not known."""
     if a is not None and b is not None and a.dtype == b.dtype and a.dtype in FLOATS and not (a.shape or b.shape):
         x, y = (numbers(each.dtype, raw_value(each))[0] if each.algorithm == RAW else None for each in (a, b))
         if x is not None and y is not None and not (isnan(x) or isnan(y)):
@@ -190,7 +190,7 @@ def pair_of(
 
 
 def apart(x: float, y: float) -> tuple[str, str]:
-    """Return two floats with the fewest digits, three or more, that tell them apart."""
+    """Return two floats with the fewest digits, three or more, with which they are unequal."""
     for digits in range(3, 18):
         one, other = f"{x:.{digits}g}", f"{y:.{digits}g}"
         if one != other:

@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -122,8 +121,9 @@ def _loaded(root: Path) -> Iterator[str]:
 
 def _began_s() -> float:
     """Return when this process began, in the time of files."""
+    boot_s = int(_read(Path("/proc/stat")).partition("btime ")[2].split()[0])
     ticks = int(_read(Path("/proc/self/stat")).rpartition(")")[2].split()[19])
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    return boot_s + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _modified_s(path: Path) -> float:

@@ -41,7 +41,7 @@ def page(report: Report) -> str:
     )
     environment.filters |= {"one_line": one_line, "visible": visible, "count": count, "differ": differ}
     style, script = _file("report.css"), _file("copy.js")
-    return environment.get_template("report.html").render(
+    text: str = environment.get_template("report.html").render(
         generator=GENERATOR,
         version=__version__,
         style=style,
@@ -55,6 +55,7 @@ def page(report: Report) -> str:
         plots_found=plots(report),
         measured=measured(report),
     )
+    return text.lstrip()
 
 
 def differ(number: int) -> str:
