@@ -20,7 +20,6 @@ PATTERNS = (
     "tests/benchmarks/**/*.svg",
     ".github/screenshots/*",
 )
-VENDORED = "uplot"
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
 
 CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
@@ -29,7 +28,7 @@ CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and pictures of the repository."""
     root = Path(config.config_file_path).parent
-    for path in sorted({path for pattern in PATTERNS for path in root.glob(pattern) if VENDORED not in path.parts}):
+    for path in sorted({path for pattern in PATTERNS for path in root.glob(pattern)}):
         uri = path.relative_to(root).as_posix()
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files

@@ -67,7 +67,7 @@ def report(scratch: Path) -> Mapping[str, bytes]:
         tab.open(page, size=SIZE, scale=SCALE)
         light = tab.picture(".top", "section[aria-labelledby=curves]")
         tab.open(page, size=SIZE, scheme="dark", scale=SCALE)
-        dark = tab.picture("section[aria-label='Differences by step']", "section[aria-label=Completions]")
+        dark = tab.picture("section[aria-label='First differences']", "section[aria-label=Completions]")
     return {"report_light.png": light, "report_dark.png": dark}
 
 

@@ -21,7 +21,6 @@ from harness.lab.experiments.run import OUTPUT
 from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.replay import ending_lines
-from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.verdict import EXIT_CODES, Divergence
 
 VERSION = 1
@@ -127,7 +126,7 @@ def _problem(outcome: Outcome) -> str:
     """Return the problem of a broken run, or the reasons why it cannot be compared; empty if there is none."""
     if outcome.problem or outcome.verdict is None:
         return outcome.problem
-    return "; ".join(map(verdict_reason_text, outcome.verdict.reasons))
+    return "; ".join(map(str, outcome.verdict.reasons))
 
 
 def _without_cause(outcome: Outcome) -> str:

@@ -1,25 +1,31 @@
 """Output of `rlharness diff`: the verdict and the first difference of two traces, for a person or as JSON."""
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from math import isfinite, prod
+from dataclasses import replace
+from math import isnan, prod
 from typing import Any
 
+from harness.bits.digests import RAW
+from harness.bits.findings import Finding
 from harness.bits.text import count, one_line, ranges
 from harness.render.curve_picture import curve_picture
 from harness.render.field_differences import MAX_CHARS, MAX_FIELDS, field_lines
-from harness.render.operations import operations_json, operations_text
-from harness.render.verdict_reasons import reason_json, verdict_reason_text
-from harness.trace.chain import RecordedValue, Scope
-from harness.trace.element_diff import ValueDifference, coordinates
+from harness.render.operations import operations_text
+from harness.render.serialise import serialised
+from harness.trace.chain import RecordedValue, Scope, raw_value
+from harness.trace.diff import NO_NUMERICS
+from harness.trace.element_diff import ValueDifference, coordinates, numbers
+from harness.trace.explanation import SETTING, logged_too
 from harness.trace.manifest import PARTS
-from harness.trace.values import Float, plain
+from harness.trace.values import ELEMENT_BYTES, FLOATS, Float, shown
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
     COUNTED,
     INTEGERS,
     REWARDS,
+    STEP_ONLY,
     TOKENS,
     Count,
     CurveDifference,
@@ -45,7 +51,24 @@ NOUNS = {
     REWARDS: "rewards",
     ADVANTAGE_SIGNS: "signs of advantages",
 }
-STEP_ONLY = {Difference.STEP_ONLY_IN_A: "A", Difference.STEP_ONLY_IN_B: "B"}
+VALUES = {
+    "rollout": "the {} of the rollout",
+    "reward": "{} of the reward",
+    "reference": "{} of the reference",
+    "advantage": "{} of the advantage",
+    "forward": "{} of the forward pass",
+    "loss": "the loss {}",
+    "backward": "the gradient of {}",
+    "optimizer": "{} after the update",
+    "sync": "{} sent to the sampler",
+}
+"""Noun of a value, by its phase."""
+SETTINGS = {"lr": "the learning rate", "weight_decay": "the weight decay", "betas.0": "beta 1", "betas.1": "beta 2"}
+"""Nouns of settings of optimizers."""
+PLURAL = re.compile("the (tokens|rewards|advantages|logprobs)|[^ ]*(tokens|logprobs|rewards|advantages) ")
+MAX_ULP = 9_999
+"""A distance beyond it is no rounding, and means nothing in units in the last place."""
+MAX_CAUSES = 4
 
 
 def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is_ascii: bool = False) -> str:
@@ -53,62 +76,166 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
 
     With a picture of the curves where `width`, in columns, is given.
     """
+    label = LABELS[verdict.kind]
+    painted = f"\x1b[{TONES[verdict.kind]}m{label}\x1b[0m" if colour else label
     return "\n".join(
         [
-            _headline(verdict, colour),
-            *[f"  {one_line(verdict_reason_text(reason))}" for reason in verdict.reasons],
+            f"{painted}  {headline(verdict)}",
+            *[f"  {one_line(str(reason))}" for reason in verdict.reasons],
             *_place(verdict),
-            *_context(verdict),
+            *[f"  likely cause: {line}" for line in cause_lines(verdict)],
+            *_generators(verdict),
             *_part(verdict),
             *[f"  {line}" for line in attribution_lines(verdict)],
             *(operations_text(verdict.operations) if verdict.operations else []),
             *([] if verdict.kind is Kind.EQUAL else _curve(verdict.curve)),
             *([] if width is None else _picture(verdict, width, is_ascii)),
-            *[line for part in PARTS for line in field_lines(part, verdict.fingerprints.get(part, ()))],
-            *[f"  note: {one_line(verdict_reason_text(note))}" for note in verdict.notes],
+            *[line for part in (*PARTS, NO_NUMERICS) for line in field_lines(part, verdict.fingerprints.get(part, ()))],
+            *[f"  note: {_finding(note)}" for note in verdict.notes],
         ]
     )
 
 
-def _headline(verdict: Verdict, colour: bool) -> str:
-    label = LABELS[verdict.kind]
-    painted = f"\x1b[{TONES[verdict.kind]}m{label}\x1b[0m" if colour else label
-    return f"{painted}  {headline(verdict)}"
+def cause_lines(verdict: Verdict, letter: str = "B") -> list[str]:
+    """Return the likely causes of the first difference, the most likely one first; `letter` is the name of B."""
+    letters = {"B": letter, ("B",): (letter,), ("A", "B"): ("A", letter)}
+    found = [
+        replace(cause, values={name: letters.get(value, value) for name, value in cause.values.items()})
+        for cause in verdict.causes[:MAX_CAUSES]
+    ]
+    return [_finding(cause) for cause in found]
+
+
+def _finding(finding: Finding) -> str:
+    return one_line(f"{finding}; {finding.remedy}" if finding.remedy else str(finding), 400)
+
+
+# ----------------------------------------------------------------------------------------------------------- headline
 
 
 def headline(verdict: Verdict) -> str:
-    """Return the text after the label: 40 steps, every recorded bit; step 7, backward layers.3.weight, rank 1."""
+    """Return the text after the label: 40 steps, every recorded bit; step 3: the learning rate differs, 0.1 against 1.
+
+    It names what differs first, in words; `where` names it as it was recorded.
+    """
     if verdict.kind is Kind.EQUAL:
         return f"{count(verdict.num_steps, 'step')}, every recorded bit"
-    if verdict.first is not None:
-        shown = "" if verdict.kind is Kind.DIVERGED else "first difference: "
-        payload = " (NaN payloads only)" if verdict.is_nan_payload_only else ""
-        return f"{shown}{_where(verdict.first, verdict.num_ranks)}{payload}"
-    return (
-        f"no difference in {count(verdict.num_steps, 'step')}" if verdict.num_steps else "no step is complete in both"
-    )
+    first = verdict.first
+    if first is None:
+        num = verdict.num_steps
+        return f"no difference in {count(num, 'step')}" if num else "no step is complete in both"
+    prefix = "" if verdict.kind is Kind.DIVERGED else "first difference: "
+    if first.what in STEP_ONLY:
+        return f"{prefix}{where(first, verdict.num_ranks)}"
+    too = "".join(f"; {one_line(each.name)} too, {_pair(each)}" for each in logged_too(verdict)[:MAX_FIELDS])
+    payload = " (NaN payloads only)" if verdict.is_nan_payload_only else ""
+    return f"{prefix}step {first.step}{_rank(first)}: {_difference(first)}{payload}{too}"
 
 
-def _where(place: Divergence, num_ranks: int) -> str:
-    """step 7, backward layers.3.weight, rank 1."""
+def _difference(first: Divergence) -> str:
+    """The learning rate differs, 0.0097 against 0.0081."""
+    rates = [each for each in first.settings if each.name.endswith(".lr")]
+    for setting in rates[:1] or first.settings[:1]:
+        return f"{noun(setting.a or setting.b)} differs, {' against '.join(pair_of(setting.a, setting.b))}"
+    value = first.a or first.b
+    known_a, known_b = _sides(first)
+    if first.what is Difference.DTYPE and first.a and first.b:
+        one, other = (one_line(each.dtype, MAX_CHARS) for each in (first.a, first.b))
+        return f"{noun(value)} is {one} in A and {other} in B"
+    if first.what is Difference.SHAPE and first.a and first.b:
+        return f"{noun(value)} has shape {[*first.a.shape]} in A and {[*first.b.shape]} in B"
+    if known_a is None or known_b is None:
+        return f"only {'A' if first.a else 'B'} has {noun(value)}"
+    texts, what = pair_of(known_a, known_b, first.value), noun(value)
+    verb = "differ" if PLURAL.match(what) else "differs"
+    return f"{what} {verb}" + (f", {' against '.join(texts)}" if all(texts) else "")
+
+
+def _sides(first: Divergence) -> tuple[RecordedValue | None, RecordedValue | None]:
+    known = None if first.known is None else first.known.value
+    return first.a or known, first.b or known
+
+
+def noun(value: RecordedValue | None) -> str:
+    """Return what a value is: the learning rate, the gradient of layers.3.weight, the loss."""
+    assert value is not None
+    name = one_line(value.name)
+    if value.phase == "optimizer" and (found := SETTING.fullmatch(name)):
+        word = SETTINGS.get(found["key"], f"the setting {found['key']}")
+        group = f" of group {found['group']}" if found["group"] != "0" else ""
+        return word + group + (f" of {found['optimizer']}" if found["optimizer"] else "")
+    if value.phase == "optimizer" and " " in name:
+        parameter, _, key = name.partition(" ")
+        return f"the optimizer's {key} of {parameter}"
+    if value.phase == "rollout" and f"{name}.".startswith("batch."):
+        part = name.removeprefix("batch").removeprefix(".")
+        return f"part {part} of the batch" if part else "the batch"
+    if name in (value.phase, f"{value.phase}s"):
+        return f"the {name}"
+    return VALUES.get(value.phase, f"{{}} of {one_line(value.phase, MAX_CHARS)}").format(name)
+
+
+def pair_of(
+    a: RecordedValue | None, b: RecordedValue | None, difference: ValueDifference | None = None
+) -> tuple[str, str]:
+    """Return two values as texts, with few digits; empty for one that is not known."""
+    if a is not None and b is not None and a.dtype == b.dtype and a.dtype in FLOATS and not (a.shape or b.shape):
+        x, y = (numbers(each.dtype, raw_value(each))[0] if each.algorithm == RAW else None for each in (a, b))
+        if x is not None and y is not None and not (isnan(x) or isnan(y)):
+            return apart(x, y)
+    if difference is not None and difference.num_elements == 1:
+        return difference.a, difference.b
+    one, other = (value_text(each) for each in (a, b))
+    return one, other
+
+
+def apart(x: float, y: float) -> tuple[str, str]:
+    """Return two floats with the fewest digits, three or more, with which they are unequal."""
+    for digits in range(3, 18):
+        one, other = f"{x:.{digits}g}", f"{y:.{digits}g}"
+        if one != other:
+            return one, other
+    return repr(x), repr(y)
+
+
+def value_text(value: RecordedValue | None) -> str:
+    """Return a value that is recorded as it is, as a person reads it; empty for one whose digest alone is known."""
+    if value is None or value.algorithm != RAW:
+        return ""
+    if value.dtype not in ELEMENT_BYTES:
+        is_text = value.dtype == "text"
+        return repr(value.digest.rstrip(b"\0").decode("utf-8", "replace")) if is_text else ""
+    data, size = raw_value(value), ELEMENT_BYTES[value.dtype]
+    bits = [int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)]
+    texts = [shown(value.dtype, each) for each in bits]
+    return texts[0] if not value.shape and texts else f"[{', '.join(texts)}]"
+
+
+def where(place: Divergence, num_ranks: int) -> str:
+    """Return a difference as it was recorded: step 7, backward layers.3.weight, rank 1."""
     if place.what in STEP_ONLY:
         whose = "" if place.rank is None else f", rank {place.rank}"
         return f"step {place.step}{whose} exists only in {STEP_ONLY[place.what]}"
-    recorded_value = place.a or place.b
-    assert recorded_value is not None
-    rank = f", rank {place.rank}" if place.rank is not None and (place.rank or place.ranks != (0,)) else ""
-    return f"step {place.step}, {_name(recorded_value, num_ranks, place.num_microbatches)}{rank}"
+    return f"step {place.step}, {_name(place.a or place.b, num_ranks, place.num_microbatches)}{_rank(place)}"
 
 
-def _name(recorded_value: RecordedValue, num_ranks: int, num_microbatches: int = 1) -> str:
+def _rank(place: Divergence) -> str:
+    return f", rank {place.rank}" if place.rank is not None and (place.rank or place.ranks != (0,)) else ""
+
+
+def _name(value: RecordedValue | None, num_ranks: int, num_microbatches: int = 1) -> str:
     """backward layers.3.weight; with its occurrence, where it is not the first, and whose it is, where it is a part."""
-    name = f"{one_line(recorded_value.phase, MAX_CHARS)} {one_line(recorded_value.name)}"
-    if recorded_value.scope is Scope.PHYSICAL:
-        if recorded_value.occurrence or num_microbatches > 1:
-            name += f" in {'batch' if recorded_value.phase == 'rollout' else 'microbatch'} {recorded_value.occurrence}"
+    assert value is not None
+    name = f"{one_line(value.phase, MAX_CHARS)} {one_line(value.name)}"
+    if value.scope is Scope.PHYSICAL:
+        if value.occurrence or num_microbatches > 1:
+            name += f" in {'batch' if value.phase == 'rollout' else 'microbatch'} {value.occurrence}"
         return name + (" (this rank's part)" if num_ranks > 1 else "")
-    name += f" #{recorded_value.occurrence}" if recorded_value.occurrence else ""
-    return name + (" (this rank's shard)" if recorded_value.scope is Scope.SHARD and num_ranks > 1 else "")
+    name += f" #{value.occurrence}" if value.occurrence else ""
+    return name + (" (this rank's shard)" if value.scope is Scope.SHARD and num_ranks > 1 else "")
+
+
+# ---------------------------------------------------------------------------------------------------------- the lines
 
 
 def _place(verdict: Verdict) -> Iterator[str]:
@@ -116,15 +243,23 @@ def _place(verdict: Verdict) -> Iterator[str]:
     if place is None:
         return
     if place.what not in STEP_ONLY:
-        for side, recorded_value in (("A", place.a), ("B", place.b)):
-            yield f"  {side}  {_recorded_value(recorded_value, place.value, side)}"
-        if place.value is not None:
-            yield from _distance(place.value)
+        yield f"  {_name(place.a or place.b, verdict.num_ranks, place.num_microbatches)}"
+        for side, value in (("A", place.a), ("B", place.b)):
+            yield f"    {side}  {_value(place, value, side)}"
+        if place.value is not None and place.value.a not in ("True", "False"):
+            yield f"    {distance(place.value)}"
+        for setting in [each for each in place.settings if each.name not in _names(place)][:MAX_FIELDS]:
+            one, other = pair_of(setting.a, setting.b)
+            yield f"    {one_line(setting.name)} too  A {one or 'none'}  B {other or 'none'}"
         yield f"  equal before it: {_before(place, verdict.num_ranks)}"
         yield f"  different in this step: {place.num_different:,} of {count(place.num_values, 'value')}"
     if len(place.ranks) > 1 or (place.rank and place.what not in STEP_ONLY):
         yield f"  ranks that differ: {ranges(map(str, place.ranks))}"
     yield f"  different steps: {verdict.num_steps_different:,} of {verdict.num_steps:,}"
+
+
+def _names(place: Divergence) -> set[str]:
+    return {each.name for each in (place.a, place.b) if each is not None}
 
 
 def _before(place: Divergence, num_ranks: int) -> str:
@@ -135,17 +270,20 @@ def _before(place: Divergence, num_ranks: int) -> str:
     return f"{count(place.num_before, 'value')}{phases}; the last: {_name(place.last_equal, num_ranks)}"
 
 
-def _recorded_value(recorded_value: RecordedValue | None, value: ValueDifference | None, side: str) -> str:
-    if recorded_value is None:
-        return "has no such value"
-    kind = f"{one_line(recorded_value.dtype, MAX_CHARS)} [{', '.join(map(str, recorded_value.shape))}]"
-    if value is not None:
-        shape = (
-            recorded_value.shape if prod(recorded_value.shape) == value.num_elements else ()
-        )  # else it is a part of that whole
-        at = f" at {_element(value.first, shape)}" if value.num_elements > 1 else ""
-        return f"{kind}  {value.a if side == 'A' else value.b}{at}"
-    return f"{kind}  {one_line(recorded_value.algorithm, MAX_CHARS)} {recorded_value.digest.hex()}"
+def _value(place: Divergence, value: RecordedValue | None, side: str) -> str:
+    """One side: f32 [64, 32]  0.1 at element [0, 3]; a value that was not recorded here was as it is known."""
+    since = ""
+    if value is None:
+        if place.known is None:
+            return "does not record it"
+        value, since = place.known.value, f", unchanged since step {place.known.step}"
+    kind = f"{one_line(value.dtype, MAX_CHARS)} [{', '.join(map(str, value.shape))}]"
+    text = value_text(value) or f"{one_line(value.algorithm, MAX_CHARS)} {value.digest.hex()}"
+    if (difference := place.value) is not None:
+        shape = value.shape if prod(value.shape) == difference.num_elements else ()  # else it is a part of that whole
+        at = f" at {_element(difference.first, shape)}" if difference.num_elements > 1 else ""
+        text = f"{difference.a if side == 'A' else difference.b}{at}"
+    return f"{kind}  {text}{since}"
 
 
 def _element(index: int, shape: Sequence[int]) -> str:
@@ -153,47 +291,42 @@ def _element(index: int, shape: Sequence[int]) -> str:
     return f"element {coordinates(index, [*map(range, shape)]) if len(shape) > 1 else index}"
 
 
-def _distance(value: ValueDifference) -> Iterator[str]:
+def distance(value: ValueDifference) -> str:
+    """Return how far two values are apart: 3 ulp apart (3.58e-07); 2 of 3 elements differ, by at most 0.5."""
     how = "different bits"
     if value.is_nan_payload_only:
         how = "NaN in both, with different payloads"
     elif value.max_ulp == 0:
         how = "only in the sign of zero"
-    elif value.max_ulp is not None:
+    elif value.max_ulp is not None and value.max_ulp <= MAX_ULP:
         how = f"{value.max_ulp:,} ulp apart ({value.max_abs:.3g})"
     elif value.max_abs is not None:
-        how = f"{value.max_abs:,} apart"
+        how = f"{value.max_abs:.3g} apart" if value.max_ulp is not None else f"{value.max_abs:,} apart"
     elif value.num_nan_only_a or value.num_nan_only_b:
         how = "NaN in one of them"
     if value.num_elements == 1:
-        yield f"  {how}"
-        return
+        return how
     first = "" if value.num_compared == value.num_elements else "the first "
     most = "at most " if value.max_abs else ""
-    yield f"  {value.num_different:,} of {first}{count(value.num_compared, 'element')} differ, {most}{how}"
+    text = f"{value.num_different:,} of {first}{count(value.num_compared, 'element')} differ, {most}{how}"
     if value.num_nan_only_a or value.num_nan_only_b:
         both = f", in both with different payloads: {value.num_nan_both:,}" if value.num_nan_both else ""
-        yield f"  NaN in A only: {value.num_nan_only_a:,}, in B only: {value.num_nan_only_b:,}{both}"
+        text += f"; NaN in A only: {value.num_nan_only_a:,}, in B only: {value.num_nan_only_b:,}{both}"
+    return text
 
 
-def _context(verdict: Verdict) -> Iterator[str]:
+def _generators(verdict: Verdict) -> Iterator[str]:
     context = verdict.context
-    if context is None:
-        return
-    names = ", ".join(one_line(name, MAX_CHARS) for name in context.names[:MAX_FIELDS])
-    if context.step is not None:
-        rank = f", rank {context.rank}" if verdict.num_ranks > 1 else ""
-        states, have = ("state", "has") if len(context.names) == 1 else ("states", "have")
-        yield f"  the {states} of {names} {have} differed since step {context.step}{rank}"
-    elif verdict.first is not None:
-        yield f"  the default random-number generators are equal at the start of this step: {names}"
+    if context is not None and context.step is None and verdict.first is not None:
+        names = ", ".join(one_line(name, MAX_CHARS) for name in context.names[:MAX_FIELDS])
+        yield f"  the random-number generators are equal at the start of this step: {names}"
 
 
 def _part(verdict: Verdict) -> Iterator[str]:
     if verdict.part is not None:
         whose = "ranks' parts" if verdict.num_ranks > 1 else "microbatches"
-        where = _where(verdict.part, verdict.num_ranks)
-        yield f"  first difference in {whose} (does not affect the verdict): {where}"
+        place = where(verdict.part, verdict.num_ranks)
+        yield f"  first difference in {whose} (does not affect the verdict): {place}"
 
 
 def attribution_lines(verdict: Verdict) -> Iterator[str]:
@@ -210,35 +343,25 @@ def changed_lines(verdict: Verdict) -> dict[str, str]:
 
 
 def unchanged_lines(verdict: Verdict) -> Iterator[str]:
-    """Yield a line about the kinds of values that did not change, if there are any."""
+    """Yield a line about the kinds of values that did not change, if any were compared."""
     counts = verdict.attribution
-    kinds = [kind for kind in COUNTED if kind in counts and counts[kind].is_equal]
-    is_only = _is_floats_only(verdict)
-    counted = [kind for kind in kinds if counts[kind].num_compared]  # texts have no elements to count
-    equal = [f"{counts[kind].num_compared:,} {NOUNS[kind]}" for kind in counted or (kinds if is_only else [])]
-    if equal:
-        only = "floats only; " if is_only else ""
-        yield f"{only}unchanged: {', '.join(equal)}"
-
-
-def _is_floats_only(verdict: Verdict) -> bool:
-    """Return whether only floats differ, as far as is known; a step in one trace only is not a float."""
-    is_leaf = verdict.first is not None and verdict.first.what not in STEP_ONLY
-    return is_leaf and all(each.is_equal for each in verdict.attribution.values())
+    kinds = [kind for kind in COUNTED if kind in counts and counts[kind].is_equal and counts[kind].num_compared]
+    if kinds:
+        only = "floats only; " if verdict.is_floats_only else ""
+        yield f"{only}unchanged: {', '.join(f'{counts[kind].num_compared:,} {NOUNS[kind]}' for kind in kinds)}"
 
 
 def _changed(kind: str, changed: Count, num_ranks: int) -> str:
     place = changed.first
     assert place is not None
     rank = f", rank {place.rank}" if num_ranks > 1 else ""
-    where = f"step {place.step}{rank}, {_element_of(kind, place)}"
     how_many = []
     if changed.num_different:
         share = 100 * changed.num_different / changed.num_compared
         how_many.append(f"{changed.num_different:,} of {changed.num_compared:,} ({percent(share)} %)")
     if changed.num_unknown:
         how_many.append(f"an unknown number in {count(changed.num_unknown, 'value')}")
-    return f"{COUNTED[kind]}: {' and '.join(how_many)}; first {where}"
+    return f"{COUNTED[kind]}: {' and '.join(how_many)}; first step {place.step}{rank}, {_element_of(kind, place)}"
 
 
 def _element_of(kind: str, place: Element) -> str:
@@ -253,7 +376,20 @@ def _element_of(kind: str, place: Element) -> str:
 
 def _curve(curve: Sequence[CurveDifference]) -> Iterator[str]:
     for point in curve[:MAX_FIELDS]:
-        yield f"  curve: {one_line(point.name)} at step {point.step}  A {_float(point.a)}  B {_float(point.b)}"
+        yield f"  logged {one_line(point.name)} differs at step {point.step}: {_pair(point)}"
+
+
+def _pair(point: CurveDifference) -> str:
+    if point.a is None or point.b is None:
+        one, other = ("none" if each is None else _float(each) for each in (point.a, point.b))
+    else:
+        one, other = apart(point.a.value(), point.b.value())
+    return f"{one} against {other}"
+
+
+def _float(value: Float) -> str:
+    number = value.decimal()
+    return str(number if number is not None else value.value())
 
 
 def _picture(verdict: Verdict, width: int, is_ascii: bool) -> list[str]:
@@ -262,90 +398,16 @@ def _picture(verdict: Verdict, width: int, is_ascii: bool) -> list[str]:
     return curve_picture(verdict.curves, parted=verdict.first.step, width=width, is_ascii=is_ascii)
 
 
-def _float(value: Float | None) -> str:
-    if value is None:
-        return "none"
-    number = value.decimal()
-    return f"{number if number is not None else value.value()} ({value})"
-
-
 def verdict_json(verdict: Verdict, *, exit_code: int) -> dict[str, Any]:
-    """The verdict in plain values only."""
-    return {
-        "version": VERSION,
-        "exit_code": exit_code,
-        "verdict": verdict.kind.value,
-        "reasons": [verdict_reason_text(reason) for reason in verdict.reasons],
-        "reason_codes": [reason_json(reason) for reason in verdict.reasons],
-        "notes": [verdict_reason_text(note) for note in verdict.notes],
-        "note_codes": [reason_json(note) for note in verdict.notes],
-        "num_ranks": verdict.num_ranks,
-        "num_steps": verdict.num_steps,
-        "num_steps_different": verdict.num_steps_different,
-        "is_nan_payload_only": verdict.is_nan_payload_only,
-        "first": _divergence_json(verdict.first),
-        "part": _divergence_json(verdict.part),
-        "context": verdict.context and asdict(verdict.context),
-        "attribution": _attribution_json(verdict),
-        "operations": verdict.operations and operations_json(verdict.operations),
-        "fingerprints": {
-            part: [{"name": each.name, "a": each.a, "b": each.b} for each in differences]
-            for part, differences in verdict.fingerprints.items()
-        },
-        "curve": [
-            {"step": point.step, "name": point.name, "a": plain(point.a), "b": plain(point.b)}
-            for point in verdict.curve
-        ],
-    }
-
-
-def _divergence_json(place: Divergence | None) -> dict[str, Any] | None:
-    if place is None:
-        return None
-    value = place.value
-    return {
-        "step": place.step,
-        "what": place.what.value,
-        "rank": place.rank,
-        "ranks": list(place.ranks),
-        "a": _value_json(place.a),
-        "b": _value_json(place.b),
-        "last_equal": _value_json(place.last_equal),
-        "phases_before": list(place.phases_before),
-        "num_before": place.num_before,
-        "num_microbatches": place.num_microbatches,
-        "num_values": place.num_values,
-        "num_different": place.num_different,
-        "value": value
-        and {**asdict(value), "max_abs": _finite(value.max_abs), "is_nan_payload_only": value.is_nan_payload_only},
-    }
-
-
-def _finite(number: float | None) -> float | str | None:
-    """JSON has no infinities: "inf"."""
-    return number if number is None or isfinite(number) else str(number)
-
-
-def _attribution_json(verdict: Verdict) -> dict[str, Any] | None:
-    if not verdict.attribution:
-        return None
-    counts = {kind: asdict(each) for kind, each in verdict.attribution.items()}
-    return {"is_floats_only": _is_floats_only(verdict), **counts}
-
-
-def _value_json(recorded_value: RecordedValue | None) -> dict[str, Any] | None:
-    if recorded_value is None:
-        return None
-    return {
-        "phase": recorded_value.phase,
-        "name": recorded_value.name,
-        "occurrence": recorded_value.occurrence,
-        "scope": recorded_value.scope.name.lower(),
-        "dtype": recorded_value.dtype,
-        "shape": list(recorded_value.shape),
-        "algorithm": recorded_value.algorithm,
-        "digest": recorded_value.digest.hex(),
-    }
+    """Return the verdict in plain values: its fields, and its findings as sentences beside their codes."""
+    found = serialised(verdict)
+    del found["curves"]
+    for key, code_key in (("reasons", "reason_codes"), ("causes", "cause_codes"), ("notes", "note_codes")):
+        found[code_key] = found[key]
+        found[key] = [str(each) for each in getattr(verdict, key)]
+    attribution = {"is_floats_only": verdict.is_floats_only, **found["attribution"]} if verdict.attribution else None
+    head = {"version": VERSION, "exit_code": exit_code, "verdict": found.pop("kind"), "headline": headline(verdict)}
+    return {**head, **found, "attribution": attribution}
 
 
 def percent(share: float) -> str:

@@ -16,14 +16,21 @@ MAX_CHARS = 60
 FEW = 3
 """So many of a kind are shown side by side; a line names as many."""
 LIBRARY, PACKAGE = "library ", "package "
-DIFFERENT_PART = {"perturbation": "runtime settings differ"}
+HEADINGS = {
+    "identity": "the configuration or the command differs",
+    "content": "data or functions that the configuration names differ",
+    "numerics": "hardware or software differs",
+    "subject": "the code differs",
+    "perturbation": "runtime settings differ",
+    "libraries": "libraries that cannot change results differ",
+}
 
 
 def field_lines(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
     """Yield the lines on one part of two fingerprints; none if nothing differs."""
     if not differences:
         return
-    yield f"  {DIFFERENT_PART.get(part, f'{part} differs')}"
+    yield f"  {HEADINGS[part]}"
     libraries = _many([each for each in differences if each.name.startswith(LIBRARY)])
     one_sided = [_many(_only(side, differences)) for side in ("a", "b")]
     summarised = {each.name for group in (libraries, *one_sided) for each in group}
@@ -56,14 +63,14 @@ def _sides(fields: Sequence[FieldDifference]) -> str:
 def _side_by_side(differences: Sequence[FieldDifference]) -> Iterator[str]:
     shown = differences[:MAX_FIELDS]
     names = [one_line(each.name, MAX_CHARS) for each in shown]
-    values = [(_value(each.a), _value(each.b)) for each in shown]
+    absent = ["as committed" if each.name.startswith("file ") else "none" for each in shown]
+    values = [
+        tuple(text if value is None else one_line(value, MAX_CHARS) for value in (each.a, each.b))
+        for each, text in zip(shown, absent, strict=True)
+    ]
     width = max(map(len, names), default=0)
     width_a = max((len(a) for a, _ in values), default=0)
     for name, (a, b) in zip(names, values, strict=True):
         yield f"    {name:<{width}}  A {a:<{width_a}}  B {b}"
     if more := len(differences) - len(shown):
         yield f"    and {more} more"
-
-
-def _value(text: str | None) -> str:
-    return "none" if text is None else one_line(text, MAX_CHARS)

@@ -20,7 +20,7 @@ from harness.render.divergence import changed_lines, headline, unchanged_lines, 
 from harness.render.gate_reasons import KINDS, reason_text
 from harness.render.rare_events import rare_events_line
 from harness.render.replay import ending_lines
-from harness.render.verdict_reasons import reason_json
+from harness.render.serialise import serialised
 from harness.trace.curve import common_names
 from harness.trace.verdict import EXIT_CODES
 
@@ -202,7 +202,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "failures": {name: list(reasons) for name, reasons in gate.failures.items()},
         "directory": str(gate.directory),
         "notes": [reason_text(note) for note in gate.notes],
-        "note_codes": [reason_json(note) for note in gate.notes],
+        "note_codes": [serialised(note) for note in gate.notes],
         "scenarios": [_scenario_json(scenario) for scenario in gate.scenarios],
     }
 
@@ -218,9 +218,9 @@ def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
         "against": scenario.against,
         "place": finding.place,
         "reasons": [reason_text(reason) for reason in finding.reasons],
-        "reason_codes": [reason_json(reason) for reason in finding.reasons],
+        "reason_codes": [serialised(reason) for reason in finding.reasons],
         "notes": [reason_text(note) for note in notes],
-        "note_codes": [reason_json(note) for note in notes],
+        "note_codes": [serialised(note) for note in notes],
         "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
         "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
         "costs": [_cost_json(cost) for cost in scenario.costs],

@@ -25,7 +25,6 @@ from harness.lab.gate.reasons import (
     SettingChanged,
     SharedCode,
 )
-from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.verdict import COUNTED
 
 MAX_NAMES = 5
@@ -83,7 +82,7 @@ def reason_text(reason: Reason) -> str:
         case Reported(message=message):
             return f"{PREFIXES[reason.code]}{message}"
         case OfTraces(reason=inner):
-            return verdict_reason_text(inner)
+            return str(inner)
         case RunFailed(side=side, message=message):
             return f"{side}: {message}"
         case NoBase(is_shallow=is_shallow):

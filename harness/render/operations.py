@@ -1,7 +1,6 @@
 """Operations of a step as text or JSON: the first that differs, and the first NaN."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from harness.bits.digests import RAW
 from harness.bits.text import count, one_line
@@ -78,10 +77,10 @@ def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
         yield f"  A: {_call(place.a)}"
         yield f"  B: {_call(place.b)}"
         return
-    yield from _values("inputs", place.a.inputs, place.b.inputs, place.inputs)
+    yield from _values("inputs", place.a.inputs, place.b.inputs, place.inputs_equal)
     if is_entrance:
         return
-    yield from _values("outputs", place.a.outputs, place.b.outputs, place.outputs)
+    yield from _values("outputs", place.a.outputs, place.b.outputs, place.outputs_equal)
     for maker in place.makers:
         yield f"  the differing value was written by {named(maker)}" if maker else f"  {FROM_OUTSIDE}"
 
@@ -184,70 +183,3 @@ def _inputs(operation: Operation) -> Iterator[str]:
     if (more := len(operation.inputs) - MAX_VALUES) > 0:
         shown.append(f"{more:,} more")
     yield f"    it read {'; '.join(shown) or 'no tensor'}"
-
-
-def operations_json(verdict: OpVerdict) -> dict[str, Any]:
-    """The same in plain values only."""
-    return {
-        "rank": verdict.rank,
-        "step": verdict.step,
-        "num_a": verdict.num_a,
-        "num_b": verdict.num_b,
-        "first": _divergence_json(verdict.first),
-        "made": _divergence_json(verdict.made),
-        "problems": list(verdict.problems),
-    }
-
-
-def _divergence_json(place: OpDivergence | None) -> dict[str, Any] | None:
-    if place is None:
-        return None
-    return {
-        "what": place.what.value,
-        "a": operation_json(place.a),
-        "b": operation_json(place.b),
-        "inputs_equal": list(place.inputs),
-        "outputs_equal": list(place.outputs),
-        "last_equal": operation_json(place.last_equal),
-        "makers": [operation_json(maker) for maker in place.makers],
-    }
-
-
-def operation_json(operation: Operation | None) -> dict[str, Any] | None:
-    """An operation in plain values only."""
-    if operation is None:
-        return None
-    return {
-        "index": operation.index,
-        "phase": operation.phase,
-        "name": operation.name,
-        "at": operation.at,
-        "via": operation.via,
-        "arguments": operation.arguments,
-        "random": operation.random,
-        "inputs": [_value_json(value) for value in operation.inputs],
-        "outputs": [_value_json(value) for value in operation.outputs],
-    }
-
-
-def _value_json(value: OpValue) -> dict[str, Any]:
-    return {
-        "dtype": value.dtype,
-        "shape": value.shape,
-        "algorithm": value.algorithm,
-        "digest": value.digest,
-        "layout": list(value.layout),
-    }
-
-
-def non_finite_json(found: NonFinite | None) -> dict[str, Any] | None:
-    """Where a NaN or an Inf came from, in plain values only."""
-    if found is None:
-        return None
-    return {
-        "kind": found.kind,
-        "made_by": operation_json(found.made_by),
-        "read_by": operation_json(found.read_by),
-        "origin": operation_json(found.origin),
-        "num_between": found.num_between,
-    }

@@ -14,18 +14,16 @@ from harness.lab.experiments.recording_result import recording_json
 from harness.lab.experiments.run import Run
 from harness.lab.replay.comparison import Comparison, Replay
 from harness.process.program_output import output_tail
-from harness.render.divergence import STEP_ONLY, verdict_json, verdict_text
+from harness.render.divergence import verdict_json, verdict_text
 from harness.render.operations import (
     VALIDITY,
-    non_finite_json,
     non_finite_lines,
-    operation_json,
-    operations_json,
     operations_text,
     suspect_lines,
 )
 from harness.render.rare_events import rare_events_line
-from harness.trace.verdict import EXIT_CODES, Kind
+from harness.render.serialise import serialised
+from harness.trace.verdict import EXIT_CODES, STEP_ONLY, Kind
 
 VERSION = 1
 
@@ -169,10 +167,10 @@ def replay_json(replay: Replay) -> dict[str, Any]:
                 "a": comparison.a,
                 "b": comparison.b,
                 **verdict_json(comparison.verdict, exit_code=EXIT_CODES[comparison.verdict.kind]),
-                "operations": [operations_json(each) for each in comparison.operations],
-                "nan": non_finite_json(comparison.nan),
+                "operations": serialised(comparison.operations),
+                "nan": serialised(comparison.nan),
                 "operation_notes": list(comparison.notes),
-                "suspects": [operation_json(each) for each in comparison.suspects or ()],
+                "suspects": serialised(comparison.suspects or ()),
             }
             for comparison in replay.comparisons
         ],

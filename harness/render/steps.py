@@ -11,8 +11,9 @@ from harness.lab.reproduce.plan import StepPlan
 from harness.lab.reproduce.result import Reproduction
 from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
-from harness.render.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
+from harness.render.operations import VALIDITY, non_finite_lines, operations_text
 from harness.render.replay import ending_lines
+from harness.render.serialise import serialised
 from harness.trace.verdict import EXIT_CODES
 
 VERSION = 1
@@ -156,7 +157,7 @@ def _against_json(other: OtherRun | OtherTrace | None) -> dict[str, Any] | None:
     verdict = other.verdict and verdict_json(other.verdict, exit_code=EXIT_CODES[other.verdict.kind])
     if isinstance(other, OtherTrace):
         return {"run": str(other.directory), "verdict": verdict}
-    first_operations = [operations_json(each) for each in other.operations]
+    first_operations = serialised(other.operations)
     return {**repeated_json(other.repeated), "verdict": verdict, "first_operations": first_operations}
 
 
@@ -173,18 +174,8 @@ def repeated_json(repeated: Repeated) -> dict[str, Any]:
         "num_values": repeated.num_values,
         "root": repeated.root.hex(),
         "comparisons": [verdict_json(each, exit_code=EXIT_CODES[each.kind]) for each in repeated.verdicts],
-        "operations": [_operations_json(each) for each in repeated.operations],
+        "operations": serialised(repeated.operations),
         "runs": [
             {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)} for run in repeated.runs
         ],
-    }
-
-
-def _operations_json(operations: StepOperations) -> dict[str, Any]:
-    return {
-        "rank": operations.rank,
-        "num_by_phase": dict(operations.num_by_phase),
-        "problem": operations.problem,
-        "is_faithful": operations.is_faithful,
-        "non_finite": non_finite_json(operations.non_finite),
     }

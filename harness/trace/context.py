@@ -18,8 +18,9 @@ States = dict[tuple[str, int], tuple[str, str, bytes]]
 def compare_contexts(a: Trace, b: Trace, until: int | None) -> Context | None:
     """Compare the contexts of all steps that both have, up to `until`; None where there is nothing to compare.
 
-    A state is recorded where it has changed, so those that were recorded last count. In the first step of a resumed run
-    none is compared: its process reads them when torch is imported, and restores them later.
+    A state is recorded where it has changed, so those that were recorded last count. A state that only one trace has
+    is not compared: a trace with the operations of step 0 begins earlier. Nor is any in the first step of a resumed
+    run: its process reads them when torch is imported, and restores them later.
     """
     names: dict[str, None] = {}
     known_a: dict[int, States] = {}
@@ -34,7 +35,8 @@ def compare_contexts(a: Trace, b: Trace, until: int | None) -> Context | None:
             last_b.update(other)
             if logs_b[rank].shift and step == b.steps[0]:
                 continue
-            different = [key for key in dict.fromkeys([*one, *other]) if last_a.get(key) != last_b.get(key)]
+            both = [key for key in dict.fromkeys([*one, *other]) if key in last_a and key in last_b]
+            different = [key for key in both if last_a[key] != last_b[key]]
             if different:
                 return Context(tuple(dict.fromkeys(name for name, _ in different)), step, rank)
             names |= dict.fromkeys(name for name, _ in one)

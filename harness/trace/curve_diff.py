@@ -6,9 +6,10 @@ How long something took, and how much memory, is never the same twice: names tha
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from harness.bits.findings import Finding
 from harness.trace.curve import NAMES, CurvePoint
 from harness.trace.reader import Trace
-from harness.trace.reasons import CurveDtypesDiffer, CurveLinesMissing, OfTrace, VerdictCode, VerdictReason
+from harness.trace.reasons import VerdictCode
 from harness.trace.values import Float
 from harness.trace.verdict import CurveDifference, Curves
 
@@ -46,7 +47,7 @@ def _differ(x: Float | None, y: Float | None, *, is_end: bool) -> bool:
     return x.dtype == y.dtype and x != y
 
 
-def uncompared(a: Trace, b: Trace) -> Iterator[VerdictReason]:
+def uncompared(a: Trace, b: Trace) -> Iterator[Finding]:
     """Yield notes on what could not be compared in the curves: missing lines, and unequal values of unequal dtypes.
 
     The last line of a killed program is always missing, and is not reported.
@@ -58,15 +59,15 @@ def uncompared(a: Trace, b: Trace) -> Iterator[VerdictReason]:
         if not absent or trace.curve_ends_at is not None:  # the damage is told
             continue
         if known:
-            yield CurveLinesMissing(VerdictCode.CURVE_LINES_MISSING, name, tuple(absent))
+            yield VerdictCode.CURVE_LINES_MISSING(trace=name, steps=tuple(absent))
         else:
-            yield OfTrace(VerdictCode.CURVE_MISSING, name)
+            yield VerdictCode.CURVE_MISSING(trace=name)
     for step, x, y in common_points(a, b):
         if names := [
             name for name in x if name in y and _is_printed_differently(x[name], y[name]) and not is_cost(name)
         ]:
-            dtypes = x[names[0]].dtype, y[names[0]].dtype
-            yield CurveDtypesDiffer(VerdictCode.CURVE_DTYPES_DIFFER, step, tuple(names), *dtypes)
+            of_a, of_b = x[names[0]].dtype, y[names[0]].dtype
+            yield VerdictCode.CURVE_DTYPES_DIFFER(step=step, names=tuple(names), a=of_a, b=of_b)
             return
 
 

@@ -12,13 +12,15 @@ into other shards, values are merged over ranks; a global value on which the ran
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from harness.bits.findings import Finding
 from harness.bits.redaction import redact_fields
 from harness.trace.attribution import attribute
 from harness.trace.chain import CHAINED, Scope, chain_start
 from harness.trace.context import compare_contexts
 from harness.trace.curve_diff import compare_curves, curves_to_show, uncompared
 from harness.trace.excerpt import common_ranks
-from harness.trace.explanation import explain
+from harness.trace.explanation import causes, completed
+from harness.trace.fingerprint import UNCOMMITTED
 from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.global_values import paired_global_values, shard_sums
 from harness.trace.manifest import PARTS, Fingerprint, short_field
@@ -26,24 +28,14 @@ from harness.trace.mapped_libraries import deciding
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
-from harness.trace.reasons import (
-    ChainBroken,
-    CurveDiffers,
-    FieldsDiffer,
-    Incomparable,
-    OfTrace,
-    RankDisagrees,
-    RanksMissing,
-    RootMismatch,
-    TraceFault,
-    VerdictCode,
-    VerdictReason,
-)
+from harness.trace.reasons import VerdictCode
 from harness.trace.renames import ENTRY, current_entry, current_identity, current_settings
 from harness.trace.resumption import resumed_at
 from harness.trace.value_diff import StepDifference, compare_columns, compare_values
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 
+NO_NUMERICS = "libraries"
+"""Part of a comparison: libraries that cannot move bits. They are shown and decide nothing."""
 PLACED = (*CHAINED, Scope.PHYSICAL)
 """Scopes that the first difference may have."""
 
@@ -69,7 +61,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
     attribution = {} if found.first is None else attribute(a, b)
     directories = a.directory, b.directory
     numbers = {rank: log.number for rank, log in b.ranks.items()}
-    notes: list[VerdictReason] = [
+    notes: list[Finding] = [
         *match.notes(),
         *found.notes,
         *found.faults,
@@ -78,20 +70,19 @@ def diff(a: Trace, b: Trace) -> Verdict:
         *uncompared(a, b),
     ]
     if len(a.ranks.keys() | b.ranks.keys()) < num_ranks:
-        notes.append(RanksMissing(VerdictCode.RANKS_MISSING, len(a.ranks), num_ranks))
+        notes.append(VerdictCode.RANKS_MISSING(num_compared=len(a.ranks), num_ranks=num_ranks))
     if kind is Kind.EQUAL and curve:
         names = tuple(each.name for each in curve)
-        notes.append(CurveDiffers(VerdictCode.CURVE_DIFFERS, curve[0].step, names))
+        notes.append(VerdictCode.CURVE_DIFFERS(step=curve[0].step, names=names))
     if found.first is not None:
-        notes += explain(a, b, found.first)
         if a.steps and b.steps and found.first.step in (a.steps[0], b.steps[0]) and (resumed := resumed_at(a, b)):
             notes.append(resumed)
         notes += ops_of_other_steps(*directories, found.first.step)
-    return Verdict(
+    verdict = Verdict(
         kind=kind,
         reasons=tuple(reasons),
         notes=tuple(note for note in notes if note not in reasons),
-        first=found.first,
+        first=None if found.first is None else completed(a, b, found.first),
         part=part,
         context=compare_contexts(a, b, None if found.first is None else found.first.step),
         attribution=attribution,
@@ -104,6 +95,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
         curves=None if found.first is None else curves_to_show(a, b, curve),
         operations=None if found.first is None else ops_of_divergence(*directories, found.first.step, numbers),
     )
+    return verdict if kind is not Kind.DIVERGED else replace(verdict, causes=tuple(causes(a, b, verdict)))
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
@@ -118,12 +110,12 @@ class _Found:
     num_different: int = 0
     num_incomparable: int = 0
     is_nan_payload_only: bool = True
-    faults: list[VerdictReason] = field(default_factory=list)
+    faults: list[Finding] = field(default_factory=list)
     """In what a trace contradicts itself."""
     has_wrong_root: bool = False
     is_merged: bool = False
     """Whether ranks cannot be compared one by one: the ranks differ, or the same values have different shards."""
-    notes: list[VerdictReason] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
 
 
 def _compare_steps(a: Trace, b: Trace) -> _Found:
@@ -181,7 +173,7 @@ def _fold(a: Trace, b: Trace, step: int, found: _Found) -> None:
             found.first = earliest(a, b, step, opened)
     elif is_by_rank and not num_incomparable and not found.has_wrong_root:
         found.has_wrong_root = True
-        found.faults.append(RootMismatch(VerdictCode.ROOT_MISMATCH, step))
+        found.faults.append(VerdictCode.ROOT_MISMATCH(step=step))
 
 
 def _has_equal_roots(a: Trace, b: Trace, step: int) -> bool:
@@ -215,7 +207,7 @@ def _open_merged(a: Trace, b: Trace, step: int, found: _Found) -> ByRank:
     global_values_ = paired_global_values(a, b, step)
     if not found.notes:
         found.notes += [
-            RankDisagrees(VerdictCode.RANK_DISAGREES, name, rank, step, value.phase, value.name)
+            VerdictCode.RANK_DISAGREES(trace=name, rank=rank, step=step, phase=value.phase, name=value.name)
             for name, rank, value in global_values_.apart
         ]
     return {None: compare_values(global_values_.a, global_values_.b)}
@@ -254,32 +246,32 @@ def _would_have(trace: Trace, step: int) -> bool:
     return not trace.gaps or step < max(trace.steps, default=-1)
 
 
-def _chain_faults(name: str, trace: Trace) -> Iterator[VerdictReason]:
+def _chain_faults(name: str, trace: Trace) -> Iterator[Finding]:
     start = None if trace.manifest is None else chain_start(trace.manifest.fingerprint.identity)
     for rank, log in trace.ranks.items():
         for step in chain_breaks(log, start)[:1]:
-            yield ChainBroken(VerdictCode.CHAIN_BROKEN, name, rank, step)
+            yield VerdictCode.CHAIN_BROKEN(trace=name, rank=rank, step=step)
 
 
 # ----------------------------------------------------------------------------------------------------------- verdict
 
 
 def _classify(
-    a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[VerdictReason]
-) -> tuple[Kind, list[VerdictReason]]:
+    a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[Finding]
+) -> tuple[Kind, list[Finding]]:
     """The verdict and its reasons. No level claims anything across different content or numerics."""
     codes = {"identity": VerdictCode.IDENTITY_DIFFERS}
     if found.first is not None:
         codes |= {"content": VerdictCode.CONTENT_DIFFERS, "numerics": VerdictCode.NUMERICS_DIFFER}
     names = {part: tuple(each.name for each in differences) for part, differences in fingerprints.items()}
-    reasons: list[VerdictReason] = [FieldsDiffer(code, names[part]) for part, code in codes.items() if part in names]
+    reasons: list[Finding] = [code(names=names[part]) for part, code in codes.items() if part in names]
     if found.first is not None:
         unknown = [name for name, trace in (("A", a), ("B", b)) if trace.manifest is None]
-        reasons += [OfTrace(VerdictCode.IDENTITY_UNKNOWN, name) for name in unknown]
+        reasons += [VerdictCode.IDENTITY_UNKNOWN(trace=name) for name in unknown]
     else:
         reasons += found.faults
     if found.first is None and found.num_incomparable:
-        reasons.append(Incomparable(VerdictCode.DIGESTS_INCOMPARABLE, found.num_incomparable))
+        reasons.append(VerdictCode.DIGESTS_INCOMPARABLE(num_values=found.num_incomparable))
     if reasons:
         return Kind.NOT_COMPARABLE, reasons
     if found.first is not None:
@@ -287,14 +279,14 @@ def _classify(
     if gaps:
         return Kind.INCOMPLETE, gaps
     if not found.num_steps:
-        return Kind.INCOMPLETE, [VerdictReason(VerdictCode.NO_STEP)]
+        return Kind.INCOMPLETE, [VerdictCode.NO_STEP()]
     if not any(head.num_logical or head.num_shards for log in a.ranks.values() for head in log.heads.values()):
-        return Kind.INCOMPLETE, [VerdictReason(VerdictCode.NO_VALUE)]
+        return Kind.INCOMPLETE, [VerdictCode.NO_VALUE()]
     return Kind.EQUAL, []
 
 
-def _faults(code: VerdictCode, of_a: Iterable[str], of_b: Iterable[str]) -> list[VerdictReason]:
-    return [TraceFault(code, name, each) for name, found in (("A", of_a), ("B", of_b)) for each in found]
+def _faults(code: VerdictCode, of_a: Iterable[str], of_b: Iterable[str]) -> list[Finding]:
+    return [code(trace=name, message=each) for name, found in (("A", of_a), ("B", of_b)) for each in found]
 
 
 def _compare_fingerprints(a: Trace, b: Trace) -> Fields:
@@ -302,6 +294,9 @@ def _compare_fingerprints(a: Trace, b: Trace) -> Fields:
     if a.manifest is None or b.manifest is None:
         return {}
     found = {part: _compare_part(a.manifest.fingerprint, b.manifest.fingerprint, part) for part in PARTS}
+    decide = deciding({each.name: "" for each in found["numerics"]})
+    found[NO_NUMERICS] = tuple(each for each in found["numerics"] if each.name not in decide)
+    found["numerics"] = tuple(each for each in found["numerics"] if each.name in decide)
     return {part: differences for part, differences in found.items() if differences}
 
 
@@ -309,13 +304,12 @@ def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDiffe
     left, right = getattr(a, part), getattr(b, part)
     if part == "identity":
         left, right = current_identity(left), current_identity(right)
-    elif part == "numerics":
-        left, right = deciding(left), deciding(right)
     elif part == "perturbation":
         left, right = (
             current_settings(each.perturbation, current_entry(each.identity.get(ENTRY, ""))) for each in (a, b)
         )
-    elif part == "content":  # what one of them did not record is not known to differ
+    elif part == "content" or (part == "subject" and (UNCOMMITTED in left) != (UNCOMMITTED in right)):
+        # What one of them did not record, or recorded as earlier versions did, is not known to differ.
         left, right = ({name: each[name] for name in left.keys() & right.keys()} for each in (left, right))
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
     # Whoever has written the traces may have left secrets in them.

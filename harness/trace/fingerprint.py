@@ -6,11 +6,12 @@
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from xxhash import xxh3_128
+from xxhash import xxh3_128_hexdigest
 
 from harness.bits.levels import MOVE_BITS
 from harness.bits.redaction import redact_fields
@@ -25,6 +26,13 @@ ISA = ("sse", "ssse3", "avx", "fma", "f16c", "bmi", "amx", "asimd", "fphp", "sve
 """What flags begin with that mathematical libraries choose their code by."""
 NO_ISA = "smep"
 """A protection of the kernel's memory that is called like Arm's matrix extension."""
+CODE = (".py", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".sh", ".yaml", ".yml", ".toml")
+"""Ends of names of untracked files that count: source and configuration. JSON is what runs write."""
+WITHOUT_CONTENTS = ("--directory", "--no-empty-directory")
+"""Options of git ls-files that list an untracked directory as one name, and look no further."""
+MAX_FILES = 100
+UNCOMMITTED = "uncommitted"
+"""Field of the subject in traces of earlier versions: one digest of every change, and of every untracked file."""
 PERTURBING = ("PYTHONHASHSEED", "VLLM_ENABLE_V1_MULTIPROCESSING")
 PERTURBING_ENDS = ("_NUM_THREADS", "_DYNAMIC")
 """Of the variables that move bits, those that say how work is spread, not how it is computed."""
@@ -67,28 +75,62 @@ def perturbation(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     return told | {f"variable {name}": environ[name] for name in sorted(MOVE_BITS & environ.keys()) if _perturbs(name)}
 
 
-def subject(checkout: Path) -> dict[str, str]:
-    """Return the commit of a git checkout, and a digest of its uncommitted changes.
+def subject(checkout: Path, began_s: float | None = None) -> dict[str, str]:
+    """Return the commit of a git checkout, and a digest of each file by which the code may differ from it.
 
-    If git does not report a commit, its value is the reason.
+    These are tracked files that were changed, and untracked ones that may be code: source and configuration beside
+    tracked files, and modules that this process has loaded. A run writes traces, checkpoints and logs into directories
+    of its own, which are not listed; what was written since this process began is its own too. Of neither can it be
+    said that the code differs. If git does not report a commit, its value is the reason.
+
+    `began_s` is when this process began, in the time of files.
     """
     try:
         commit = _git(checkout, "rev-parse", "HEAD").decode().strip()
         root = Path(os.fsdecode(_git(checkout, "rev-parse", "--show-toplevel").rstrip(b"\n")))
-        changes = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-color")
-        untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")[:-1]
+        changed = _names(_git(root, "diff", "HEAD", "--name-only", "--no-ext-diff", "-z"))
+        untracked = _names(_git(root, "ls-files", "--others", "--exclude-standard", *WITHOUT_CONTENTS, "-z"))
     except FileNotFoundError:
         return {"commit": "unknown: there is no git"}
     except subprocess.TimeoutExpired:
         return {"commit": f"unknown: git took over {GIT_S:.0f} s"}
     except subprocess.CalledProcessError:
         return {"commit": "unknown: no git checkout with a commit"}
-    if not changes and not untracked:
-        return {"commit": commit, "uncommitted": "nothing"}
-    digest = xxh3_128(changes)
-    for name in sorted(untracked):
-        digest.update(name + b"\0" + identify(root / os.fsdecode(name)).encode() + b"\0")
-    return {"commit": commit, "uncommitted": digest.hexdigest()}
+    directories = tuple(name for name in untracked if name.endswith("/"))
+    files = [name for name in untracked if name.endswith(CODE)]
+    files += [name for name in _loaded(root) if name.startswith(directories)]
+    began_s = _began_s() if began_s is None else began_s
+    found = {name: root / name for name in sorted({*changed, *files}) if _modified_s(root / name) < began_s}
+    digests = {f"file {name}": identify(path) for name, path in found.items()}
+    shown, others = dict([*digests.items()][:MAX_FILES]), [*digests.items()][MAX_FILES:]
+    more = {f"{len(others)} more files": xxh3_128_hexdigest(repr(others).encode())} if others else {}
+    return {"commit": commit, **shown, **more}
+
+
+def _names(output: bytes) -> list[str]:
+    return [os.fsdecode(name) for name in output.split(b"\0")[:-1]]
+
+
+def _loaded(root: Path) -> Iterator[str]:
+    """Yield the files below a directory from which modules were loaded, relative to it."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and Path(file).is_relative_to(root) and "site-packages" not in file:
+            yield str(Path(file).relative_to(root))
+
+
+def _began_s() -> float:
+    """Return when this process began, in the time of files."""
+    boot_s = int(_read(Path("/proc/stat")).partition("btime ")[2].split()[0])
+    ticks = int(_read(Path("/proc/self/stat")).rpartition(")")[2].split()[19])
+    return boot_s + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _modified_s(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:  # deleted: a change
+        return 0.0
 
 
 def processor(cpu_info: str) -> dict[str, str]:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product, takewhile
 
+from harness.bits.findings import Finding
 from harness.trace.chain import Scope
 from harness.trace.reader import RankLog, Trace
-from harness.trace.reasons import ProcessesMatched, VerdictCode, VerdictReason
+from harness.trace.reasons import VerdictCode
 from harness.trace.value_diff import compare_columns
 
 MAX_PAIRS = 4096
@@ -37,13 +38,13 @@ class Match:
         """Whether the curve of the second trace is that of another process: it is the one with number 0."""
         return self.numbers.get(0, 0) != 0
 
-    def notes(self) -> Iterator[VerdictReason]:
+    def notes(self) -> Iterator[Finding]:
         """Yield notes on the matching, for readers of the comparison."""
         if self.is_guess or any(number != other for number, other in self.numbers.items()):
             code = VerdictCode.PROCESSES_GUESSED if self.is_guess else VerdictCode.PROCESSES_MATCHED
-            yield ProcessesMatched(code, tuple(self.numbers.items()))
+            yield code(numbers=tuple(self.numbers.items()))
         if self.has_other_curve:
-            yield VerdictReason(VerdictCode.CURVES_OF_OTHER_PROCESSES)
+            yield VerdictCode.CURVES_OF_OTHER_PROCESSES()
 
 
 def match_processes(a: Trace, b: Trace) -> Match:

@@ -19,7 +19,8 @@ from typing import Any
 from harness.bits.digests import RAW
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED, read_text
-from harness.trace.reasons import OtherSteps, VerdictCode, VerdictReason
+from harness.bits.findings import Finding
+from harness.trace.reasons import VerdictCode
 from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
@@ -140,9 +141,9 @@ class OpDivergence:
     what: OpDifference
     a: Operation | None
     b: Operation | None
-    inputs: tuple[bool | None, ...] = ()
+    inputs_equal: tuple[bool | None, ...] = ()
     """Whether each input is equal; None where that is not known."""
-    outputs: tuple[bool | None, ...] = ()
+    outputs_equal: tuple[bool | None, ...] = ()
     last_equal: Operation | None = None
     """The operation before it."""
     makers: tuple[Operation | None, ...] = ()
@@ -225,12 +226,12 @@ def ops_of_divergence(a: Path, b: Path, step: int, numbers: Mapping[int, int] | 
     return found
 
 
-def ops_of_other_steps(a: Path, b: Path, step: int) -> list[VerdictReason]:
+def ops_of_other_steps(a: Path, b: Path, step: int) -> list[Finding]:
     """Return a note if operations were recorded in both traces, but not of this step."""
     steps_a, steps_b = ({found for _, found in recorded_steps(each)} for each in (a, b))
     if step in steps_a & steps_b or not steps_a & steps_b:
         return []
-    return [OtherSteps(VerdictCode.OPERATIONS_OF_OTHER_STEPS, tuple(sorted(steps_a & steps_b)), step)]
+    return [VerdictCode.OPERATIONS_OF_OTHER_STEPS(steps=tuple(sorted(steps_a & steps_b)), first_step=step)]
 
 
 def is_faithful(root_with: bytes, root_without: bytes) -> bool:
@@ -284,7 +285,7 @@ def _makers(found: OpDivergence, record: OpRecord) -> tuple[Operation | None, ..
     if found.a is None:
         return ()
     by_index = {each.index: each for each in record.operations}
-    unequal = [maker for maker, equal in zip(found.a.makers, found.inputs, strict=False) if equal is False]
+    unequal = [maker for maker, equal in zip(found.a.makers, found.inputs_equal, strict=False) if equal is False]
     return tuple(by_index.get(maker) for maker in unequal)
 
 

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.bits.errors import TraceError
+from harness.bits.findings import Finding
 from harness.trace.chain import CHAINED, RecordedValue, Scope, encoded, next_chain, step_root
 from harness.trace.context import RANDOM, contexts
 from harness.trace.excerpt import excerpt
 from harness.trace.format import Columns
 from harness.trace.reader import RankLog, Trace
-from harness.trace.reasons import Resumed, ResumedAt, VerdictCode
+from harness.trace.reasons import VerdictCode
 
 HELD = ("forward", "optimizer")
 """Phases whose values a process may hold unchanged from step to step."""
@@ -27,7 +28,7 @@ MAX_VALUES = 2_000_000
 """So many values of A are searched for the beginning of B: about a second."""
 
 
-def align(a: Trace, b: Trace, shift: int) -> tuple[Trace, Trace, Resumed]:
+def align(a: Trace, b: Trace, shift: int) -> tuple[Trace, Trace, Finding]:
     """Return A and B with the same numbers for the same steps, reduced to those of both, and a note on that.
 
     Step 0 of B is step `shift` of A. TraceError where they have no step in common.
@@ -48,11 +49,11 @@ def align(a: Trace, b: Trace, shift: int) -> tuple[Trace, Trace, Resumed]:
     if part_b.manifest is not None and a.manifest is not None:
         found = replace(part_b.manifest.fingerprint, identity=a.manifest.fingerprint.identity)
         part_b = replace(part_b, manifest=replace(part_b.manifest, fingerprint=found))
-    note = Resumed(VerdictCode.RESUMED, shift, steps[0], steps[-1], names)
+    note = VerdictCode.RESUMED(shift=shift, first_step=steps[0], last_step=steps[-1], names=names)
     return replace(part_a, ranks=ranks, _opened={}), replace(part_b, ranks=others, _opened={}), note
 
 
-def resumed_at(a: Trace, b: Trace) -> ResumedAt | None:
+def resumed_at(a: Trace, b: Trace) -> Finding | None:
     """Return after which step of A the run B begins, by its weights; None where it begins as A does, or elsewhere.
 
     All weights that B's optimizers hold at its beginning have to be those that A's have left in one step.
@@ -75,7 +76,7 @@ def resumed_at(a: Trace, b: Trace) -> ResumedAt | None:
         left = {each.name: each.digest for each in _of_phase(a, step, rank, "optimizer")}
         if all(left.get(name) == digest for name, digest in begins.items()):
             shift = step + 1 - b.steps[0]
-            return ResumedAt(VerdictCode.RESUMED_AT, shift) if shift > 0 else None
+            return VerdictCode.RESUMED_AT(shift=shift) if shift > 0 else None
     return None
 
 

@@ -89,6 +89,14 @@ def compare_columns(a: Columns, b: Columns, scopes: Iterable[Scope] = Scope) -> 
     )
 
 
+def all_differences(a: Columns, b: Columns) -> list[RecordedDifference]:
+    """Return every difference of the values of one step of one rank, in their order."""
+    if a.has_values_of(b):
+        return list(_pairs(a, b, list(_different(a.digests, b.digests)))) if a.digests != b.digests else []
+    left, right = dict(enumerate(a.values())), dict(enumerate(b.values()))
+    return _differences(left, right, left.__getitem__, right.__getitem__)[0]
+
+
 def compare_values(
     a: Sequence[RecordedValue], b: Sequence[RecordedValue], scopes: Iterable[Scope] = Scope
 ) -> StepDifference:
@@ -121,13 +129,13 @@ def _compare_unlike_columns(a: Columns, b: Columns, wanted: set[Scope]) -> StepD
     )
 
 
-def _compare_unlike(
+def _differences(
     left: Mapping[int, Hashable],
     right: Mapping[int, Hashable],
     value_a: Callable[[int], RecordedValue],
     value_b: Callable[[int], RecordedValue],
-) -> StepDifference:
-    """`left` and `right` are the values by index, in any form that is equal if the values are."""
+) -> tuple[list[RecordedDifference], dict[int, int], int]:
+    """Return (differences in their order, index in A of each equal value by its index in B, incomparable values)."""
     index_of = {whole: index for index, whole in left.items()}
     alike = {index: index_of.pop(whole) for index, whole in right.items() if whole in index_of}
     unlike = {
@@ -157,6 +165,17 @@ def _compare_unlike(
         for position, recorded_value in unlike.values()
     ]
     found.sort(key=lambda difference: difference.position)
+    return found, alike, num_incomparable
+
+
+def _compare_unlike(
+    left: Mapping[int, Hashable],
+    right: Mapping[int, Hashable],
+    value_a: Callable[[int], RecordedValue],
+    value_b: Callable[[int], RecordedValue],
+) -> StepDifference:
+    """`left` and `right` are the values by index, in any form that is equal if the values are."""
+    found, alike, num_incomparable = _differences(left, right, value_a, value_b)
     before = [index for index in alike.values() if found and index < found[0].position]
     return StepDifference(
         first=found[0] if found else None,

@@ -132,7 +132,7 @@ def shown(dtype: str, bits: int) -> str:
     if dtype.startswith("i") and dtype in ELEMENT_BYTES:
         num_bits = 8 * ELEMENT_BYTES[dtype]
         return str(bits - (bits >> (num_bits - 1) << num_bits))
-    return str(bits)
+    return str(bool(bits)) if dtype == "bool" and bits < 2 else str(bits)
 
 
 def _packed(code: str, value: float) -> bytes:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from harness.bits.exit_codes import ExitCode
+from harness.bits.findings import Finding
 from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference
 from harness.trace.ops import OpVerdict
-from harness.trace.reasons import VerdictReason
 from harness.trace.values import Float
 
 TOKENS, INTEGERS, BATCHES = "tokens", "integers", "batches"
@@ -59,6 +59,26 @@ class Difference(Enum):
     STEP_ONLY_IN_B = "step_only_in_b"
 
 
+STEP_ONLY = {Difference.STEP_ONLY_IN_A: "A", Difference.STEP_ONLY_IN_B: "B"}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A value as it was recorded last."""
+
+    step: int
+    value: RecordedValue
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """A setting of an optimizer; None if it was never recorded."""
+
+    name: str
+    a: RecordedValue | None
+    b: RecordedValue | None
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first difference between two traces."""
@@ -86,6 +106,10 @@ class Divergence:
     """Number of these values that differ."""
     value: ValueDifference | None = None
     """Difference of the elements, if the trace has them."""
+    known: Known | None = None
+    """What the trace that lacks the value recorded last of it, for a value that is recorded when it changes."""
+    settings: tuple[SettingDifference, ...] = ()
+    """Settings of optimizers that differ in this step, if the first difference is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +186,11 @@ class Verdict:
     """The result of comparing A with B."""
 
     kind: Kind
-    reasons: tuple[VerdictReason, ...] = ()
+    reasons: tuple[Finding, ...] = ()
     """Reasons of NOT_COMPARABLE and INCOMPLETE; empty for the other kinds."""
-    notes: tuple[VerdictReason, ...] = ()
+    causes: tuple[Finding, ...] = ()
+    """Likely causes of `first`, the most likely one first."""
+    notes: tuple[Finding, ...] = ()
     """Further facts for the reader."""
     first: Divergence | None = None
     """First difference among values of chained scope; also if the traces are not comparable."""
@@ -187,3 +213,10 @@ class Verdict:
     """Curves to plot; None if nothing diverged, or no value was recorded in both."""
     operations: OpVerdict | None = None
     """Comparison of the operations of the step of `first`; None unless both traces have a record."""
+
+    @property
+    def is_floats_only(self) -> bool:
+        """Whether only floats differ, of values among which other elements were compared too."""
+        counts = self.attribution.values()
+        is_value = self.first is not None and self.first.what not in STEP_ONLY
+        return is_value and all(each.is_equal for each in counts) and any(each.num_compared for each in counts)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ def test_a_page_is_written_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a", "b"]) == ExitCode.OK
     out, err = capsys.readouterr()
     first, last = out.splitlines()
-    assert first == "B: b  DIVERGED  step 1, backward layers.0.weight"
-    assert last.startswith("report.html: 0.1 MB") and err == ""
+    assert first == "B: b  DIVERGED  step 1: the gradient of layers.0.weight differs"
+    assert re.fullmatch(r"report.html: \d+ kB, opens in any browser", last) and err == ""
     assert Path("report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
@@ -54,7 +55,7 @@ def test_what_is_missing_of_a_run_is_said_and_the_page_is_made_all_the_same(caps
     Path("b", "manifest.json").write_text("{", "utf-8")
     assert main(["report", "a", "b"]) == ExitCode.OK, "it is the page that was asked for"
     assert capsys.readouterr().out.splitlines()[:-1] == [
-        "B: b  NOT COMPARABLE  first difference: step 1, backward layers.0.weight",
+        "B: b  NOT COMPARABLE  first difference: step 1: the gradient of layers.0.weight differs",
         "  B is incomplete: manifest.json is missing or cut",
     ]
     assert main(["report", "b", "--json"]) == ExitCode.OK

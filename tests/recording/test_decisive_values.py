@@ -10,7 +10,7 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.context import BATCH_ORIGIN
 from harness.trace.diff import diff
 from harness.trace.element_diff import numbers
-from harness.trace.reasons import BatchOfWorker, Resumed, ResumedAt, VerdictCode, WrittenOutside
+from harness.trace.reasons import CauseCode, VerdictCode
 from harness.trace.resumption import align
 from harness.trace.verdict import Kind, Verdict
 from tests.support.recorded_programs import ROOT, run
@@ -88,16 +88,15 @@ def test_a_batch_of_a_worker_is_explained(traces: Path) -> None:
     verdict = compare(traces, "worker1", "worker2")
     first = verdict.first
     assert first is not None
-    (note,) = (each for each in verdict.notes if isinstance(each, BatchOfWorker))
-    assert note == BatchOfWorker(VerdictCode.BATCH_OF_WORKER, 2, 0, 2, is_seed_equal=True)
+    assert CauseCode.BATCH_OF_WORKER(index=2, worker=0, num_workers=2) in verdict.causes
     assert first.step == 2
 
 
 def test_a_weight_that_was_written_outside_the_optimizer_is_explained(traces: Path) -> None:
-    notes = compare(traces, "none", "write").notes
-    assert WrittenOutside(VerdictCode.WRITTEN_OUTSIDE, "weight", ("B",)) in notes
-    notes = compare(traces, "none", "average").notes
-    assert not any(isinstance(each, WrittenOutside) for each in notes)
+    causes = compare(traces, "none", "write").causes
+    assert CauseCode.WRITTEN_OUTSIDE(name="weight", traces=("B",)) in causes
+    causes = compare(traces, "none", "average").causes
+    assert not any(each.code is CauseCode.WRITTEN_OUTSIDE for each in causes)
 
 
 def values_of(directory: Path, step: int) -> list[RecordedValue]:
@@ -131,9 +130,9 @@ def test_a_resumed_run_is_compared_from_its_step_on(traces: Path) -> None:
     a, b = read_trace(traces / "none"), read_trace(traces / "resumed")
     plain = diff(a, b)
     assert plain.kind is Kind.NOT_COMPARABLE
-    assert ResumedAt(VerdictCode.RESUMED_AT, 2) in plain.notes
+    assert VerdictCode.RESUMED_AT(shift=2) in plain.notes
     part_a, part_b, note = align(a, b, 2)
-    assert note == Resumed(VerdictCode.RESUMED, 2, 2, 3, ("--resume",))
+    assert note == VerdictCode.RESUMED(shift=2, first_step=2, last_step=3, names=("--resume",))
     verdict = diff(part_a, part_b)
     assert (verdict.kind, verdict.num_steps, verdict.reasons) == (Kind.EQUAL, 2, ())
     assert verdict.part is None

@@ -16,7 +16,7 @@ from harness.recording.recording_config import PROCESSES, RecordingConfig, Repor
 from harness.trace import read_trace
 from harness.trace.diff import diff
 from harness.trace.manifest import with_gpus
-from harness.trace.reasons import FieldsDiffer, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
@@ -147,7 +147,7 @@ def test_traces_of_other_models_are_not_comparable_unless_they_are_equal(tmp_pat
     verdict = diff(left, other)
     assert (verdict.kind, verdict.reasons) == (
         Kind.NOT_COMPARABLE,
-        (FieldsDiffer(VerdictCode.NUMERICS_DIFFER, ("gpu",)),),
+        (VerdictCode.NUMERICS_DIFFER(names=("gpu",)),),
     )
     assert diff(left, equal).kind is Kind.EQUAL
     assert diff(left, same).kind is Kind.DIVERGED

@@ -22,7 +22,7 @@ from harness.lab.experiments.run_spec import RunSpec
 from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.render.chaos_progress import ChaosLines
 from harness.trace.diff import diff
-from harness.trace.reasons import TraceFault, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind, Verdict
 from tests.support.fake_clock import FakeClock
 from tests.support.manual import between
@@ -70,7 +70,7 @@ def texts(moved: Outcome, directory: Path) -> Iterator[tuple[str, Chaos]]:
     yield "one cause", chaos(found(moved, {"runtime.n": 3}, num_steps=3))
     yield "several causes", chaos(found(moved, {"a.x": 3, "threads": 2, "crash": "2.end"}))
     yield "a run that broke", chaos(found(broke, {"threads": 2}))
-    fault = TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "manifest.json is missing or cut")
+    fault = VerdictCode.TRACE_INCOMPLETE(trace="B", message="manifest.json is missing or cut")
     unknown = Outcome(Sign.BROKE, 0, Verdict(Kind.INCOMPLETE, (fault,)), directory=directory)
     yield "a run that cannot be compared", chaos(found(unknown, {"threads": 2}))
     yield "a search that was cut short", chaos(found(moved, {"threads": 2}, is_smallest=False))

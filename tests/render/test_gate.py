@@ -63,7 +63,7 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
     finding = classify_change(replace(diff(a, b), attribution=counts), None)
     scenario = replace(scenario_of("a b", Change.BEHAVIOUR, costs=()), finding=finding)
     assert gate_text(gate_of(scenario), colour=False).splitlines()[1:5] == [
-        "BEHAVIOUR CHANGED  a b: step 1, rollout tokens",
+        "BEHAVIOUR CHANGED  a b: step 1: the tokens of the rollout differ",
         "  tokens flipped: 5 of 64 (7.8 %); first step 2, sequence 1, position 1",
         "  unchanged: 8 rewards",
         "  look closer: rlharness diff 'gates/1/a b/base/run-1' 'gates/1/a b/head/run-1'",

@@ -30,8 +30,8 @@ from harness.lab.gate.reasons import (
 )
 from harness.lab.gate.reasons import ReasonCode as Code
 from harness.render.gate_reasons import SENTENCES, reason_text
-from harness.render.verdict_reasons import reason_json
-from harness.trace.reasons import CurveDiffers, OfTrace, VerdictCode
+from harness.render.serialise import serialised
+from harness.trace.reasons import VerdictCode
 
 NAMES = tuple("abcdefg")
 REASONS = (
@@ -54,8 +54,8 @@ REASONS = (
     OfSide(Code.SIDE_NONDETERMINISTIC, "head"),
     RecordedAlone(Code.RECORDED_ALONE, "base", ("loss clip_fraction",)),
     RecordedAlone(Code.RECORDED_ALONE, "head", NAMES),
-    OfTraces(Code.TRACES_NOT_COMPARABLE, OfTrace(VerdictCode.IDENTITY_UNKNOWN, "A")),
-    OfTraces(Code.NOTED, CurveDiffers(VerdictCode.CURVE_DIFFERS, 3, ("gradient_norm",))),
+    OfTraces(Code.TRACES_NOT_COMPARABLE, VerdictCode.IDENTITY_UNKNOWN(trace="A")),
+    OfTraces(Code.NOTED, VerdictCode.CURVE_DIFFERS(step=3, names=("gradient_norm",))),
     Reported(Code.BASE_REJECTED, "unknown key lrr"),
     Reported(Code.LEGAL, "lr"),
     Reported(Code.REMEDY, "name it lr"),
@@ -78,5 +78,5 @@ def test_the_sentences_are_the_golden(golden: Callable[[str, str], None]) -> Non
 
 @pytest.mark.parametrize("reason", REASONS, ids=lambda reason: reason.code.value)
 def test_json_has_the_code_and_plain_values(reason: Reason) -> None:
-    fields = json.loads(json.dumps(reason_json(reason), allow_nan=False))
+    fields = json.loads(json.dumps(serialised(reason), allow_nan=False))
     assert Code(fields["code"]) is reason.code

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.cli.main import cli
 from harness.lab.report.subjects import Pair, Subject
-from harness.render.report.fingerprints import side_by_side
-from harness.render.report.next_commands import next_commands
+from harness.render.report.next_commands import next_commands, next_lines
+from harness.render.report.views import fingerprints
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace
@@ -80,7 +80,29 @@ def test_equal_runs_want_no_command_and_others_may_only_be_compared(tmp_path: Pa
     assert commands(pair_of(tmp_path / "equal", known, is_equal=True)) == []
     assert commands(pair_of(tmp_path / "nameless", manifest_of())) == ["rlharness diff runs/a 'runs/my b'"]
     other_seed = replace(known, fingerprint=Fingerprint({"seed": "8"}))
-    assert commands(pair_of(tmp_path / "other", known, other_seed)) == ["rlharness diff runs/a 'runs/my b'"]
+    assert commands(pair_of(tmp_path / "other", known, other_seed)) == [
+        "rlharness trace --trace-ops 1 --out runs/a-step-1 -- python x.py",
+        "rlharness trace --trace-ops 1 --out 'runs/my b-step-1' -- python x.py",
+        "rlharness diff runs/a-step-1 'runs/my b-step-1'",
+        "rlharness diff runs/a 'runs/my b'",
+    ]
+
+
+def test_if_code_or_environment_differ_each_side_runs_where_it_ran(tmp_path: Path) -> None:
+    def manifest(commit: str, threads: str, **files: str) -> Manifest:
+        subject = {"commit": commit, **files}
+        found = manifest_of(subject=subject, perturbation={"variable OMP_NUM_THREADS": threads})
+        return replace(found, argv=("python", "x.py"))
+
+    pair = pair_of(tmp_path, manifest("1" * 40, "1"), manifest("2" * 40, "4", **{"file x.py": "d6"}))
+    assert next_lines(pair) == [
+        "look closer, by the operations of that step on both sides:",
+        "  OMP_NUM_THREADS=1 rlharness trace --trace-ops 1 --out runs/a-step-1 -- python x.py"
+        "    # A, at commit 1111111111",
+        "  OMP_NUM_THREADS=4 rlharness trace --trace-ops 1 --out 'runs/my b-step-1' -- python x.py"
+        "    # B, at commit 2222222222 with its changes of x.py",
+        "  rlharness diff runs/a-step-1 'runs/my b-step-1'    # the first operation that differs",
+    ]
 
 
 def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) -> None:
@@ -102,13 +124,13 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
 def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     a = manifest_of(numerics={"python": "3.11", "libc": "2.36", "variable HF_TOKEN": "x"})
     b = manifest_of(numerics={"python": "3.12", "libc": "2.36", "driver": "570"})
-    identity, numerics = side_by_side(a, b)
-    assert (identity.name, identity.different, len(identity.alike)) == ("identity", (), 1)
-    assert [(line.name, line.a, line.b) for line in numerics.different] == [
+    identity, numerics = fingerprints(a, b)
+    assert (identity["name"], identity["different"], len(identity["alike"])) == ("Configuration", [], 1)
+    assert numerics["different"] == [
         ("driver", None, "570"),
         ("python", "3.11", "3.12"),
         ("variable HF_TOKEN", "<redacted>", None),
     ]
-    assert [line.name for line in numerics.alike] == ["libc"]
-    assert side_by_side(None, None) == []
-    assert [part.name for part in side_by_side(None, b)] == ["identity", "numerics"]
+    assert numerics["alike"] == [("libc", "2.36", "2.36")]
+    assert fingerprints(None, None) == []
+    assert [part["name"] for part in fingerprints(None, b)] == ["Configuration", "Hardware and software"]

@@ -26,7 +26,7 @@ from harness.trace.manifest import Manifest
 from harness.trace.non_finite import NonFinite
 from harness.trace.ops import INF, NAN, Operation, OpValue
 from harness.trace.reader import Trace
-from harness.trace.reasons import FieldsDiffer, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind, Verdict
 from tests.support.manual import goldens
 from tests.support.traces import flip_bit, steps_of, trace
@@ -75,7 +75,9 @@ def test_a_step_that_is_not_the_same_is_told_as_diff_tells_it(tmp_path: Path) ->
     a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
     reproduced = reproduction_of(repeated(diff(a, b), ending=Ending.WHOLE, operations=False))
     text = step_text(reproduced, colour=True)
-    assert text.startswith("A: broken  B: its step 1 repeated\n\x1b[1;31mDIVERGED\x1b[0m  step 1, loss loss\n")
+    assert text.startswith(
+        "A: broken  B: its step 1 repeated\n\x1b[1;31mDIVERGED\x1b[0m  step 1: the loss differs, 1.0000001 against 1\n"
+    )
     assert "  the program ended with exit code 1\n" in text
     assert reproduced.exit_code == 10
     assert step_json(reproduced)["comparisons"][0]["first"]["a"]["name"] == "loss"
@@ -102,7 +104,7 @@ def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
 
 def test_with_another_run_the_exit_code_is_what_the_two_are_to_each_other() -> None:
     other = OtherRun(
-        repeated(EQUAL), Verdict(Kind.NOT_COMPARABLE, reasons=(FieldsDiffer(VerdictCode.IDENTITY_DIFFERS, ("seed",)),))
+        repeated(EQUAL), Verdict(Kind.NOT_COMPARABLE, reasons=(VerdictCode.IDENTITY_DIFFERS(names=("seed",)),))
     )
     reproduced = reproduction_of(repeated(EQUAL), other=other)
     assert reproduced.exit_code == 11

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.findings import Finding
 from harness.trace.curve_diff import compare_curves, is_cost
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import CurveDiffers, CurveDtypesDiffer, CurveLinesMissing, OfTrace, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.values import Float
 from harness.trace.verdict import Kind
 from harness.trace.writer import TraceWriter
@@ -74,7 +75,7 @@ def test_values_of_other_sources_are_no_difference(tmp_path: Path, digits: str) 
     b = told_by(tmp_path / "b", *[{"loss": printed, "kl": printed}] * 2)
     verdict = diff(a, b)
     assert (verdict.kind, verdict.curve) == (Kind.EQUAL, ())
-    told = CurveDtypesDiffer(VerdictCode.CURVE_DTYPES_DIFFER, 1, ("loss", "kl"), "f32", "f64")
+    told = VerdictCode.CURVE_DTYPES_DIFFER(step=1, names=("loss", "kl"), a="f32", b="f64")
     assert verdict.notes == ((told,) if digits == "0.8454" else ())
     later = told_by(tmp_path / "c", {"loss": seen}, {"loss": Float.of(2.0)})
     assert [(each.step, each.name) for each in compare_curves(later, b)] == [(0, "kl")]
@@ -96,14 +97,12 @@ def test_what_a_run_had_not_logged_when_it_was_ended_is_no_difference(tmp_path: 
 @pytest.mark.parametrize(
     ("num_lines", "told"),
     [
-        (None, OfTrace(VerdictCode.CURVE_MISSING, "B")),
-        (0, OfTrace(VerdictCode.CURVE_MISSING, "B")),
-        (2, CurveLinesMissing(VerdictCode.CURVE_LINES_MISSING, "B", (2, 3))),
+        (None, VerdictCode.CURVE_MISSING(trace="B")),
+        (0, VerdictCode.CURVE_MISSING(trace="B")),
+        (2, VerdictCode.CURVE_LINES_MISSING(trace="B", steps=(2, 3))),
     ],
 )
-def test_a_curve_that_is_missing_is_told(
-    tmp_path: Path, num_lines: int | None, told: OfTrace | CurveLinesMissing
-) -> None:
+def test_a_curve_that_is_missing_is_told(tmp_path: Path, num_lines: int | None, told: Finding) -> None:
     whole, shorn = (trace(tmp_path / name, steps_of(4)) for name in "ab")
     path = shorn.directory / "curve.jsonl"
     lines = path.read_text("utf-8").splitlines(keepends=True)
@@ -112,11 +111,11 @@ def test_a_curve_that_is_missing_is_told(
         path.write_text("".join(lines[:num_lines]), "utf-8")
     a, b = whole, read_trace(shorn.directory)
     assert (diff(a, b).kind, diff(a, b).notes) == (Kind.EQUAL, (told,))
-    assert diff(b, a).notes == (replace(told, trace="A"),)
+    assert diff(b, a).notes == (replace(told, values={**told.values, "trace": "A"}),)
     assert diff(b, b).notes == (), "where neither has it there was nothing to compare"
 
 
 def test_on_equal_traces_another_curve_is_a_note(tmp_path: Path) -> None:
     verdict = diff(curve(tmp_path / "a", {"loss": 1.0}), curve(tmp_path / "b", {"loss": 2.0}))
     assert verdict.kind is Kind.EQUAL
-    assert verdict.notes == (CurveDiffers(VerdictCode.CURVE_DIFFERS, 0, ("loss",)),)
+    assert verdict.notes == (VerdictCode.CURVE_DIFFERS(step=0, names=("loss",)),)

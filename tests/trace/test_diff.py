@@ -14,16 +14,7 @@ from harness.trace.diff import diff
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import MAX_FIELD_CHARS
 from harness.trace.reader import read_trace
-from harness.trace.reasons import (
-    ChainBroken,
-    FieldsDiffer,
-    Incomparable,
-    OfTrace,
-    RootMismatch,
-    TraceFault,
-    VerdictCode,
-    VerdictReason,
-)
+from harness.trace.reasons import VerdictCode
 from harness.trace.value_diff import StepDifference, compare_values
 from harness.trace.verdict import Difference, Kind
 from tests.support.traces import (
@@ -134,8 +125,8 @@ def test_as_far_as_an_incomplete_trace_goes(tmp_path: Path) -> None:
     verdict = diff(whole, cut)
     assert (verdict.kind, verdict.num_steps, verdict.first) == (Kind.INCOMPLETE, 2, None)
     assert verdict.reasons == (
-        TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "its program did not exit normally"),
-        TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "rank-0.log was not closed"),
+        VerdictCode.TRACE_INCOMPLETE(trace="B", message="its program did not exit normally"),
+        VerdictCode.TRACE_INCOMPLETE(trace="B", message="rank-0.log was not closed"),
     )
     other = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), complete=False)
     assert diff(whole, other).kind is Kind.DIVERGED
@@ -143,7 +134,7 @@ def test_as_far_as_an_incomplete_trace_goes(tmp_path: Path) -> None:
 
 def test_two_traces_of_nothing_prove_nothing(tmp_path: Path) -> None:
     verdict = diff(trace(tmp_path / "a", []), trace(tmp_path / "b", []))
-    assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_STEP),))
+    assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictCode.NO_STEP(),))
 
 
 def test_steps_without_a_value_that_counts_prove_nothing(tmp_path: Path) -> None:
@@ -151,14 +142,14 @@ def test_steps_without_a_value_that_counts_prove_nothing(tmp_path: Path) -> None
     explaining = recorded_value("rollout", "random.torch", 1, scope=Scope.CONTEXT)
     for name, steps in (("none", [[], []]), ("context", [[explaining]])):
         verdict = diff(trace(tmp_path / name / "a", steps), trace(tmp_path / name / "b", steps))
-        assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_VALUE),)), name
+        assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictCode.NO_VALUE(),)), name
 
 
 def test_another_identity_is_not_comparable_and_still_shown(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(2))
     same = trace(tmp_path / "b", steps_of(2), manifest_of(identity={"seed": "8"}))
     verdict = diff(a, same)
-    reasons = (FieldsDiffer(VerdictCode.IDENTITY_DIFFERS, ("seed",)),)
+    reasons = (VerdictCode.IDENTITY_DIFFERS(names=("seed",)),)
     assert (verdict.kind, verdict.reasons, verdict.first) == (Kind.NOT_COMPARABLE, reasons, None)
     other = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), manifest_of(identity={"seed": "8"}))
     verdict = diff(a, other)
@@ -178,7 +169,7 @@ def test_other_numerics_or_content_excuse_a_difference_and_equal_bits_need_no_ex
     c = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), manifest_of(**{part: {"it": "2"}}))
     assert (diff(a, b).kind, list(diff(a, b).fingerprints)) == (Kind.EQUAL, [part])
     verdict = diff(a, c)
-    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, (FieldsDiffer(code, ("it",)),))
+    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, (code(names=("it",)),))
     assert verdict.first is not None
 
 
@@ -218,7 +209,7 @@ def test_a_library_that_cannot_compute_is_no_excuse(library: str, decides: bool,
     a = trace(tmp_path / "a", steps_of(2), manifest_of(numerics=numerics))
     changed = steps_of(2, flip_bit(1, "loss", "loss"))
     b = trace(tmp_path / "b", changed, manifest_of(numerics=numerics | {f"library {library}": "d7"}))
-    reasons = (FieldsDiffer(VerdictCode.NUMERICS_DIFFER, (f"library {library}",)),)
+    reasons = (VerdictCode.NUMERICS_DIFFER(names=(f"library {library}",)),)
     verdict = diff(b, a)
     assert (verdict.kind, verdict.reasons) == ((Kind.NOT_COMPARABLE, reasons) if decides else (Kind.DIVERGED, ()))
 
@@ -240,7 +231,7 @@ def test_digests_of_different_algorithms_are_never_compared(tmp_path: Path) -> N
     flips = False
     verdict = diff(a, trace(tmp_path / "b", steps_of(3, other_algorithm)))
     assert verdict.kind is Kind.NOT_COMPARABLE
-    assert verdict.reasons == (Incomparable(VerdictCode.DIGESTS_INCOMPARABLE, 6),)
+    assert verdict.reasons == (VerdictCode.DIGESTS_INCOMPARABLE(num_values=6),)
     assert (verdict.first, verdict.num_steps_different) == (None, 0)
     flips = True
     verdict = diff(a, trace(tmp_path / "c", steps_of(3, other_algorithm)))
@@ -254,7 +245,7 @@ def test_without_a_manifest_nothing_is_claimed(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", steps_of(2)), write(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
     (b / "manifest.json").unlink()
     verdict = diff(read_trace(a), read_trace(b))
-    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, (OfTrace(VerdictCode.IDENTITY_UNKNOWN, "B"),))
+    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, (VerdictCode.IDENTITY_UNKNOWN(trace="B"),))
     (a / "manifest.json").unlink()
     assert diff(read_trace(a), read_trace(a)).kind is Kind.INCOMPLETE
 
@@ -269,8 +260,8 @@ def test_a_root_that_is_not_that_of_its_leaves_is_no_divergence(tmp_path: Path) 
     verdict = diff(a, read_trace(tmp_path / "b"))
     assert (verdict.kind, verdict.first) == (Kind.NOT_COMPARABLE, None)
     assert verdict.reasons == (
-        ChainBroken(VerdictCode.CHAIN_BROKEN, "B", 0, 0),
-        RootMismatch(VerdictCode.ROOT_MISMATCH, 0),
+        VerdictCode.CHAIN_BROKEN(trace="B", rank=0, step=0),
+        VerdictCode.ROOT_MISMATCH(step=0),
     )
 
 

@@ -101,7 +101,8 @@ def test_a_resumed_run_is_compared_from_a_step_on(traces: Path, capsys: pytest.C
     assert main(["diff", "long", "resumed", "--shift", "2"]) == ExitCode.OK
     assert capsys.readouterr().out.splitlines() == [
         "EQUAL  3 steps, every recorded bit",
-        "  note: B's step 0 is A's step 2: compared steps 2 to 4, curves were not; not compared: identity (--resume)",
+        "  note: B's step 0 is A's step 2: compared steps 2 to 4, without the curves; differing fields of the identity"
+        " that were not compared: --resume",
     ]
     assert main(["diff", "long", "other", "--shift", "2", "--json"]) == ExitCode.DIVERGED
     assert json.loads(capsys.readouterr().out)["first"]["step"] == 3

@@ -9,7 +9,7 @@ import pytest
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import RankDisagrees, RanksMissing, TraceFault, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Difference, Divergence, Kind
 from tests.support.traces import (
     Change,
@@ -110,7 +110,8 @@ def test_ranks_of_one_trace_that_contradict_each_other_equal_no_other_world(tmp_
         assert (first.a.name, first.b.name) == ("layers.1.weight", "layers.1.weight")
         assert first.a.digest != first.b.digest
         assert verdict.notes == tuple(
-            RankDisagrees(VerdictCode.RANK_DISAGREES, name, 1, 1, "backward", "layers.1.weight") for name in names
+            VerdictCode.RANK_DISAGREES(trace=name, rank=1, step=1, phase="backward", name="layers.1.weight")
+            for name in names
         )
 
 
@@ -131,7 +132,7 @@ def test_a_log_that_is_none_of_the_world_is_told(tmp_path: Path) -> None:
         verdict = diff(a, read_trace(b.directory))
         assert verdict.kind is kind
         message = "rank-1.log exists, but its manifest counts 1 rank"
-        assert TraceFault(VerdictCode.TRACE_DAMAGED, "B", message) in verdict.notes
+        assert VerdictCode.TRACE_DAMAGED(trace="B", message=message) in verdict.notes
 
 
 # ------------------------------------------------------------------------------------- ranks that have not every step
@@ -159,7 +160,7 @@ def test_a_rank_whose_log_was_not_closed_may_have_come_further(tmp_path: Path) -
     a, cut = uneven(tmp_path / "a", 5, 5), uneven(tmp_path / "b", 5, 3, complete=False)
     verdict = diff(a, cut)
     assert (verdict.kind, verdict.num_steps, verdict.first) == (Kind.INCOMPLETE, 3, None)
-    assert TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "rank-1.log was not closed") in verdict.reasons
+    assert VerdictCode.TRACE_INCOMPLETE(trace="B", message="rank-1.log was not closed") in verdict.reasons
 
 
 def test_a_rank_that_was_closed_early_in_a_program_that_fell_is_incomplete(tmp_path: Path) -> None:
@@ -180,8 +181,8 @@ def test_of_a_trace_that_lacks_a_log_the_other_ranks_are_compared(tmp_path: Path
     sick = uneven(tmp_path / "b", 5, 5, sick=1 - lost)
     (shorn.directory / f"rank-{lost}.log").unlink()
     shorn = read_trace(shorn.directory)
-    gap = TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", f"rank-{lost}.log is missing")
-    note = RanksMissing(VerdictCode.RANKS_MISSING, 1, 2)
+    gap = VerdictCode.TRACE_INCOMPLETE(trace="B", message=f"rank-{lost}.log is missing")
+    note = VerdictCode.RANKS_MISSING(num_compared=1, num_ranks=2)
     verdict = diff(whole, shorn)
     assert (verdict.kind, verdict.num_steps, verdict.num_steps_different) == (Kind.INCOMPLETE, 5, 0)
     assert (verdict.reasons, verdict.notes) == ((gap,), (note,))
@@ -194,4 +195,4 @@ def test_of_a_trace_that_lacks_a_log_the_other_ranks_are_compared(tmp_path: Path
     (other.directory / f"rank-{1 - lost}.log").unlink()
     verdict = diff(read_trace(other.directory), shorn)
     assert (verdict.kind, verdict.num_steps, verdict.notes) == (Kind.INCOMPLETE, 0, ())
-    assert verdict.reasons == (replace(gap, trace="A", message=f"rank-{1 - lost}.log is missing"), gap)
+    assert verdict.reasons == (VerdictCode.TRACE_INCOMPLETE(trace="A", message=f"rank-{1 - lost}.log is missing"), gap)

@@ -39,7 +39,7 @@ def slow(dtype: str, a: bytes, b: bytes) -> ValueDifference | None:
                 distances.append(abs(p - q))
                 ulps.append(abs(FLOATS[dtype].place(x) - FLOATS[dtype].place(y)))
         else:
-            signed = [int(shown(dtype, each)) for each in (x, y)]
+            signed = [x, y] if dtype == "bool" else [int(shown(dtype, each)) for each in (x, y)]
             distances.append(abs(signed[0] - signed[1]))
     first = different[0]
     return ValueDifference(

@@ -1,6 +1,7 @@
 """The fingerprint: read from this process, and from files of other machines."""
 
 import ctypes
+import math
 import os
 import re
 import struct
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+import types
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -186,16 +188,37 @@ def test_what_is_not_committed_is_part_of_the_subject(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.log\n")
     git("add", ".")
     git("commit", "-m", "a")
-    clean = read.subject(tmp_path)
-    assert clean["uncommitted"] == "nothing"
-    assert re.fullmatch("[0-9a-f]{40}", clean["commit"])
+    assert [*read.subject(tmp_path)] == ["commit"]
+    assert re.fullmatch("[0-9a-f]{40}", read.subject(tmp_path)["commit"])
+    (tmp_path / "t1").mkdir()
+    written = ("t1/rank-0.log", "t1/copy.py", "t1/manifest.json", "results.json", "model.pt")
+    for name in written:  # by an earlier run
+        (tmp_path / name).write_text("x")
     told = []
     for path, text in (("a.log", "ignored"), ("a.py", "x = 2\n"), ("b.py", "y = 1\n"), ("b.py", "y = 2\n")):
         (tmp_path / path).write_text(text)
         (tmp_path / "sub").mkdir(exist_ok=True)
-        told.append(read.subject(tmp_path / "sub")["uncommitted"])
-    assert told[0] == "nothing"
-    assert len(set(told)) == 4
+        told.append(read.subject(tmp_path / "sub", math.inf))
+    assert [[*each][1:] for each in told] == [[], ["file a.py"], *[["file a.py", "file b.py"]] * 2]
+    assert told[2]["file a.py"] == told[3]["file a.py"]
+    assert told[2]["file b.py"] != told[3]["file b.py"]
+    assert [*read.subject(tmp_path)] == ["commit"], "written since this process began"
+    assert [*read.subject(tmp_path, math.inf)] == ["commit", "file a.py", "file b.py"]
+
+
+def test_a_loaded_module_in_an_untracked_directory_is_part_of_the_subject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", str(tmp_path), *own, "commit", "--quiet", "--allow-empty", "-m", "a"], check=True)
+    for name in ("loaded", "idle"):
+        (tmp_path / "package").mkdir(exist_ok=True)
+        (tmp_path / "package" / f"{name}.py").write_text("")
+    module = types.ModuleType("loaded")
+    module.__file__ = str(tmp_path / "package" / "loaded.py")
+    monkeypatch.setitem(sys.modules, "loaded", module)
+    assert [*read.subject(tmp_path, math.inf)] == ["commit", "file package/loaded.py"]
 
 
 @pytest.mark.timeout(60)
@@ -215,11 +238,11 @@ def test_untracked_files_that_never_end_are_not_waited_for(tmp_path: Path) -> No
     os.truncate(repository / "large.so", 5 << 30)
     tracemalloc.start()
     try:
-        found = read.subject(repository)
+        found = read.subject(repository, math.inf)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert re.fullmatch("[0-9a-f]{32}", found["uncommitted"])
+    assert found["file large.so"].startswith("edges:")
     assert peak_bytes < 1 << 26
 
 

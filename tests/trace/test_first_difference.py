@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.bits.findings import Finding
 from harness.trace.chain import Scope
 from harness.trace.diff import diff
 from harness.trace.reader import read_trace
-from harness.trace.reasons import RankDisagrees, TraceFault, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.verdict import Divergence
 from tests.support.traces import Steps, recorded_value, trace, trace_of_ranks, trace_of_values, value
@@ -45,8 +46,8 @@ def test_kept_values_are_compared(tmp_path: Path) -> None:
 DAMAGED = "the kept tensors of step 0, rank 0, are damaged: compared by digest only"
 
 
-def damaged(message: str) -> TraceFault:
-    return TraceFault(VerdictCode.TRACE_DAMAGED, "B", message)
+def damaged(message: str) -> Finding:
+    return VerdictCode.TRACE_DAMAGED(trace="B", message=message)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_what_a_rank_has_otherwise_than_the_lowest_is_not_damaged(tmp_path: Path
     verdict = diff(alone, of_two)
     assert verdict.first is not None
     assert verdict.first.value is None
-    assert verdict.notes == (RankDisagrees(VerdictCode.RANK_DISAGREES, "B", 1, 0, "backward", "w"),)
+    assert verdict.notes == (VerdictCode.RANK_DISAGREES(trace="B", rank=1, step=0, phase="backward", name="w"),)
 
 
 @pytest.mark.parametrize("sick", [0, 1, 2])

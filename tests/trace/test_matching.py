@@ -13,7 +13,7 @@ from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.matching import match_processes
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import ProcessesMatched, VerdictCode, VerdictReason
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind
 from harness.trace.writer import TraceWriter
 from tests.support.traces import SEEDED, VALUES, Steps, flip_bit, manifest_of, steps_of, value, write
@@ -116,8 +116,8 @@ def test_the_verdict_says_which_process_is_which(tmp_path: Path) -> None:
     a = trace_of_processes(tmp_path / "a", [steps_of_process(0), steps_of_process(1)])
     b = trace_of_processes(tmp_path / "b", [steps_of_process(1), steps_of_process(0)])
     assert diff(a, b).notes == (
-        ProcessesMatched(VerdictCode.PROCESSES_MATCHED, ((0, 1), (1, 0))),
-        VerdictReason(VerdictCode.CURVES_OF_OTHER_PROCESSES),
+        VerdictCode.PROCESSES_MATCHED(numbers=((0, 1), (1, 0))),
+        VerdictCode.CURVES_OF_OTHER_PROCESSES(),
     )
     assert diff(a, a).notes == ()
 
@@ -127,7 +127,7 @@ def test_a_match_that_nothing_supports_is_a_guess(tmp_path: Path) -> None:
     b = trace_of_processes(tmp_path / "b", [steps_of_process(2), steps_of_process(3)])
     verdict = diff(a, b)
     assert verdict.kind is Kind.DIVERGED
-    assert verdict.notes[0] == ProcessesMatched(VerdictCode.PROCESSES_GUESSED, ((0, 0), (1, 1)))
+    assert verdict.notes[0] == VerdictCode.PROCESSES_GUESSED(numbers=((0, 0), (1, 1)))
 
 
 def test_a_process_with_a_rank_keeps_it(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from harness.trace.ops import (
     read_ops,
     recorded_steps,
 )
-from harness.trace.reasons import OtherSteps, VerdictCode
+from harness.trace.reasons import VerdictCode
 from tests.support.operations import op_value, operation
 from tests.support.traces import SEEDED, write_ops
 
@@ -152,7 +152,7 @@ def test_who_wrote_the_input_that_differs() -> None:
     other = replace(two, inputs=(op_value(8), op_value(9)))
     first = compared([*TEN[:5], two], [*TEN[:5], other]).first
     assert first is not None
-    assert (first.inputs, first.makers) == ((False, False), (TEN[3], None))
+    assert (first.inputs_equal, first.makers) == ((False, False), (TEN[3], None))
 
 
 def test_the_first_that_makes_a_difference_is_told_beside_the_first_that_shows_one() -> None:
@@ -199,5 +199,5 @@ def test_the_operations_of_the_rank_that_differs(tmp_path: Path) -> None:
     assert ops_of_divergence(tmp_path / "a", tmp_path / "b", 8) is None
     assert ops_of_other_steps(tmp_path / "a", tmp_path / "b", 7) == []
     assert ops_of_other_steps(tmp_path / "a", tmp_path / "b", 8) == [
-        OtherSteps(VerdictCode.OPERATIONS_OF_OTHER_STEPS, (7,), 8)
+        VerdictCode.OPERATIONS_OF_OTHER_STEPS(steps=(7,), first_step=8)
     ]

@@ -26,7 +26,7 @@ from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.reader import MAX_ABSENT, read_trace, verify
-from harness.trace.reasons import TraceFault, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.manual import section
 from tests.support.traces import (
@@ -99,7 +99,7 @@ def test_a_damaged_curve_is_told_and_equal_bits_stay_equal(
     damaged = read_trace(tmp_path / "b")
     verdict = diff(whole, damaged)
 
-    told = TraceFault(VerdictCode.TRACE_DAMAGED, "B", f"curve.jsonl is damaged: it was read up to line {line}")
+    told = VerdictCode.TRACE_DAMAGED(trace="B", message=f"curve.jsonl is damaged: it was read up to line {line}")
     assert (verdict.kind, verdict.notes, len(damaged.curve)) == (Kind.EQUAL, (told,), line - 1)
     cut_out = excerpt(damaged, 0, 0)
     assert cut_out.damages == (damaged.damages if line == 1 else ())

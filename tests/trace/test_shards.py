@@ -10,7 +10,7 @@ from harness.bits.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace, verify
-from harness.trace.reasons import Incomparable, TraceFault, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.traces import recorded_value, trace, trace_of_ranks
 
@@ -98,7 +98,7 @@ def test_a_whole_is_compared_with_its_shards(tmp_path: Path) -> None:
     verdict = diff(shards, whole(tmp_path / "c", "xxh3_128"))
     assert (verdict.kind, verdict.reasons) == (
         Kind.NOT_COMPARABLE,
-        (Incomparable(VerdictCode.DIGESTS_INCOMPARABLE, 6),),
+        (VerdictCode.DIGESTS_INCOMPARABLE(num_values=6),),
     )
 
 
@@ -116,7 +116,7 @@ def test_of_wholes_that_may_be_cut_otherwise_nothing_is_known_without_every_log(
     verdict = diff(a, read_trace(b.directory))
     assert (verdict.kind, verdict.num_steps) == (Kind.INCOMPLETE, 0)
     assert (verdict.reasons, verdict.notes) == (
-        (TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "rank-1.log is missing"),),
+        (VerdictCode.TRACE_INCOMPLETE(trace="B", message="rank-1.log is missing"),),
         (),
     )
 

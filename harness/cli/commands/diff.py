@@ -9,17 +9,17 @@ from typing import Any
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.bits.text import harmless, path_text
+from harness.bits.findings import Finding
+from harness.bits.text import path_text
 from harness.lab.report.subjects import Pair, Subject
 from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.render.console import show
 from harness.render.curve_picture import is_ascii
 from harness.render.divergence import verdict_json, verdict_text
-from harness.render.report.next_commands import next_command
+from harness.render.report.next_commands import next_lines
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import read_trace
-from harness.trace.reasons import VerdictReason
 from harness.trace.resumption import align
 from harness.trace.verdict import EXIT_CODES
 
@@ -38,7 +38,7 @@ def span_of(text: str) -> tuple[int, int]:
 def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness diff`; raises TraceError for a user error."""
     a, b = (read_trace(Path(path_text(invocation.cwd / arguments[side]))) for side in ("a", "b"))
-    notes: tuple[VerdictReason, ...] = ()
+    notes: tuple[Finding, ...] = ()
     if (shift := arguments["shift"]) is not None:
         a, b, note = align(a, b, shift)
         notes = (note,)
@@ -54,6 +54,6 @@ def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     else:
         colour = wants_colour(arguments["color"], invocation)
         show(verdict_text(verdict, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))
-        if command := next_command(pair):
-            show(f"  {harmless(command)}")
+        for line in next_lines(pair):
+            show(f"  {line}")
     return code

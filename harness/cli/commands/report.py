@@ -42,7 +42,7 @@ def run_report(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
     if arguments["json"]:
         show(json.dumps(report_json(report, out, size_bytes)))
     else:
-        show("\n".join([*_lines(report), f"{path_text(out)}: {size_bytes / 1e6:.1f} MB, opens in any browser"]))
+        show("\n".join([*_lines(report), f"{path_text(out)}: {size_bytes / 1e3:,.0f} kB, opens in any browser"]))
     return ExitCode.OK
 
 

@@ -40,7 +40,7 @@ from harness.trace.curve_diff import is_cost
 from harness.trace.element_diff import numbers
 from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
-from harness.trace.reasons import CurveDiffers, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.renames import current_identity
 from harness.trace.values import FLOATS
 from harness.trace.verdict import ADVANTAGE_SIGNS
@@ -188,7 +188,7 @@ def _logged_apart(golden: Golden, now: Golden) -> Iterator[Reason]:
             if not is_cost(name) and one.values[name] != other.values[name]
         )
         if names:
-            yield OfTraces(ReasonCode.NOTED, CurveDiffers(VerdictCode.CURVE_DIFFERS, one.step, tuple(names)))
+            yield OfTraces(ReasonCode.NOTED, VerdictCode.CURVE_DIFFERS(step=one.step, names=tuple(names)))
             return
 
 

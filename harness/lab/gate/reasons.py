@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from harness.trace.reasons import VerdictReason
+from harness.bits.findings import Finding
 from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Difference
 
 
@@ -172,7 +172,7 @@ class Reported(Reason):
 class OfTraces(Reason):
     """A reason or a note of the verdict on both traces: TRACES_NOT_COMPARABLE, NOTED."""
 
-    reason: VerdictReason
+    reason: Finding
 
 
 @dataclass(frozen=True, slots=True)

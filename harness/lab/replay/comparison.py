@@ -21,7 +21,6 @@ from harness.trace.non_finite import NonFinite, find_non_finite
 from harness.trace.nondeterministic_ops import suspects
 from harness.trace.ops import (
     NAN,
-    OpDifference,
     Operation,
     OpVerdict,
     compare_ops,
@@ -30,14 +29,11 @@ from harness.trace.ops import (
     recorded_steps,
 )
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import BATCHES, BY_WEIGHT, EXIT_CODES, INTEGERS, TOKENS, Verdict
+from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Verdict
 
 MAX_OUTPUT_BYTES = 2**30
 """So much of what a run printed is searched for warnings."""
 MAX_LINE_BYTES = 2**16
-_WITHIN_TORCH = (OpDifference.RANDOM_STATE, OpDifference.OUTPUT)
-"""Differences of an operation whose inputs are equal: no order of Python objects causes them."""
 _UNHELD = b" does not have a deterministic implementation"
 
 
@@ -101,8 +97,7 @@ def compare_runs(plan: ReplayPlan, runs: Sequence[Run], interrupted_by: str = ""
     if plan.against is not None:
         sides.insert(0, _Side(str(plan.against.directory), plan.against, plan.against))
     comparisons = [_compare(sides[0], side, plan.op_step) for side in sides[1:]]
-    may_be_why = any(_may_come_from_hash_order(comparison) for comparison in comparisons)
-    notes = [*_without_level(plan, runs), *_warnings(plan, runs), *_hash_seeds(plan, runs, may_be_why=may_be_why)]
+    notes = [*_without_level(plan, runs), *_warnings(plan, runs), *_hash_seeds(plan, runs)]
     return Replay(plan, tuple(runs), tuple(comparisons), tuple(notes), interrupted_by)
 
 
@@ -160,7 +155,7 @@ def _doubts(step: int, ranks: Iterable[int], a: _Side, b: _Side) -> Iterator[str
             continue
         if all(x and y and is_faithful(x, y) for x, y in zip(recorded, without, strict=True)):
             continue
-        if without[0] == without[1]:
+        if without[0] == without[1] and recorded[0] == recorded[1]:
             yield f"rank {rank}: not valid: recording the operations changed step {step}"
         elif recorded[0] == recorded[1]:
             yield (
@@ -213,39 +208,8 @@ def _unheld(line: bytes) -> Iterator[str]:
         yield from (word.decode("utf-8", "replace") for word in head.rsplit(maxsplit=1)[-1:])
 
 
-def _may_come_from_hash_order(comparison: Comparison) -> bool:
-    """Return whether a different order of sets of strings can cause the first difference, as far as is recorded."""
-    first = comparison.verdict.first
-    if first is None:
-        return False
-    if any(each.first is not None and each.first.what in _WITHIN_TORCH for each in comparison.operations):
-        return False
-    value = first.a or first.b
-    if value is None:
-        return True
-    context = comparison.verdict.context
-    if context is not None and context.step is not None:  # up to the first difference, and not after it
-        return False
-    if any(note.code is VerdictCode.WRITTEN_OUTSIDE for note in comparison.verdict.notes):
-        return False
-    if value.phase == "rollout":  # a different order of a batch would show in its integers and texts too
-        counts = comparison.verdict.attribution
-        read = [counts[kind] for kind in (TOKENS, INTEGERS, BATCHES) if kind in counts]
-        return not read or any(count.first is not None and count.first.step <= first.step for count in read)
-    if value.phase == "loss":  # computed from batches that are equal
-        return "rollout" not in first.phases_before
-    return value.phase not in ("backward", "optimizer")
-
-
-def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> Iterator[str]:
-    """Yield a note if processes hashed strings differently; level `deterministic` refuses that, UsageError."""
+def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a note if processes hashed strings differently at level `deterministic`, which sets the seed of it."""
     hashes = {report.string_hash for run in runs for report in run.recording.reports if report.string_hash}
-    if len(hashes) < 2:
-        return
-    if plan.run_spec.level == DETERMINISTIC:
+    if len(hashes) > 1 and plan.run_spec.level == DETERMINISTIC:
         yield "PYTHONHASHSEED took no effect in some process: it ordered sets of strings differently"
-    elif may_be_why:
-        yield (
-            "PYTHONHASHSEED is not set, so each process orders sets of strings differently: one possible cause"
-            " (--level deterministic sets it)"
-        )

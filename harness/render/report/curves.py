@@ -1,78 +1,151 @@
-"""The curves of all runs over each other, one panel for each value. Pure."""
+"""Curves of all runs over each other, a plot for each value as SVG; tables of what no verdict compares. Pure.
 
-from collections.abc import Iterable, Sequence
+The script of a page draws nothing: a plot is part of the page, scales with it, and is printed as it is seen.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
+from pathlib import Path
 
-from harness.trace.curve import NAMES, CurvePoint
+from harness.lab.experiments.metrics_file import METRICS, read_metrics
+from harness.lab.report.subjects import Report
+from harness.render.divergence import apart
+from harness.trace.curve import NAMES, CurvePoint, common_names
 from harness.trace.curve_diff import is_cost
 from harness.trace.values import Float
 
-MAX_POINTS = 2_000
-"""Maximum number of points of a line; longer lines show extremes of neighbouring steps."""
-
-Line = tuple[float | None, ...]
+MAX_POINTS = 1_000
+"""Maximum number of points of a line; a longer line shows the extremes of neighbouring steps."""
+MAX_PLOTS = 24
+MAX_MEASURED = 60
+MAX_STEP = 2**53
+WIDTH, HEIGHT = 320, 120
+MEASURED = (METRICS, f"*/{METRICS}", "*/rollouts.jsonl")
+"""Files of measured values, relative to a trace."""
+Line = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """One value of all runs."""
+class Plot:
+    """One value of all runs, in the coordinates of an SVG of WIDTH by HEIGHT."""
 
     name: str
-    steps: tuple[int, ...]
-    lines: tuple[Line, ...]
-    """Values of each run over `steps`; None for a missing or non-finite value."""
+    paths: tuple[tuple[str, str], ...]
+    """(letter, path) of each run."""
+    marks: tuple[tuple[str, float], ...]
+    """(letter, x) of the step from which each run differs from A."""
+    low: str
+    high: str
+    first: int
+    last: int
     num_together: int
     """Number of steps that two points stand for, their extremes; 1 if each step has its own point."""
-    non_finite: tuple[tuple[int, int, str], ...]
-    """(run, step, "nan" or "inf") of the first value of each run that is no number."""
-    is_cost: bool
-    """Whether the values are seconds or bytes, which vary between runs."""
+    non_finite: tuple[str, ...]
+    """Of each run with a value that is no number, the first such value."""
 
 
-def panels(curves: Sequence[Sequence[CurvePoint]]) -> list[Panel]:
-    """A panel for every value that any run has, the six that every curve has first, costs last."""
-    by_step = [{point.step: point.values for point in curve} for curve in curves]
-    steps = sorted({step for points in by_step for step in points})
-    have = dict.fromkeys(name for curve in curves for point in curve for name in point.values)
-    names = sorted((*(name for name in NAMES if name in have), *(n for n in have if n not in NAMES)), key=is_cost)
-    return [
-        _panel(name, steps, [[points.get(step, {}).get(name) for step in steps] for points in by_step])
-        for name in names
-    ]
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A value that no verdict compares: its first and last number in each run, empty for none."""
+
+    name: str
+    runs: tuple[tuple[str, str], ...]
 
 
-def _panel(name: str, steps: Sequence[int], found: Sequence[Sequence[Float | None]]) -> Panel:
-    values = [[None if each is None else each.value() for each in line] for line in found]
+def plots(report: Report) -> list[Plot]:
+    """Return a plot for each value of the curves, without costs; the values that every curve has come first."""
+    curves = [{point.step: point.values for point in subject.trace.curve} for subject in report.subjects]
+    steps = sorted({step for curve in curves for step in curve})
+    known = dict.fromkeys(name for curve in curves for values in curve.values() for name in values)
+    names = [name for name in dict.fromkeys((*NAMES, *known)) if name in known and not is_cost(name)]
+    letters = [subject.letter for subject in report.subjects]
+    parted = [(pair.b.letter, pair.verdict.first.step) for pair in report.pairs if pair.verdict.first is not None]
+    lines = {name: [[_number(curve, step, name) for step in steps] for curve in curves] for name in names[:MAX_PLOTS]}
+    return [plot(name, steps, dict(zip(letters, found, strict=True)), parted) for name, found in lines.items()]
+
+
+def _number(curve: Mapping[int, Mapping[str, Float]], step: int, name: str) -> float | None:
+    value = curve.get(step, {}).get(name)
+    return None if value is None else value.value()
+
+
+def plot(name: str, steps: Sequence[int], lines: dict[str, Line], parted: Sequence[tuple[str, int]]) -> Plot:
+    """Return the plot of one value over `steps`; a value that is no number is a gap."""
     wild = [
-        (run, *next((step, str(value)) for step, value in zip(steps, line, strict=True) if _is_wild(value)))
-        for run, line in enumerate(values)
-        if any(map(_is_wild, line))
+        f"{letter} is {value} from step {step} on"
+        for letter, line in lines.items()
+        for step, value in [next((x for x in zip(steps, line, strict=True) if _is_wild(x[1])), (0, None))]
+        if value is not None
     ]
-    lines = [[None if _is_wild(value) else value for value in line] for line in values]
-    size = ceil(len(steps) / (MAX_POINTS / 2)) if len(steps) > MAX_POINTS else 1
-    shown = tuple(steps) if size == 1 else tuple(_ends(steps, size))
-    thin = tuple(tuple(line) if size == 1 else tuple(_extremes(line, size)) for line in lines)
-    return Panel(name, shown, thin, size, tuple(wild), is_cost(name))
+    size = ceil(2 * len(steps) / MAX_POINTS) if len(steps) > MAX_POINTS else 1
+    known = [value for line in lines.values() for value in line if value is not None and isfinite(value)]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    first, last = steps[0], steps[-1]
+
+    def x_of(step: int) -> float:
+        return round(WIDTH * (step - first) / max(1, last - first), 1)
+
+    def y_of(value: float) -> float:  # halves: the distance of two floats may not fit into a float
+        return round(HEIGHT * ((high / 2 - value / 2) / (high / 2 - low / 2) if low < high else 0.5), 1)
+
+    paths = []
+    for letter, line in lines.items():
+        found, is_gap = [], True
+        for step, value in _extremes(steps, line, size):
+            if value is None or _is_wild(value):
+                is_gap = True
+                continue
+            found.append(f"{'M' if is_gap else 'L'}{x_of(step)} {y_of(value)}")
+            is_gap = False
+        paths.append((letter, "".join(found) + ("h0.01" if found else "")))  # a single point is seen by its cap
+    marks = tuple((letter, x_of(step)) for letter, step in parted if first <= step <= last)
+    return Plot(name, tuple(paths), marks, *apart(low, high), first, last, size, tuple(wild))
 
 
 def _is_wild(value: float | None) -> bool:
     return value is not None and not isfinite(value)
 
 
-def _ends(steps: Sequence[int], size: int) -> Iterable[int]:
-    """First and last step of each so many; twice the same where it is one."""
-    for start in range(0, len(steps), size):
-        members = steps[start : start + size]
-        yield from (members[0], members[-1])
+def _extremes(steps: Sequence[int], line: Line, size: int) -> Iterator[tuple[int, float | None]]:
+    """Yield the points of a line; of each `size` steps the smallest and the largest value, in their order."""
+    points = list(zip(steps, line, strict=True))
+    if size == 1:
+        yield from points
+        return
+    for start in range(0, len(points), size):
+        known = [(step, value) for step, value in points[start : start + size] if value is not None and isfinite(value)]
+        both = [min(known, key=lambda each: each[1]), max(known, key=lambda each: each[1])] if known else []
+        yield from sorted(both)
+        if not both:
+            yield points[start][0], None
 
 
-def _extremes(line: Sequence[float | None], size: int) -> Iterable[float | None]:
-    """The smallest and the largest value of each so many, in the order in which they came."""
-    for start in range(0, len(line), size):
-        known = [value for value in line[start : start + size] if value is not None]
-        if not known:
-            yield from (None, None)
-            continue
-        low, high = min(known), max(known)
-        yield from (low, high) if known.index(low) <= known.index(high) else (high, low)
+def measured(report: Report) -> list[Measured]:
+    """Return what the runs measured that no verdict compares: costs of the curves, and files of metrics beside them."""
+    curves = [subject.trace.curve for subject in report.subjects]
+    known = {name for curve in curves for name in common_names(curve)}
+    points = [
+        [*curve, *measured_points(subject.trace.directory, known)]
+        for curve, subject in zip(curves, report.subjects, strict=True)
+    ]
+    names = dict.fromkeys(name for run in points for name in common_names(run) if name not in known or is_cost(name))
+    return [Measured(name, tuple(_ends(run, name) for run in points)) for name in [*names][:MAX_MEASURED]]
+
+
+def _ends(points: Sequence[CurvePoint], name: str) -> tuple[str, str]:
+    found = [f"{point.values[name].value():.4g}" for point in points if name in point.values]
+    return (found[0], found[-1]) if found else ("", "")
+
+
+def measured_points(directory: Path, known: set[str]) -> Iterator[CurvePoint]:
+    """Yield the values of each step, named after their file, that the curves do not have; of a step the last line."""
+    found: dict[int, dict[str, Float]] = defaultdict(dict)
+    for path in (path for pattern in MEASURED for path in sorted(directory.glob(pattern))):
+        for line in read_metrics(path):
+            step = line.get("step", -1.0)
+            if 0 <= step < MAX_STEP:
+                named = {f"{path.stem}: {name}": Float.of(line[name], "f64") for name in line.keys() - {"step", *known}}
+                found[int(step)] |= dict(sorted(named.items()))
+    return (CurvePoint(step, values, "") for step, values in sorted(found.items()))

@@ -7,12 +7,16 @@ from pathlib import Path
 
 from harness.bits.files import MAX_JSON_BYTES, read_regular
 from harness.bits.redaction import redact_argv
+from harness.bits.text import harmless
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.run_spec import TRAIN
-from harness.lab.report.subjects import Pair
-from harness.render.divergence import STEP_ONLY
-from harness.trace.reasons import ResumedAt
-from harness.trace.verdict import Kind
+from harness.lab.report.subjects import Pair, Subject
+from harness.trace.explanation import code_names
+from harness.trace.reasons import VerdictCode
+from harness.trace.verdict import STEP_ONLY, Kind
+
+VARIABLE, COMMIT, FILE = "variable ", "commit", "file "
+"""Names, or their beginnings, of fields of a fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,38 +28,83 @@ class Next:
 
 
 def next_commands(pair: Pair) -> list[Next]:
-    """Return commands that inspect the difference of two runs; none for equal runs."""
+    """Return commands that inspect the difference of two runs; none for equal runs.
+
+    If code, command, environment or machine differ, each side is recorded again where it ran: a replay would compare
+    one of them with itself.
+    """
     if pair.verdict.kind is Kind.EQUAL:
         return []
-    again: Iterator[Next] = iter(())
     argv = pair.a.trace.manifest.argv if pair.a.trace.manifest else ()
-    is_scenario, is_comparable = argv[: len(TRAIN)] == TRAIN, pair.verdict.kind is not Kind.NOT_COMPARABLE
-    if is_scenario and (is_comparable or "numerics" not in pair.verdict.fingerprints):
+    if argv[: len(TRAIN)] == TRAIN:
         again = _of_scenario(pair, argv[len(TRAIN) :])
-    elif is_comparable:
-        again = _of_program(pair, argv)
-    return [
-        *again,
-        Next("Print the same verdict in a terminal or for a script", _typed("diff", pair.a.name, pair.b.name)),
-    ]
+    else:
+        again = _of_both(pair) if _differ_outside(pair) else _of_program(pair, argv)
+    return [*again, Next("Print the verdict in a terminal or for a script", _typed("diff", pair.a.name, pair.b.name))]
 
 
-def next_command(pair: Pair) -> str:
-    """Return the command to type after the verdict on two traces, with a word on what it does; empty for equal ones."""
-    if shifts := [note.shift for note in pair.verdict.notes if isinstance(note, ResumedAt)]:
-        return f"compare as a resumed run: {_typed('diff', pair.a.name, pair.b.name, '--shift', str(shifts[0]))}"
+def next_lines(pair: Pair) -> list[str]:
+    """Return the lines to print after the verdict on two traces: the command to type next."""
+    if shifts := [note.values["shift"] for note in pair.verdict.notes if note.code is VerdictCode.RESUMED_AT]:
+        return [f"compare as a resumed run: {_typed('diff', pair.a.name, pair.b.name, '--shift', str(shifts[0]))}"]
     found = next_commands(pair)[:-1]  # the last one is diff itself
     if pair.verdict.operations is not None:
-        found = found[1:]
+        found = [] if _differ_outside(pair) else found[1:]
+    if found and found[-1].command.startswith("rlharness diff"):
+        return ["look closer, by the operations of that step on both sides:", *(f"  {_line(each)}" for each in found)]
     if found:
-        return f"look closer: {found[0].command}"
+        return [f"look closer: {harmless(found[0].command)}"]
     is_equal = pair.verdict.kind is Kind.EQUAL
-    return "" if is_equal else f"see both on one page: {_typed('report', pair.a.name, pair.b.name)}"
+    return [] if is_equal else [f"see both on one page: {_typed('report', pair.a.name, pair.b.name)}"]
+
+
+def _line(command: Next) -> str:
+    return harmless(f"{command.command}    # {command.why}")
+
+
+def _differ_outside(pair: Pair) -> bool:
+    """Whether more differs between two runs than chance: code, command, settings, hardware or software."""
+    parts = {"identity", "content", "numerics", "perturbation"}
+    return bool(pair.verdict.fingerprints.keys() & parts or code_names(pair.verdict))
+
+
+def _of_both(pair: Pair) -> Iterator[Next]:
+    """Yield the commands that record the operations of a step of two programs, each where it ran, and compare them."""
+    step, sides = _step(pair), (pair.a, pair.b)
+    if not step or not all(each.trace.manifest and each.trace.manifest.argv for each in sides):
+        return
+    out = [f"{each.name.rstrip('/')}-step-{step}" for each in sides]
+    for side, directory in zip(sides, out, strict=True):
+        assert side.trace.manifest is not None
+        variables = [f"{name}={value}" for name, value in _variables(pair, side)]
+        words = ["rlharness", "trace", "--trace-ops", step, "--out", directory, "--", *side.trace.manifest.argv]
+        yield Next(f"{side.letter}{_state(pair, side)}", shlex.join(redact_argv([*variables, *words])))
+    yield Next("the first operation that differs", _typed("diff", *out))
+
+
+def _variables(pair: Pair, side: Subject) -> Iterator[tuple[str, str]]:
+    """Yield the environment variables that differ, as one side had them."""
+    for field in (*pair.verdict.fingerprints.get("perturbation", ()), *pair.verdict.fingerprints.get("numerics", ())):
+        value = field.a if side is pair.a else field.b
+        if field.name.startswith(VARIABLE) and value is not None:
+            yield field.name.removeprefix(VARIABLE), value
+
+
+def _state(pair: Pair, side: Subject) -> str:
+    """Return at which code, and on which machine, a side has to run: , at commit 1a2b3c4."""
+    found = pair.verdict.fingerprints
+    manifest = side.trace.manifest
+    subject = {} if manifest is None else manifest.fingerprint.subject
+    text = ""
+    if "subject" in found and (commit := subject.get(COMMIT)):
+        changed = [name.removeprefix(FILE) for name in subject if name.startswith(FILE)]
+        text = f", at commit {commit[:10]}" + (f" with its changes of {', '.join(changed[:3])}" if changed else "")
+    return text + (", on its machine" if "numerics" in found else "")
 
 
 def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
-    """Commands for runs of a command line, whose values cannot be restored."""
-    if not argv:
+    """Yield commands for runs of one program, which cannot start in the middle."""
+    if not argv or pair.verdict.kind is Kind.NOT_COMPARABLE:
         return
     program, step = ("--", *argv), _step(pair)
     words = ("--step", step, "--trace-ops") if step else ()
@@ -71,12 +120,13 @@ def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
 def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
     """Yield commands for runs of a scenario; any of its steps can be repeated."""
     a, b, step = pair.a, pair.b, _step(pair)
+    is_comparable = pair.verdict.kind is not Kind.NOT_COMPARABLE
+    if not is_comparable and "numerics" in pair.verdict.fingerprints:
+        return
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
         why = f"Repeat step {step} of both with the code that they name, and find the first operation that differs"
         yield Next(why, _typed("reproduce", a.name, "--step", step, "--trace-ops", "--against", b.name))
-    if pair.verdict.kind is Kind.NOT_COMPARABLE:
-        return
-    if varied := [word for name, x, y in _varied(pair) for word in ("--sweep", f"{name}={x},{y}")]:
+    if is_comparable and (varied := [word for x in _varied(pair) for word in ("--sweep", "{}={},{}".format(*x))]):
         yield Next("Repeat both with the runtime settings that differ", _typed("replay", *words, *varied))
         yield Next("Find the smallest perturbation that changes a bit", _typed("chaos", *words))
 

@@ -1,8 +1,7 @@
 """A report as one HTML file. The one user of Jinja2.
 
-Everything a trace holds is text: Jinja2 escapes what goes into the page, JSON that the script reads has no `<` in it,
-and a content security policy names the digests of this page's own script and style, so that nothing else would run.
-Nothing is fetched. No date is in it: the same traces make the same bytes.
+Everything a trace holds is text: Jinja2 escapes what goes into the page, and a content security policy names the
+digests of this page's own script and style, so that nothing else would run. Nothing is fetched.
 """
 
 from functools import cache
@@ -14,15 +13,12 @@ from harness.bits.errors import UsageError
 from harness.bits.text import count, one_line
 from harness.lab.report.subjects import Report
 from harness.render.page_policy import page_policy
-from harness.render.report.curves_data import curves_data
-from harness.render.report.grid import MAX_CELLS
-from harness.render.report.views import alone_view, pair_view, subject_view, visible
+from harness.render.report.curves import measured, plots
+from harness.render.report.views import alone_view, pair_view, run_rows, visible
 
 GENERATOR = "rlharness report"
 """In every page: what a file must hold to be replaced by a new page."""
 ROOM = "harness.render.report"
-SCRIPTS = ("uplot/uPlot.iife.min.js", "templates/theme.js", "templates/curves.js", "templates/grid.js")
-STYLES = ("uplot/uPlot.min.css", "templates/report.css")
 
 
 def require_jinja() -> None:
@@ -44,19 +40,22 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"one_line": one_line, "visible": visible, "count": count, "differ": differ}
-    style, script = ("\n".join(map(_file, names)) for names in (STYLES, SCRIPTS))
-    views = [pair_view(pair, MAX_CELLS // len(report.pairs)) for pair in report.pairs]
-    return environment.get_template("report.html").render(
+    style, script = _file("report.css"), _file("copy.js")
+    text: str = environment.get_template("report.html").render(
         generator=GENERATOR,
         version=__version__,
         style=style,
         script=script,
         policy=page_policy(style, script),
-        subjects=[subject_view(each) for each in report.subjects],
-        pairs=views,
+        name=report.subjects[0].name,
+        letters=[subject.letter for subject in report.subjects],
+        rows=run_rows(report),
+        pairs=[pair_view(pair) for pair in report.pairs],
         alone=None if report.pairs else alone_view(report.subjects[0]),
-        data={"curves": curves_data(report), "grids": [view.pop("grid_data") for view in views]},
+        plots_found=plots(report),
+        measured=measured(report),
     )
+    return text.lstrip()
 
 
 def differ(number: int) -> str:
@@ -66,4 +65,4 @@ def differ(number: int) -> str:
 
 @cache
 def _file(name: str) -> str:
-    return resources.files(ROOM).joinpath(name).read_text("utf-8")
+    return resources.files(ROOM).joinpath("templates", name).read_text("utf-8")

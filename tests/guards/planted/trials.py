@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.diff import diff
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
@@ -193,7 +192,7 @@ def _difference(a: Path, b: Path, how: str) -> _Seen | None:
     """The first place where two traces are not alike; None where they are, as far as the shorter one goes."""
     verdict = diff(read_trace(a), read_trace(b))
     if verdict.kind is Kind.NOT_COMPARABLE:
-        return _Seen(None, (), "", how, "; ".join(map(verdict_reason_text, verdict.reasons)))
+        return _Seen(None, (), "", how, "; ".join(map(str, verdict.reasons)))
     first = verdict.first
     if first is None:
         return None

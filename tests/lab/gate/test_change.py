@@ -21,7 +21,7 @@ from harness.lab.gate.reasons import (
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
 from harness.trace.diff import diff
-from harness.trace.reasons import CurveDiffers, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -71,7 +71,7 @@ def with_sync(weights_digest: bytes) -> Steps:
 def test_what_diff_notes_the_gate_notes_too(tmp_path: Path) -> None:
     a, b = (trace(tmp_path / side, steps_of(3)) for side in "ab")
     verdict = diff(a, b)
-    note = CurveDiffers(VerdictCode.CURVE_DIFFERS, 1, ("gradient_norm",))
+    note = VerdictCode.CURVE_DIFFERS(step=1, names=("gradient_norm",))
     found = classify_change(replace(verdict, notes=(note,)), None)
     assert (found.change, found.notes) == (Change.EQUAL, (OfTraces(ReasonCode.NOTED, note),))
     assert equal_but_for(replace(verdict, notes=(note,)), Alone((), ("loss x",))).notes[-1] == found.notes[0]

@@ -33,7 +33,7 @@ from harness.lab.gate.reasons import (
 )
 from harness.trace.curve import NAMES, CurvePoint
 from harness.trace.reader import read_trace
-from harness.trace.reasons import CurveDiffers, VerdictCode
+from harness.trace.reasons import VerdictCode
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
@@ -85,7 +85,7 @@ def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> Non
 def test_logged_values_that_differ_alone_are_noted(before: Golden) -> None:
     curve = [replace(point, values={"gradient_norm": Float("f32", 0x3F800000)}) for point in before.curve]
     found = compare_with_golden(before, replace(before, curve=tuple(curve)))
-    note = CurveDiffers(VerdictCode.CURVE_DIFFERS, 0, ("gradient_norm",))
+    note = VerdictCode.CURVE_DIFFERS(step=0, names=("gradient_norm",))
     assert (found.change, found.notes) == (Change.EQUAL, (OfTraces(ReasonCode.NOTED, note),))
 
 
