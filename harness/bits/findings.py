@@ -69,6 +69,8 @@ class _Words(string.Formatter):
         if isinstance(value, tuple):
             more = f" and {len(value) - MAX_NAMES} more" if len(value) > MAX_NAMES else ""
             return (", ".join(map(str, value[:MAX_NAMES])) or "none") + more
+        if value is None:
+            return "absent"
         if format_spec.isalpha():
             return count(value, format_spec)
         return str(format(value, format_spec or ("," if isinstance(value, int) else "")))

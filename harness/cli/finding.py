@@ -107,7 +107,8 @@ setup_option = click.option(
     "--runs",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of runs of each revision; at least 2 with --golden.  [default: 2]",
+    help="Number of runs of each revision; at least 2 with --golden. Four more follow if a cost that fails the gate"
+    " seems too high.  [default: 2]",
 )
 @click.option(
     "--fail-on",

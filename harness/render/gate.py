@@ -6,9 +6,10 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from harness.bits.findings import FindingCode
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.gate.change import Change
+from harness.lab.gate.change import CODE_OF_KIND, Change
 from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
 from harness.lab.gate.gate import directory_name
 from harness.lab.gate.golden import STEP as WHOLE_STEP
@@ -17,7 +18,6 @@ from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
 from harness.process.program_output import output_tail
 from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json
-from harness.render.gate_reasons import KINDS, reason_text
 from harness.render.rare_events import rare_events_line
 from harness.render.replay import ending_lines
 from harness.render.serialise import serialised
@@ -39,6 +39,9 @@ LABELS = {
 }
 TONES = {Change.EQUAL: "32", Change.NEW: "32", Change.ACCEPTED: "32", Change.BEHAVIOUR: "1;31", Change.BROKEN: "1;31"}
 YELLOW = "33"
+KINDS: dict[FindingCode, str] = {code: kind for kind, code in CODE_OF_KIND.items()}
+MAX_ULP = 100_000
+"""Distances beyond this are no rounding, and their number says nothing."""
 PARTED = (Change.NUMERICS, Change.BEHAVIOUR)
 
 
@@ -47,7 +50,7 @@ def gate_text(gate: Gate, *, colour: bool) -> str:
     lines = [sides_line(gate)]
     for scenario in gate.scenarios:
         lines += _scenario(gate, scenario, colour)
-    lines += [f"note: {one_line(reason_text(note))}" for note in gate.notes]
+    lines += [f"note: {one_line(str(note))}" for note in gate.notes]
     return "\n".join([*lines, *_decision(gate, colour), f"  traces: {shlex.quote(path_text(gate.directory))}"])
 
 
@@ -60,9 +63,9 @@ def sides_line(gate: Gate) -> str:
 
 
 def _scenario(gate: Gate, scenario: GateScenario, colour: bool) -> Iterator[str]:
-    label = LABELS[scenario.finding.change]
+    label = LABELS[scenario.comparison.change]
     if colour:
-        label = f"\x1b[{TONES.get(scenario.finding.change, YELLOW)}m{label}\x1b[0m"
+        label = f"\x1b[{TONES.get(scenario.comparison.change, YELLOW)}m{label}\x1b[0m"
     against = f" ({scenario.against})" if scenario.golden is not None else ""
     yield f"{label}  {one_line(scenario.name)}{against}{where(scenario)}"
     yield from (f"  {line}" for line in detail_lines(scenario))
@@ -72,10 +75,10 @@ def _scenario(gate: Gate, scenario: GateScenario, colour: bool) -> Iterator[str]
 
 def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
     """Return the command that shows more about a scenario; empty if there is none."""
-    finding = scenario.finding
-    if finding.change is Change.NONDETERMINISTIC:
-        return ["rlharness", "replay", *redact_argv(scenario.typed)]
-    if finding.verdict is None or finding.verdict.first is None or finding.change not in PARTED:
+    comparison = scenario.comparison
+    if comparison.change is Change.NONDETERMINISTIC:
+        return ["rlharness", "replay", *redact_argv(scenario.replay)]
+    if comparison.verdict is None or comparison.verdict.first is None or comparison.change not in PARTED:
         return []
     runs = (gate.directory / directory_name(scenario.name) / side / "run-1" for side in ("base", "head"))
     return ["rlharness", "diff", *map(path_text, runs)]
@@ -83,39 +86,41 @@ def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
 
 def where(scenario: GateScenario) -> str:
     """: 12 steps, every recorded bit; : step 3, backward layers.0.weight. Nothing where nothing was compared."""
-    finding, golden = scenario.finding, scenario.golden
-    if finding.place:
-        return f": {finding.place}"
-    if finding.change is Change.EQUAL and golden is not None:
+    comparison, golden = scenario.comparison, scenario.golden
+    if comparison.place:
+        return f": {comparison.place}"
+    if comparison.change is Change.EQUAL and golden is not None:
         return f": {count(len(golden.steps), 'step')}, every recorded bit"
-    if finding.verdict is None:
+    if comparison.verdict is None:
         return ""
-    if finding.change is Change.EQUAL:  # also where one side records more
-        return f": {count(finding.verdict.num_steps, 'step')}, every recorded bit"
-    return f": {headline(finding.verdict)}"
+    if comparison.change is Change.EQUAL:  # also where one side records more
+        return f": {count(comparison.verdict.num_steps, 'step')}, every recorded bit"
+    return f": {headline(comparison.verdict)}"
 
 
 def detail_lines(scenario: GateScenario) -> Iterator[str]:
     """Yield reasons, distances and costs, without the verdict itself."""
-    finding, verdict = scenario.finding, scenario.finding.verdict
-    is_parted = verdict is not None and verdict.first is not None and finding.change is not Change.EQUAL
+    comparison, verdict = scenario.comparison, scenario.comparison.verdict
+    is_parted = verdict is not None and verdict.first is not None and comparison.change is not Change.EQUAL
     counted = changed_lines(verdict) if verdict and is_parted else {}
-    for reason in finding.reasons:  # the count of the same says more
-        yield counted.pop(KINDS.get(reason.code, ""), one_line(reason_text(reason)))
+    for reason in comparison.reasons:  # the count of the same says more
+        yield counted.pop(KINDS.get(reason.code, ""), one_line(str(reason)))
+        if reason.remedy:
+            yield f"  remedy: {one_line(reason.remedy)}"
     if scenario.output is not None:
         yield from ending_lines(scenario.output)
-    if is_parted and finding.rounding is not None:
-        yield from rounding_lines(finding.rounding)
+    if is_parted and comparison.rounding is not None:
+        yield from rounding_lines(comparison.rounding)
     yield from counted.values()
     if verdict and is_parted:
         yield from unchanged_lines(verdict)
     yield from map(cost_line, shown_costs(scenario))
     if scenario.golden is not None:
-        yield from golden_lines(scenario.golden, is_new=finding.change is Change.ACCEPTED)
-    if verdict and finding.change is Change.EQUAL:
+        yield from golden_lines(scenario.golden, is_new=comparison.change is Change.ACCEPTED)
+    if verdict and comparison.change is Change.EQUAL:
         yield rare_events_line(verdict.num_steps, 2)
-    for note in (*finding.notes, *scenario.notes):
-        yield f"note: {one_line(reason_text(note))}"
+    for note in (*comparison.notes, *scenario.notes):
+        yield f"note: {one_line(str(note))}"
 
 
 def golden_lines(golden: Golden, *, is_new: bool) -> Iterator[str]:
@@ -133,12 +138,12 @@ def rounding_lines(rounding: Rounding) -> Iterator[str]:
     """Yield the first differing tensor, the one that differs most, and by how much relative to its elements."""
     if not rounding.num_different:  # tokens and texts alone
         return
-    is_most = (rounding.name, rounding.max_ulp) == (rounding.first, rounding.first_ulp)
-    yield (
-        f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ, first"
-        f" {one_line(rounding.first)} by up to {rounding.first_ulp:,} ulp"
-        + (" (the largest)" if is_most else f", largest {one_line(rounding.name)} by {rounding.max_ulp:,} ulp")
+    first, largest = (
+        f"{one_line(name)} by {f'up to {ulp:,} ulp' if ulp <= MAX_ULP else 'more than rounding'}"
+        for name, ulp in ((rounding.first, rounding.first_ulp), (rounding.name, rounding.max_ulp))
     )
+    counted = f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ"
+    yield f"{counted}, first {first}" + (" (the largest)" if first == largest else f", largest {largest}")
     if rounding.phase and rounding.is_rounding:  # else it is the reason
         share = f"{100 * rounding.share:.3g} % of the largest element of its phase"
         yield f"largest difference before the optimizer: {share}, in {rounding.phase}"
@@ -186,7 +191,7 @@ def failing_changes(gate: Gate) -> str:
 
 def summary_line(gate: Gate) -> str:
     """2 equal, 1 numerics only."""
-    changes = [each.finding.change for each in gate.scenarios]
+    changes = [each.comparison.change for each in gate.scenarios]
     return ", ".join(f"{changes.count(each)} {LABELS[each].lower()}" for each in Change if each in changes)
 
 
@@ -201,25 +206,25 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "fail_on": list(gate.policy.fail_on),
         "failures": {name: list(reasons) for name, reasons in gate.failures.items()},
         "directory": str(gate.directory),
-        "notes": [reason_text(note) for note in gate.notes],
+        "notes": [str(note) for note in gate.notes],
         "note_codes": [serialised(note) for note in gate.notes],
         "scenarios": [_scenario_json(scenario) for scenario in gate.scenarios],
     }
 
 
 def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
-    finding = scenario.finding
-    verdict = finding.verdict
-    rounding = finding.rounding
-    notes = (*finding.notes, *scenario.notes)
+    comparison = scenario.comparison
+    verdict = comparison.verdict
+    rounding = comparison.rounding
+    notes = (*comparison.notes, *scenario.notes)
     return {
         "name": scenario.name,
-        "change": finding.change.value,
+        "change": comparison.change.value,
         "against": scenario.against,
-        "place": finding.place,
-        "reasons": [reason_text(reason) for reason in finding.reasons],
-        "reason_codes": [serialised(reason) for reason in finding.reasons],
-        "notes": [reason_text(note) for note in notes],
+        "place": comparison.place,
+        "reasons": [str(reason) for reason in comparison.reasons],
+        "reason_codes": [serialised(reason) for reason in comparison.reasons],
+        "notes": [str(note) for note in notes],
         "note_codes": [serialised(note) for note in notes],
         "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
         "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},

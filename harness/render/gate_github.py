@@ -15,7 +15,6 @@ from harness.render.gate import (
     summary_line,
     where,
 )
-from harness.render.gate_reasons import reason_text
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 
 SIGNS = {Change.EQUAL: "✅", Change.NEW: "✅", Change.ACCEPTED: "✅", Change.NUMERICS: "🟡", Change.CONFIGURATION: "🟡"}
@@ -26,7 +25,7 @@ UNREMARKABLE = (Change.EQUAL, Change.NEW, Change.ACCEPTED)
 def annotations(gate: Gate) -> Iterator[str]:
     """A workflow command for each scenario that fails the gate, or is not what it was."""
     for scenario in gate.scenarios:
-        change = scenario.finding.change
+        change = scenario.comparison.change
         is_failure = scenario.name in gate.failures
         if not is_failure and change in UNREMARKABLE:
             continue
@@ -41,7 +40,7 @@ def annotate(gate: Gate) -> None:
 
 
 def _title(gate: Gate, scenario: GateScenario) -> str:
-    return ", ".join(gate.failures.get(scenario.name, ())) or LABELS[scenario.finding.change].lower()
+    return ", ".join(gate.failures.get(scenario.name, ())) or LABELS[scenario.comparison.change].lower()
 
 
 def summary(gate: Gate) -> str:
@@ -60,17 +59,17 @@ def summary(gate: Gate) -> str:
         "",
     ]
     for scenario in gate.scenarios:
-        if scenario.finding.change is not Change.EQUAL or scenario.name in gate.failures:
+        if scenario.comparison.change is not Change.EQUAL or scenario.name in gate.failures:
             title = f"{one_line(scenario.name)}: {_title(gate, scenario)}"
             lines += folded(title, detail_lines(scenario))
-    lines += [f"- {plain(reason_text(note))}" for note in gate.notes]
+    lines += [f"- {plain(str(note))}" for note in gate.notes]
     if gate.failures:
         lines += ["", f"The gate fails on {failing_changes(gate)}."]
     return "\n".join(lines) + "\n"
 
 
 def _row(scenario: GateScenario) -> str:
-    change = scenario.finding.change
+    change = scenario.comparison.change
     label = f"{SIGNS.get(change, '❌')} {LABELS[change].lower()}"
     cost = next(map(cost_line, shown_costs(scenario)), "")
     return f"| {plain(scenario.name)} | {label} | {plain(where(scenario).removeprefix(': '))} | {plain(cost)} |"

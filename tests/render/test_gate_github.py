@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.gate.change import Change
-from harness.lab.gate.reasons import KindChanged, ReasonCode
+from harness.lab.gate.change import Change, GateCode
 from harness.render.gate_github import annotations, append_summary, summary
 from harness.render.github import SUMMARY_VARIABLE
 from tests.render.gates import SEED, gate_of, reported, scenario_of
@@ -36,7 +35,7 @@ def test_the_summary_is_a_table_and_what_there_is_to_say(golden: Callable[[str, 
         scenario_of(
             "ppo_<b>|`x`",
             Change.BEHAVIOUR,
-            KindChanged(ReasonCode.TOKENS_CHANGED, 2, 5, 64),
+            GateCode.TOKENS_CHANGED(first_step=2, num_different=5, num_compared=64),
             reported("``` and a fence"),
         ),
     )

@@ -9,10 +9,9 @@ from harness.bits.redaction import redact_text
 from harness.cli.commands.scenario_arguments import recording_options
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.scenario_options import ScenarioOptions
-from harness.lab.gate.against_golden import LEAST_AGREEING
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.plan import GateOptions
-from harness.lab.gate.policy import Policy, checked_reasons
+from harness.lab.gate.gate import LEAST_AGREEING, GateOptions
+from harness.lab.gate.result import Policy, checked_reasons
 from harness.process.invocation import Invocation
 from harness.runner.config import GateKeys, load_config
 

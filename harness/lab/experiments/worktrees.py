@@ -24,6 +24,7 @@ from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.experiments.run_spec import RunSpec
 from harness.process.program_output import output_tail
 from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
+from harness.trace.fingerprint import CODE
 
 CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")
 """The process of an entry that imports what its PYTHONPATH says, whatever lies in its working directory."""
@@ -117,8 +118,12 @@ class Checkout:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the working tree holds anything that is not committed; what git ignores does not count."""
-        return bool(self._git("status", "--porcelain"))
+        """Whether the code differs from the commit: tracked files, or untracked ones that may be code.
+
+        What a run writes, its traces and checkpoints, is no such file.
+        """
+        lines = self._git("status", "--porcelain").splitlines()
+        return any(not line.startswith("?? ") or line.endswith(CODE) for line in lines)
 
     @property
     def user(self) -> str:

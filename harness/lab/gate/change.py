@@ -8,31 +8,22 @@ sync with all values before it equal
 floats alone, no further than rounding                 numerics
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import isinf
 
-from harness.lab.gate.reasons import (
-    CODE_OF_DIFFERENCE,
-    CODE_OF_KIND,
-    FloatsApart,
-    KindChanged,
-    Named,
-    NanChanged,
-    OfTraces,
-    Reason,
-    ReasonCode,
-    RecordedAlone,
-)
-from harness.lab.gate.recorded import Alone
+from harness.bits.findings import Finding, FindingCode
 from harness.lab.gate.rounding import Rounding
 from harness.trace.attribution import TEXTS
+from harness.trace.chain import CHAINED, Key
+from harness.trace.reader import Trace
 from harness.trace.reasons import VerdictCode
-from harness.trace.renames import ENTRY, current_entry
+from harness.trace.renames import ENTRY, current_entry, current_identity
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
+    COUNTED,
     INTEGERS,
     REWARDS,
     TOKENS,
@@ -45,6 +36,8 @@ from harness.trace.verdict import (
 
 SYNC = "sync"
 DECIDING = (BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS)
+MAX_SETTINGS = 5
+"""Maximum number of changed settings with a reason of their own."""
 
 
 class Change(Enum):
@@ -70,72 +63,167 @@ class Change(Enum):
     """Its golden was written: nothing is compared."""
 
 
+class GateCode(FindingCode):
+    """Codes of the gate's reasons and notes."""
+
+    TOKENS_CHANGED = "tokens_changed", f"{COUNTED[TOKENS]}, first at step {{first_step}}"
+    INTEGERS_CHANGED = "integers_changed", f"{COUNTED[INTEGERS]}, first at step {{first_step}}"
+    BATCHES_CHANGED = "batches_changed", f"{COUNTED[BATCHES]}, first at step {{first_step}}"
+    REWARDS_CHANGED = "rewards_changed", f"{COUNTED[REWARDS]}, first at step {{first_step}}"
+    ADVANTAGE_SIGNS_CHANGED = "advantage_signs_changed", f"{COUNTED[ADVANTAGE_SIGNS]}, first at step {{first_step}}"
+    ADVANTAGE_SIGNS_UNKNOWN = (
+        "advantage_signs_unknown",
+        "it is unknown whether signs of advantages changed: they are too large to be kept",
+    )
+    DTYPE_CHANGED = "dtype_changed", "a value has another dtype"
+    SHAPE_CHANGED = "shape_changed", "a value has another shape"
+    VALUE_ONLY_AT_BASE = "value_only_at_base", "a value is recorded at the base alone"
+    VALUE_ONLY_AT_HEAD = "value_only_at_head", "a value is recorded at the head alone"
+    STEP_ONLY_AT_BASE = "step_only_at_base", "the base has a step that the head has not"
+    STEP_ONLY_AT_HEAD = "step_only_at_head", "the head has a step that the base has not"
+    BEYOND_ROUNDING = (
+        "beyond_rounding",
+        "{phase} differs by {share:.3g} times its largest element: more than rounding explains",
+    )
+    ZERO_AT_BASE = "zero_at_base", "all of {phase} was 0 at the base, and is not"
+    NAN_CHANGED = "nan_changed", "NaN came or went, in {num_elements:element}"
+    CURVE_BEYOND_ROUNDING = (
+        "curve_beyond_rounding",
+        "{name} of step {step} was {base:.6g} and is {head:.6g}: more than rounding explains",
+    )
+    SYNC_MOVED_ALONE = (
+        "sync_moved_alone",
+        "the digest of synced weights differs, and no weight before it: the sampler was sent other weights than these",
+    )
+    NO_EVIDENCE = (
+        "no_evidence",
+        "the trace has no tokens, rewards or kept tensors, so a change of numerics alone cannot be shown",
+    )
+    SIDE_NONDETERMINISTIC = (
+        "side_nondeterministic",
+        "two runs of the {side} do not agree with each other: nothing follows from how the sides differ",
+    )
+    SETTING_CHANGED = "setting_changed", "{name} was {base} and is {head}"
+    MORE_SETTINGS_CHANGED = "more_settings_changed", "and {num_settings} more keys"
+    SCENARIO_NEW = "scenario_new", "the base has no such scenario"
+    SCENARIO_REMOVED = "scenario_removed", "the head no longer has this scenario"
+    NO_BASE = "no_base", "there is no base: no commit before this one, no branch of origin", "--base REV names one"
+    NO_BASE_IN_SHALLOW_CLONE = (
+        "no_base_in_shallow_clone",
+        "there is no base in this shallow clone: no commit before this one, no branch of origin",
+        "git fetch --unshallow; in GitHub Actions, fetch-depth: 0",
+    )
+    BASE_REJECTED = "base_rejected", "the base cannot be run: {message}"
+    RUN_FAILED = "run_failed", "{side}: {message}", "{remedy}"
+    NO_GOLDEN = "no_golden", "{directory} holds no golden", "rlharness gate --accept writes one"
+    NO_GOLDEN_FOR_ENVIRONMENT = (
+        "no_golden_for_environment",
+        "the goldens are of other machines or environments: the nearest differs in {names}; compared with the base"
+        " instead",
+    )
+    GOLDEN_FIRST = "golden_first", "the first golden of this machine and environment"
+    GOLDEN_REPLACED = "golden_replaced", "in place of that of {date}: {change}"
+    GOLDEN_HAS_NO_TENSORS = (
+        "golden_has_no_tensors",
+        "a golden holds no tensors: --base REV shows how far floats differ",
+    )
+    GOLDENS_KEPT = (
+        "goldens_kept",
+        "{scenario}: goldens of other machines or environments stay as they were: {keys}; accept it there too",
+    )
+    NUMERICS_DIFFER = "numerics_differ", "the head's process differs from the base's in {names}"
+    RECORDED_ALONE = "recorded_alone", "recorded at the {side} alone: {names}"
+    COMMON_VALUES_EQUAL = "common_values_equal", "everything that both record is the same"
+    NOTHING_IN_COMMON = "nothing_in_common", "there is no value that both sides record"
+    SAME_TREE = (
+        "same_tree",
+        "the base is the checked-out commit, without uncommitted changes: both sides are the same tree",
+    )
+    SHARED_CODE = "shared_code", "{module}, which is called, comes from {origin}: the same code on both sides"
+
+
+CODE_OF_KIND = {
+    TOKENS: GateCode.TOKENS_CHANGED,
+    INTEGERS: GateCode.INTEGERS_CHANGED,
+    BATCHES: GateCode.BATCHES_CHANGED,
+    REWARDS: GateCode.REWARDS_CHANGED,
+    ADVANTAGE_SIGNS: GateCode.ADVANTAGE_SIGNS_CHANGED,
+}
+"""Code of a change, by the kind of value that an attribution counts."""
+CODE_OF_DIFFERENCE = {
+    Difference.DTYPE: GateCode.DTYPE_CHANGED,
+    Difference.SHAPE: GateCode.SHAPE_CHANGED,
+    Difference.VALUE_ONLY_IN_A: GateCode.VALUE_ONLY_AT_BASE,
+    Difference.VALUE_ONLY_IN_B: GateCode.VALUE_ONLY_AT_HEAD,
+    Difference.STEP_ONLY_IN_A: GateCode.STEP_ONLY_AT_BASE,
+    Difference.STEP_ONLY_IN_B: GateCode.STEP_ONLY_AT_HEAD,
+}
+
+
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Comparison:
     """What became of a scenario."""
 
     change: Change
-    reasons: tuple[Reason, ...] = ()
-    notes: tuple[Reason, ...] = ()
+    reasons: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
     verdict: Verdict | None = None
-    """Of the base (A) and the head (B); of the side that differs from itself where it is nondeterministic."""
+    """On the base (A) and the head (B); on the side that differs from itself where it is nondeterministic."""
     rounding: Rounding | None = None
-    """Of the step in which they part; None where nothing was kept of it."""
+    """In the step in which they part; None where nothing was kept of it."""
     place: str = ""
-    """Where they part, of a golden, which has no verdict: step 3, backward."""
+    """Where they part, against a golden, which has no verdict: step 3, backward."""
 
 
-def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
+def classify_change(verdict: Verdict, rounding: Rounding | None) -> Comparison:
     """What a verdict on a run of the base and one of the head means; each side is known to agree with itself.
 
     Both ran on one machine and in one environment: where the fingerprint's numerics differ, the change itself has made
     them differ, by what it imports.
     """
-    notes = (*_imported(verdict), *noted(verdict))
+    differences = verdict.fingerprints.get("numerics")
+    imported = [GateCode.NUMERICS_DIFFER(names=tuple(each.name for each in differences))] if differences else []
+    notes = (*imported, *noted(verdict))
     first = verdict.first
     if first is None:
         if verdict.kind is Kind.EQUAL:
-            return Finding(Change.EQUAL, notes=notes, verdict=verdict)
-        reported = tuple(OfTraces(ReasonCode.TRACES_NOT_COMPARABLE, each) for each in verdict.reasons)
-        return Finding(Change.NOT_COMPARABLE, reported, notes, verdict)
-    reasons: list[Reason] = []
+            return Comparison(Change.EQUAL, notes=notes, verdict=verdict)
+        return Comparison(Change.NOT_COMPARABLE, tuple(verdict.reasons), notes, verdict)
+    reasons: list[Finding] = []
     if first.what is not Difference.VALUE:
-        reasons.append(Reason(CODE_OF_DIFFERENCE[first.what]))
+        reasons.append(CODE_OF_DIFFERENCE[first.what]())
     elif _is_text_of_sync(first):
-        reasons.append(Reason(ReasonCode.SYNC_MOVED_ALONE))
+        reasons.append(GateCode.SYNC_MOVED_ALONE())
     reasons += [reason for kind in DECIDING if (reason := _moved(kind, verdict.attribution))]
     if not reasons and rounding is not None and not rounding.is_rounding:
         reasons.append(beyond_rounding(rounding))
     if rounding is None and not reasons and not verdict.attribution:
-        reasons.append(Reason(ReasonCode.NO_EVIDENCE))
+        reasons.append(GateCode.NO_EVIDENCE())
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
-    return Finding(change, tuple(reasons), notes, verdict, rounding)
+    return Comparison(change, tuple(reasons), notes, verdict, rounding)
 
 
-def equal_but_for(verdict: Verdict, alone: Alone) -> Finding:
-    """That two sides compute the same, while one records more: that changes no run. Not comparable without a value."""
-    notes = [
-        RecordedAlone(ReasonCode.RECORDED_ALONE, side, names)
-        for side, names in (("base", alone.in_a), ("head", alone.in_b))
-        if names
+def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Comparison | None:
+    """The settings that differ between two identities, as reasons; None if none does.
+
+    CONFIGURATION; NOT_COMPARABLE if the entry differs, which may compute the same under another name.
+    """
+    base, head = current_identity(base), current_identity(head)
+    names = sorted(name for name in base.keys() | head.keys() if base.get(name) != head.get(name))
+    if not names:
+        return None
+    reasons = [
+        GateCode.SETTING_CHANGED(name=name, base=base.get(name), head=head.get(name)) for name in names[:MAX_SETTINGS]
     ]
-    if not alone.has_common:
-        return Finding(Change.NOT_COMPARABLE, (Reason(ReasonCode.NOTHING_IN_COMMON),), tuple(notes), verdict)
-    return Finding(
-        Change.EQUAL, notes=(*notes, Reason(ReasonCode.COMMON_VALUES_EQUAL), *noted(verdict)), verdict=verdict
-    )
-
-
-def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Change:
-    """Return CONFIGURATION; NOT_COMPARABLE if the entry differs, which may compute the same under another name."""
+    if len(names) > MAX_SETTINGS:
+        reasons.append(GateCode.MORE_SETTINGS_CHANGED(num_settings=len(names) - MAX_SETTINGS))
     entries = [current_entry(identity.get(ENTRY, "")) for identity in (base, head)]
-    return Change.CONFIGURATION if entries[0] == entries[1] else Change.NOT_COMPARABLE
+    return Comparison(Change.CONFIGURATION if entries[0] == entries[1] else Change.NOT_COMPARABLE, tuple(reasons))
 
 
-def noted(verdict: Verdict) -> tuple[Reason, ...]:
+def noted(verdict: Verdict) -> tuple[Finding, ...]:
     """Return the notes of a verdict, as `rlharness diff` shows them: logged values that differ, or content, say."""
-    content = [each for each in verdict.reasons if each.code is VerdictCode.CONTENT_DIFFERS]
-    return tuple(OfTraces(ReasonCode.NOTED, note) for note in (*content, *verdict.notes))
+    return (*(each for each in verdict.reasons if each.code is VerdictCode.CONTENT_DIFFERS), *verdict.notes)
 
 
 def _is_text_of_sync(first: Divergence) -> bool:
@@ -143,27 +231,55 @@ def _is_text_of_sync(first: Divergence) -> bool:
     return first.a is not None and first.a.phase == SYNC and first.a.dtype in TEXTS
 
 
-def _moved(kind: str, attribution: Mapping[str, Count]) -> KindChanged | None:
+def _moved(kind: str, attribution: Mapping[str, Count]) -> Finding | None:
     """Return that a kind of value changed, with how many and where first; None if it did not."""
     moved = attribution.get(kind)
     if moved is None or moved.is_equal:
         return None
+    if kind == ADVANTAGE_SIGNS and not moved.num_different:
+        return GateCode.ADVANTAGE_SIGNS_UNKNOWN()
     step = None if moved.first is None else moved.first.step
-    if moved.num_different:
-        return KindChanged(CODE_OF_KIND[kind], step, moved.num_different, moved.num_compared)
-    return KindChanged(ReasonCode.ADVANTAGE_SIGNS_UNKNOWN if kind == ADVANTAGE_SIGNS else CODE_OF_KIND[kind], step)
+    return CODE_OF_KIND[kind](first_step=step, num_different=moved.num_different, num_compared=moved.num_compared)
 
 
-def beyond_rounding(rounding: Rounding) -> Reason:
+def beyond_rounding(rounding: Rounding) -> Finding:
     """Return that floats are further apart than rounding makes them."""
     if rounding.num_nan:
-        return NanChanged(ReasonCode.NAN_CHANGED, rounding.num_nan)
+        return GateCode.NAN_CHANGED(num_elements=rounding.num_nan)
     if isinf(rounding.share):
-        return FloatsApart(ReasonCode.ZERO_AT_BASE, rounding.phase)
-    return FloatsApart(ReasonCode.BEYOND_ROUNDING, rounding.phase, rounding.share)
+        return GateCode.ZERO_AT_BASE(phase=rounding.phase)
+    return GateCode.BEYOND_ROUNDING(phase=rounding.phase, share=rounding.share)
 
 
-def _imported(verdict: Verdict) -> Iterator[Reason]:
-    """Yield the numerics that the change itself has moved."""
-    if differences := verdict.fingerprints.get("numerics"):
-        yield Named(ReasonCode.NUMERICS_DIFFER, tuple(each.name for each in differences))
+def equal_in_common(verdict: Verdict, base: Trace, head: Trace) -> Comparison | None:
+    """That two sides compute the same while one records more, in whatever step: that changes no run.
+
+    Not comparable without a value that both record. None where something differs that both record, or their steps or
+    ranks do.
+    """
+    if base.steps != head.steps or base.ranks.keys() != head.ranks.keys():
+        return None
+    alone: dict[str, dict[str, None]] = {"base": {}, "head": {}}
+    has_common = False
+    for step in base.steps:
+        for rank in base.logs(step):
+            x, y = (_values(trace, step, rank) for trace in (base, head))
+            if any(x[key] != y[key] for key in x.keys() & y.keys()):
+                return None
+            has_common = has_common or not x.keys().isdisjoint(y)
+            for names, mine, other in ((alone["base"], x, y), (alone["head"], y, x)):
+                names.update(dict.fromkeys(f"{key[0]} {key[1]}" for key in mine if key not in other))
+    notes = [GateCode.RECORDED_ALONE(side=side, names=tuple(names)) for side, names in alone.items() if names]
+    if not has_common:
+        return Comparison(Change.NOT_COMPARABLE, (GateCode.NOTHING_IN_COMMON(),), tuple(notes), verdict)
+    notes += [GateCode.COMMON_VALUES_EQUAL(), *noted(verdict)]
+    return Comparison(Change.EQUAL, notes=tuple(notes), verdict=verdict)
+
+
+def _values(trace: Trace, step: int, rank: int) -> dict[Key, tuple[object, ...]]:
+    """What counts of a step, by key."""
+    return {
+        value.key: (value.dtype, value.shape, value.algorithm, value.digest)
+        for value in trace.columns(step, rank).values()
+        if value.scope in CHAINED
+    }

@@ -1,92 +1,281 @@
-"""A gate from its options to its result: each scenario on both sides, or against its golden.
+"""A gate from its options to its result: each scenario, or the command, on both sides, or against its golden.
 
 options ─▶ worktree of the base (when it is wanted) ─▶ scenario by scenario ─▶ Gate
              golden of this machine and environment? ─ yes ─▶ compared with it
                                                     ─ no ──▶ compared with the base
 """
 
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from math import inf
 from pathlib import Path
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.command_spec import refuse_both, refuse_scenario_options
-from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
+from harness.bits.findings import Finding
+from harness.bits.text import path_text
+from harness.lab.experiments.command_spec import (
+    command_name,
+    make_command_spec,
+    refuse_both,
+    refuse_scenario_options,
+)
+from harness.lab.experiments.launcher import LaunchContext, checked_program, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
-from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_origin, open_worktrees, set_up
-from harness.lab.gate.against_base import AgainstBase
-from harness.lab.gate.against_golden import AgainstGolden
-from harness.lab.gate.change import Change, Finding
-from harness.lab.gate.plan import GateContext, GateOptions, command_context, head_context, scenario_names
-from harness.lab.gate.reasons import Reason, ReasonCode, SharedCode
-from harness.lab.gate.result import Gate, GateScenario
-from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
+from harness.lab.experiments.run_spec import RunSpec
+from harness.lab.experiments.scenario import SMOKE
+from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
+from harness.lab.experiments.scenario_options import ScenarioOptions
+from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
+from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, check_origin, open_worktrees, set_up
+from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity
+from harness.lab.gate.costs import Limits
+from harness.lab.gate.golden import (
+    Acceptance,
+    Golden,
+    acceptance,
+    accepted,
+    compare_with_golden,
+    golden_directory,
+    golden_of,
+    read_goldens,
+    write_golden,
+)
+from harness.lab.gate.result import OF_COST, Gate, GateScenario, Policy, checked_reasons
+from harness.lab.gate.sides import (
+    BASE,
+    HEAD,
+    BrokenRun,
+    GateContext,
+    Interrupted,
+    Recorder,
+    compare_sides,
+    disagreement,
+)
+from harness.process.clock import Clock
+from harness.process.invocation import Invocation
 from harness.runner.config import GateKeys, load_config
+from harness.trace.mapped_libraries import deciding
 
 GATES = "gates"
+LEAST_AGREEING = 2
+"""Runs of the head that have to agree before one is compared with a golden, or becomes one."""
 POLICY_KEYS = ("scenarios", "fail_on", "slowdown", "memory")
-"""Keys of the configuration that decide the verdict."""
+"""Keys of the configuration that decide the verdict: those of the base apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What the command line and the configuration say together."""
+
+    invocation: Invocation
+    names: tuple[str, ...]
+    """Scenarios that were typed; none: those of the configuration, else all of the project."""
+    base: str
+    """A revision; empty where none was given."""
+    golden: Path | None
+    accepts: bool
+    reason: str
+    """Why goldens are rewritten."""
+    given: ScenarioOptions
+    """What makes a run spec of a scenario or of the command."""
+    setup: str
+    """Command that prepares the base's worktree; empty for none."""
+    runs: int
+    """Of each side."""
+    policy: Policy
+    limits: Limits
+    timeout_s: float = inf
+    typed: frozenset[str] = frozenset()
+    """Of fail_on, slowdown and memory those that the command line has."""
+    base_scenarios: tuple[str, ...] = ()
+    """Scenarios that the configuration of the base lists: they run whatever that of the head says."""
+
+    def with_policy_of(self, keys: GateKeys) -> "GateOptions":
+        """The same options with the policy, limits and scenarios of the base.
+
+        What the command line says stays. UsageError for a policy that is not legal.
+        """
+        default = Limits()
+        policy = Policy() if keys.fail_on is None else Policy(checked_reasons(keys.fail_on, "fail-on of the base"))
+        limits = Limits(
+            slowdown=self.limits.slowdown if "slowdown" in self.typed else keys.slowdown or default.slowdown,
+            memory=self.limits.memory if "memory" in self.typed else keys.memory or default.memory,
+        )
+        return replace(
+            self,
+            policy=self.policy if "fail_on" in self.typed else policy,
+            limits=limits,
+            base_scenarios=tuple(keys.scenarios or ()),
+        )
+
+
+def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
+    """The scenarios that this side wants to be run: those typed, those of its configuration, or all of its project.
+
+    None beside a command.
+    """
+    if options.names or options.invocation.trailing:
+        return options.names
+    config = load_config(side.cwd)
+    if config.gate.scenarios is not None and config.path is not None and side.holds(str(config.path)):
+        known = {each.name for each in all_scenarios(side.cwd)}
+        return tuple(dict.fromkeys((*config.gate.scenarios, *(known & set(options.base_scenarios)))))
+    return tuple(each.name for each in all_scenarios(side.cwd) if side.holds(str(each.file)))
+
+
+def head_contexts(head: Side, options: GateOptions) -> list[GateContext]:
+    """What runs in the working tree; UsageError where it cannot be run here as it was asked for."""
+    refuse_both(options.invocation, options.names)
+    if argv := options.invocation.trailing:
+        refuse_scenario_options(options.given)
+        run_spec = make_command_spec(argv, options.given.recording)
+        checked_program(run_spec, head.cwd, head.command_environ)
+        return [GateContext(command_name(argv), "", head, run_spec)]
+    return [head_context(name, head, options) for name in scenario_names(head, options)]
+
+
+def head_context(name: str, head: Side, options: GateOptions) -> GateContext:
+    """A scenario of the working tree; UsageError where it cannot be run here as it was asked for."""
+    asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
+    say_misspelt(asked, options.invocation.note)
+    check_machine(options.invocation, asked.scenario)
+    return _context(name, asked.size, head, make_scenario_spec(asked, options.given.recording))
+
+
+def base_context(context: GateContext, head: Side, base: Side, options: GateOptions) -> GateContext | None:
+    """The same at the base; a scenario from its own file, None where there is none.
+
+    A scenario that is no file of the checkout, of an installed package, say, is the same on both sides. UsageError
+    where it cannot be run there as it was asked for.
+    """
+    if options.invocation.trailing:
+        return replace(context, side=base)
+    found = find_scenario(context.name, head.cwd)
+    if head.holds(str(found.file)):
+        path = base.root / Path(str(found.file)).resolve().relative_to(head.root.resolve())
+        if not path.is_file():
+            return None
+        if found.table is None:
+            found = ScenarioFile(context.name, path)
+        elif context.name in {each.name for each in all_scenarios(base.cwd)}:
+            found = find_scenario(context.name, base.cwd)
+        else:
+            return None
+    asked = asked_of(context.name, found.read(), options.given, SMOKE)
+    return _context(context.name, asked.size, base, make_scenario_spec(asked, options.given.recording))
+
+
+def _context(name: str, size: str, side: Side, run_spec: RunSpec) -> GateContext:
+    return GateContext(name, size, side, run_spec if run_spec.call is None else replace(run_spec, argv=CHILD))
 
 
 async def run_gate(
     options: GateOptions,
     checkout: Checkout,
-    commit: Commit | None,
-    golden: AgainstGolden | None,
-    *,
     place: LaunchContext,
+    *,
     out: str | None,
     lines: TitledDisplay,
+    clock: Clock,
 ) -> Gate:
     """Every scenario; those so far where a signal asks for the end. UsageError comes before any, and leaves nothing."""
-    found: list[GateScenario] = []
+    given = checkout.commit(options.base) if options.base else None  # an unknown revision is reported at once
     with ExitStack() as stack:
-        session = stack.enter_context(open_launcher(place, lines))
+        launcher = stack.enter_context(open_launcher(place, lines))
         worktrees = stack.enter_context(open_worktrees(checkout))
-        head = worktrees.working_tree
-        base = AgainstBase(options, checkout, worktrees, stack, commit, note=options.invocation.note)
-        side = None if golden else base.side()
-        if side is not None:
-            options = _with_policy_of(side, options)
-            base.options = options
-        refuse_both(options.invocation, options.names)
-        if options.invocation.trailing:
-            refuse_scenario_options(options.given)
-            scenes = [command_context(head, options)]
-        else:
-            scenes = [head_context(name, head, options) for name in scenario_names(head, options)]
-        if golden is not None:
-            golden.read(scenes)
-        removed = removed_scenarios(options, scenes, side)
-        if not scenes and not removed:
+        head, notes, note = worktrees.working_tree, list[Finding](), options.invocation.note
+
+        def base_side() -> tuple[Commit, Side] | None:
+            """Check the base out when it is first wanted; None without a given base and a default one."""
+            commit = given or checkout.default_base()
+            if commit is None:
+                return None
+            if commit == checkout.commit("HEAD") and not checkout.is_dirty:
+                notes.append(GateCode.SAME_TREE())
+            note(f"base {commit.short} {commit.subject}")
+            return commit, stack.enter_context(worktrees.at(commit))
+
+        base = None if options.golden else base_side()
+        if base is not None:
+            options = _with_policy_of(base[1], options)
+        contexts = head_contexts(head, options)
+        goldens = _read_goldens(options, contexts)
+        known = {context.name for context in contexts}
+        removed = [] if base is None else [name for name in scenario_names(base[1], options) if name not in known]
+        if not contexts and not removed:
             raise UsageError(
                 "there is no scenario to gate",
                 legal="scenarios of the project, as rlharness scenarios lists them, or a command after --",
                 remedy="rlharness gate -- python train.py",
             )
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
-        base.set_up = partial(set_up, session, options.setup, checkout=checkout.root, log=directory / "setup")
-        scenarios = _Scenarios(checkout.root, base, golden, session, lines, directory)
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
+        author = Acceptance(
+            f"{clock.wall():%Y-%m-%d}",
+            checkout.commit("HEAD").short + ("+" if is_dirty else ""),
+            options.reason,
+            checkout.user,
+        )
+        problem: str | None = None  # why the base is not prepared: empty where it is
+        found: list[GateScenario] = []
+
+        async def against_base(recorder: Recorder, context: GateContext) -> GateScenario:
+            nonlocal base, problem
+            base = base or base_side()
+            if base is None:
+                code = GateCode.NO_BASE_IN_SHALLOW_CLONE if checkout.is_shallow else GateCode.NO_BASE
+                return GateScenario(context.name, Comparison(Change.NOT_COMPARABLE, (code(),)))
+            commit, side = base
+            if problem is None:
+                log, setup = directory / "setup", options.setup
+                problem = await set_up(launcher, setup, side, checkout.root, log) if setup else ""
+            try:
+                if problem:
+                    raise UsageError(problem)
+                other = base_context(context, head, side, options)
+            except UsageError as error:
+                rejected = GateCode.BASE_REJECTED(message=error.what)
+                return GateScenario(
+                    context.name, Comparison(Change.NOT_COMPARABLE, (rejected,)), against=f"base {commit.short}"
+                )
+            return await _compare_with_base(recorder, context, other, commit, options)
+
+        async def compare(context: GateContext) -> GateScenario:
+            origin = check_origin(context.side, context.run_spec.call, checkout.root)
+            shared: tuple[Finding, ...] = (GateCode.SHARED_CODE(module=origin[0], origin=origin[1]),) if origin else ()
+            recorder = Recorder(launcher, lines, directory / directory_name(context.name), checkout=checkout.root)
+            replayed = context.run_spec.typed or ("--", *context.run_spec.argv)
+            try:
+                if options.golden:
+                    result = await _compare_with_golden(recorder, context, goldens[context.name], options, author)
+                    notes.extend(result.notes)
+                    if result.comparison.change is not Change.NOT_COMPARABLE:
+                        return replace(result, notes=shared, replay=replayed)
+                    shared += result.comparison.reasons
+                return replace(await against_base(recorder, context), notes=shared, replay=replayed)
+            except BrokenRun as broken:
+                change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
+                return GateScenario(
+                    context.name, Comparison(change, broken.reasons), notes=shared, output=broken.run.output
+                )
+
         try:
-            for scene in scenes:
-                found.append(await scenarios.compare(scene))
+            for context in contexts:
+                found.append(await compare(context))
         except Interrupted:
-            options.invocation.note(f"interrupted by {session.interrupted_by}: the results so far follow")
-        found += [
-            GateScenario(name, Finding(Change.REMOVED, (Reason(ReasonCode.SCENARIO_REMOVED),))) for name in removed
-        ]
+            note(f"interrupted by {launcher.interrupted_by}: the results so far follow")
+        found += [GateScenario(name, Comparison(Change.REMOVED, (GateCode.SCENARIO_REMOVED(),))) for name in removed]
         return Gate(
             head=checkout.commit("HEAD"),
             is_dirty=is_dirty,
-            base=base.commit,
+            base=None if base is None else base[0],
             policy=options.policy,
             scenarios=tuple(found),
             directory=directory,
-            notes=(*base.notes, *(golden.notes if golden else ())),
-            interrupted_by=session.interrupted_by,
+            notes=tuple(notes),
+            interrupted_by=launcher.interrupted_by,
         )
 
 
@@ -101,40 +290,80 @@ def _with_policy_of(base: Side, options: GateOptions) -> GateOptions:
     return options.with_policy_of(keys)
 
 
-def removed_scenarios(options: GateOptions, scenes: list[GateContext], base: Side | None) -> list[str]:
-    """Those that only the base has; none where there is no base."""
-    known = {scene.name for scene in scenes}
-    return [] if base is None else [name for name in scenario_names(base, options) if name not in known]
+async def _compare_with_base(
+    recorder: Recorder, head: GateContext, base: GateContext | None, commit: Commit, options: GateOptions
+) -> GateScenario:
+    """A scenario of the head, and the same at the base. Interrupted, BrokenRun."""
+    against = f"base {commit.short}"
+    if base is None:
+        return GateScenario(head.name, Comparison(Change.NEW, (GateCode.SCENARIO_NEW(),)), against=against)
+    if base.run_spec.call is not None:
+        check_origin(base.side, base.run_spec.call, head.side.root)
+    if other := change_of_identity(base.run_spec.identity, head.run_spec.identity):
+        return GateScenario(head.name, other, against=against)
+    contexts = {BASE: base, HEAD: head}
+    confirmed = [kind for kind, reason in OF_COST.items() if reason in options.policy.fail_on]
+    comparison, costs = await compare_sides(
+        recorder, contexts, num_runs=options.runs, limits=options.limits, confirmed=confirmed
+    )
+    return GateScenario(head.name, comparison, costs, against)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scenarios:
-    """What the scenarios of one gate share."""
+# ------------------------------------------------------------------------------------------------------------ goldens
 
-    root: Path
-    """Of the checkout."""
-    base: AgainstBase
-    golden: AgainstGolden | None
-    session: Launcher
-    lines: TitledDisplay
-    directory: Path
 
-    async def compare(self, scene: GateContext) -> GateScenario:
-        """One scenario, from its runs to the finding. Interrupted."""
-        origin = check_origin(scene.side, scene.run_spec.call, self.root)
-        notes: tuple[Reason, ...] = (SharedCode(ReasonCode.SHARED_CODE, *origin),) if origin else ()
-        recorder = Recorder(self.session, self.lines, self.directory / directory_name(scene.name), checkout=self.root)
-        try:
-            if self.golden is not None:
-                found = await self.golden.compare(recorder, scene)
-                if found.finding.change is not Change.NOT_COMPARABLE:
-                    return replace(found, notes=notes, typed=scene.run_spec.typed)
-                notes += found.finding.reasons
-            found = await self.base.compare(recorder, scene)
-            return replace(found, notes=notes, typed=scene.run_spec.typed)
-        except BrokenRun as broken:
-            change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
-            return GateScenario(scene.name, Finding(change, broken.reasons), notes=notes, output=broken.run.output)
+def _read_goldens(options: GateOptions, contexts: Iterable[GateContext]) -> dict[str, dict[str, Golden]]:
+    """Goldens by scenario and key, all read before the first run; GoldenError for one that cannot be read."""
+    if options.golden is None:
+        return {}
+    if not options.accepts and not options.golden.is_dir():
+        raise UsageError(
+            f"there are no goldens in {path_text(options.golden)}: it is not a directory",
+            legal="a directory that rlharness gate --accept has written to",
+            remedy="rlharness gate --golden DIR --accept --reason TEXT writes the first ones",
+        )
+    return {each.name: read_goldens(golden_directory(options.golden, each.name, each.size)) for each in contexts}
+
+
+async def _compare_with_golden(
+    recorder: Recorder, context: GateContext, goldens: dict[str, Golden], options: GateOptions, author: Acceptance
+) -> GateScenario:
+    """A scenario and its golden; NOT_COMPARABLE where there is none for it here. Its notes are the gate's."""
+    assert options.golden is not None
+    place = golden_directory(options.golden, context.name, context.size)
+    if not goldens and not options.accepts:
+        reason = GateCode.NO_GOLDEN(directory=path_text(place))
+        return GateScenario(context.name, Comparison(Change.NOT_COMPARABLE, (reason,)))
+    while len(recorder.runs[HEAD]) < LEAST_AGREEING:
+        await recorder.record(HEAD, context)
+    if unlike := disagreement(recorder):
+        return GateScenario(context.name, unlike)
+    now = golden_of(recorder.traces(HEAD)[0], context.name, context.size)
+    key = fitting_key(goldens, now)
+    before, others = goldens.get(key), tuple(each for each in goldens if each != key)
+    against = f"golden {key}"
+    if not options.accepts:
+        if before is None:
+            reason = GateCode.NO_GOLDEN_FOR_ENVIRONMENT(names=nearest_differences(goldens.values(), now))
+            return GateScenario(context.name, Comparison(Change.NOT_COMPARABLE, (reason,)))
+        return GateScenario(context.name, compare_with_golden(before, now), against=against, golden=before)
+    golden = accepted(now, before, author)
+    if golden is not before:
+        write_golden(place / key, golden)
+    kept = (GateCode.GOLDENS_KEPT(scenario=context.name, keys=others),) if others else ()
+    return GateScenario(context.name, acceptance(before, now), against=against, golden=golden, notes=kept)
+
+
+def fitting_key(goldens: Mapping[str, Golden], now: Golden) -> str:
+    """Return the key of the golden whose deciding numerics are those of this run; the run's own if there is none."""
+    fits = (key for key, each in goldens.items() if deciding(each.numerics) == deciding(now.numerics))
+    return now.key if now.key in goldens else next(fits, now.key)
+
+
+def nearest_differences(goldens: Iterable[Golden], now: Golden) -> tuple[str, ...]:
+    """Return the numerics in which the nearest of these goldens differs from this run."""
+    mine, others = deciding(now.numerics), [deciding(each.numerics) for each in goldens]
+    return min((tuple(sorted(n for n in {**mine, **its} if mine.get(n) != its.get(n))) for its in others), key=len)
 
 
 def directory_name(scenario: str) -> str:

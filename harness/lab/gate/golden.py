@@ -20,16 +20,15 @@ from typing import Any
 from harness.bits.digests import digest
 from harness.bits.errors import HarnessError
 from harness.bits.files import MALFORMED, MAX_JSON_BYTES, read_text, replacing
-from harness.lab.gate.change import DECIDING, SYNC, Change, Finding, change_of_identity
-from harness.lab.gate.reasons import (
+from harness.bits.findings import Finding
+from harness.lab.gate.change import (
     CODE_OF_KIND,
-    CurveApart,
-    GoldenReplaced,
-    KindChanged,
-    Named,
-    OfTraces,
-    Reason,
-    ReasonCode,
+    DECIDING,
+    SYNC,
+    Change,
+    Comparison,
+    GateCode,
+    change_of_identity,
 )
 from harness.lab.gate.rounding import HALF_OF_THE_DIGITS
 from harness.trace.attribution import PHASES as COUNTED_PHASES
@@ -41,7 +40,6 @@ from harness.trace.element_diff import numbers
 from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
 from harness.trace.reasons import VerdictCode
-from harness.trace.renames import current_identity
 from harness.trace.values import FLOATS
 from harness.trace.verdict import ADVANTAGE_SIGNS
 
@@ -156,30 +154,26 @@ def _signs(recorded_value: RecordedValue, data: bytes | None) -> bytes | None:
 # ------------------------------------------------------------------------------------------------------------ verdict
 
 
-def compare_with_golden(golden: Golden, now: Golden) -> Finding:
+def compare_with_golden(golden: Golden, now: Golden) -> Comparison:
     """What a run is to the golden of its machine and environment."""
-    accepted, computed = current_identity(golden.identity), current_identity(now.identity)
-    if accepted != computed:
-        names = sorted(name for name in accepted.keys() | computed.keys() if accepted.get(name) != computed.get(name))
-        return Finding(change_of_identity(accepted, computed), (Named(ReasonCode.GOLDEN_CONFIGURATION, tuple(names)),))
+    if other := change_of_identity(golden.identity, now.identity):
+        return other
     step = _first(golden, now, STEP)
     if step is None:
-        return Finding(Change.EQUAL, notes=tuple(_logged_apart(golden, now)))
+        return Comparison(Change.EQUAL, notes=tuple(_logged_apart(golden, now)))
     phases = [phase for phase in PHASES if _first(golden, now, phase) == step]
-    reasons: list[Reason] = [
-        KindChanged(CODE_OF_KIND[kind], at) for kind in DECIDING if (at := _first(golden, now, kind)) is not None
-    ]
+    reasons = [CODE_OF_KIND[kind](first_step=at) for kind in DECIDING if (at := _first(golden, now, kind)) is not None]
     if _has_unknown_signs(golden, now):
-        reasons.append(KindChanged(ReasonCode.ADVANTAGE_SIGNS_UNKNOWN))
+        reasons.append(GateCode.ADVANTAGE_SIGNS_UNKNOWN())
     reasons += _further_than_rounding(golden, now, step)
     if phases == [SYNC]:
-        reasons.append(Reason(ReasonCode.SYNC_MOVED_ALONE))
+        reasons.append(GateCode.SYNC_MOVED_ALONE())
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
-    notes = () if reasons else (Reason(ReasonCode.GOLDEN_HAS_NO_TENSORS),)
-    return Finding(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
+    notes = () if reasons else (GateCode.GOLDEN_HAS_NO_TENSORS(),)
+    return Comparison(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
 
 
-def _logged_apart(golden: Golden, now: Golden) -> Iterator[Reason]:
+def _logged_apart(golden: Golden, now: Golden) -> Iterator[Finding]:
     """Yield the note that logged values differ while recorded ones do not, as `rlharness diff` has it."""
     for one, other in zip(golden.curve, now.curve, strict=True):
         names = sorted(
@@ -188,19 +182,19 @@ def _logged_apart(golden: Golden, now: Golden) -> Iterator[Reason]:
             if not is_cost(name) and one.values[name] != other.values[name]
         )
         if names:
-            yield OfTraces(ReasonCode.NOTED, VerdictCode.CURVE_DIFFERS(step=one.step, names=tuple(names)))
+            yield VerdictCode.CURVE_DIFFERS(step=one.step, names=tuple(names))
             return
 
 
-def acceptance_finding(before: Golden | None, now: Golden) -> Finding:
-    """Return the finding of a written golden: its difference from the one that it replaces, if there is one."""
+def acceptance(before: Golden | None, now: Golden) -> Comparison:
+    """What accepting a run does to the golden that was there."""
     if before is None:
-        return Finding(Change.ACCEPTED, (Reason(ReasonCode.GOLDEN_FIRST),))
+        return Comparison(Change.ACCEPTED, (GateCode.GOLDEN_FIRST(),))
     found = compare_with_golden(before, now)
     if found.change is Change.EQUAL:
         return found
-    date = before.history[-1].date if before.history else ""
-    replaced = GoldenReplaced(ReasonCode.GOLDEN_REPLACED, date, found.change.value)
+    date = before.history[-1].date if before.history else "an unknown date"
+    replaced = GateCode.GOLDEN_REPLACED(date=date, change=found.change.value)
     return replace(found, change=Change.ACCEPTED, reasons=(replaced, *found.reasons))
 
 
@@ -219,7 +213,7 @@ def _has_unknown_signs(golden: Golden, now: Golden) -> bool:
     return not is_known and _first(golden, now, "advantage") is not None
 
 
-def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[Reason]:
+def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[Finding]:
     """Values of the curve that rounding does not explain, in the step in which they part and in the next.
 
     In which what the optimizer has done is seen first; later on, rounding itself grows.
@@ -229,7 +223,7 @@ def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[R
         for at in sorted(each for each in a.keys() & b.keys() if each >= step)[:2]:
             x, y = a[at].get(name), b[at].get(name)
             if x is not None and y is not None and x != y and not _is_rounding(name, x.value(), y.value()):
-                yield CurveApart(ReasonCode.CURVE_BEYOND_ROUNDING, name, at, x.value(), y.value())
+                yield GateCode.CURVE_BEYOND_ROUNDING(name=name, step=at, base=x.value(), head=y.value())
                 break
 
 

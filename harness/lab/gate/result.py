@@ -1,16 +1,71 @@
-"""A gate that has ended: what became of each scenario, and what of that fails it. Data only."""
+"""A gate that has ended: what became of each scenario, what of that fails it, and with which exit code. Data only."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
+from harness.bits.findings import Finding
 from harness.lab.experiments.worktrees import Commit
-from harness.lab.gate.change import Finding
-from harness.lab.gate.costs import CostChange
+from harness.lab.gate.change import Change, Comparison
+from harness.lab.gate.costs import MEMORY, SECONDS, CostChange
 from harness.lab.gate.golden import Golden
-from harness.lab.gate.policy import Policy, exit_code
-from harness.lab.gate.reasons import Reason
+
+BEHAVIOUR, NUMERICS, CONFIGURATION = "behaviour", "numerics", "configuration"
+SLOWDOWN, OF_MEMORY, NOT_COMPARABLE = "slowdown", "memory", "not_comparable"
+REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+"""What may stand in `fail-on`."""
+DEFAULT = (BEHAVIOUR, NUMERICS, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+BROKEN = "broken"
+"""Beside REASONS: the head does not run. It always fails."""
+OF_CHANGE = {
+    Change.NUMERICS: NUMERICS,
+    Change.BEHAVIOUR: BEHAVIOUR,
+    Change.CONFIGURATION: CONFIGURATION,
+    Change.REMOVED: CONFIGURATION,
+    Change.NONDETERMINISTIC: NOT_COMPARABLE,
+    Change.NOT_COMPARABLE: NOT_COMPARABLE,
+    Change.BROKEN: BROKEN,
+}
+
+
+OF_COST = {SECONDS: SLOWDOWN, MEMORY: OF_MEMORY}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What fails."""
+
+    fail_on: tuple[str, ...] = DEFAULT
+
+    def failures(self, change: Change, costs: Iterable[CostChange]) -> tuple[str, ...]:
+        """What fails of a scenario, in the order of REASONS; BROKEN always does."""
+        found = {OF_CHANGE[change]} if change in OF_CHANGE else set()
+        found |= {OF_COST[cost.kind] for cost in costs if cost.is_too_much}
+        return tuple(each for each in (BROKEN, *REASONS) if each in found and each in (BROKEN, *self.fail_on))
+
+
+def exit_code(failures: Collection[str]) -> ExitCode:
+    """That of a gate from all that fails it: a divergence weighs most, then what is not comparable, then BROKEN."""
+    if any(each not in (CONFIGURATION, NOT_COMPARABLE, BROKEN) for each in failures):
+        return ExitCode.DIVERGED
+    if any(each != BROKEN for each in failures):
+        return ExitCode.NOT_COMPARABLE
+    return ExitCode.INCOMPLETE_RECORDING if failures else ExitCode.OK
+
+
+def checked_reasons(words: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the reasons to fail, each once; "none" alone gives an empty tuple. UsageError for any other word."""
+    if list(words) == ["none"]:
+        return ()
+    if unknown := [word for word in words if word not in REASONS]:
+        raise UsageError(
+            f"{where} {unknown[0]!r}",
+            legal=", ".join((*REASONS, "or none")),
+            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
+        )
+    return tuple(dict.fromkeys(words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +73,17 @@ class GateScenario:
     """What became of one scenario."""
 
     name: str
-    finding: Finding
+    comparison: Comparison
     costs: tuple[CostChange, ...] = ()
     against: str = ""
     """With what it was compared: "base 3f9c2a7", "golden 5d0e..."; empty where with nothing."""
-    notes: tuple[Reason, ...] = ()
+    notes: tuple[Finding, ...] = ()
     golden: Golden | None = None
     """With which it was compared, or that was written."""
     output: Path | None = None
     """What the run printed that did not come to its end."""
-    typed: tuple[str, ...] = ()
-    """The words that name it to other commands, with its size and overrides; empty if none of its runs is compared."""
+    replay: tuple[str, ...] = ()
+    """The words after `rlharness replay` that run it again; empty if none of its runs is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +100,13 @@ class Gate:
     scenarios: tuple[GateScenario, ...]
     directory: Path
     """Of the traces."""
-    notes: tuple[Reason, ...] = ()
+    notes: tuple[Finding, ...] = ()
     interrupted_by: str = ""
     failures: Mapping[str, tuple[str, ...]] = field(init=False)
     """By scenario, what fails it."""
 
     def __post_init__(self) -> None:
-        found = {each.name: self.policy.failures(each.finding.change, each.costs) for each in self.scenarios}
+        found = {each.name: self.policy.failures(each.comparison.change, each.costs) for each in self.scenarios}
         object.__setattr__(self, "failures", {name: reasons for name, reasons in found.items() if reasons})
 
     @property

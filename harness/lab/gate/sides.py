@@ -7,22 +7,21 @@
 The pair with tensors shows once more that each side agrees with itself: its steps must be those of the first pair.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from harness.bits.findings import Finding
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.metrics_file import METRICS, read_metrics
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run, TitledDisplay
-from harness.lab.experiments.worktrees import check_imports
-from harness.lab.gate.change import Change, Finding, classify_change, equal_but_for
-from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
-from harness.lab.gate.plan import GateContext
-from harness.lab.gate.reasons import OfSide, Reason, ReasonCode, Reported, RunFailed
-from harness.lab.gate.recorded import recorded_alone
-from harness.lab.gate.rounding import MAX_BYTES, Rounding, earliest_phase, measure_rounding, step_bytes
+from harness.lab.experiments.run_spec import RunSpec
+from harness.lab.experiments.worktrees import Side, check_imports
+from harness.lab.gate.change import Change, Comparison, GateCode, classify_change, equal_in_common
+from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run
+from harness.lab.gate.rounding import MAX_BYTES, earliest_phase, measure_rounding, step_bytes
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace
@@ -46,28 +45,25 @@ class BrokenRun(Exception):
         self.run = run
 
     @property
-    def reasons(self) -> tuple[Reason, ...]:
-        """Reasons with the messages of its entry if that has rejected its configuration, else of the recording."""
+    def reasons(self) -> tuple[Finding, ...]:
+        """What its entry says if that has rejected its configuration, else the problems of the recording."""
         if rejection := read_rejection(self.run.recording.directory):
-            advice = (ReasonCode.LEGAL, rejection.legal), (ReasonCode.REMEDY, rejection.remedy)
-            return (self._failed(rejection.what), *(Reported(code, text) for code, text in advice if text))
+            return (self._failed(f"{rejection.what} (legal: {rejection.legal})", rejection.remedy),)
         problems = self.run.recording.problems or (Problem("it recorded no step"),)
-        reasons: list[Reason] = []
-        for each in problems:
-            reasons.append(self._failed(each.what))
-            reasons += [Reported(ReasonCode.REMEDY, each.remedy)] if each.remedy else []
-        return tuple(reasons)
+        return tuple(self._failed(each.what, each.remedy) for each in problems)
 
-    def _failed(self, message: str) -> Reason:
-        return RunFailed(ReasonCode.RUN_FAILED, self.side, message)
+    def _failed(self, message: str, remedy: str) -> Finding:
+        return GateCode.RUN_FAILED(side=self.side, message=message, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A scenario whose both sides have run."""
+class GateContext:
+    """A scenario or a command on one side, ready to be run."""
 
-    finding: Finding
-    costs: tuple[CostChange, ...]
+    name: str
+    size: str
+    side: Side = field(repr=False)
+    run_spec: RunSpec = field(repr=False)
 
 
 class Recorder:
@@ -133,67 +129,68 @@ class Recorder:
 
 
 async def compare_sides(
-    recorder: Recorder, base: GateContext, head: GateContext, *, num_runs: int, limits: Limits
-) -> Measured:
-    """Run both sides in turns, and say what the change has done. Interrupted, BrokenRun."""
+    recorder: Recorder,
+    contexts: Mapping[str, GateContext],
+    *,
+    num_runs: int,
+    limits: Limits,
+    confirmed: Collection[str] = (SECONDS, MEMORY),
+) -> tuple[Comparison, tuple[CostChange, ...]]:
+    """Run both sides in turns, and return what the change has done, and to costs. Interrupted, BrokenRun.
+
+    More runs follow where a cost of a `confirmed` kind seems too high.
+    """
     for number in range(num_runs):
-        for side, scene in ((BASE, base), (HEAD, head)):
+        for side, context in contexts.items():
             if len(recorder.runs[side]) <= number:  # against a golden, the head may have run before
-                await recorder.record(side, scene)
-    finding = await _changed(recorder, base, head)
+                await recorder.record(side, context)
+    comparison = await _compared(recorder, contexts)
     costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
-    if num_runs > 1 and any(each.is_over_limit for each in costs):
-        recorder.note(f"{head.name} seems to cost more: {NUM_CONFIRMING} more runs of each side follow to confirm it")
+    if num_runs > 1 and any(each.is_over_limit and each.kind in confirmed for each in costs):
+        name = contexts[HEAD].name
+        recorder.note(f"{name} seems to cost more: {NUM_CONFIRMING} more runs of each side follow to confirm it")
         for _ in range(NUM_CONFIRMING):
-            await recorder.record(BASE, base)
-            await recorder.record(HEAD, head)
+            await _record_both(recorder, contexts)
         costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
-    return Measured(finding, costs)
+    return comparison, costs
 
 
-async def _changed(recorder: Recorder, base: GateContext, head: GateContext) -> Finding:
+async def _record_both(recorder: Recorder, contexts: Mapping[str, GateContext]) -> None:
+    for side, context in contexts.items():
+        await recorder.record(side, context)
+
+
+async def _compared(recorder: Recorder, contexts: Mapping[str, GateContext]) -> Comparison:
     if unlike := disagreement(recorder):
         return unlike
-    traces = recorder.traces(BASE)[0], recorder.traces(HEAD)[0]
-    verdict = diff(*traces)
-    if verdict.first is None:
+    traces = {side: recorder.traces(side)[0] for side in contexts}
+    verdict = diff(traces[BASE], traces[HEAD])
+    first = verdict.first
+    if first is None:
         return classify_change(verdict, None)
-    if verdict.first.what in ALONE and (alone := recorded_alone(*traces)) is not None:
-        return equal_but_for(verdict, alone)
-    if not _can_keep(verdict, traces):
+    if first.what in ALONE and (equal := equal_in_common(verdict, traces[BASE], traces[HEAD])) is not None:
+        return equal
+    # Tensors say more where both sides have the value that differs, and it is not too much to keep.
+    if first.what is not Difference.VALUE or max(step_bytes(each, first.step) for each in traces.values()) > MAX_BYTES:
         if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
-            await recorder.record(BASE, base)
-            await recorder.record(HEAD, head)
+            await _record_both(recorder, contexts)
         return disagreement(recorder) or classify_change(verdict, None)
-    step = verdict.first.step
-    kept = [
-        read_trace((await recorder.keep(side, scene, step)).recording.directory)
-        for side, scene in ((BASE, base), (HEAD, head))
-    ]
-    for side, trace, again in zip((BASE, HEAD), traces, kept, strict=True):
-        unlike_itself = diff(excerpt(trace, again.steps[0], again.steps[-1]), again)
+    kept = {
+        side: read_trace((await recorder.keep(side, context, first.step)).recording.directory)
+        for side, context in contexts.items()
+    }
+    for side, again in kept.items():
+        unlike_itself = diff(excerpt(traces[side], again.steps[0], again.steps[-1]), again)
         if unlike_itself.first is not None:
             return nondeterministic(side, unlike_itself)
-    return _with_values(verdict, *kept)
+    sides = kept[BASE], kept[HEAD]
+    again_first = diff(*sides).first
+    assert again_first is not None
+    rounding = measure_rounding(*sides, first.step, earliest_phase(*sides, first.step))
+    return classify_change(replace(verdict, first=replace(first, value=first.value or again_first.value)), rounding)
 
 
-def _can_keep(verdict: Verdict, traces: Sequence[Trace]) -> bool:
-    """Whether a step's tensors tell more: both sides have the value that differs, and it is not too much to keep."""
-    first = verdict.first
-    if first is None or first.what is not Difference.VALUE:
-        return False
-    return max(step_bytes(trace, first.step) for trace in traces) <= MAX_BYTES
-
-
-def _with_values(verdict: Verdict, base: Trace, head: Trace) -> Finding:
-    """The finding, with distances from the pair that has kept its tensors."""
-    first, again = verdict.first, diff(base, head).first
-    assert first is not None and again is not None
-    rounding: Rounding | None = measure_rounding(base, head, first.step, earliest_phase(base, head, first.step))
-    return classify_change(replace(verdict, first=replace(first, value=first.value or again.value)), rounding)
-
-
-def disagreement(recorder: Recorder) -> Finding | None:
+def disagreement(recorder: Recorder) -> Comparison | None:
     """That two runs of one side are not alike; None where they are."""
     for side in (BASE, HEAD):
         traces = recorder.traces(side)
@@ -204,6 +201,6 @@ def disagreement(recorder: Recorder) -> Finding | None:
     return None
 
 
-def nondeterministic(side: str, verdict: Verdict) -> Finding:
+def nondeterministic(side: str, verdict: Verdict) -> Comparison:
     """That a side does not agree with itself."""
-    return Finding(Change.NONDETERMINISTIC, (OfSide(ReasonCode.SIDE_NONDETERMINISTIC, side),), verdict=verdict)
+    return Comparison(Change.NONDETERMINISTIC, (GateCode.SIDE_NONDETERMINISTIC(side=side),), verdict=verdict)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.gate.against_golden import fitting_key, why_not_comparable
-from harness.lab.gate.change import Change
+from harness.bits.findings import Finding
+from harness.lab.gate.change import Change, GateCode
+from harness.lab.gate.gate import fitting_key, nearest_differences
 from harness.lab.gate.golden import (
     GOLDEN,
     NORM,
@@ -22,14 +23,6 @@ from harness.lab.gate.golden import (
     golden_of,
     read_goldens,
     write_golden,
-)
-from harness.lab.gate.reasons import (
-    CurveApart,
-    KindChanged,
-    Named,
-    OfTraces,
-    Reason,
-    ReasonCode,
 )
 from harness.trace.curve import NAMES, CurvePoint
 from harness.trace.reader import read_trace
@@ -79,14 +72,14 @@ def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> Non
     one, other = (golden(tmp_path / digest.decode(), synced(digest)) for digest in (b"w1", b"w2"))
     found = compare_with_golden(one, other)
     assert (found.change, found.place) == (Change.BEHAVIOUR, "step 0, sync")
-    assert found.reasons == (Reason(ReasonCode.SYNC_MOVED_ALONE),)
+    assert found.reasons == (GateCode.SYNC_MOVED_ALONE(),)
 
 
 def test_logged_values_that_differ_alone_are_noted(before: Golden) -> None:
     curve = [replace(point, values={"gradient_norm": Float("f32", 0x3F800000)}) for point in before.curve]
     found = compare_with_golden(before, replace(before, curve=tuple(curve)))
     note = VerdictCode.CURVE_DIFFERS(step=0, names=("gradient_norm",))
-    assert (found.change, found.notes) == (Change.EQUAL, (OfTraces(ReasonCode.NOTED, note),))
+    assert (found.change, found.notes) == (Change.EQUAL, (note,))
 
 
 @pytest.fixture
@@ -103,19 +96,19 @@ def test_the_same_bits_are_equal(before: Golden, tmp_path: Path) -> None:
     [
         (step_of(gradient=2.0000002, at=1), (Change.NUMERICS, (), "step 1, backward")),
         (step_of(advantage=0.5000001, at=2), (Change.NUMERICS, (), "step 2, advantage")),
-        (step_of(token=6, at=1), (Change.BEHAVIOUR, (KindChanged(ReasonCode.TOKENS_CHANGED, 1),), "step 1, rollout")),
+        (step_of(token=6, at=1), (Change.BEHAVIOUR, (GateCode.TOKENS_CHANGED(first_step=1),), "step 1, rollout")),
         (
             step_of(reward=2.0, at=1),
-            (Change.BEHAVIOUR, (KindChanged(ReasonCode.REWARDS_CHANGED, 1),), "step 1, reward"),
+            (Change.BEHAVIOUR, (GateCode.REWARDS_CHANGED(first_step=1),), "step 1, reward"),
         ),
         (
             step_of(advantage=-0.5, at=2),
-            (Change.BEHAVIOUR, (KindChanged(ReasonCode.ADVANTAGE_SIGNS_CHANGED, 2),), "step 2, advantage"),
+            (Change.BEHAVIOUR, (GateCode.ADVANTAGE_SIGNS_CHANGED(first_step=2),), "step 2, advantage"),
         ),
     ],
 )
 def test_a_change_is_told_from_roots_alone(
-    before: Golden, tmp_path: Path, steps: Step, expected: tuple[Change, tuple[Reason, ...], str]
+    before: Golden, tmp_path: Path, steps: Step, expected: tuple[Change, tuple[Finding, ...], str]
 ) -> None:
     found = compare_with_golden(before, golden(tmp_path / "now", steps))
     assert (found.change, found.reasons, found.place) == expected
@@ -142,7 +135,7 @@ def test_a_value_of_the_curve_that_has_moved_further_than_rounding_is_behaviour(
     b = with_curve(moved, *({name: 8.0 if step == at else 4.0} for step in range(3)))
     found = compare_with_golden(a, b)
     assert (found.change, found.place) == (Change.BEHAVIOUR, "step 1, backward")
-    assert found.reasons == (CurveApart(ReasonCode.CURVE_BEYOND_ROUNDING, name, at, 4.0, 8.0),)
+    assert found.reasons == (GateCode.CURVE_BEYOND_ROUNDING(name=name, step=at, base=4.0, head=8.0),)
     assert compare_with_golden(a, with_curve(b, *3 * [{name: 4.000002}])).change is Change.NUMERICS
 
 
@@ -157,8 +150,8 @@ def test_a_nan_that_came_is_no_rounding_and_one_that_was_there_is_no_change(befo
     nan = {"loss": float("nan")}
     a, b = with_curve(before, *3 * [{"loss": 1.0}]), with_curve(moved, {"loss": 1.0}, nan, nan)
     (reason,) = compare_with_golden(a, b).reasons
-    assert isinstance(reason, CurveApart)
-    assert (reason.name, reason.step, reason.base, isnan(reason.head)) == ("loss", 1, 1.0, True)
+    assert reason.code is GateCode.CURVE_BEYOND_ROUNDING and isnan(reason.values["head"])
+    assert (reason.values["name"], reason.values["step"], reason.values["base"]) == ("loss", 1, 1.0)
     assert compare_with_golden(with_curve(before, nan, nan, nan), with_curve(moved, nan, nan, nan)).reasons == ()
 
 
@@ -167,7 +160,7 @@ def test_signs_that_nobody_knows_count_as_behaviour(tmp_path: Path) -> None:
     b = golden(tmp_path / "b", step_of(advantage=0.5000001), keeps=False)
     assert compare_with_golden(a, a).change is Change.EQUAL
     found = compare_with_golden(a, b)
-    assert (found.change, found.reasons) == (Change.BEHAVIOUR, (KindChanged(ReasonCode.ADVANTAGE_SIGNS_UNKNOWN),))
+    assert (found.change, found.reasons) == (Change.BEHAVIOUR, (GateCode.ADVANTAGE_SIGNS_UNKNOWN(),))
 
 
 def test_another_number_of_steps_and_another_identity(before: Golden, tmp_path: Path) -> None:
@@ -176,7 +169,10 @@ def test_another_number_of_steps_and_another_identity(before: Golden, tmp_path: 
     found = compare_with_golden(before, other)
     assert (found.change, found.reasons) == (
         Change.CONFIGURATION,
-        (Named(ReasonCode.GOLDEN_CONFIGURATION, ("lr", "seed")),),
+        (
+            GateCode.SETTING_CHANGED(name="lr", base=None, head="1"),
+            GateCode.SETTING_CHANGED(name="seed", base=before.identity["seed"], head="8"),
+        ),
     )
 
 
@@ -220,8 +216,7 @@ def test_a_golden_fits_a_run_that_has_looked_up_a_host_name(before: Golden) -> N
     assert fitting_key({**goldens, before.key: before}, before) == before.key
     other = replace(before, numerics={**before.numerics, "library libm.so.6": "d6"})
     assert fitting_key(goldens, other) == other.key
-    reason = Named(ReasonCode.NO_GOLDEN_FOR_ENVIRONMENT, ("library libm.so.6",))
-    assert why_not_comparable(goldens.values(), other) == reason
+    assert nearest_differences(goldens.values(), other) == ("library libm.so.6",)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 1}', '{"version": 2}'])

@@ -11,11 +11,10 @@ from harness.bits.errors import UsageError
 from harness.cli.commands.gate_options import gate_options
 from harness.cli.finding import gate as gate_command
 from harness.lab.experiments.worktrees import CHILD, Checkout, Side, check_origin, open_worktrees
-from harness.lab.gate.against_base import other_identity
+from harness.lab.gate.change import GateCode, change_of_identity
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.plan import GateOptions, base_context, head_context, scenario_names
-from harness.lab.gate.policy import DEFAULT
-from harness.lab.gate.reasons import ReasonCode, SettingChanged
+from harness.lab.gate.gate import GateOptions, base_context, head_context, scenario_names
+from harness.lab.gate.result import DEFAULT
 from harness.process.invocation import Invocation
 from harness.render.console import say
 from tests.support.projects import SCENARIO, Project
@@ -125,10 +124,10 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
         same = base_context(packaged, head, base, given)
         assert same is not None
         assert same.run_spec.identity == packaged.run_spec.identity
-        assert other_identity(other.run_spec.identity, scene.run_spec.identity) == (
-            SettingChanged(ReasonCode.SETTING_CHANGED, "num_steps", "3", "4"),
-        )
-        assert other_identity(scene.run_spec.identity, scene.run_spec.identity) == ()
+        changed = change_of_identity(other.run_spec.identity, scene.run_spec.identity)
+        assert changed is not None
+        assert changed.reasons == (GateCode.SETTING_CHANGED(name="num_steps", base="3", head="4"),)
+        assert change_of_identity(scene.run_spec.identity, scene.run_spec.identity) is None
         for each in (scene, other):
             assert check_origin(each.side, each.run_spec.call, found.root) is None
         shared = check_origin(packaged.side, packaged.run_spec.call, found.root)

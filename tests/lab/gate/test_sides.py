@@ -3,26 +3,26 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from harness.bits.findings import Finding
 from harness.lab.experiments.entry_call import Rejection
 from harness.lab.experiments.metrics_file import read_metrics
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side
 from harness.lab.gate import sides
-from harness.lab.gate.change import Change
-from harness.lab.gate.costs import Limits
-from harness.lab.gate.plan import GateContext
-from harness.lab.gate.reasons import OfSide, Reason, ReasonCode, RecordedAlone, Reported, RunFailed
+from harness.lab.gate.change import Change, Comparison, GateCode
+from harness.lab.gate.costs import CostChange, Limits
 from harness.lab.gate.sides import (
     BASE,
     HEAD,
     NUM_CONFIRMING,
     BrokenRun,
+    GateContext,
     Interrupted,
-    Measured,
     Recorder,
     compare_sides,
 )
@@ -30,19 +30,25 @@ from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 
 
+class Measured(NamedTuple):
+    comparison: Comparison
+    costs: tuple[CostChange, ...]
+
+
 def compared(
     tmp_path: Path, session: PlayedSession, *, num_runs: int = 2, limits: Limits | None = None
 ) -> tuple[Measured, PlayedSession]:
     recorder = Recorder(session, RunLines(), tmp_path)
-    scenes = [GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",))) for _ in range(2)]
-    found = asyncio.run(compare_sides(recorder, *scenes, num_runs=num_runs, limits=limits or Limits()))
-    return found, session
+    context = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
+    contexts = {BASE: context, HEAD: context}
+    found = asyncio.run(compare_sides(recorder, contexts, num_runs=num_runs, limits=limits or Limits()))
+    return Measured(*found), session
 
 
 def test_sides_run_in_turns(tmp_path: Path) -> None:
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [steady]}), num_runs=3)
     assert [name for name, _ in session.asked] == [BASE, HEAD] * 3
-    assert found.finding.change is Change.EQUAL
+    assert found.comparison.change is Change.EQUAL
     assert {each.name for each in found.costs} == {"run", "step", "a"}
 
 
@@ -50,8 +56,8 @@ def test_sides_run_in_turns(tmp_path: Path) -> None:
 def test_where_they_part_one_more_pair_keeps_its_tensors(tmp_path: Path, head: Gradient, change: Change) -> None:
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [head]}), num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None), ("base-kept", 1), ("head-kept", 1)]
-    assert found.finding.change is change
-    rounding, verdict = found.finding.rounding, found.finding.verdict
+    assert found.comparison.change is change
+    rounding, verdict = found.comparison.rounding, found.comparison.verdict
     assert rounding is not None and verdict is not None and verdict.first is not None
     assert (rounding.step, rounding.first) == (1, "backward w")
     assert verdict.first.value is not None, "the distance is that of the pair that was kept"
@@ -63,15 +69,15 @@ def test_where_they_part_one_more_pair_keeps_its_tensors(tmp_path: Path, head: G
 def test_a_side_that_differs_from_itself_is_no_change(tmp_path: Path, side: str) -> None:
     gradients = {BASE: [steady], HEAD: [steady], side: [steady, doubled]}
     found, _ = compared(tmp_path, PlayedSession(gradients))
-    assert found.finding.change is Change.NONDETERMINISTIC
-    assert found.finding.reasons == (OfSide(ReasonCode.SIDE_NONDETERMINISTIC, side),)
+    assert found.comparison.change is Change.NONDETERMINISTIC
+    assert found.comparison.reasons == (GateCode.SIDE_NONDETERMINISTIC(side=side),)
 
 
 def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides, "MAX_BYTES", 10)
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [rounded]}), num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None)] * 2, "another pair shows that each agrees with itself"
-    assert (found.finding.change, found.finding.rounding) == (Change.NUMERICS, None)
+    assert (found.comparison.change, found.comparison.rounding) == (Change.NUMERICS, None)
 
 
 def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
@@ -81,7 +87,7 @@ def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
     scene = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
     for _ in range(2):
         asyncio.run(recorder.record(HEAD, scene))
-    asyncio.run(compare_sides(recorder, scene, scene, num_runs=2, limits=Limits()))
+    asyncio.run(compare_sides(recorder, {BASE: scene, HEAD: scene}, num_runs=2, limits=Limits()))
     assert [name for name, _ in session.asked] == [HEAD, HEAD, BASE, BASE]
 
 
@@ -89,16 +95,16 @@ def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
 def test_who_records_more_computes_the_same(tmp_path: Path, side: str) -> None:
     session = PlayedSession({BASE: [steady], HEAD: [steady]}, records_more=side)
     found, _ = compared(tmp_path, session, num_runs=1)
-    assert found.finding.change is Change.EQUAL
-    assert found.finding.notes == (
-        RecordedAlone(ReasonCode.RECORDED_ALONE, side, ("loss clip_fraction",)),
-        Reason(ReasonCode.COMMON_VALUES_EQUAL),
+    assert found.comparison.change is Change.EQUAL
+    assert found.comparison.notes == (
+        GateCode.RECORDED_ALONE(side=side, names=("loss clip_fraction",)),
+        GateCode.COMMON_VALUES_EQUAL(),
     )
     moved = PlayedSession({BASE: [steady], HEAD: [rounded]}, records_more=side)
     found, _ = compared(tmp_path / "moved", moved, num_runs=1)
-    assert found.finding.change is Change.BEHAVIOUR
-    code = ReasonCode.VALUE_ONLY_AT_BASE if side == BASE else ReasonCode.VALUE_ONLY_AT_HEAD
-    assert found.finding.reasons == (Reason(code),)
+    assert found.comparison.change is Change.BEHAVIOUR
+    code = GateCode.VALUE_ONLY_AT_BASE if side == BASE else GateCode.VALUE_ONLY_AT_HEAD
+    assert found.comparison.reasons == (code(),)
 
 
 def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +120,8 @@ def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest
     assert not any(each.is_too_much for each in one.costs)
 
 
-def failed(side: str, message: str) -> RunFailed:
-    return RunFailed(ReasonCode.RUN_FAILED, side, message)
+def failed(side: str, message: str, remedy: str = "") -> Finding:
+    return GateCode.RUN_FAILED(side=side, message=message, remedy=remedy)
 
 
 def test_what_does_not_run_says_why(tmp_path: Path) -> None:
@@ -127,10 +133,10 @@ def test_what_does_not_run_says_why(tmp_path: Path) -> None:
     )
     with pytest.raises(BrokenRun) as refused:
         compared(tmp_path / "refused", refusing)
-    assert refused.value.reasons == (failed(HEAD, "unknown key lrr"), Reported(ReasonCode.LEGAL, "lr"))
+    assert refused.value.reasons == (failed(HEAD, "unknown key lrr (legal: lr)"),)
     recording = replace(broken.value.run.recording, problems=(Problem("it has no seed", "give it --seed"),))
     mendable = BrokenRun(HEAD, replace(broken.value.run, recording=recording))
-    assert mendable.reasons == (failed(HEAD, "it has no seed"), Reported(ReasonCode.REMEDY, "give it --seed"))
+    assert mendable.reasons == (failed(HEAD, "it has no seed", "give it --seed"),)
     empty = BrokenRun(BASE, replace(broken.value.run, recording=replace(recording, problems=())))
     assert empty.reasons == (failed(BASE, "it recorded no step"),)
 
@@ -157,7 +163,7 @@ def test_metrics_are_the_numbers_alone(tmp_path: Path) -> None:
 def test_with_one_run_of_each_the_kept_pair_shows_that_a_side_differs_from_itself(tmp_path: Path, side: str) -> None:
     gradients = {BASE: [steady], HEAD: [rounded], side: [rounded if side == HEAD else steady, doubled]}
     found, session = compared(tmp_path, PlayedSession(gradients), num_runs=1)
-    assert found.finding.change is Change.NONDETERMINISTIC
+    assert found.comparison.change is Change.NONDETERMINISTIC
     assert len(session.asked) == 4
 
 
@@ -166,4 +172,4 @@ def test_another_shape_is_shown_to_be_no_whim_by_another_pair(tmp_path: Path, ag
     session = PlayedSession({BASE: [steady, again], HEAD: [lambda step: (*steady(step), 1.0)]})
     found, _ = compared(tmp_path, session, num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None)] * 2
-    assert found.finding.change is change
+    assert found.comparison.change is change

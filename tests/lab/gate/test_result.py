@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import MEMORY, RUN, SECONDS, CostChange
-from harness.lab.gate.policy import BROKEN, DEFAULT, REASONS, Policy, exit_code
+from harness.lab.gate.result import BROKEN, DEFAULT, REASONS, Policy, exit_code
 
 SLOW = CostChange(SECONDS, RUN, 1.0, 2.0, 0.0, True, True)
 LARGE = CostChange(MEMORY, RUN, 1.0, 2.0, 0.0, True, True)
@@ -18,7 +18,7 @@ NOISY = CostChange(SECONDS, RUN, 1.0, 2.0, 3.0, False, True)
 @given(st.sampled_from(Change), st.lists(st.sampled_from([SLOW, LARGE, NOISY])), st.sets(st.sampled_from(REASONS)))
 def test_what_fails_was_found_and_is_asked_for(change: Change, costs: list[CostChange], fail_on: set[str]) -> None:
     policy = Policy(tuple(fail_on))
-    findings, failures = policy.findings(change, costs), policy.failures(change, costs)
+    findings, failures = Policy(REASONS).failures(change, costs), policy.failures(change, costs)
     assert set(failures) == {each for each in findings if each in fail_on or each == BROKEN}
     assert ("slowdown" in findings, "memory" in findings) == (SLOW in costs, LARGE in costs)
     assert (exit_code(failures) == ExitCode.OK) == (not failures)
