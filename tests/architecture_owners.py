@@ -66,7 +66,7 @@ OWNED = (
     Owned(
         "harness/",
         ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
-        ("harness/__main__.py", "harness/lab/experiments/scenario_main.py", "harness/recording/recording_config.py"),
+        ("harness/__main__.py", "harness/lab/experiments/scenario_main.py", "harness/recording/run_spec.py"),
     ),
     # One way to give a whole file its name. The others move directories, links and files that are held open.
     Owned(
@@ -90,7 +90,7 @@ OWNED = (
         (".write_text()", ".write_bytes()"),
         (
             "harness/recording/boot/",  # child processes
-            "harness/lab/experiments/entry_call.py",  # new, with a mode of its own
+            "harness/recording/entry_call.py",  # new, with a mode of its own
         ),
     ),
     Owned(

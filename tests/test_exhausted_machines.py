@@ -43,7 +43,7 @@ CASES = (
     ("run", "processes: 3", 4, "there is no process or thread left, the limit is "),
     ("run", "disk: 16 KiB", 1, "No space left on device"),
     ("merge", "disk full: work", 4, "JUnit XML cannot be written to m.xml: No space left on device"),
-    ("trace", "disk full: work", 4, "orders.json cannot be written: No space left on device"),
+    ("trace", "disk full: work", 4, "run.json cannot be written: No space left on device"),
 )
 
 

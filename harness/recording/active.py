@@ -13,7 +13,7 @@ from harness.recording.notices import say
 from harness.recording.op_mode import OpMode
 from harness.recording.process import Place, ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
-from harness.recording.recording_config import RecordingConfig
+from harness.recording.run_spec import RunSpec
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _Active:
 _active = _Active()
 
 
-def start_recording(orders: RecordingConfig) -> None:
+def start_recording(orders: RunSpec) -> None:
     """Record this process from here on, by hooks in torch; called once, right after torch has been imported."""
     log = ProcessLog(orders)
     if without_effect := set_flags(orders.level):

@@ -18,9 +18,9 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], bool]) -
     def torch_is_there(torch: ModuleType) -> None:
         if bring_package():
             from harness.recording.active import start_recording
-            from harness.recording.recording_config import RecordingConfig
+            from harness.recording.run_spec import RunSpec
 
-            start_recording(RecordingConfig.of(orders))
+            start_recording(RunSpec.of(orders))
 
     def generator_is_there(numpy_random: ModuleType) -> None:
         if orders["level"] != "off" and bring_package():

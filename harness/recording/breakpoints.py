@@ -16,7 +16,7 @@ from harness.recording.callbacks import RecorderCallback
 from harness.recording.conditions import DIVERGENCE, INF, NAN, Stop, parse_condition, unknown_names
 from harness.recording.notices import say
 from harness.recording.process import rank_and_world_size
-from harness.recording.recording_config import RunEnded
+from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE
 from harness.trace.chain import CHAINED, Key, RecordedValue, Scope
 from harness.trace.reader import read_trace

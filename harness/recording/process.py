@@ -23,7 +23,7 @@ from harness.recording.notices import say
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import Kept, Recorder, Step
-from harness.recording.recording_config import PROCESSES, RecordingConfig, Report
+from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace.chain import RecordedValue
 from harness.trace.fingerprint import fingerprint
 from harness.trace.layout import UNFINISHED, log_name
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 class ProcessLog:
     """The sink of one process's recorder."""
 
-    def __init__(self, orders: RecordingConfig) -> None:
+    def __init__(self, orders: RunSpec) -> None:
         self.orders = orders
         self._directory = Path(orders.directory)
         self._writer: TraceWriter | None = None
@@ -253,7 +253,7 @@ class ProcessLog:
         self._report = first_report(self.orders)
 
 
-def first_report(orders: RecordingConfig) -> Report:
+def first_report(orders: RunSpec) -> Report:
     """What a process says before its first step."""
     return Report(
         pid=os.getpid(),

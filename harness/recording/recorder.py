@@ -17,7 +17,7 @@ from harness.bits.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.notices import say_once
 from harness.recording.program_modes import outside_modes
-from harness.recording.recording_config import RunEnded
+from harness.recording.run_spec import RunEnded
 from harness.recording.sharded_digest import PlacedShard, digest_and_sample, place
 from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
 from harness.trace.chain import RecordedValue, Scope

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from harness.recording.callbacks import RecorderCallback
-from harness.recording.recording_config import RunEnded
+from harness.recording.run_spec import RunEnded
 from harness.recording.stepping_messages import BEGIN, END, PAUSE, PHASE, VALUE, plain_value
 from harness.recording.tensors import digest_tensor, tensor_bytes
 from harness.recording.value_text import elements_text, value_range

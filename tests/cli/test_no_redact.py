@@ -61,7 +61,7 @@ def test_a_recorded_program_writes_them(tmp_path: Path) -> None:
     typed = ("trace", "--out", "t", "--no-redact", "--", sys.executable, "train.py", *WORDS)
     type_command(tmp_path, *typed)
     texts = {path.name: path.read_text("utf-8", "replace") for path in (tmp_path / "t").rglob("*") if path.is_file()}
-    assert {"orders.json", "manifest.json"} <= {name for name, text in texts.items() if SECRET in text}
+    assert {"run.json", "manifest.json"} <= {name for name, text in texts.items() if SECRET in text}
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.lab.experiments.entry_call import CALL
+from harness.recording.entry_call import CALL
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:

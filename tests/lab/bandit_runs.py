@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness.lab.experiments.entry_call import EntryCall
+from harness.recording.entry_call import EntryCall
 from harness.recording.recorder import Recorder
 from tests.lab import bandit_entry
 from tests.support.recorded_steps import TraceSink

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.lab.experiments.command_spec import checked_metric, command_identity, make_command_spec, parse_steps
-from harness.lab.experiments.run_spec import RunSpec, prepare
+from harness.lab.experiments.preparation import prepare
 from harness.lab.experiments.scenario_options import RecordingOptions
+from harness.recording.run_spec import RunSpec
 
 SEEDED = settings(derandomize=True)
 values = st.text("abc123.", min_size=1, max_size=4)
@@ -48,7 +49,7 @@ def test_secrets_are_in_neither_identity_nor_orders(tmp_path: Path) -> None:
     argv = ("python", "train.py", "--hf-token", "abcdef", "--api-key=abcdef")
     run_spec = RunSpec(argv, command_identity(argv))
     prepare(run_spec, tmp_path / "out", {})
-    assert "abcdef" not in (tmp_path / "out" / "orders.json").read_text("utf-8")
+    assert "abcdef" not in (tmp_path / "out" / "run.json").read_text("utf-8")
 
 
 def test_steps_are_parsed() -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.lab.experiments.entry_call import CALL, EntryCall, take_call
+from harness.recording.entry_call import CALL, EntryCall, take_call
 
 KEY = "sk-0123456789abcdef0123"
 CONFIG = {

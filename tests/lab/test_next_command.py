@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import cli
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.hints import next_command, program_command
 from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import Stop
-from harness.recording.recording_config import Report
+from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import Report, RunSpec
 from tests.support.traces import steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}

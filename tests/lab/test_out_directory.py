@@ -7,7 +7,8 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.lab.experiments.out_directory import OutDirectory, out_directory
-from harness.lab.experiments.run_spec import RunSpec, prepare
+from harness.lab.experiments.preparation import prepare
+from harness.recording.run_spec import RunSpec
 
 
 def test_it_is_new_or_empty(tmp_path: Path) -> None:

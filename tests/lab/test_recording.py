@@ -6,8 +6,7 @@ import pytest
 
 from harness.lab.experiments import recording_result
 from harness.lab.experiments.recording_result import await_recorders, deaf_word, read_reports
-from harness.lab.experiments.run_spec import RunSpec
-from harness.recording.recording_config import PROCESSES, Report
+from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from tests.support.fake_clock import FakeClock
 from tests.support.file_limits import largest_file
 

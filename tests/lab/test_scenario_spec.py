@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.run_spec import RunSpec, abandon, prepare
+from harness.lab.experiments.preparation import abandon, prepare
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.process.invocation import Invocation
+from harness.recording.run_spec import RunSpec
 from tests.lab.scenario_texts import TINY, write_tiny
 
 SEEDED = settings(derandomize=True, max_examples=50)
@@ -71,10 +72,10 @@ def test_an_override_is_in_the_identity_or_told_beside_it(tmp_path: Path, key: s
 def test_mkl_is_strict_on_processors_that_know_the_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_intels: bool, mode: str
 ) -> None:
-    monkeypatch.setattr("harness.lab.experiments.run_spec.is_intels", lambda: is_intels)
+    monkeypatch.setattr("harness.recording.run_spec.is_intels", lambda: is_intels)
     found = replace(run_spec(tmp_path), level="invariant")
-    assert found.level_env({})["MKL_CBWR"] == mode
-    assert replace(found, level="deterministic").level_env({})["MKL_CBWR"] == "AUTO"
+    assert found.variables({})["MKL_CBWR"] == mode
+    assert replace(found, level="deterministic").variables({})["MKL_CBWR"] == "AUTO"
 
 
 def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
 def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
     prepared = prepare(run_spec(tmp_path), tmp_path / "t", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     names = sorted(path.name for path in (tmp_path / "t").iterdir())
-    assert names == ["call.json", "orders.json"]
+    assert names == ["call.json", "run.json"]
     assert not {"PYTHONHASHSEED", "OMP_DYNAMIC"} & prepared.env.keys(), "free at level invariant"
     assert prepared.env["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     abandon(prepared)

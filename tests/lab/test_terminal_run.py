@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.terminal_run import TerminalRun
 from harness.recording.conditions import Stop
+from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import RunSpec
 from tests.support.cli_commands import PRETENDER, type_command
 
 SCENARIO, PROGRAM = RunSpec(("python",), call=EntryCall("a:b", {})), RunSpec(("python",))

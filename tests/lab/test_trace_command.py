@@ -82,7 +82,7 @@ def test_secrets_of_command_lines_are_in_no_file_of_the_launcher(tmp_path: Path)
     secret = "hf_abcdefghijklmnopqrst"
     done = type_command(tmp_path, "trace", "--out", "t", "--", *PRETENDER, "--hub-token", secret, f"--x={secret}")
     assert done.code == ExitCode.OK
-    for name in ("recording.json", "orders.json", "manifest.json"):
+    for name in ("recording.json", "run.json", "manifest.json"):
         text = (tmp_path / "t" / name).read_text("utf-8")
         assert "--hub-token" in text
         assert secret not in text

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.preparation import prepare
 from harness.lab.experiments.recording_result import finish
-from harness.lab.experiments.run_spec import RunSpec, prepare
+from harness.recording.entry_call import EntryCall
 from harness.recording.process import write_report
-from harness.recording.recording_config import PROCESSES, Report
+from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace import read_trace, verify
 from harness.trace.ops import read_ops, recorded_steps
 from tests.lab.fragile_entry import write_fragile

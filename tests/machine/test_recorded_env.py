@@ -4,39 +4,26 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from harness.lab.experiments import recorded_env
-from harness.recording.recording_config import ORDERS_VARIABLE
+from harness.lab.experiments import preparation
+from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory
 from tests.support.manual import text
 
-TRACE, BOOT = ("TRACE", Path("/out/orders.json")), Path("/boot")
-words = st.text("abcPY_=/:", min_size=1, max_size=6)
+BOOT = str(boot_directory())
+OFF = RunSpec(("python",))
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(None, "/boot"), ("", "/boot"), ("/a", "/boot:/a"), ("/a:/b", "/boot:/a:/b")]
+    ("before", "after"), [(None, BOOT), ("", BOOT), ("/a", f"{BOOT}:/a"), ("/a:/b", f"{BOOT}:/a:/b")]
 )
-def test_the_directory_that_starts_a_recording_comes_first(before: str | None, after: str) -> None:
-    parent = {} if before is None else {"PYTHONPATH": before}
-    env = recorded_env.recorded_env(parent, orders=TRACE, boot=BOOT, level={})
-    assert env == {"TRACE": "/out/orders.json", "PYTHONPATH": after}
+def test_the_directory_that_starts_a_recording_comes_first(tmp_path: Path, before: str | None, after: str) -> None:
+    parent = {"OTHER": "1"} if before is None else {"OTHER": "1", "PYTHONPATH": before}
+    env = preparation.prepare(OFF, tmp_path / "t", parent).env
+    assert env == {"OTHER": "1", RUN_VARIABLE: str(tmp_path / "t" / RUN), "PYTHONPATH": after}
 
 
-@settings(derandomize=True)
-@given(st.dictionaries(words, words), st.dictionaries(words.map("L_{}".format), words))
-def test_everything_else_is_as_it_was(parent: dict[str, str], level: dict[str, str]) -> None:
-    env = recorded_env.recorded_env(parent, orders=TRACE, boot=BOOT, level=level)
-    own = {"TRACE", "PYTHONPATH", *level}
-    assert {name: value for name, value in env.items() if name not in own} == {
-        name: value for name, value in parent.items() if name not in own
-    }
-    assert level.items() <= env.items()
-
-
-def test_the_manual_has_the_table() -> None:
+def test_the_manual_has_the_table(tmp_path: Path) -> None:
     (table,) = re.findall(r"^\| variable \| in a recorded program \|\n(?:\|.*\n)+", text(), re.MULTILINE)
-    told, documented = (re.findall(r"`([A-Z_]+)`", text) for text in (table, recorded_env.__doc__ or ""))
-    env = recorded_env.recorded_env({}, orders=(ORDERS_VARIABLE, Path("/o")), boot=BOOT, level={}, marker="m")
+    told, documented = (re.findall(r"`([A-Z_]+)`", text) for text in (table, preparation.__doc__ or ""))
+    env = preparation.prepare(OFF, tmp_path / "t", {}, "m").env
     assert set(told) == set(documented) == env.keys()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from harness.recording import process, watch
 from harness.recording.active import active_log, start_recording
-from harness.recording.recording_config import RecordingConfig
+from harness.recording.run_spec import RunSpec
 from harness.trace.manifest import Fingerprint, Part
 
 WIDTH = 256
@@ -95,7 +95,7 @@ def restore(
 
 def record(directory: Path, plant: str) -> None:
     identity = {"program": "train.py", **({"--resume": "checkpoint.pt"} if plant.startswith("resumed") else {})}
-    start_recording(RecordingConfig(str(directory / plant), identity=identity))
+    start_recording(RunSpec(directory=str(directory / plant), identity=identity))
     train(plant)
     log = active_log()
     assert log is not None

@@ -10,23 +10,23 @@ import pytest
 
 from harness.lab.experiments.recording_result import read_reports
 from harness.recording.boot_hooks import import_hooks
-from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, RecordingConfig, boot_directory
+from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory
 from harness.trace import read_trace
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import ROOT, Ran, program, record, run
 
 
 def start(
-    code: str, orders: RecordingConfig, *, paths: tuple[Path, ...] = (), variables: Mapping[str, str] | None = None
+    code: str, orders: RunSpec, *, paths: tuple[Path, ...] = (), variables: Mapping[str, str] | None = None
 ) -> Ran:
     """Run code in a process that finds these orders, with the boot directory in front of `paths`."""
-    file = Path(orders.directory, ORDERS)
+    file = Path(orders.directory, RUN)
     file.write_text(orders.to_text())
     path = os.pathsep.join(map(str, (boot_directory(), *paths)))
     command = [
         "env",
         f"PYTHONPATH={path}",
-        f"{ORDERS_VARIABLE}={file}",
+        f"{RUN_VARIABLE}={file}",
         *(f"{k}={v}" for k, v in (variables or {}).items()),
     ]
     return run(*command, sys.executable, "-c", code)
@@ -40,19 +40,19 @@ def problems(directory: Path) -> list[str]:
 
 
 def test_orders_and_reports_survive_their_files() -> None:
-    orders = RecordingConfig(
-        "/d",
-        ("a", "b"),
-        {"c": "d"},
-        ("x=(.)",),
-        (1, 2),
-        3,
-        "deterministic",
-        {"PYTHONHASHSEED": "0"},
-        {"threads": "2"},
-        True,
+    orders = RunSpec(
+        argv=("a", "b"),
+        identity={"c": "d"},
+        metrics=("x=(.)",),
+        keep=(1, 2),
+        op_step=3,
+        level="deterministic",
+        level_env={"PYTHONHASHSEED": "0"},
+        perturbation={"threads": "2"},
+        has_entry=True,
+        directory="/d",
     )
-    assert RecordingConfig.parse(orders.to_text()) == orders
+    assert RunSpec.parse(orders.to_text()) == orders
 
 
 def test_of_an_entry_nothing_is_watched_that_logs() -> None:
@@ -62,15 +62,15 @@ def test_of_an_entry_nothing_is_watched_that_logs() -> None:
 
 
 def test_a_process_without_torch_leaves_nothing(tmp_path: Path) -> None:
-    done = start("import json; print('ran')", RecordingConfig(str(tmp_path)))
+    done = start("import json; print('ran')", RunSpec(directory=str(tmp_path)))
     assert (done.exit_code, done.output, done.errors) == (0, "ran\n", "")
-    assert [path.name for path in tmp_path.iterdir()] == [ORDERS]
+    assert [path.name for path in tmp_path.iterdir()] == [RUN]
 
 
 @pytest.mark.full
 def test_the_sitecustomize_that_is_hidden_runs_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
-    done = start("print('ran')", RecordingConfig(str(tmp_path)), paths=(tmp_path, ROOT))
+    done = start("print('ran')", RunSpec(directory=str(tmp_path)), paths=(tmp_path, ROOT))
     assert (done.exit_code, done.output) == (0, "theirs\nran\n")
 
 
@@ -90,7 +90,7 @@ def test_a_process_without_the_levels_variables_runs_and_is_not_recorded(
     found: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
     """What takes no step is none of the recorder's business: libraries start children with variables of their own."""
-    orders = RecordingConfig(str(tmp_path), level="deterministic", level_env={"PYTHONHASHSEED": "0"})
+    orders = RunSpec(directory=str(tmp_path), level="deterministic", level_env={"PYTHONHASHSEED": "0"})
     done = start("import torch; print('ran')", orders, variables=variables)
     assert (done.exit_code, done.output, done.errors) == (0, "ran\n", "")
     assert problems(tmp_path) == [""]
@@ -116,12 +116,10 @@ def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_besid
     program.write_text(
         "import sys, torch, harness\nprint(harness.mine, [x for x in sys.modules if 'redaction' in x])\n"
     )
-    orders = RecordingConfig(str(tmp_path))
-    (tmp_path / ORDERS).write_text(orders.to_text())
+    orders = RunSpec(directory=str(tmp_path))
+    (tmp_path / RUN).write_text(orders.to_text())
     path = f"{boot_directory()}{os.pathsep}{directories[1]}"
-    done = run(
-        "env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program), *SECRETS
-    )
+    done = run("env", f"PYTHONPATH={path}", f"{RUN_VARIABLE}={tmp_path / RUN}", sys.executable, str(program), *SECRETS)
     assert (done.exit_code, done.output) == (0, "True []\n"), "and nothing of this package is left in it"
     (report,) = read_reports(tmp_path)
     assert report.argv == (str(program), "--api-key=<redacted>", "--lr", "1", "--password", "<redacted>")
@@ -131,7 +129,7 @@ def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_besid
 
 
 def test_orders_that_are_gone_are_said(tmp_path: Path) -> None:
-    done = run("env", f"PYTHONPATH={boot_directory()}", f"{ORDERS_VARIABLE}={tmp_path}/no", sys.executable, "-c", "1")
+    done = run("env", f"PYTHONPATH={boot_directory()}", f"{RUN_VARIABLE}={tmp_path}/no", sys.executable, "-c", "1")
     assert "no such file" in done.errors.lower()
 
 
@@ -171,9 +169,9 @@ def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp
     (tmp_path / "program" / "harness" / "__init__.py").write_text("")
     program = tmp_path / "program" / "program.py"
     program.write_text("import torch\nprint('ran')\n")
-    (tmp_path / ORDERS).write_text(RecordingConfig(str(tmp_path)).to_text())
+    (tmp_path / RUN).write_text(RunSpec(directory=str(tmp_path)).to_text())
     path = package / "recording" / "boot"
-    command = ("env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program))
+    command = ("env", f"PYTHONPATH={path}", f"{RUN_VARIABLE}={tmp_path / RUN}", sys.executable, str(program))
     assert run(*command, *SECRETS).output == "ran\n"
     (report,) = read_reports(tmp_path)
     assert report.argv == (str(program),)

@@ -9,7 +9,7 @@ import torch
 from harness.recording.breakpoints import OF_TENSORS, Breakpoints
 from harness.recording.conditions import Stop, read_stop
 from harness.recording.recorder import Kept, Recorder
-from harness.recording.recording_config import RunEnded
+from harness.recording.run_spec import RunEnded
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from harness.lab.experiments.recording_result import finish
-from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.gpu_facts import gpus_in_use
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
-from harness.recording.recording_config import PROCESSES, RecordingConfig, Report
+from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace import read_trace
 from harness.trace.diff import diff
 from harness.trace.manifest import with_gpus
@@ -101,7 +100,7 @@ def gpu_of(directory: Path) -> str | None:
 
 
 def test_the_trace_names_gpus_from_the_step_on_in_which_they_are_seen(tmp_path: Path, machine: Machine) -> None:
-    log = ProcessLog(RecordingConfig(str(tmp_path)))
+    log = ProcessLog(RunSpec(directory=str(tmp_path)))
     recorder = Recorder(log)
     end_step(recorder, 0)
     assert gpu_of(tmp_path) is None
@@ -119,7 +118,7 @@ def test_the_trace_names_gpus_from_the_step_on_in_which_they_are_seen(tmp_path: 
 
 def test_a_gpu_that_does_not_answer_ends_no_recording(tmp_path: Path, machine: Machine) -> None:
     machine.is_initialized = machine.fails = True
-    log = ProcessLog(RecordingConfig(str(tmp_path)))
+    log = ProcessLog(RunSpec(directory=str(tmp_path)))
     end_step(Recorder(log), 0)
     log.close()
     assert (gpu_of(tmp_path), read_trace(tmp_path).gaps) == (None, ())
@@ -127,7 +126,7 @@ def test_a_gpu_that_does_not_answer_ends_no_recording(tmp_path: Path, machine: M
 
 def test_models_of_every_rank_are_those_of_the_trace(tmp_path: Path, machine: Machine) -> None:
     machine.is_initialized = True
-    log = ProcessLog(RecordingConfig(str(tmp_path)))
+    log = ProcessLog(RunSpec(directory=str(tmp_path)))
     end_step(Recorder(log), 0)
     log.close()
     other = Report(pid=1, argv=(), python="python", is_closed=True, gpus=(TEXTS["slice"], TEXTS["h100"]))

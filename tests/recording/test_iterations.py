@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.lab.experiments.recording_result import Recording, finish
-from harness.lab.experiments.run_spec import RunSpec
 from harness.recording import training_threads
 from harness.recording.optimizer_steps import JoinedSteps, OptimizerNames
 from harness.recording.process import write_report
-from harness.recording.recording_config import PROCESSES, Report
+from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.recording.training_threads import TrainingThreads
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.recording import metric_hooks, metrics
 from harness.recording.metrics import PrintedMetrics, floats, parse_pattern
-from harness.recording.recording_config import RunEnded
+from harness.recording.run_spec import RunEnded
 from harness.trace.values import Float
 
 

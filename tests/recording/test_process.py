@@ -14,7 +14,7 @@ import torch
 
 from harness.recording.process import ProcessLog, rank_and_world_size, write_report
 from harness.recording.recorder import Recorder
-from harness.recording.recording_config import PROCESSES, RecordingConfig, Report
+from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace import read_trace
 from harness.trace.chain import chain_start
 from harness.trace.values import Float
@@ -23,7 +23,7 @@ from tests.support.recorded_programs import run
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[ProcessLog]:
-    made = ProcessLog(RecordingConfig(str(tmp_path), identity={"command": "x"}))
+    made = ProcessLog(RunSpec(directory=str(tmp_path), identity={"command": "x"}))
     yield made
     made.close()
 
@@ -69,7 +69,7 @@ def test_the_log_is_opened_by_the_first_step(tmp_path: Path, log: ProcessLog) ->
 
 def test_what_must_not_matter_is_told_in_the_fingerprint_and_no_secret(tmp_path: Path) -> None:
     told = {"runtime.threads": "2", "output.hub_token": '"verysecret"'}
-    made = ProcessLog(RecordingConfig(str(tmp_path), identity={"seed": "7"}, perturbation=told))
+    made = ProcessLog(RunSpec(directory=str(tmp_path), identity={"seed": "7"}, perturbation=told))
     made.content = {"prompts": "d1"}
     record(made)
     made.close()
@@ -85,7 +85,7 @@ def test_a_rank_that_is_taken_gives_the_next_number_and_the_same_start_of_the_ch
     tmp_path: Path, log: ProcessLog
 ) -> None:
     record(log)
-    other = ProcessLog(RecordingConfig(str(tmp_path), identity={"command": "x"}))
+    other = ProcessLog(RunSpec(directory=str(tmp_path), identity={"command": "x"}))
     record(other)
     assert (log.rank, other.rank) == (0, 1)
     log.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.recording.recording_config import PROCESSES, Report
+from harness.recording.run_spec import PROCESSES, Report
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope
 from harness.trace.ops import read_ops

@@ -17,7 +17,7 @@ from harness.recording.callbacks import RecorderCallback
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
-from harness.recording.recording_config import RunEnded
+from harness.recording.run_spec import RunEnded
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.ops import read_ops
 from harness.trace.values import Float

@@ -14,11 +14,11 @@ from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor
 from harness.lab.experiments.perturbation_values import Span
 from harness.lab.experiments.run import OUTPUT
-from harness.lab.experiments.run_spec import RunSpec
+from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import RunSpec
 from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.render.chaos_progress import ChaosLines
 from harness.trace.diff import diff

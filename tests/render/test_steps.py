@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.stopped_run import Stopped, StopPlan
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
 from harness.lab.reproduce.plan import StepPlan
 from harness.lab.reproduce.result import Reproduction
 from harness.recording.conditions import Condition, Stop
+from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import RunSpec
 from harness.render.divergence import verdict_text
 from harness.render.operations import non_finite_lines
 from harness.render.steps import step_json, step_text

@@ -36,7 +36,7 @@ def test_a_run_is_that_of_one_loop(tmp_path: Path) -> None:
     done = type_command(tmp_path, *words)
     assert done.code == ExitCode.OK, done.stderr
     (tmp_path / "config.json").write_text(json.dumps(json.loads((tmp_path / "run/call.json").read_text())["config"]))
-    level = json.loads((tmp_path / "run/orders.json").read_text())["level_env"]
+    level = json.loads((tmp_path / "run/run.json").read_text())["level_env"]
     command = [sys.executable, "-m", "tests.support.engine_page", str(tmp_path / "config.json"), str(tmp_path)]
     subprocess.run(command, cwd=ROOT, env=os.environ | level, check=True)
 

@@ -17,7 +17,7 @@ from harness.lab.experiments.recording_result import read_reports
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.process.program_output import output_tail
 from harness.recording.conditions import Stop, read_stop
-from harness.recording.recording_config import PROCESSES, Report
+from harness.recording.run_spec import PROCESSES, Report
 from harness.recording.sentinel.sentinel_report import (
     BUNDLES,
     MANIFEST,

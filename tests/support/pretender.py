@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from harness.recording.recording_config import ORDERS_VARIABLE, PROCESSES, RecordingConfig, Report
+from harness.recording.run_spec import PROCESSES, RUN_VARIABLE, Report, RunSpec
 from harness.trace import Fingerprint, Float, Manifest, RecordedValue, TraceWriter, digest
 
 TEXT = "the order of sets and dictionaries of text follows from this"
@@ -28,8 +28,8 @@ TEXT = "the order of sets and dictionaries of text follows from this"
 def main() -> None:
     """Record what was ordered, and end as told."""
     told = arguments()
-    path = os.environ.get(ORDERS_VARIABLE)
-    orders = RecordingConfig.parse(Path(path).read_text("utf-8")) if path else None
+    path = os.environ.get(RUN_VARIABLE)
+    orders = RunSpec.parse(Path(path).read_text("utf-8")) if path else None
     print("begins", *sys.stdin.read().split(), flush=True)
     writers = open_writers(orders, told) if orders else []
     for step in range(told.steps):
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_known_args()[0]
 
 
-def open_writers(orders: RecordingConfig, told: argparse.Namespace) -> list[TraceWriter]:
+def open_writers(orders: RunSpec, told: argparse.Namespace) -> list[TraceWriter]:
     """A writer for each rank, all in this process."""
     directory = Path(orders.directory)
     manifest = Manifest(Fingerprint(identity=orders.identity), orders.argv, told.ranks, orders.level)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.recorder import Kept, Recorder
-from harness.recording.recording_config import RunEnded
+from harness.recording.run_spec import RunEnded
 from harness.trace.chain import RecordedValue
 from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float

@@ -6,10 +6,9 @@ from pathlib import Path
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import OUTPUT, Run
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.replay.plan import ReplayPlan
 from harness.recording.op_log import OpLog
-from harness.recording.recording_config import Report
+from harness.recording.run_spec import Report, RunSpec
 from tests.support.traces import Change, steps_of, write
 
 OP = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from harness.recording.recording_config import ReplicasDiffer
+from harness.recording.run_spec import ReplicasDiffer
 from harness.recording.sentinel.sentinel import Sentinel, SentinelConfig
 from tests.support.programs.replicas import train
 

@@ -32,11 +32,9 @@ from harness.lab.bisect.candidates import (
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.search import Outcome, Search
 from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
-from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor, LaunchContext, Launcher, checked_program, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import OUTPUT, TitledDisplay
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import find_scenario, nothing_to_run
 from harness.lab.experiments.scenario_options import ScenarioOptions
@@ -54,6 +52,8 @@ from harness.lab.experiments.worktrees import (
 )
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
+from harness.recording.entry_call import read_rejection
+from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Verdict

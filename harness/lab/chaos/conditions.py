@@ -28,7 +28,7 @@ from harness.lab.experiments.perturbation_factors import (
     parse_moment,
     written,
 )
-from harness.lab.experiments.run_spec import RunSpec
+from harness.recording.run_spec import RunSpec
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 BUSY = str(Path(__file__).with_name("busy.py"))

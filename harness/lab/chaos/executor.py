@@ -13,13 +13,13 @@ from harness.bits.errors import UsageError
 from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
 from harness.lab.chaos.conditions import busy_argv, crashing, environ_of, going_on, launched, marking
 from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.experiments.entry_call import Rejection, read_rejection
 from harness.lab.experiments.perturbation_factors import CRASH, LATENCY, Perturbation, format_perturbation
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import RunSpec
 from harness.process.clock import Clock
 from harness.process.scratch import remove_tree
+from harness.recording.entry_call import Rejection, read_rejection
+from harness.recording.run_spec import RunSpec
 from harness.trace.reader import Trace, read_trace
 
 PROGRAM = sys.executable

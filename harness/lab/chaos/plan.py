@@ -88,7 +88,7 @@ def make_plan(
 def _check_start(invocation: Invocation, subject: Subject) -> None:
     """UsageError where a run could not be started."""
     run_spec = subject.run_spec({})
-    run_spec.level_env(invocation.environ)
+    run_spec.variables(invocation.environ)
     if shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH")) is None:
         raise UsageError(
             f"{run_spec.argv[0]} cannot be started: program not found",

@@ -17,12 +17,12 @@ from harness.lab.experiments.perturbation_factors import (
     latency_factor,
     outside_factors,
 )
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.process.invocation import Invocation, num_cores
+from harness.recording.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import (
     DIVERGENCE,
     INF,
@@ -21,6 +20,7 @@ from harness.recording.conditions import (
     read_stop,
     refuse_unknown,
 )
+from harness.recording.run_spec import RunSpec
 
 BREAKPOINTS = "harness.recording.breakpoints:Breakpoints"
 STOP = "stop.json"

@@ -7,10 +7,10 @@ from pathlib import Path
 from harness.bits.errors import UsageError
 from harness.bits.levels import OFF
 from harness.bits.redaction import REDACTED, redact_argv
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.process.invocation import Invocation
 from harness.recording.metrics import parse_pattern
+from harness.recording.run_spec import RunSpec
 
 MAX_STEPS = 10_000
 MAX_NAME = 60

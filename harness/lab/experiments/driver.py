@@ -11,7 +11,7 @@ from typing import TypeVar
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher, refuse
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.run import Display, Run
-from harness.lab.experiments.run_spec import RunSpec
+from harness.recording.run_spec import RunSpec
 
 T = TypeVar("T")
 

@@ -21,17 +21,18 @@ from typing import Protocol
 
 from harness.bits.errors import UsageError
 from harness.bits.files import UNLIMITED, read_regular
-from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.out_directory import OutDirectory
+from harness.lab.experiments.preparation import notes_on, prepare
 from harness.lab.experiments.recording_result import Problem, finish
 from harness.lab.experiments.run import Display, Run
-from harness.lab.experiments.run_spec import RunSpec, notes_on, prepare
 from harness.process.child_env import ATTEMPT_MARKER
 from harness.process.clock import Clock, SystemClock
 from harness.process.growing_file import GrowingFile
 from harness.process.interruption import Interruption
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, find_py_spy, probe_backends
+from harness.recording.entry_call import read_rejection
+from harness.recording.run_spec import RunSpec
 from harness.trace.layout import CURVE
 
 GRACE_S = 10.0

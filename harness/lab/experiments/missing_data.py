@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from harness.bits.text import count, ranges
-from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.metrics import parse_pattern
-from harness.recording.recording_config import Report
+from harness.recording.run_spec import Report, RunSpec
 from harness.trace.ops import recorded_steps
 from harness.trace.reader import Trace
 

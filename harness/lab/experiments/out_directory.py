@@ -10,7 +10,7 @@ from harness.bits.errors import UsageError
 from harness.bits.text import path_text
 from harness.process.run_directory import HOME, make_kept_directory
 from harness.process.scratch import remove_tree
-from harness.recording.recording_config import ORDERS
+from harness.recording.run_spec import RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +84,5 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 def _what_is_in(directory: Path) -> str:
     """As a remedy says it: recorded runs with the command that removes them, all else without one."""
-    has_run = any(next(directory.glob(pattern), None) for pattern in (ORDERS, f"*/{ORDERS}"))
+    has_run = any(next(directory.glob(pattern), None) for pattern in (RUN, f"*/{RUN}"))
     return f"what was recorded there: rm -r {shlex.quote(path_text(directory))}" if has_run else "what is there"

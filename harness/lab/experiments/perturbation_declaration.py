@@ -21,9 +21,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harness.lab.experiments.entry_call import FUNCTION
 from harness.lab.experiments.perturbation_factors import USUAL_QUARTERS, Condition, Factor
 from harness.lab.experiments.perturbation_values import Choice, Span, Values
+from harness.recording.entry_call import FUNCTION
 
 FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.lab.experiments.bundles.contents import ENDING
-from harness.lab.experiments.entry_call import CALL
 from harness.lab.experiments.recorded_run import is_recorded_run
-from harness.lab.experiments.run_spec import TRAIN
 from harness.lab.experiments.scenario_files import all_scenarios
 from harness.lab.experiments.scenario_names import ENDINGS
+from harness.recording.entry_call import CALL
+from harness.recording.run_spec import TRAIN
 from harness.trace.layout import MANIFEST, log_name
 from harness.trace.reader import read_trace
 

@@ -16,10 +16,9 @@ from harness.bits.redaction import REDACTED, redact_argv
 from harness.bits.text import path_text
 from harness.lab.experiments.checkpoint_check import damage_of
 from harness.lab.experiments.command_spec import command_identity
-from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.flat_config import flattened, overridden
-from harness.lab.experiments.run_spec import TRAIN, RunSpec
-from harness.recording.recording_config import ORDERS, RecordingConfig
+from harness.recording.entry_call import CALL, EntryCall
+from harness.recording.run_spec import RUN, TRAIN, RunSpec
 from harness.trace.layout import MANIFEST
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
@@ -189,7 +188,7 @@ def _run_of_command(trace: Trace, manifest: Manifest, argv: tuple[str, ...]) -> 
             remedy=f"rlharness replay --against {path_text(trace.directory)} -- COMMAND compares another one with it",
         )
     try:
-        config = RecordingConfig.parse(read_regular(trace.directory / ORDERS).decode())
+        config = RunSpec.parse(read_regular(trace.directory / RUN).decode())
     except (OSError, *MALFORMED):  # a trace without its orders: its command has to do
         config = None
     return RecordedRun(trace, None, argv or manifest.argv, config.metrics if config else ())

@@ -16,11 +16,10 @@ from harness.bits.files import MALFORMED, read_text, write_replacing
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count
 from harness.lab.experiments.missing_data import unanswered
-from harness.lab.experiments.run_spec import RunSpec
 from harness.process.clock import Clock
 from harness.process.exhaustion import shortage_at
 from harness.process.supervisor.process_tree import read_process
-from harness.recording.recording_config import PROCESSES, Report
+from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace.manifest import with_gpus
 from harness.trace.reader import RankLog, Trace, read_trace
 from harness.trace.writer import close_log, write_manifest

@@ -1,6 +1,6 @@
 """The process of a scenario's run: calls the entry that the scenario names, with a recorder.
 
-    orders.json, call.json ─▶ entry(config, level=, directory=, recorder=) ─▶ exit code
+    run.json, call.json ─▶ entry(config, level=, directory=, recorder=) ─▶ exit code
 
 An error with `what`, `legal` and `remedy`, or for lack of disk, files or memory, is the user's to correct. Before the
 first step it is handed to the launcher, which reports it as its own; afterwards it is printed here, and what was
@@ -18,10 +18,10 @@ from typing import Any
 
 from harness.bits.errors import TraceError, UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.entry_call import INTERRUPTED, Rejection, take_call
 from harness.process.exhaustion import exhaustion_of
 from harness.recording import open_recorder
-from harness.recording.recording_config import RunEnded
+from harness.recording.entry_call import INTERRUPTED, Rejection, take_call
+from harness.recording.run_spec import RunEnded
 
 FAILED = 1
 

@@ -19,8 +19,8 @@ from harness.lab.experiments.launcher import LaunchContext, open_launcher, refus
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_run import read_recorded_run
 from harness.lab.experiments.run import Run, TitledDisplay
-from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import DIVERGENCE, Condition, Stop
+from harness.recording.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from pathlib import Path
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, with_conditions
-from harness.lab.experiments.entry_call import INTERRUPTED, read_rejection
 from harness.lab.experiments.hints import NextCommand, next_command
+from harness.lab.experiments.preparation import abandon, notes_on, prepare
 from harness.lab.experiments.recording_result import Recording, await_recorders, finish
-from harness.lab.experiments.run_spec import RunSpec, abandon, notes_on, prepare
 from harness.process.clock import SystemClock
 from harness.process.supervisor.foreground import run_in_foreground
 from harness.recording.conditions import Condition, Stop
+from harness.recording.entry_call import INTERRUPTED, read_rejection
+from harness.recording.run_spec import RunSpec
 from harness.recording.sentinel.sentinel_report import Finding, read_findings
 
 

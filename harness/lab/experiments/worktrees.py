@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.bits.errors import HarnessError, UsageError
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.launcher import Launcher, exit_code
 from harness.lab.experiments.recording_result import how_it_ended
 from harness.lab.experiments.run import OUTPUT, Run
-from harness.lab.experiments.run_spec import RunSpec
 from harness.process.program_output import output_tail
 from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
+from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import RunSpec
 from harness.trace.fingerprint import CODE
 
 CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")

@@ -23,7 +23,6 @@ from harness.lab.experiments.command_spec import (
 from harness.lab.experiments.launcher import LaunchContext, checked_program, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
 from harness.lab.experiments.scenario_options import ScenarioOptions
@@ -55,6 +54,7 @@ from harness.lab.gate.sides import (
 )
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
+from harness.recording.run_spec import RunSpec
 from harness.runner.config import GateKeys, load_config
 from harness.trace.mapped_libraries import deciding
 

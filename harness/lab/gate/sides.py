@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.metrics_file import METRICS, read_metrics
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run, TitledDisplay
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side, check_imports
 from harness.lab.gate.change import Change, Comparison, GateCode, classify_change, equal_in_common
 from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.rounding import MAX_BYTES, earliest_phase, measure_rounding, step_bytes
+from harness.recording.entry_call import read_rejection
+from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace

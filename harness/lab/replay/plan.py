@@ -13,7 +13,6 @@ from harness.lab.experiments.command_spec import make_command_spec, refuse_both,
 from harness.lab.experiments.launcher import checked_program
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.experiments.program_input import keep_input
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
@@ -21,6 +20,7 @@ from harness.lab.experiments.stopped_run import StopPlan
 from harness.lab.replay.options import ReplayOptions
 from harness.process.invocation import Invocation
 from harness.recording.conditions import DIVERGENCE
+from harness.recording.run_spec import RunSpec
 from harness.trace.reader import Trace, read_trace
 
 REPLAYS = "replays"
@@ -70,7 +70,7 @@ def make_plan(
     """
     run_specs, typed = _run_specs(invocation, options)
     run_spec = run_specs[0]
-    level_env = run_spec.level_env(invocation.environ)
+    level_env = run_spec.variables(invocation.environ)
     program = checked_program(run_spec, invocation.cwd, invocation.environ)
     if options.has_operations and options.step is None:
         raise UsageError(

@@ -15,13 +15,13 @@ from harness.bits.text import path_text
 from harness.lab.experiments.bundles.archive import Bundle, open_bundle
 from harness.lab.experiments.bundles.contents import check_call
 from harness.lab.experiments.bundles.making import checkpoint_digest
-from harness.lab.experiments.entry_call import CALL
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
 from harness.lab.experiments.trust import Unnamed, check_trust, scenarios_here, unnamed_in
 from harness.lab.reproduce.comparison import Repeated
 from harness.process.invocation import Invocation
+from harness.recording.entry_call import CALL
 
 UNPACKED = "bundle"
 _FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)

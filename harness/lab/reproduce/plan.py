@@ -15,7 +15,6 @@ from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.launcher import checked_program
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario_spec import check_entries, override_of
 from harness.lab.experiments.step_traces import check_step
 from harness.lab.experiments.stopped_run import StopPlan
@@ -23,6 +22,7 @@ from harness.lab.experiments.trust import check_run
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.process.invocation import Invocation
 from harness.recording.conditions import refuse_unknown, unknown_names
+from harness.recording.run_spec import RunSpec
 from harness.trace.reader import read_trace
 
 REPRODUCTIONS = "reproductions"

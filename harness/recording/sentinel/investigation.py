@@ -16,7 +16,7 @@ from torch import distributed
 
 from harness.recording.notices import say
 from harness.recording.random_states import read_states
-from harness.recording.recording_config import ReplicasDiffer
+from harness.recording.run_spec import ReplicasDiffer
 from harness.recording.sentinel.bundle import write_copies, write_manifest
 from harness.recording.sentinel.comparison import Key, differences, is_equal, named_ranks, summarize
 from harness.recording.sentinel.peers import Peers

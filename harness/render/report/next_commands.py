@@ -8,9 +8,9 @@ from pathlib import Path
 from harness.bits.files import MAX_JSON_BYTES, read_regular
 from harness.bits.redaction import redact_argv
 from harness.bits.text import harmless
-from harness.lab.experiments.entry_call import CALL, EntryCall
-from harness.lab.experiments.run_spec import TRAIN
 from harness.lab.report.subjects import Pair, Subject
+from harness.recording.entry_call import CALL, EntryCall
+from harness.recording.run_spec import TRAIN
 from harness.trace.explanation import code_names
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import STEP_ONLY, Kind

@@ -98,4 +98,4 @@ def test_no_artefact_of_any_command_has_a_secret(tmp_path: Path) -> None:
 def test_without_redaction_the_same_artefacts_have_them(tmp_path: Path) -> None:
     """So what the other test looks at does hold them, and --no-redact reaches every process."""
     found = {Path(where).name for where, _ in leaks(of_commands(tmp_path, EVERY, "--no-redact"))}
-    assert found >= {"manifest.json", "orders.json", "call.json", "step.rlb", "page.html"}
+    assert found >= {"manifest.json", "run.json", "call.json", "step.rlb", "page.html"}

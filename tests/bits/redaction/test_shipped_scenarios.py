@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from harness.bits.redaction import redact_values, secrets_kept
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_spec import spec_of_call
+from harness.recording.entry_call import EntryCall
 from harness.trace.chain import chain_start
 
 ROOT = Path(__file__).resolve().parents[3]

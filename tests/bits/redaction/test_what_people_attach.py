@@ -15,7 +15,7 @@ import harness.cli.main as main_module
 from harness.bits.errors import UsageError
 from harness.bits.redaction import REDACTED
 from harness.doctor.environment import check_ray_variables, classify_address
-from harness.lab.experiments.run_spec import notes_on
+from harness.lab.experiments.preparation import notes_on
 from harness.machine.findings import Finding, Severity
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text
@@ -80,7 +80,7 @@ def test_a_recorded_command_and_the_command_that_looks_closer_hold_no_secret(pro
     assert page.code == 0, page.stderr
     told = [("stdout", done.stdout), ("stderr", done.stderr), ("report", page.stdout + page.stderr)]
     left = [*told, *files_below(program.parent / "r"), ("page", (program.parent / "report.html").read_text("utf-8"))]
-    assert {name for name, _ in left} > {"manifest.json", "orders.json", "recording.json"}
+    assert {name for name, _ in left} > {"manifest.json", "run.json", "recording.json"}
     assert leaks(left) == []
 
 

@@ -14,8 +14,8 @@ from harness.lab.bisect.bisection import Bisection, EndsError, NothingToFindErro
 from harness.lab.bisect.candidates import UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
 from harness.lab.bisect.search import Outcome, in_a_line
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side
+from harness.recording.run_spec import RunSpec
 from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 

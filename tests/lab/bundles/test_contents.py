@@ -36,7 +36,7 @@ ILLEGAL = (
         "C:call.json",
         "checkpoints/step-000005/a/b/c/d/e",
         "checkpoints/step-00000\u0665/a",
-        "orders.json",
+        "run.json",
         "bundle.json",
     ),
     *(f"checkpoints/step-000005/{name}" for name in ("evil.py", "a/evil.pyc", "evil.so", "evil.pth", "state.pt")),

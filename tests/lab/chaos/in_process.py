@@ -16,16 +16,16 @@ from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.search import PerturbationSearch
 from harness.lab.chaos.subject import make_subject
 from harness.lab.experiments.perturbation_factors import LATENCY
+from harness.lab.experiments.preparation import prepare
 from harness.lab.experiments.recording_result import finish
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_main import call_entry
 from harness.process.invocation import Invocation
 from harness.recording.callbacks import make_callbacks
 from harness.recording.latency import found
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
-from harness.recording.recording_config import ORDERS, RecordingConfig
+from harness.recording.run_spec import RUN, RunSpec
 from tests.support.fake_clock import FakeClock
 
 DISTRIBUTIONS = cache(metadata.packages_distributions)
@@ -42,7 +42,7 @@ class InProcess:
 
     async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
         prepared = prepare(run_spec, parent / f"run-{number}", {})
-        log = ProcessLog(RecordingConfig.parse((prepared.directory / ORDERS).read_text("utf-8")))
+        log = ProcessLog(RunSpec.parse((prepared.directory / RUN).read_text("utf-8")))
         with _ended_with_the_run(run_spec):
             recorder = Recorder(log, last_step=run_spec.last_step, callbacks=make_callbacks(run_spec.callbacks))
             code = call_entry(prepared.directory, run_spec.level, recorder, has_begun=lambda: log.rank is not None)

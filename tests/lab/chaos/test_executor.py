@@ -14,11 +14,11 @@ from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
 from harness.lab.chaos.executor import ChaosExecutor, OutOfTimeError
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
-from harness.lab.experiments.entry_call import EntryCall, Rejection
 from harness.lab.experiments.perturbation_factors import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import RunSpec
+from harness.recording.entry_call import EntryCall, Rejection
+from harness.recording.run_spec import RunSpec
 from tests.support.fake_clock import FakeClock
 from tests.support.traces import flip_bit, steps_of, write
 

@@ -18,12 +18,12 @@ from harness.lab.chaos.finding import Chaos, Tally
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.search import PerturbationSearch, with_moments
 from harness.lab.chaos.subject import Subject
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor, crash_factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import RunSpec
+from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import RunSpec
 from harness.trace.reader import Trace
 from tests.support.traces import steps_of, trace
 

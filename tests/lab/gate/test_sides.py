@@ -8,10 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.entry_call import Rejection
 from harness.lab.experiments.metrics_file import read_metrics
 from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side
 from harness.lab.gate import sides
 from harness.lab.gate.change import Change, Comparison, GateCode
@@ -26,6 +24,8 @@ from harness.lab.gate.sides import (
     Recorder,
     compare_sides,
 )
+from harness.recording.entry_call import Rejection
+from harness.recording.run_spec import RunSpec
 from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 

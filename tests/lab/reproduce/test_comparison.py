@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.reproduce.comparison import Ending, Repeated, classify_other, compare_step
 from harness.lab.reproduce.plan import StepPlan
+from harness.recording.entry_call import EntryCall
 from harness.recording.op_log import OpLog
+from harness.recording.run_spec import RunSpec
 from harness.trace.chain import RecordedValue
 from harness.trace.layout import UNFINISHED
 from harness.trace.ops import OpDifference

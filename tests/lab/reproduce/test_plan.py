@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.recorded_kind import LEGAL, RecordedKind, find_recorded, recorded_kind
+from harness.recording.entry_call import CALL, EntryCall
 from tests.support.traces import manifest_of, steps_of, write
 
 DIRECTORIES = [

@@ -20,7 +20,7 @@ from typing import Any
 from harness import __version__
 from harness.bits.errors import BundleError
 from harness.bits.files import MALFORMED
-from harness.lab.experiments.entry_call import EntryCall
+from harness.recording.entry_call import EntryCall
 from harness.trace.manifest import upgrade
 
 FORMAT = 1

@@ -20,10 +20,10 @@ from harness.bits.redaction import redact_argv, redact_fields, redact_values
 from harness.bits.text import path_text
 from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import CHECKPOINT_SUFFIXES, ENDING, Head, NamedCheckpoint, is_legal_name
-from harness.lab.experiments.entry_call import CALL
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
 from harness.lab.experiments.step_traces import check_step, unfinished_trace
+from harness.recording.entry_call import CALL
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, UNFINISHED, log_name, tensors_name

@@ -10,7 +10,6 @@ from typing import Any
 
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.text import count
-from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_run import RecordedRun
@@ -20,6 +19,7 @@ from harness.lab.reproduce.debugger.slices import Slice, part_bytes, ranges_of, 
 from harness.lab.reproduce.debugger.step_progress import StepProgress, Visit, by_key, first_other, names_of
 from harness.lab.reproduce.debugger.words import COMMANDS, Command, completed, did_you_mean
 from harness.process.program_output import output_tail
+from harness.recording.entry_call import read_rejection
 from harness.recording.stepping_messages import BEGIN
 from harness.trace.attribution import TEXTS
 from harness.trace.chain import PHASES, RecordedValue, Scope

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import RunSpec
+from harness.recording.run_spec import RunSpec
 from harness.recording.stepping_messages import ANSWERS, END, ORDERS, Stop, recorded_value_of
 from harness.trace.chain import RecordedValue
 from harness.trace.tensor_file import read_tensor

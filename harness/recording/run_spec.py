@@ -1,20 +1,25 @@
-"""Recording config of a process, and its report. The standard library only: both sides import this.
+"""RunSpec: what is run and how it is recorded; and the report of a recorded process.
 
-launcher ──orders.json──▶ every Python process of the program ──processes/<pid>.json──▶ launcher
+launcher ──run.json──▶ every Python process of the program ──processes/<pid>.json──▶ launcher
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.bits.exit_codes import ExitCode
+from harness.bits.levels import OFF, is_intels, level_variables
+from harness.bits.redaction import redact_argv
+from harness.recording.entry_call import EntryCall
 
-ORDERS_VARIABLE = "RLHARNESS_TRACE"
-"""Holds the path of the orders; a process records where it is set."""
-ORDERS = "orders.json"
+RUN_VARIABLE = "RLHARNESS_TRACE"
+"""Holds the path of run.json; a process records where it is set."""
+RUN = "run.json"
 PROCESSES = "processes"
+TRAIN = ("rlharness", "train")
+"""With what the command line of a scenario's run begins, as a person would type it."""
 
 
 class RunEnded(SystemExit):
@@ -32,50 +37,79 @@ class ReplicasDiffer(SystemExit):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingConfig:
-    """How a program is to be recorded: the same for all its processes."""
+class RunSpec:
+    """A program, the conditions of its run, and how it is recorded.
 
-    directory: str
-    """Of the trace; absolute."""
+    A command line fills it, run.json holds it, and every process of the program reads it there. A scenario's entry is
+    called in a process of this package's own (`scenario_main`); a command is its own words.
+    """
+
     argv: tuple[str, ...] = ()
-    """The program's, without secrets."""
-    identity: dict[str, str] = field(default_factory=dict)
-    """With which the chain begins."""
+    """The program's words; in run.json as a person would type them, without secrets."""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """What the program's configuration means: with other values, runs are not comparable. The chain begins with it."""
+    level: str = OFF
     metrics: tuple[str, ...] = ()
     """NAME=REGEX with one group, or REGEX with named groups: what to take from the lines that the program prints."""
     keep: tuple[int, ...] = ()
     """Steps whose tensors are kept."""
     op_step: int | None = None
     """The step whose operations are recorded."""
-    level: str = "off"
-    level_env: dict[str, str] = field(default_factory=dict)
-    """Variables that the level has set before the interpreter started."""
-    perturbation: dict[str, str] = field(default_factory=dict)
-    """Runtime settings of the program's configuration; part of the fingerprint."""
-    has_entry: bool = False
-    """Whether it is the entry of a scenario, which says its curve itself: nothing is taken from what it logs."""
-    last_step: int | None = None
-    """The step after which the run is ended in order; None: where it ends by itself."""
-    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What looks on in the process: "module:class" of a `watching.RecorderCallback` -> what it is made with."""
     sentinel: int = 0
     """Cadence in optimizer steps at which replicas compare; 0 for never."""
+    last_step: int | None = None
+    """The step after which the run is ended in order; None: where it ends by itself."""
+    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Callbacks in the process: "module:class" of a `RecorderCallback` -> the arguments that it is made with."""
+    perturbation: Mapping[str, str] = field(default_factory=dict)
+    """Runtime settings of the configuration: recorded, but not part of the identity."""
+    typed: tuple[str, ...] = ()
+    """The words by which a scenario is named after `rlharness train`; none for a command."""
+    call: EntryCall | None = None
+    """Call of a scenario's entry, which call.json holds; None for a command."""
+    has_entry: bool = False
+    """Whether an entry is called, which reports its curve itself: nothing is taken from what it logs."""
+    directory: str = ""
+    """Directory of the trace; absolute. The launcher fills it, as it does what follows."""
+    level_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the level has set before the interpreter started."""
     level_problem: str = ""
     """Reason why a process cannot record at the level. Each process finds its own when its interpreter starts."""
+
+    @property
+    def shown_argv(self) -> tuple[str, ...]:
+        """The command line as a person would type it, without secrets."""
+        return redact_argv((*TRAIN, *self.typed) if self.call is not None and self.typed else self.argv)
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables of its level; UsageError where the user has set what excludes it."""
+        return level_variables(self.level, environ, is_held_by_entry=self.call is not None, is_intels=is_intels())
+
+    def launched(self, directory: Path, environ: Mapping[str, str]) -> "RunSpec":
+        """The same as run.json holds it; UsageError where the user has set what excludes its level."""
+        return replace(
+            self,
+            argv=self.shown_argv,
+            typed=redact_argv(self.typed),
+            directory=str(directory),
+            level_env=self.variables(environ),
+            has_entry=self.call is not None,
+            call=None,
+        )
 
     def to_text(self) -> str:
         """As it stands in its file."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def parse(cls, text: str) -> "RecordingConfig":
+    def parse(cls, text: str) -> "RunSpec":
         """The inverse of to_text; ValueError, TypeError or KeyError for any other text."""
         return cls.of(json.loads(text))
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "RecordingConfig":
-        """The orders from what stands in their file; ValueError, TypeError or KeyError for anything else."""
-        tuples = {name: tuple(fields[name]) for name in ("argv", "metrics", "keep")}
+    def of(cls, fields: Mapping[str, Any]) -> "RunSpec":
+        """The spec from what stands in its file; ValueError, TypeError or KeyError for anything else."""
+        tuples = {name: tuple(fields.get(name, ())) for name in ("argv", "metrics", "keep", "typed")}
         return cls(**{**fields, **tuples})
 
 
