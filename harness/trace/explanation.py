@@ -86,8 +86,11 @@ def causes(a: Trace, b: Trace, verdict: Verdict) -> Iterator[Finding]:
             yield CauseCode.ENDED_EARLIER(trace=shorter, step=trace.steps[-1])
         return
     found = verdict.operations and (verdict.operations.made or verdict.operations.first)
-    if found and found.what is OpDifference.OUTPUT and found.a and base_name(found.a.name) in DOCUMENTED:
-        yield CauseCode.ATOMICS(operation=found.a.name, at=found.a.at)
+    operation = found and (found.a or found.b)
+    if found and operation:
+        is_known = found.what is OpDifference.OUTPUT and base_name(operation.name) in DOCUMENTED
+        code = CauseCode.ATOMICS if is_known else CauseCode.OPERATION_DIFFERS
+        yield code(operation=operation.name, at=operation.at)
     context = verdict.context
     if has_generator := context is not None and context.step is not None and context.step > a.steps[0]:
         yield CauseCode.GENERATOR_DIFFERS(names=context.names, step=context.step)
@@ -134,11 +137,12 @@ class _Case(NamedTuple):
 def _of_value(case: _Case) -> Iterator[Finding]:
     """Yield causes by the phase of the first value that differs."""
     first, phase = case.first, case.value.phase
+    has_operation = case.verdict.operations is not None and case.verdict.operations.first is not None
     if phase == "rollout" and f"{case.value.name}.".startswith("batch."):
         yield from _of_batch(case)
     elif phase == "forward":
         yield from _of_state(case)
-    elif phase == "loss" and not case.has_generator:
+    elif phase == "loss" and not case.has_generator and not has_operation:
         has_batch = "rollout" in first.phases_before
         yield (CauseCode.FORWARD_DIFFERS if has_batch else CauseCode.INPUTS_NOT_RECORDED)(step=first.step)
     elif phase == "backward":
@@ -147,7 +151,8 @@ def _of_value(case: _Case) -> Iterator[Finding]:
             return
         if names := tuple(each.name for each in logged_too(case.verdict)):
             yield CauseCode.LOGGED_TOO(names=names)
-        yield CauseCode.BACKWARD_DIFFERS(step=first.step)
+        if not has_operation:
+            yield CauseCode.BACKWARD_DIFFERS(step=first.step)
     elif phase == "optimizer":
         names = tuple(each.name for each in first.settings)
         yield CauseCode.SETTINGS_DIFFER(names=names) if names else CauseCode.STATE_DIFFERS()

@@ -30,7 +30,7 @@ class VerdictCode(FindingCode):
     CURVES_OF_OTHER_PROCESSES = "curves_of_other_processes", "the curves, of different processes, were not compared"
     RANK_DISAGREES = (
         "rank_disagrees",
-        "{trace}: rank {rank} disagrees with a lower one on {phase} {name} of step {step}",
+        "{trace}: rank {rank} disagrees with a lower one on {phase} {name}, step {step}",
     )
     RANKS_MISSING = "ranks_missing", "compared {num_compared} of {num_ranks} ranks: those with a log in both traces"
     CURVE_DIFFERS = "curve_differs", "logged values differ from step {step} on, but recorded values do not: {names}"
@@ -104,7 +104,7 @@ class CauseCode(FindingCode):
     )
     INPUTS_NOT_RECORDED = (
         "inputs_not_recorded",
-        "no batch of this step was recorded, so its inputs may differ already: order of data or files, augmentation,"
+        "no batch of this step was recorded, so its inputs may differ already: order of files or sets, augmentation,"
         " results in order of arrival; then dropout and kernels",
         _LOOK,
     )
@@ -123,6 +123,7 @@ class CauseCode(FindingCode):
         "{operation} adds in an order of its own (atomics or threads), {at}",
         "--level deterministic uses a deterministic kernel if torch has one",
     )
+    OPERATION_DIFFERS = "operation_differs", "the first operation that differs is {operation}, {at}"
     LOGGED_TOO = "logged_too", "{names} differs too, and what it is computed from was not recorded"
     BACKWARD_DIFFERS = (
         "backward_differs",
