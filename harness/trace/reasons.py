@@ -127,7 +127,7 @@ class CauseCode(FindingCode):
     LOGGED_TOO = "logged_too", "{names} differs too, and what it is computed from was not recorded"
     BACKWARD_DIFFERS = (
         "backward_differs",
-        "the loss is equal: look for sums by atomics or threads (index_put, scatter_add), recomputed dropout, a"
+        "all before it is equal: look for sums by atomics or threads (index_put, scatter_add), recomputed dropout, a"
         " detached, scaled or stale gradient",
         _LOOK,
     )
