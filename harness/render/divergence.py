@@ -68,7 +68,7 @@ SETTINGS = {"lr": "the learning rate", "weight_decay": "the weight decay", "beta
 PLURAL = re.compile("the (tokens|rewards|advantages|logprobs)|[^ ]*(tokens|logprobs|rewards|advantages) ")
 STATE = re.compile(r"(?P<weight>(^|[._])(weight|bias))$|(^|[._])(running_mean|running_var|num_batches_tracked)$")
 """Ends of names of a module's state, which is recorded in the forward pass."""
-MAX_ULP = 100
+MAX_ULP = 1 << 14
 """A distance beyond it is no rounding, and means nothing in units in the last place."""
 MAX_CAUSES = 4
 
