@@ -66,7 +66,9 @@ VALUES = {
 SETTINGS = {"lr": "the learning rate", "weight_decay": "the weight decay", "betas.0": "beta 1", "betas.1": "beta 2"}
 """Nouns of settings of optimizers."""
 PLURAL = re.compile("the (tokens|rewards|advantages|logprobs)|[^ ]*(tokens|logprobs|rewards|advantages) ")
-MAX_ULP = 9_999
+STATE = re.compile(r"(?P<weight>(^|[._])(weight|bias))$|(^|[._])(running_mean|running_var|num_batches_tracked)$")
+"""Ends of names of a module's state, which is recorded in the forward pass."""
+MAX_ULP = 1 << 14
 """A distance beyond it is no rounding, and means nothing in units in the last place."""
 MAX_CAUSES = 4
 
@@ -148,6 +150,8 @@ def _difference(first: Divergence) -> str:
         return f"only {'A' if first.a else 'B'} has {noun(value)}"
     texts, what = pair_of(known_a, known_b, first.value), noun(value)
     verb = "differ" if PLURAL.match(what) else "differs"
+    if first.value is not None and first.value.num_elements > 1:
+        return f"{what} {verb} in {first.value.num_different:,} of {count(first.value.num_elements, 'element')}"
     return f"{what} {verb}" + (f", {' against '.join(texts)}" if all(texts) else "")
 
 
@@ -170,6 +174,8 @@ def noun(value: RecordedValue | None) -> str:
     if value.phase == "rollout" and f"{name}.".startswith("batch."):
         part = name.removeprefix("batch").removeprefix(".")
         return f"part {part} of the batch" if part else "the batch"
+    if value.phase == "forward" and (found := STATE.search(name)):
+        return f"the {'weight' if found['weight'] else 'buffer'} {name} before the update"
     if name in (value.phase, f"{value.phase}s"):
         return f"the {name}"
     return VALUES.get(value.phase, f"{{}} of {one_line(value.phase, MAX_CHARS)}").format(name)

@@ -63,7 +63,7 @@ def _sides(fields: Sequence[FieldDifference]) -> str:
 def _side_by_side(differences: Sequence[FieldDifference]) -> Iterator[str]:
     shown = differences[:MAX_FIELDS]
     names = [one_line(each.name, MAX_CHARS) for each in shown]
-    absent = ["as committed" if each.name.startswith("file ") else "none" for each in shown]
+    absent = ["as committed, or absent" if each.name.startswith("file ") else "none" for each in shown]
     values = [
         tuple(text if value is None else one_line(value, MAX_CHARS) for value in (each.a, each.b))
         for each, text in zip(shown, absent, strict=True)

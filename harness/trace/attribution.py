@@ -4,14 +4,11 @@ The effects follow from the recorded values of rollouts, rewards and advantages,
 with equal digests are equal. The others are compared if both traces have them, as raw values or as kept tensors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import isnan, prod
 
-from harness.bits.digests import DIGEST_BYTES
 from harness.trace.chain import Key, RecordedValue, Scope
 from harness.trace.element_diff import compare, numbers
-from harness.trace.format import Columns
 from harness.trace.reader import Trace
 from harness.trace.values import ELEMENT_BYTES, FLOATS
 from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Element
@@ -24,6 +21,7 @@ TEXTS = ("text", "texts", "bytes")
 DIGEST = "digest"
 """Part of the names of texts that describe other values, perhaps floats; such a text is not counted."""
 PHASES = ("rollout", "reward", "advantage")
+RankValue = tuple[int, RecordedValue]
 
 
 def attribute(a: Trace, b: Trace) -> Mapping[str, Count]:
@@ -32,85 +30,40 @@ def attribute(a: Trace, b: Trace) -> Mapping[str, Count]:
     TraceError where a file of kept tensors cannot be read.
     """
     counts: dict[str, Count] = {}
-    steps_b, finder = set(b.steps), _Finder()
+    steps_b = set(b.steps)
     is_by_rank = a.ranks.keys() == b.ranks.keys()
     for step in (step for step in a.steps if step in steps_b):
-        found_a, found_b = (finder.all_of(one, step, other if is_by_rank else None) for one, other in ((a, b), (b, a)))
-        told: set[Key] = set()
+        found_a, found_b = (_counted(one, step, other if is_by_rank else None) for one, other in ((a, b), (b, a)))
+        seen: set[Key] = set()
         for where in dict.fromkeys([*found_a, *found_b]):
             one, other = found_a.get(where), found_b.get(where)
             _, scope, key = where
-            if scope is Scope.LOGICAL and key in told and _is_alike(one, other):
-                continue  # a whole that a lower rank has had already
-            told.add(key)
-            _count(counts, step, (a, one), (b, other))
+            if scope is Scope.LOGICAL and key in seen and one and other and one[1] == other[1]:
+                continue  # a global value that a lower rank has had already
+            seen.add(key)
+            _count(counts, step, (a, *(one or (0, None))), (b, *(other or (0, None))))
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """One leaf that counts, not decoded."""
+def _counted(trace: Trace, step: int, counterpart: Trace | None) -> dict[tuple[int, Scope, Key], RankValue]:
+    """Return the values that count by rank, scope and key, of ranks that have the step in both traces.
 
-    kind: str
-    rank: int
-    columns: Columns
-    index: int
-    template: RecordedValue
-    """The leaf, of another step perhaps: all but its digest."""
-
-    @property
-    def digest(self) -> bytes:
-        return self.columns.digests[self.index * DIGEST_BYTES : (self.index + 1) * DIGEST_BYTES]
-
-    @property
-    def value(self) -> RecordedValue:
-        each = self.template
-        return RecordedValue(*each.key, each.dtype, each.shape, each.algorithm, self.digest, each.scope)
-
-
-class _Finder:
-    """Finder of the values that count, step by step; it searches steps with the same values once."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, Columns] = {}
-        """By rank: of the step before, or of the other trace."""
-        self._found: dict[int, list[tuple[str, int, RecordedValue]]] = {}
-
-    def all_of(self, trace: Trace, step: int, counterpart: Trace | None) -> dict[tuple[int, Scope, Key], _Found]:
-        """Return them by rank, scope and key, of ranks that have the step in both traces.
-
-        `counterpart` is the other trace if it has the same ranks. Without it, global values are keyed by rank 0, and by
-        their own rank if it disagrees with the lowest.
-        """
-        found: dict[tuple[int, Scope, Key], _Found] = {}
-        ranks = trace.logs(step) if counterpart is None else trace.logs(step).keys() & counterpart.logs(step).keys()
-        for rank in sorted(ranks):
-            columns = trace.columns(step, rank)
-            for kind, index, value in self._chosen(rank, columns):
-                if counterpart is not None or value.scope is Scope.LOGICAL:
-                    each = _Found(kind, rank, columns, index, value)
-                    lowest = found.setdefault((0 if counterpart is None else rank, value.scope, value.key), each)
-                    if not _is_alike(lowest, each):
-                        found[rank, value.scope, value.key] = each
-        return found
-
-    def _chosen(self, rank: int, columns: Columns) -> list[tuple[str, int, RecordedValue]]:
-        last = self._last.get(rank)
-        if last is None or not columns.has_values_of(last):
-            found = list(_counted_values(columns))
-            global_values_ = {kind for kind, _, value in found if value.scope is Scope.LOGICAL}
-            self._found[rank] = [
-                each for each in found if each[2].scope is Scope.LOGICAL or each[0] not in global_values_
-            ]
-        self._last[rank] = columns
-        return self._found[rank]
-
-
-def _counted_values(columns: Columns) -> Iterator[tuple[str, int, RecordedValue]]:
-    """(kind, index, leaf); shards are left out, whose elements have no place that people know."""
-    for index, value in columns.of_phases(PHASES):
-        if value.scope in (Scope.LOGICAL, Scope.PHYSICAL) and (kind := kind_of(value)):
-            yield kind, index, value
+    `counterpart` is the other trace if it has the same ranks. Without it, global values are keyed by rank 0, and by
+    their own rank if it disagrees with the lowest. Shards are left out, whose elements have no place that people know,
+    and parts of a kind of which there are global values.
+    """
+    found: dict[tuple[int, Scope, Key], RankValue] = {}
+    ranks = trace.logs(step) if counterpart is None else trace.logs(step).keys() & counterpart.logs(step).keys()
+    for rank in sorted(ranks):
+        values = [value for _, value in trace.columns(step, rank).of_phases(PHASES) if kind_of(value)]
+        global_kinds = {kind_of(value) for value in values if value.scope is Scope.LOGICAL}
+        for value in values:
+            is_part = value.scope is Scope.PHYSICAL and kind_of(value) not in global_kinds and counterpart is not None
+            if value.scope is Scope.LOGICAL or is_part:
+                lowest = found.setdefault((0 if counterpart is None else rank, value.scope, value.key), (rank, value))
+                if lowest[1] != value:
+                    found[rank, value.scope, value.key] = rank, value
+    return found
 
 
 def kind_of(value: RecordedValue) -> str:
@@ -125,36 +78,36 @@ def kind_of(value: RecordedValue) -> str:
     return REWARDS if value.phase == "reward" else ADVANTAGE_SIGNS
 
 
-def _is_alike(one: _Found | None, other: _Found | None) -> bool:
-    return one is not None and other is not None and one.value == other.value
-
-
-def _count(counts: dict[str, Count], step: int, a: tuple[Trace, _Found | None], b: tuple[Trace, _Found | None]) -> None:
-    (trace_a, one), (trace_b, other) = a, b
-    either = one or other
-    assert either is not None
-    count = counts.setdefault(either.kind, Count())
-    value = either.template
+def _count(
+    counts: dict[str, Count],
+    step: int,
+    a: tuple[Trace, int, RecordedValue | None],
+    b: tuple[Trace, int, RecordedValue | None],
+) -> None:
+    (trace_a, rank_a, one), (trace_b, rank_b, other) = a, b
+    value = one or other
+    assert value is not None
+    kind = kind_of(value)
+    count = counts.setdefault(kind, Count())
     num_elements = 0 if value.dtype in TEXTS else prod(value.shape)
     element = None
-    if _is_alike(one, other):
+    if one == other:
         count.num_compared += num_elements
         return
-    if one is None or other is None or (value.dtype, value.shape) != (other.template.dtype, other.template.shape):
+    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
         count.num_unknown += 1
     else:
-        x = trace_a.tensor(step, one.rank, one.value)
-        y = trace_b.tensor(step, other.rank, other.value)
+        x, y = trace_a.tensor(step, rank_a, one), trace_b.tensor(step, rank_b, other)
         if x is None or y is None or len(x) != len(y) or value.dtype not in ELEMENT_BYTES:
             count.num_unknown += 1
         else:
             count.num_compared += num_elements
-            num_different, element = _changed(either.kind, value.dtype, x, y)
+            num_different, element = _changed(kind, value.dtype, x, y)
             count.num_different += num_different
             if not num_different:
                 return
     if count.first is None:
-        count.first = Element(step, either.rank, value.name, value.shape, element)
+        count.first = Element(step, rank_a if one else rank_b, value.name, value.shape, element)
 
 
 def _changed(kind: str, dtype: str, a: bytes, b: bytes) -> tuple[int, int | None]:

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from harness.bits.digests import RAW
 from harness.bits.findings import Finding
-from harness.bits.levels import OFF
+from harness.bits.levels import DETERMINISTIC
 from harness.trace.chain import CHAINED, RecordedValue, Scope, enc, raw_value
 from harness.trace.context import BATCH_ORIGIN, LOADER_SEED, contexts
 from harness.trace.element_diff import numbers
 from harness.trace.fingerprint import UNCOMMITTED
-from harness.trace.format import Columns
 from harness.trace.nondeterministic_ops import DOCUMENTED, base_name
 from harness.trace.ops import OpDifference
 from harness.trace.reader import Trace
@@ -85,12 +85,20 @@ def causes(a: Trace, b: Trace, verdict: Verdict) -> Iterator[Finding]:
         if trace.steps and verdict.num_steps_different == sum(step >= first.step for step in {*a.steps, *b.steps}):
             yield CauseCode.ENDED_EARLIER(trace=shorter, step=trace.steps[-1])
         return
-    yield from _of_operations(a, verdict)
-    yield from _of_generators(a, b, verdict)
+    found = verdict.operations and (verdict.operations.made or verdict.operations.first)
+    operation = found and (found.a or found.b)
+    if found and operation:
+        is_known = found.what is OpDifference.OUTPUT and base_name(operation.name) in DOCUMENTED
+        code = CauseCode.ATOMICS if is_known else CauseCode.OPERATION_DIFFERS
+        yield code(operation=operation.name, at=operation.at)
+    context = verdict.context
+    if has_generator := context is not None and context.step is not None and context.step > a.steps[0]:
+        yield CauseCode.GENERATOR_DIFFERS(names=context.names, step=context.step)
+    elif has_generator := context is not None and context.step is not None:
+        yield (CauseCode.SEED_OF_HASH if _hashes_differ(a, b) else CauseCode.SEED_DIFFERS)(names=context.names)
     value = first.a or first.b
-    assert value is not None
-    if first.rank is not None:
-        yield from _of_value(a, b, verdict, first, value)
+    if first.rank is not None and value is not None:
+        yield from _of_value(_Case(a, b, verdict, first, value, first.rank, has_generator))
 
 
 def code_names(verdict: Verdict) -> tuple[str, ...]:
@@ -99,57 +107,56 @@ def code_names(verdict: Verdict) -> tuple[str, ...]:
     return tuple(name for name in names if name != UNCOMMITTED)
 
 
-def _of_operations(a: Trace, verdict: Verdict) -> Iterator[Finding]:
-    found = verdict.operations and (verdict.operations.made or verdict.operations.first)
-    if found and found.what is OpDifference.OUTPUT and found.a and base_name(found.a.name) in DOCUMENTED:
-        yield CauseCode.ATOMICS(operation=found.a.name, at=found.a.at)
-
-
-def _of_generators(a: Trace, b: Trace, verdict: Verdict) -> Iterator[Finding]:
-    if verdict.context is None or verdict.context.step is None or not a.steps:
-        return
-    names, step = verdict.context.names, verdict.context.step
-    if step > a.steps[0]:
-        yield CauseCode.GENERATOR_DIFFERS(names=names, step=step)
-    else:
-        yield (CauseCode.SEED_OF_HASH if _hashes_differ(a, b) else CauseCode.SEED_DIFFERS)(names=names)
-
-
 def _hashes_differ(a: Trace, b: Trace) -> bool:
     """Whether hashes of texts differ: each process draws a hash seed of its own unless it is set."""
     return any(
         each.manifest is not None
-        and each.manifest.level == OFF
+        and each.manifest.level != DETERMINISTIC
         and each.manifest.fingerprint.perturbation.get(HASH_SEED, "random") == "random"
         for each in (a, b)
     )
 
 
-def _of_value(a: Trace, b: Trace, verdict: Verdict, first: Divergence, value: RecordedValue) -> Iterator[Finding]:
-    """Yield causes by the phase of the first value that differs; generators that differ explain data and losses."""
-    rank = first.rank or 0
-    has_generator = verdict.context is not None and verdict.context.step is not None
-    if value.phase == "rollout" and f"{value.name}.".startswith("batch."):
-        origin = _origin(a, b, first, value, rank)
-        yield from origin
-        if not origin and not has_generator:
-            yield from _of_data(a, b, first)
-    elif value.phase == "forward":
-        yield from _of_state(a, b, first, value, rank, has_generator=has_generator)
-    elif value.phase == "loss" and not has_generator:
+class _Case(NamedTuple):
+    """A first difference, and where to look for its cause."""
+
+    a: Trace
+    b: Trace
+    verdict: Verdict
+    first: Divergence
+    value: RecordedValue
+    rank: int
+    has_generator: bool
+    """Whether the state of a generator differs, which explains data, weights and losses."""
+
+    @property
+    def sides(self) -> tuple[tuple[str, Trace, RecordedValue | None], ...]:
+        return ("A", self.a, self.first.a), ("B", self.b, self.first.b)
+
+
+def _of_value(case: _Case) -> Iterator[Finding]:
+    """Yield causes by the phase of the first value that differs."""
+    first, phase = case.first, case.value.phase
+    has_operation = case.verdict.operations is not None and case.verdict.operations.first is not None
+    if phase == "rollout" and f"{case.value.name}.".startswith("batch."):
+        yield from _of_batch(case)
+    elif phase == "forward":
+        yield from _of_state(case)
+    elif phase == "loss" and not case.has_generator and not has_operation:
         has_batch = "rollout" in first.phases_before
         yield (CauseCode.FORWARD_DIFFERS if has_batch else CauseCode.INPUTS_NOT_RECORDED)(step=first.step)
-    elif value.phase == "backward":
-        if changed := _changed_after_backward(a, b, first, value, rank):
+    elif phase == "backward":
+        if changed := _changed_after_backward(case):
             yield CauseCode.GRADIENT_CHANGED(traces=changed)
             return
-        if names := tuple(each.name for each in logged_too(verdict)):
+        if names := tuple(each.name for each in logged_too(case.verdict)):
             yield CauseCode.LOGGED_TOO(names=names)
-        yield CauseCode.BACKWARD_DIFFERS(step=first.step)
-    elif value.phase == "optimizer":
+        if not has_operation:
+            yield CauseCode.BACKWARD_DIFFERS(step=first.step)
+    elif phase == "optimizer":
         names = tuple(each.name for each in first.settings)
         yield CauseCode.SETTINGS_DIFFER(names=names) if names else CauseCode.STATE_DIFFERS()
-    elif value.phase == "sync":
+    elif phase == "sync":
         yield CauseCode.SYNC_DIFFERS()
 
 
@@ -159,76 +166,58 @@ def logged_too(verdict: Verdict) -> list[CurveDifference]:
     return [each for each in verdict.curve if each.step <= last and not LOSSES.search(each.name)]
 
 
-def _of_data(a: Trace, b: Trace, first: Divergence) -> Iterator[Finding]:
-    elements = [_elements(trace, first, each) for trace, each in ((a, first.a), (b, first.b))]
-    if elements[0] is None or elements[1] is None or sorted(elements[0]) != sorted(elements[1]):
-        yield CauseCode.DATA_DIFFER()
-    else:
-        yield CauseCode.ORDER_OF_SET() if _hashes_differ(a, b) else CauseCode.ORDER_DIFFERS()
+def _of_batch(case: _Case) -> Iterator[Finding]:
+    step, rank = case.first.step, case.rank
+    trace = case.a if case.first.a is not None else case.b
+    for _, origin in contexts(trace.columns(step, rank)):
+        is_its = origin.name == BATCH_ORIGIN and origin.occurrence == case.value.occurrence
+        if is_its and (origin.algorithm, origin.dtype, origin.shape) == (RAW, "i32", (3,)):
+            index, worker, num_workers = (int(each) for each in numbers("i32", raw_value(origin)))
+            if worker >= 0:
+                is_equal = _last_seed(case.a, step, rank) == _last_seed(case.b, step, rank)
+                code = CauseCode.BATCH_OF_WORKER if is_equal else CauseCode.WORKER_SEED_DIFFERS
+                yield code(index=index, worker=worker, num_workers=num_workers)
+                return
+    if not case.has_generator:
+        data = [each and trace.tensor(step, rank, each) for _, trace, each in case.sides]
+        dtype = case.value.dtype
+        is_order = (
+            all(data) and dtype in ELEMENT_BYTES and len({(*sorted(numbers(dtype, x or b"")),) for x in data}) == 1
+        )
+        order = CauseCode.ORDER_OF_SET if _hashes_differ(case.a, case.b) else CauseCode.ORDER_DIFFERS
+        yield (order if is_order else CauseCode.DATA_DIFFER)()
 
 
-def _elements(trace: Trace, first: Divergence, value: RecordedValue | None) -> list[float] | None:
-    if value is None or first.rank is None or value.dtype not in ELEMENT_BYTES:
-        return None
-    data = trace.tensor(first.step, first.rank, value)
-    return None if data is None else [*numbers(value.dtype, data)]
-
-
-def _of_state(
-    a: Trace, b: Trace, first: Divergence, value: RecordedValue, rank: int, *, has_generator: bool
-) -> Iterator[Finding]:
-    if first.known is not None and value.name.endswith(BUFFERS):
+def _of_state(case: _Case) -> Iterator[Finding]:
+    first, name = case.first, case.value.name
+    if first.known is not None and name.endswith(BUFFERS):
         trace = "B" if first.what is Difference.VALUE_ONLY_IN_A else "A"
-        yield CauseCode.LEFT_IN_EVAL(trace=trace, name=value.name, since=first.known.step)
+        yield CauseCode.LEFT_IN_EVAL(trace=trace, name=name, since=first.known.step)
         return
     written = []
-    for name, side, each in (("A", a, first.a), ("B", b, first.b)):
-        last = None if each is None else last_known(side, first.step - 1, rank, "optimizer", value.name)
+    for letter, trace_, each in case.sides:
+        last = None if each is None else last_known(trace_, first.step - 1, case.rank, "optimizer", name)
         if each and last and last.value.phase == "optimizer" and last.value.digest != each.digest:
-            written.append(name)
+            written.append(letter)
     if written:
-        yield CauseCode.WRITTEN_OUTSIDE(name=value.name, traces=tuple(written))
-    elif not has_generator and a.steps and first.step == a.steps[0]:
+        yield CauseCode.WRITTEN_OUTSIDE(name=name, traces=tuple(written))
+    elif not case.has_generator and first.step == case.a.steps[0]:
         yield CauseCode.WEIGHTS_DIFFER()
 
 
-def _changed_after_backward(a: Trace, b: Trace, first: Divergence, value: RecordedValue, rank: int) -> tuple[str, ...]:
+def _changed_after_backward(case: _Case) -> tuple[str, ...]:
     """Return the traces in which a gradient changed between backward and the optimizer's step, if backward agreed."""
-    if value.scope is not Scope.LOGICAL:
+    a, b = (
+        [
+            each.digest
+            for _, each in trace.columns(case.first.step, case.rank).of_phases(("backward",))
+            if each.name == case.value.name and each.scope is Scope.PHYSICAL
+        ]
+        for _, trace, _ in case.sides
+    )
+    if not a or a != b or case.value.scope is not Scope.LOGICAL:
         return ()
-    made = [
-        [each.digest for _, each in trace.columns(first.step, rank).of_phases(("backward",)) if _is_made(each, value)]
-        for trace in (a, b)
-    ]
-    if not made[0] or made[0] != made[1]:
-        return ()
-    sides = (("A", first.a), ("B", first.b))
-    return tuple(name for name, each in sides if each is not None and each.digest != made[0][-1])
-
-
-def _is_made(each: RecordedValue, value: RecordedValue) -> bool:
-    return each.name == value.name and each.scope is Scope.PHYSICAL
-
-
-def _origin(a: Trace, b: Trace, first: Divergence, value: RecordedValue, rank: int) -> list[Finding]:
-    """Return from which worker of a DataLoader a batch came; nothing if the trace does not say so."""
-    trace, other = (a, b) if first.a is not None else (b, a)
-    found = _numbers_before(trace.columns(first.step, rank), value)
-    if found is None or found[1] < 0:
-        return []
-    is_equal = _last_seed(trace, first.step, rank) == _last_seed(other, first.step, rank)
-    code = CauseCode.BATCH_OF_WORKER if is_equal else CauseCode.WORKER_SEED_DIFFERS
-    return [code(index=found[0], worker=found[1], num_workers=found[2])]
-
-
-def _numbers_before(columns: Columns, value: RecordedValue) -> tuple[int, int, int] | None:
-    """(batch, worker, number of workers) that a step says before one of its values; None where it says nothing."""
-    end = next((index for index, each in columns.of_phases((value.phase,)) if each == value), 0)
-    origins = [each for index, each in contexts(columns) if index < end and each.name == BATCH_ORIGIN]
-    if not origins or (origins[-1].algorithm, origins[-1].dtype, origins[-1].shape) != (RAW, "i32", (3,)):
-        return None
-    index, worker, num_workers = (int(each) for each in numbers("i32", raw_value(origins[-1])))
-    return index, worker, num_workers
+    return tuple(name for name, _, each in case.sides if each is not None and each.digest != a[-1])
 
 
 def _last_seed(trace: Trace, step: int, rank: int) -> bytes | None:

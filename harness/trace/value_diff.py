@@ -3,7 +3,7 @@
 Values are paired by scope and key, not by position; position decides which difference came first.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
 from math import inf
@@ -68,10 +68,8 @@ def compare_columns(a: Columns, b: Columns, scopes: Iterable[Scope] = Scope) -> 
     """Compare the values of one step of one rank, those of `scopes` only."""
     wanted = set(scopes)
     if not a.has_values_of(b):
-        return _compare_unlike_columns(a, b, wanted)
-    different = list(_different(a.digests, b.digests))
-    if len(wanted) < len(Scope):
-        different = [index for index in different if a.scopes[index] in wanted]
+        return compare_values(a.values(), b.values(), wanted)
+    different = [index for index in _different(a.digests, b.digests) if a.scopes[index] in wanted]
     num_values = sum(a.scopes.count(scope) for scope in wanted)
     if not different:
         return StepDifference(None, None, 0, num_values, 0, 0, False)
@@ -89,103 +87,55 @@ def compare_columns(a: Columns, b: Columns, scopes: Iterable[Scope] = Scope) -> 
     )
 
 
-def all_differences(a: Columns, b: Columns) -> list[RecordedDifference]:
-    """Return every difference of the values of one step of one rank, in their order."""
-    if a.has_values_of(b):
-        return list(_pairs(a, b, list(_different(a.digests, b.digests)))) if a.digests != b.digests else []
-    left, right = dict(enumerate(a.values())), dict(enumerate(b.values()))
-    return _differences(left, right, left.__getitem__, right.__getitem__)[0]
-
-
 def compare_values(
     a: Sequence[RecordedValue], b: Sequence[RecordedValue], scopes: Iterable[Scope] = Scope
 ) -> StepDifference:
     """Compare values that may differ in key and order."""
     wanted = set(scopes)
-    left = {index: recorded_value for index, recorded_value in enumerate(a) if recorded_value.scope in wanted}
-    right = {index: recorded_value for index, recorded_value in enumerate(b) if recorded_value.scope in wanted}
-    return _compare_unlike(left, right, lambda index: a[index], lambda index: b[index])
-
-
-def _compare_unlike_columns(a: Columns, b: Columns, wanted: set[Scope]) -> StepDifference:
-    """Compare values that may differ in key; only unequal ones are decoded."""
-    descriptions_a, descriptions_b = list(a.all_descriptions()), list(b.all_descriptions())
-    unpacked = f"{DIGEST_BYTES}s"
-    left, right = (
-        {
-            index: whole
-            for index, whole in enumerate(
-                zip(each.scopes, iter_unpack(unpacked, each.digests), descriptions, strict=True)
-            )
-            if whole[0] in wanted
-        }
-        for each, descriptions in ((a, descriptions_a), (b, descriptions_b))
-    )
-    return _compare_unlike(
-        left,
-        right,
-        lambda index: a.value(index, descriptions_a[index]),
-        lambda index: b.value(index, descriptions_b[index]),
-    )
-
-
-def _differences(
-    left: Mapping[int, Hashable],
-    right: Mapping[int, Hashable],
-    value_a: Callable[[int], RecordedValue],
-    value_b: Callable[[int], RecordedValue],
-) -> tuple[list[RecordedDifference], dict[int, int], int]:
-    """Return (differences in their order, index in A of each equal value by its index in B, incomparable values)."""
-    index_of = {whole: index for index, whole in left.items()}
-    alike = {index: index_of.pop(whole) for index, whole in right.items() if whole in index_of}
-    unlike = {
-        (recorded_value.scope, recorded_value.key): (index, recorded_value)
-        for index in sorted(index_of.values())
-        for recorded_value in [value_a(index)]
-    }
-    found: list[RecordedDifference] = []
-    num_incomparable = 0
-    after = -1.0
-    for index in right:
-        if index in alike:
-            after = alike[index]
-            continue
-        other = value_b(index)
-        position, recorded_value = unlike.pop((other.scope, other.key), (None, None))
-        if position is None or recorded_value is None:
-            found.append(RecordedDifference(after + 0.5, Difference.VALUE_ONLY_IN_B, None, other))
-            continue
-        after = position
-        if (what := _difference(recorded_value, other)) is not None:
-            found.append(RecordedDifference(position, what, recorded_value, other))
-        else:
-            num_incomparable += 1
-    found += [
-        RecordedDifference(position, Difference.VALUE_ONLY_IN_A, recorded_value, None)
-        for position, recorded_value in unlike.values()
-    ]
-    found.sort(key=lambda difference: difference.position)
-    return found, alike, num_incomparable
-
-
-def _compare_unlike(
-    left: Mapping[int, Hashable],
-    right: Mapping[int, Hashable],
-    value_a: Callable[[int], RecordedValue],
-    value_b: Callable[[int], RecordedValue],
-) -> StepDifference:
-    """`left` and `right` are the values by index, in any form that is equal if the values are."""
-    found, alike, num_incomparable = _differences(left, right, value_a, value_b)
-    before = [index for index in alike.values() if found and index < found[0].position]
+    left = {index: value for index, value in enumerate(a) if value.scope in wanted}
+    right = {index: value for index, value in enumerate(b) if value.scope in wanted}
+    found, equal, num_incomparable = _differences(left, right)
+    before = [index for index in equal if found and index < found[0].position]
     return StepDifference(
         first=found[0] if found else None,
-        last_equal=value_a(max(before)) if before else None,
+        last_equal=a[max(before)] if before else None,
         num_before=len(before),
         num_values=len(left) + sum(each.what is Difference.VALUE_ONLY_IN_B for each in found),
         num_different=len(found),
         num_incomparable=num_incomparable,
         is_nan_payload_only=bool(found) and _all_nan(found),
     )
+
+
+def all_differences(a: Columns, b: Columns) -> list[RecordedDifference]:
+    """Return every difference of the values of one step of one rank, in their order."""
+    if a.has_values_of(b):
+        return list(_pairs(a, b, list(_different(a.digests, b.digests)))) if a.digests != b.digests else []
+    return _differences(dict(enumerate(a.values())), dict(enumerate(b.values())))[0]
+
+
+def _differences(
+    left: Mapping[int, RecordedValue], right: Mapping[int, RecordedValue]
+) -> tuple[list[RecordedDifference], Collection[int], int]:
+    """Return (differences in their order, indices of A's values that are equal, number of incomparable values)."""
+    keyed = {(value.scope, value.key): (index, value) for index, value in left.items()}
+    found: list[RecordedDifference] = []
+    equal: set[int] = set()
+    num_incomparable, after = 0, -1.0
+    for other in right.values():
+        position, value = keyed.pop((other.scope, other.key), (None, None))
+        if position is None or value is None:
+            found.append(RecordedDifference(after + 0.5, Difference.VALUE_ONLY_IN_B, None, other))
+            continue
+        after = position
+        if value == other:
+            equal.add(position)
+        elif (what := _difference(value, other)) is not None:
+            found.append(RecordedDifference(position, what, value, other))
+        else:
+            num_incomparable += 1
+    found += [RecordedDifference(at, Difference.VALUE_ONLY_IN_A, value, None) for at, value in keyed.values()]
+    return sorted(found, key=lambda difference: difference.position), equal, num_incomparable
 
 
 def _difference(a: RecordedValue, b: RecordedValue) -> Difference | None:

@@ -196,7 +196,9 @@ def test_runs_that_are_alike_are_no_alarm_and_others_are(tmp_path: Path) -> None
     assert differing(a, [run(same.trace, "refused", error="StepError", what="it")], tmp_path) == "StepError: it"
     assert differing(a, [run(same.trace, "hung")], tmp_path).startswith("hung")
     of_another = run(write(tmp_path / "d" / "trace", steps_of(4), manifest_of(identity={"seed": "8"})))
-    assert differing(a, [of_another], tmp_path) == "perturbed: identity differs: seed"
+    assert (
+        differing(a, [of_another], tmp_path) == "perturbed: the configuration or the command differs (identity): seed"
+    )
 
 
 def test_a_run_that_goes_on_is_compared_with_the_later_steps(tmp_path: Path) -> None:

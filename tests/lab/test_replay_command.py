@@ -52,7 +52,7 @@ def test_runs_that_agree(tmp_path: Path) -> None:
 def test_runs_that_do_not_agree(tmp_path: Path) -> None:
     done = replay(tmp_path, "--runs", "3", "--metric", "x=step (.)", "--", "--other", "1")
     assert done.code == ExitCode.DIVERGED
-    assert done.stdout.count("DIVERGED  step 1, backward layer.weight\n") == 2
+    assert done.stdout.count("DIVERGED  step 1: the gradient of layer.weight differs") == 2
     assert "A: run 1  B: run 3\n" in done.stdout
     (closer,) = [line for line in done.stdout.splitlines() if line.startswith("  look closer: ")]
     command = shlex.join(("--metric", "x=step (.)", "--", *PRETENDER, "--other", "1"))
@@ -109,7 +109,7 @@ def test_against_a_trace(tmp_path: Path) -> None:
     assert done.stdout.count("EQUAL") == 1
     done = type_command(tmp_path, "replay", "--against", "golden", "--json", "--", *PRETENDER, "--steps", "3")
     assert done.code == ExitCode.NOT_COMPARABLE
-    assert told(done)["comparisons"][0]["reasons"] == ["identity differs: --steps"]
+    assert told(done)["comparisons"][0]["reasons"] == ["the configuration or the command differs (identity): --steps"]
 
 
 @pytest.mark.full

@@ -47,7 +47,7 @@ def test_what_must_not_matter_does_not_and_where_it_does_that_is_shown(tmp_path:
 
     other = type_command(tmp_path, "diff", "holds/run-1", "leaks/run-1")
     assert other.code == ExitCode.NOT_COMPARABLE
-    assert "identity differs: leaks" in other.stdout
+    assert "(identity): leaks" in other.stdout
 
 
 @pytest.mark.full

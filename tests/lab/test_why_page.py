@@ -9,12 +9,12 @@ from tests.lab.why_page import PAGE, commands, files, renewed, typed, without_ch
 
 TEXT = PAGE.read_text("utf-8")
 VERDICTS = {
-    "diff": "DIVERGED  step 0, rollout batch.1",
+    "diff": "DIVERGED  step 0: part 1 of the batch differs",
     "operation": "words.py:10 <module>",
     "deterministic": "EQUAL  5 steps, every recorded bit",
     "mended": "EQUAL  5 steps, every recorded bit",
     "chaos": "DIVERGED  runtime.num_parts=3 alone changes the gradient of weights at step 0",
-    "sweep": "DIVERGED  step 0, backward weights",
+    "sweep": "DIVERGED  step 0: the gradient of weights differs",
     "step": "mean.py:12 <genexpr>",
     "scenario_mended": "EQUAL  3 steps, every recorded bit",
 }

@@ -15,6 +15,7 @@ from harness.bits.levels import DETERMINISTIC, OFF
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.trace.diff import diff
+from harness.trace.explanation import causes
 from harness.trace.manifest import GPU
 from harness.trace.matching import match_processes
 from harness.trace.non_finite import NonFinite, find_non_finite
@@ -29,7 +30,7 @@ from harness.trace.ops import (
     recorded_steps,
 )
 from harness.trace.reader import Trace, read_trace
-from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Verdict
+from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Kind, Verdict
 
 MAX_OUTPUT_BYTES = 2**30
 """So much of what a run printed is searched for warnings."""
@@ -131,6 +132,9 @@ def _compare(a: _Side, b: _Side, op_step: int | None) -> Comparison:
     nan = next((each for each in nans if each is not None and each.kind == NAN), None)
     doubts = tuple(_doubts(op_step, ranks, *sides))
     has_vanished = verdict.first is not None and verdict.first.step == op_step and all(x.first is None for x in found)
+    if verdict.kind is Kind.DIVERGED and not has_vanished:
+        named = replace(verdict, operations=next((x for x in found if x.first is not None), None))
+        verdict = replace(verdict, causes=tuple(causes(a.trace, b.trace, named)))
     may_be_why = suspects(all_operations, has_gpu=_has_gpu(a.with_operations)) if has_vanished else None
     return Comparison(a.name, b.name, verdict, tuple(found), nan, doubts, may_be_why)
 

@@ -106,8 +106,8 @@ def test_on_a_machine_that_computes_otherwise_it_is_said_why_and_how_far_apart(p
     assert same.code == ExitCode.OK, "equal bits are equal, whatever the machines are"
     other = type_command(project, "reproduce", "there.rlb", "--set", "output.noise=1e-6")
     assert other.code == ExitCode.NOT_COMPARABLE, other.stdout + other.stderr
-    assert "NOT COMPARABLE  first difference: step 2, backward weights\n" in other.stdout
-    assert re.search(r"of 32 elements differ, at most [\d,]+ ulp apart", other.stdout)
+    assert "NOT COMPARABLE  first difference: step 2: the gradient of weights differs in " in other.stdout
+    assert re.search(r"of 32 elements differ, at most .* apart", other.stdout)
     assert "note: bits cannot be equal if these differ: processor\n" in other.stdout
 
 
