@@ -4,7 +4,7 @@ plan ─▶ run 1, run 2, ... (with --trace-ops each once more, its operations r
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from math import inf
@@ -23,6 +23,7 @@ from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
 from harness.lab.replay.replay import record_all
+from harness.lab.replay.resumption import make_resume_plan, record_resumed, refuse_unusable
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.process.run_directory import new_run_id
@@ -30,6 +31,7 @@ from harness.render.console import say, show
 from harness.render.curve_picture import is_ascii
 from harness.render.replay import replay_json, replay_text, run_line
 from harness.render.replay_progress import make_display
+from harness.render.resumption import resume_json, resume_text, resumed_run_line
 
 
 def replay_options(arguments: Mapping[str, Any]) -> ReplayOptions:
@@ -43,6 +45,8 @@ def replay_options(arguments: Mapping[str, Any]) -> ReplayOptions:
         has_operations=arguments["has_operations"],
         break_on=tuple(arguments["break_on"]),
         until=tuple(arguments["until"]),
+        resume_at=arguments["resume_at"],
+        resume_command=arguments["resume_command"],
         out=arguments["out"],
         timeout_s=arguments["timeout"] or inf,
     )
@@ -56,6 +60,8 @@ def run_replay(invocation: Invocation, arguments: Mapping[str, Any], reproduce_l
     options = replay_options(arguments)
     if options.scenario is not None:
         _refuse_recorded(invocation, options.scenario, reproduce_line)
+    if options.resume_at is not None or options.resume_command is not None:
+        return _compare_resumed(invocation, options, color=arguments["color"], is_json=arguments["json"])
     if options.has_condition:
         return _run_until(invocation, options, color=arguments["color"], is_json=arguments["json"])
     return _compare(invocation, options, color=arguments["color"], is_json=arguments["json"])
@@ -83,6 +89,24 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
     stdin = kept_input(data, out.path)
     place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
     return run_until(plan, out, place, invocation, color=color, is_json=is_json)
+
+
+def _compare_resumed(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
+    """Compare a straight run with one that is interrupted and resumed."""
+    replay_id = new_run_id(SystemClock().wall())
+    refuse_unusable(options)
+    plan = make_plan(invocation, options, replay_id, lambda: read_input(0, say))
+    resume = make_resume_plan(plan, options, invocation.environ.get("PATH"))
+    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, replay_id, plan.timeout_s, plan.stdin)
+    display = make_display(
+        2 + len(resume.steps), SystemClock(), colour=wants_colour(color, invocation), environ=invocation.environ
+    )
+    with closing(display):
+        ended: Callable[[Run], None] = lambda run: display.end(resumed_run_line(run, resume))  # noqa: E731
+        record = partial(record_resumed, plan, resume, invocation=invocation, ended=ended)
+        verdict, _ = run_experiment(place, display, record)
+    show(json.dumps(resume_json(verdict, plan)) if is_json else resume_text(verdict, plan))
+    return verdict.exit_code
 
 
 def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:

@@ -103,9 +103,15 @@ class Launcher:
         *,
         environ: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        program: str = "",
     ) -> Run:
-        """Carry out one run, in a directory of its own below `parent`; `environ` and `cwd` replace the context's."""
-        context = replace(self._context, environ=environ or self._context.environ, cwd=cwd or self._context.cwd)
+        """Carry out one run, in a directory of its own below `parent`; the others replace the context's."""
+        context = replace(
+            self._context,
+            environ=environ or self._context.environ,
+            cwd=cwd or self._context.cwd,
+            program=program or self._context.program,
+        )
         has_operations = run_spec.op_step is not None
         directory = parent / f"run-{number}{'-op' if has_operations else ''}"
         marker = f"{context.run_id}-{directory.name}"

@@ -26,6 +26,10 @@ class ReplayOptions:
     """Conditions of --break-on."""
     until: tuple[str, ...] = ()
     """Comparisons of --until."""
+    resume_at: str | None = None
+    """After how many steps a run is ended: "4", or "4,9"; None unless a resume is compared."""
+    resume_command: str | None = None
+    """Command line that resumes the run."""
     out: str | None = None
     """Directory of the runs; None for one below `.rlharness/replays`."""
     timeout_s: float = inf

@@ -71,7 +71,7 @@ def make_plan(
     run_specs, typed = _run_specs(invocation, options)
     run_spec = run_specs[0]
     level_env = run_spec.level_env(invocation.environ)
-    program = _program(run_spec, invocation)
+    program = find_program(run_spec.argv[0], invocation.environ.get("PATH"))
     if options.has_operations and options.step is None:
         raise UsageError(
             "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step that diverged"
@@ -125,7 +125,10 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
         )
     run_spec = _run_specs(invocation, options)[0][0]
     return StopPlan(
-        run_spec, _program(run_spec, invocation), conditions, None if reference is None else reference.directory
+        run_spec,
+        find_program(run_spec.argv[0], invocation.environ.get("PATH")),
+        conditions,
+        None if reference is None else reference.directory,
     )
 
 
@@ -153,12 +156,12 @@ def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Ru
     return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
 
 
-def _program(run_spec: RunSpec, invocation: Invocation) -> str:
-    """The path of the program that is started; UsageError where there is none."""
-    program = shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH"))
+def find_program(name: str, path: str | None) -> str:
+    """Return the path of the program that is started; UsageError where there is none."""
+    program = shutil.which(name, path=path)
     if program is None:
         raise UsageError(
-            f"{run_spec.argv[0]} cannot be started: program not found",
+            f"{name} cannot be started: program not found",
             legal="a program on PATH, or the path of a program",
             remedy="check the spelling",
         )
