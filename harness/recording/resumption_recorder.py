@@ -44,10 +44,14 @@ Line = dict[str, Any]
 
 
 class ResumptionRecorder(RecorderCallback):
-    """Writes a line for each step into `directory`; ends the process by SIGKILL in step `end_at`, before its update."""
+    """Writes a line for each step into `directory`.
 
-    def __init__(self, directory: str, end_at: int | None = None) -> None:
-        self._directory, self._end_at = Path(directory), end_at
+    Ends the process by SIGKILL after `end_at` steps of its first optimizer, before the next update; and before it saves
+    anything outside the directory `inside`.
+    """
+
+    def __init__(self, directory: str, inside: str = "/", end_at: int | None = None) -> None:
+        self._directory, self._inside, self._end_at = Path(directory), Path(inside).resolve(), end_at
         self._pid, self._depth, self._problem = os.getpid(), 0, ""
         self._names, self._stepping = ParameterNames(), Stepping()
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -111,7 +115,7 @@ class ResumptionRecorder(RecorderCallback):
         @functools.wraps(original)
         def save(value: Any, *args: Any, **kwargs: Any) -> Any:
             if sys._getframe(1).f_globals.get("__name__") != "torch.storage":  # a tensor that is pickled
-                self._guarded(self._see_save, value)
+                self._guarded(self._see_save, value, kwargs.get("f", args[0] if args else None))
             return original(value, *args, **kwargs)
 
         return save
@@ -133,7 +137,7 @@ class ResumptionRecorder(RecorderCallback):
 
             @functools.wraps(original)
             def serialize_file(*args: Any, **kwargs: Any) -> Any:
-                self._guarded(self._see_save, None)
+                self._guarded(self._see_save, None, kwargs.get("filename", args[1] if len(args) > 1 else None))
                 return original(*args, **kwargs)
 
             module.serialize_file = serialize_file
@@ -175,7 +179,13 @@ class ResumptionRecorder(RecorderCallback):
         indices = [each for each in (index if isinstance(index, list) else [index]) if isinstance(each, int)]
         self._line["batches"].append({"inputs": _digested(_tensors(batch)), "rows": indices})
 
-    def _see_save(self, value: Any) -> None:
+    def _see_save(self, value: Any, target: Any) -> None:
+        name = getattr(target, "name", target)
+        path = Path(name).resolve() if isinstance(name, str | os.PathLike) else self._inside
+        if not path.is_relative_to(self._inside):
+            problem = f"it would save {path}, outside of its copy of the working directory, where a resume finds it too"
+            self._write({"problem": f"{problem}: name a path relative to the working directory"})
+            os.kill(os.getpid(), signal.SIGKILL)
         self._has_saved = True
         self._line["saves"].append(values_in(value))
 

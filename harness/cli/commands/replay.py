@@ -23,7 +23,7 @@ from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
 from harness.lab.replay.replay import record_all
-from harness.lab.replay.resumption import make_resume_plan, record_resumed, refuse_unusable
+from harness.lab.replay.resumption import make_resume_plan, record_resumed
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.process.run_directory import new_run_id
@@ -94,9 +94,8 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
 def _compare_resumed(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
     """Compare a straight run with one that is interrupted and resumed."""
     replay_id = new_run_id(SystemClock().wall())
-    refuse_unusable(options)
+    resume = make_resume_plan(options, invocation.environ.get("PATH"))
     plan = make_plan(invocation, options, replay_id, lambda: read_input(0, say))
-    resume = make_resume_plan(plan, options, invocation.environ.get("PATH"))
     place = LaunchContext(plan.program, invocation.cwd, invocation.environ, replay_id, plan.timeout_s, plan.stdin)
     display = make_display(
         2 + len(resume.steps), SystemClock(), colour=wants_colour(color, invocation), environ=invocation.environ
