@@ -142,7 +142,7 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
     Each run is a fresh process. Exits with 0 if all runs are equal, 10 if they diverge, 11 if they are not comparable,
     or 12 if a recording is incomplete. With --until or --break-on, rlharness makes a single run, ends it at the
     condition, and exits with 0, or with 10 at a divergence from --against. With --resume-at, it exits with 0 if the
-    resumed run loses nothing, 10 if it does, or 11 if there is nothing to resume or rlharness cannot tell.
+    resumed run loses nothing, 10 if it does, or 11 if there is no comparison.
     """
     from harness.cli.commands.replay import run_replay
 

@@ -86,7 +86,7 @@ class ResumptionRecorder(RecorderCallback):
         try:
             with outside_modes(), torch.no_grad():
                 what(*arguments)
-        except Exception as error:
+        except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
             self._problem = f"{type(error).__name__}: {error}"
             self._write({"problem": self._problem})
 

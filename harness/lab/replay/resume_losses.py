@@ -101,7 +101,7 @@ class Record:
 
     steps: Sequence[Line]
     tail: Line | None = None
-    """What was left when the process ended; None if nobody knows."""
+    """What was left when the process ended; None if it did not end in order."""
 
     def label(self, at: int) -> int:
         """Return the number of a step among those of its optimizer."""
