@@ -7,6 +7,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator
+from math import isnan
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -52,12 +53,13 @@ def values_in(value: Any) -> Values:
     return found
 
 
-def _visit(name: str, value: Any, found: Values, seen: set[int], max_bytes: int, depth: int = 0) -> None:
+def _visit(name: str, value: Any, found: Values, seen: set[int], max_bytes: int, *, depth: int = 0) -> None:
     kind = type(value)  # isinstance asks proxies what they stand for, and that may do anything
     if len(found) > MAX_VALUES or depth > MAX_DEPTH:
         return
     if value is None or kind in (bool, int, float, str):
-        found[name] = value[:60] if kind is str else str(value) if value != value else value  # NaN equals nothing
+        is_nan = kind is float and isnan(value)  # which equals nothing
+        found[name] = value[:60] if kind is str else "nan" if is_nan else value
         return
     skipped = (type, ModuleType, torch.nn.Module, torch.optim.Optimizer)
     if id(value) in seen or issubclass(kind, skipped):
@@ -94,7 +96,7 @@ def _visit(name: str, value: Any, found: Values, seen: set[int], max_bytes: int,
         pairs = list(dict.items(held))[: MAX_ITEMS[object]] if isinstance(held, dict) else []
         inner = ((f"{name}.{key}", each) for key, each in pairs)
     for inner_name, each in inner:
-        _visit(inner_name, each, found, seen, max_bytes, depth + 1)
+        _visit(inner_name, each, found, seen, max_bytes, depth=depth + 1)
 
 
 def _generator(value: Any) -> bytes | None:

@@ -9,27 +9,31 @@ from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayPlan
-from harness.lab.replay.resumption import ResumePlan, ResumeVerdict
+from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
 
 VERSION = 1
 MAX_HINTS = 4
 
 
-def resumed_run_line(run: Run, resume: ResumePlan) -> str:
+def resumed_run_line(run: Run, num_resumes: int) -> str:
     """straight run: 14 steps in 3.2 s; a run that was interrupted ends with a signal, as it was asked to."""
-    kind = "straight" if run.number == 1 else "resumed" if run.number > 1 + len(resume.steps) else "interrupted"
+    kind = "straight" if run.number == 1 else "resumed" if run.number > 1 + num_resumes else "interrupted"
     return f"run {run.number}, {kind}: {count(run.recording.num_steps, 'step')} in {run.duration_s:.1f} s"
 
 
-def resume_text(verdict: ResumeVerdict, plan: ReplayPlan) -> str:
+def resume_text(plan: ReplayPlan, verdict: ResumeVerdict, *, colour: bool) -> str:
     """The verdict in its first line; each loss with the step at which it shows; hints."""
-    return "\n".join([*_lines(verdict), f"  traces: {shlex.quote(path_text(plan.directory))}"])
+    headline, *rest = _lines(verdict)
+    label = verdict.kind.value
+    tone = {ResumeKind.EQUAL: "32", ResumeKind.LOST: "31"}.get(verdict.kind, "33")
+    painted = f"\x1b[{tone}m{label}\x1b[0m" if colour else label
+    return "\n".join([f"{painted}  {headline}", *rest, f"  traces: {shlex.quote(path_text(plan.directory))}"])
 
 
 def _lines(verdict: ResumeVerdict) -> Iterator[str]:
     found = verdict.resumption
     if found is None:
-        yield f"{verdict.kind.value}  {one_line(verdict.reason)}"
+        yield one_line(verdict.reason)
         if verdict.output:
             yield f"  last lines of its output ({one_line(path_text(verdict.runs[-1].output))}):"
             yield from (f"  | {line}" for line in verdict.output)
@@ -37,10 +41,10 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
     repeated = f", {count(verdict.num_repeated, 'step')} repeated" if verdict.num_repeated else ""
     resumed = f"resumed at step {found.step}{repeated}: {found.how}"
     if not found.losses:
-        yield f"{verdict.kind.value}  {count(found.num_steps, 'step')} after the resume, every compared bit"
+        yield f"{count(found.num_steps, 'step')} after the resume, every compared bit"
     else:
         first = found.losses[0]
-        yield f"{verdict.kind.value}  step {first.step}: {one_line(first.sentence)}"
+        yield f"step {first.step}: {one_line(first.sentence)}"
     yield f"  {resumed}"
     yield from (f"  step {loss.step}: {one_line(loss.sentence)}" for loss in found.losses[1:])
     yield from (f"  hint: {one_line(hint)}" for hint in found.hints[:MAX_HINTS])
@@ -48,7 +52,7 @@ def _lines(verdict: ResumeVerdict) -> Iterator[str]:
         yield f"  hint: {count(len(found.hints) - MAX_HINTS, 'more variable')}"
 
 
-def resume_json(verdict: ResumeVerdict, plan: ReplayPlan) -> dict[str, Any]:
+def resume_json(plan: ReplayPlan, verdict: ResumeVerdict) -> dict[str, Any]:
     """The same in plain values only, without secrets."""
     found = verdict.resumption
     return {

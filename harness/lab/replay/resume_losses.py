@@ -250,7 +250,7 @@ class _Comparison:
                 code, other = LossCode.ROUNDED, rounded[new]
             if not (_is_nothing(new) and _is_nothing(old)):
                 found[code, "" if code is LossCode.COPIED else other][kind].append(
-                    f"{name} ({other})" if code is LossCode.COPIED else name
+                    f"{name} has that of {other}" if code is LossCode.COPIED else name
                 )
         for (code, other), by_kind in found.items():
             for names in {tuple(each): None for each in by_kind.values()}:

@@ -23,8 +23,7 @@ from harness.bits.files import MALFORMED, read_text
 from harness.bits.text import path_text
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.run import Run
-from harness.lab.replay.options import ReplayOptions
-from harness.lab.replay.plan import ReplayPlan, find_program
+from harness.lab.replay.plan import ReplayOptions, ReplayPlan, find_program
 from harness.lab.replay.resume_losses import Record, Resumption, compare_resumed, first_unequal, some
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
@@ -110,7 +109,7 @@ def make_resume_plan(options: ReplayOptions, path: str | None) -> ResumePlan:
 
 
 async def record_resumed(
-    plan: ReplayPlan, resume: ResumePlan, launcher: Launcher, *, invocation: Invocation, ended: Callable[[Run], None]
+    resume: ResumePlan, invocation: Invocation, plan: ReplayPlan, launcher: Launcher, *, ended: Callable[[Run], None]
 ) -> ResumeVerdict:
     """Carry out the runs, until one is of no use, and say what was lost. UsageError for too large a directory."""
     runs: list[Run] = []
