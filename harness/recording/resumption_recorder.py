@@ -40,17 +40,21 @@ from harness.recording.variables import values_in, variables
 
 ROUNDED = (torch.bfloat16, torch.float16)
 MAX_ROWS = 4096
+GRACE_STEPS = 2
+"""Steps that a process may take after SIGTERM."""
 Line = dict[str, Any]
 
 
 class ResumptionRecorder(RecorderCallback):
     """Writes a line for each step into `directory`.
 
-    Ends the process by SIGKILL after `end_at` steps of its first optimizer, before the next update; and before it saves
-    anything outside the directory `inside`.
+    Ends the process by SIGKILL after `end_at` steps of its first optimizer, before the next update; with `is_asked` by
+    SIGTERM, which it may take two more steps to obey. Ends it before it saves anything outside the directory `inside`.
     """
 
-    def __init__(self, directory: str, inside: str = "/", end_at: int | None = None) -> None:
+    def __init__(self, directory: str, inside: str = "/", end_at: int | None = None, is_asked: bool = False) -> None:
+        self._ask_at = end_at if is_asked else None
+        end_at = end_at + GRACE_STEPS if is_asked and end_at is not None else end_at
         self._directory, self._inside, self._end_at = Path(directory), Path(inside).resolve(), end_at
         self._pid, self._depth, self._problem = os.getpid(), 0, ""
         self._names, self._stepping = ParameterNames(), Stepping()
@@ -232,7 +236,9 @@ class ResumptionRecorder(RecorderCallback):
             self._line["gradients"] = _gradients(_parameters(optimizer))
         self._write(self._line)
         self._num_steps += self._line["optimizer"] == 0
-        self._line, self._has_saved = self._new_line(), False
+        has_stepped, self._line, self._has_saved = self._line["optimizer"] == 0, self._new_line(), False
+        if has_stepped and self._num_steps == self._ask_at:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _end(self) -> None:
         """The process ends: a line of what is left."""

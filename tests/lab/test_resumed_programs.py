@@ -96,6 +96,19 @@ def test_a_fault_is_named_at_its_step(resume: Resume, fault: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("words", [(), ("--compile",), ("--prompts",)])
+def test_recording_moves_no_bit(tmp_path: Path, words: tuple[str, ...]) -> None:
+    def printed(*start: str) -> str:
+        command = [sys.executable, *start, str(PROGRAM), "ck", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+        ).stdout
+
+    assert printed() == printed("-W", "error", "-c", RECORDED, str(tmp_path / "lines"), "0")
+    assert len(read_record(tmp_path / "lines", "run 1").steps) == 14
+
+
+@pytest.mark.full
 def test_workers_with_generators_of_their_own(resume: Resume) -> None:
     first = resume(always=("--lose", "workers")).losses[0]
     assert first.code is LossCode.DATA_VALUES

@@ -130,8 +130,8 @@ def _record(
     num_runs = plan.num_runs if num_resumes is None else 2 + num_resumes
     display = make_display(num_runs, clock, colour=wants_colour(color, invocation), environ=invocation.environ)
 
-    def ended(run: Run) -> None:
-        display.end(run_line(run) if num_resumes is None else resumed_run_line(run, num_resumes))
+    def ended(run: Run, kind: str = "") -> None:
+        display.end(resumed_run_line(run, kind) if kind else run_line(run))
 
     with closing(display):
         return plan, *run_experiment(place, display, partial(record, plan, ended=ended))

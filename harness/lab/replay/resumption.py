@@ -3,6 +3,8 @@
     copy 1 of the working directory:  run 1, straight
     copy 2:                           run 2, killed after K steps, before the next update ─▶ run 3, resumed
 
+If the killed run has saved nothing, it is run once more and ended by SIGTERM.
+
 Each side runs in a copy of the working directory of its own: the resumed run must not find checkpoints of the straight
 one, and nothing that the user has there changes. Both copies are removed at the end. A program that saves outside of
 its copy is ended before it does.
@@ -109,28 +111,33 @@ def make_resume_plan(options: ReplayOptions, path: str | None) -> ResumePlan:
 
 
 async def record_resumed(
-    resume: ResumePlan, invocation: Invocation, plan: ReplayPlan, launcher: Launcher, *, ended: Callable[[Run], None]
+    resume: ResumePlan,
+    invocation: Invocation,
+    plan: ReplayPlan,
+    launcher: Launcher,
+    *,
+    ended: Callable[[Run, str], None],
 ) -> ResumeVerdict:
     """Carry out the runs, until one is of no use, and say what was lost. UsageError for too large a directory."""
     runs: list[Run] = []
     cwd = invocation.cwd.resolve()
+    sides = [plan.directory / name for name in ("straight", "resumed")]
 
-    async def record(side: Path, end_at: int | None = None, *, resumes: bool = True) -> Record:
+    async def record(side: Path, end_at: int | None = None, *, resumes: bool = True, is_asked: bool = False) -> Record:
         argv, program = (resume.argv, resume.program) if resumes else (plan.run_spec.argv, plan.program)
         lines = plan.directory / f"steps-{len(runs) + 1}"
-        told = {"directory": str(lines), "inside": str(side), "end_at": end_at}
+        told = {"directory": str(lines), "inside": str(side), "end_at": end_at, "is_asked": is_asked}
         spec = replace(plan.run_spec, argv=argv, callbacks={RECORDER: told})
         if not (side / program).exists():  # a virtual environment is not copied
             program = str(cwd / program)
         place = {**invocation.environ, "PWD": str(side)}
         run = await launcher.record(spec, plan.directory, len(runs) + 1, environ=place, cwd=side, program=program)
-        ended(run)
         runs.append(run)
+        ended(run, "straight" if side is sides[0] else "resumed" if end_at is None else "interrupted")
         if launcher.interrupted_by:
             raise _NoComparison(f"interrupted by {launcher.interrupted_by}")
         return read_record(lines, run.name)
 
-    sides = [plan.directory / name for name in ("straight", "resumed")]
     try:
         for side in sides:
             copy_directory(cwd, side, plan.directory)
@@ -159,6 +166,8 @@ async def _resume(
         )
     if not (ended.tail and "is_ended" in ended.tail):
         raise _NoComparison(f"the run ended by itself before it had taken {first} steps", _output(runs[-1]))
+    if not ended.saves:  # perhaps it saves on SIGTERM alone
+        ended = await record(first, resumes=False, is_asked=True)
     written = ended.saves[-1] if ended.saves else None
     for step in others:
         again = await record(step - straight.label(written or 0))

@@ -16,6 +16,7 @@ parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--save-every", type=int, default=3)
 parser.add_argument("--unseeded", action="store_true")
 parser.add_argument("--prompts", action="store_true", help="train on prompts that are generated five at a time")
+parser.add_argument("--compile", action="store_true")
 parser.add_argument("--evaluate", action="store_true", help="evaluate before the first step")
 options = parser.parse_args()
 BATCHES_OF_EPOCH = 8
@@ -54,6 +55,8 @@ if not options.unseeded:
 network = torch.nn.Sequential(
     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
 )
+if options.compile:
+    network.compile(backend="aot_eager")
 optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 20)
 average = {name: weight.detach().clone() for name, weight in network.named_parameters()}
@@ -114,4 +117,4 @@ while step < options.steps:
             },
             options.checkpoint,
         )
-    print("step", step, flush=True)
+print("weights", [weight.flatten()[0].item().hex() for weight in network.parameters()])
