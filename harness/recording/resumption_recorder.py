@@ -28,6 +28,7 @@ from harness.bits.tensor_digests import digests_of
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.closures import Arguments, closure_of
 from harness.recording.compiled import CompiledSteps, keep_uncompiled
+from harness.recording.cuda_state import is_capturing
 from harness.recording.hooks import Stepping, hook_backward, hook_loaders, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
 from harness.recording.nested_values import named_values
@@ -85,7 +86,7 @@ class ResumptionRecorder(RecorderCallback):
 
     def _guarded(self, what: Callable[..., None], *arguments: Any) -> None:
         """Call a hook in the main thread of the process; a mistake in it ends this record, never the program."""
-        if self._problem or not self._is_here():
+        if self._problem or not self._is_here() or is_capturing():
             return
         try:
             with outside_modes(), torch.no_grad():
@@ -249,7 +250,7 @@ class ResumptionRecorder(RecorderCallback):
     def _write(self, line: Line) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / f"steps-{self._pid}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            file.write(json.dumps(line, default=str, separators=(",", ":")) + "\n")
 
 
 def _is_graph(module: Any) -> bool:

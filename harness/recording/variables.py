@@ -77,8 +77,6 @@ def _visit(name: str, value: Any, found: Values, seen: set[int], max_bytes: int,
     if numpy is not None and issubclass(kind, numpy.ndarray | numpy.generic):
         if value.dtype != object and value.nbytes <= max_bytes:
             found[name] = value.item() if value.size == 1 else f"#{xxh3_64_hexdigest(value.tobytes())}"
-            if not isinstance(found[name], int | float | str):
-                found[name] = str(found[name])
         return
     if issubclass(kind, dict):
         found[f"{name} (length)"] = dict.__len__(value)

@@ -231,10 +231,11 @@ class _Comparison:
         names_of = {value: name for held in (_states, _modules, _weights) for (_, name), value in held(here).items()}
         rounded = {digest: kind for kind, digests in here["rounded"].items() for digest in digests}
         found: dict[tuple[LossCode, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for kind, name in [key for key in {**a, **b} if a.get(key) != b.get(key)]:
+        unequal = [key for key in {**a, **b} if a.get(key) != b.get(key)]
+        history = [_states(line) | _modules(line) | _weights(line) for line in self._a] if unequal else []
+        for kind, name in unequal:
             old, new = a.get((kind, name)), b.get((kind, name))
-            held = {"weights": _weights, "modules": _modules}.get(kind, _states)
-            steps = [n for n, line in enumerate(self._a) if held(line).get((kind, name)) == new]
+            steps = [n for n, held in enumerate(history) if held.get((kind, name)) == new]
             code, other = LossCode.UNKNOWN, ""
             if _is_nothing(new):
                 code = LossCode.LOST
@@ -255,7 +256,7 @@ class _Comparison:
         for (code, other), by_kind in found.items():
             for names in {tuple(each): None for each in by_kind.values()}:
                 kinds = [kind for kind, each in by_kind.items() if tuple(each) == names]
-                total = len(here["names"]) if kinds[0] != "modules" else 0
+                total = 0 if kinds[0] == "modules" or code is LossCode.COPIED else len(here["names"])
                 self._add(code, at, what=_words(kinds, owner), names=some(names, total), other=other)
 
     def _compare_generators(self, a: Line, b: Line) -> None:
