@@ -156,6 +156,11 @@ def test_an_optimizer_that_holds_its_weights_in_another_order() -> None:
     assert codes == ["REORDERED", "COPIED"], "the state stayed in its place"
 
 
+def test_weights_are_matched_by_their_places_if_names_differ() -> None:
+    found = compare_resumed(STRAIGHT, Record([line(step, names=["x", "y"]) for step in (3, 4, 5)]), 3)
+    assert found is not None and not found.losses
+
+
 def test_variables_are_hints() -> None:
     found = resumed(variables={"seen": 0, "order[0]": 1})
     assert (found.losses, found.hints) == ((), ("seen is 0 against 24, as at step 0",))

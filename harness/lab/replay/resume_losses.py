@@ -135,10 +135,10 @@ def compare_resumed(straight: Record, resumed: Record, expected: int | None) -> 
 
 
 def _in_order(line: Line, want: Sequence[str]) -> Line:
-    """The line with its weights in the straight run's order, where that holds the same names."""
+    """The line with its weights in the straight run's order; by their places if it holds different names."""
     have = line["names"]
-    if list(want) == have or len({*want}) < len(want) or sorted(want) != sorted(have):
-        return line
+    if len(want) != len(have) or {*want} != {*have} or len({*want}) < len(want) or list(want) == have:
+        return {**line, "names": want} if len(want) == len(have) else line
     moved = {key: [line[key][have.index(name)] for name in want] for key in ("weights", "gradients", "state", "trains")}
     return {**line, **moved, "names": want, "had": have}
 
