@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from harness.lab.replay.resume_losses import LossCode, Record, Resumption, compare_resumed, first_unequal, some
+from harness.lab.replay.resume_losses import (
+    LossCode,
+    Record,
+    Resumption,
+    compare_resumed,
+    first_unequal,
+    some,
+    unrepeated,
+)
 
 NUM_STEPS = 6
 
@@ -164,6 +172,14 @@ def test_weights_are_matched_by_their_places_if_names_differ() -> None:
 def test_variables_are_hints() -> None:
     found = resumed(variables={"seen": 0, "order[0]": 1})
     assert (found.losses, found.hints) == ((), ("seen is 0 against 24, as at step 0",))
+
+
+def test_what_does_not_repeat_itself_is_not_lost() -> None:
+    again = Record([line(0), line(1), line(2), line(3, saves=[{"ema": "#x"}])])
+    assert unrepeated(STRAIGHT, again) == {"ema"}
+    lines = [line(3, saves=[{"ema": "#y"}]), line(4), line(5)]
+    found = compare_resumed(STRAIGHT, Record(lines), 3, frozenset({"ema"}))
+    assert found is not None and not found.losses
 
 
 def test_two_straight_runs_that_differ() -> None:

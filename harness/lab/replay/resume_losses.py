@@ -122,16 +122,25 @@ def first_unequal(straight: Record, again: Record) -> int | None:
     return next((straight.label(at) for at, (a, b) in pairs if a["weights"] != b["weights"]), None)
 
 
-def compare_resumed(straight: Record, resumed: Record, expected: int | None) -> Resumption | None:
+def unrepeated(straight: Record, again: Record) -> frozenset[str]:
+    """Return names of variables, and of values in checkpoints, that two straight runs do not share: times, say."""
+    lines = zip(straight.steps, [*again.steps, *([again.tail] if again.tail else [])], strict=False)
+    pairs = [(x, y) for a, b in lines for x, y in zip(_kept(a), _kept(b), strict=False)]
+    return frozenset(name for x, y in pairs for name in x if name in y and x[name] != y[name])
+
+
+def compare_resumed(
+    straight: Record, resumed: Record, expected: int | None, ignored: frozenset[str] = frozenset()
+) -> Resumption | None:
     """Return what the resumed run lost; None if nothing says where it resumed.
 
-    `expected` is the number of steps before the last checkpoint.
+    `expected` is the number of steps before the last checkpoint, `ignored` what `unrepeated` has found.
     """
     key = "calls" if any(line["calls"] for line in straight.steps) else "batches"  # of data that enter no module
     names = {line["optimizer"]: line["names"] for line in reversed(straight.steps)}
     resumed = replace(resumed, steps=[_in_order(line, names.get(line["optimizer"], ())) for line in resumed.steps])
     at, how = _place(straight, resumed.steps[0], expected, key)
-    return None if at is None else _Comparison(straight, resumed, at, key).result(how)
+    return None if at is None else _Comparison(straight, resumed, at, key, ignored).result(how)
 
 
 def _in_order(line: Line, want: Sequence[str]) -> Line:
@@ -184,9 +193,10 @@ def _place(straight: Record, first: Line, expected: int | None, key: str) -> tup
 
 
 class _Comparison:
-    def __init__(self, straight: Record, resumed: Record, at: int, key: str) -> None:
+    def __init__(self, straight: Record, resumed: Record, at: int, key: str, ignored: frozenset[str]) -> None:
         self._straight, self._at, self._key = straight, at, key
         self._a, self._b, self._tails = straight.steps, resumed.steps, (straight.tail, resumed.tail)
+        self._ignored = ignored
         self._losses: list[Loss] = []
 
     def result(self, how: str) -> Resumption:
@@ -345,7 +355,8 @@ class _Comparison:
     def _compare_saves(self, a: Line, b: Line, at: int) -> None:
         """Compare checkpoints that both runs wrote at the same step: averages, counters and positions in them."""
         for x, y in zip(a["saves"], b["saves"], strict=False):
-            names = [name for name in x if name in y and x[name] != y[name] and _is_comparable(name, x[name])]
+            unequal = [name for name in x if name in y and x[name] != y[name] and name not in self._ignored]
+            names = [name for name in unequal if _is_comparable(name, x[name])]
             if names and self._is_clean:
                 self._add(LossCode.CHECKPOINT, at, names=some(name.removeprefix(".") for name in names))
 
@@ -409,7 +420,7 @@ class _Comparison:
         """Variables at the first resumed step: those that are back at step 0 first."""
         zero, old, new = (line["variables"] or {} for line in (self._a[0], a, b))
         found = []
-        for name in [name for name in old if name in new and old[name] != new[name]]:
+        for name in [name for name in old.keys() & new.keys() - self._ignored if old[name] != new[name]]:
             x, y, z = zero.get(name), old[name], new[name]
             if type(y) is bool or not _is_comparable(name, y, "generator#"):
                 continue
@@ -455,13 +466,17 @@ def _words(kinds: Sequence[str], owner: str) -> str:
     return f"{owner}'s {shown}" if owner else shown
 
 
+def _kept(line: Line) -> list[Mapping[str, Any]]:
+    return [line.get("variables") or {}, *line["saves"]]
+
+
 def _is_nothing(value: Any) -> bool:
     """Return whether an optimizer remembers nothing there, or zeros."""
     return value is None or value == 0 or (isinstance(value, str) and value.startswith("0#"))
 
 
 def _is_comparable(name: str, value: Any, *prefixes: str) -> bool:
-    """Return whether a value differs only if something was lost: no texts, and nothing that measures time."""
+    """Return whether a value is compared: no texts, and nothing that measures time."""
     return (not isinstance(value, str) or value.startswith(("#", *prefixes))) and "time" not in name
 
 

@@ -6,7 +6,8 @@
 If the killed run has saved nothing, it is run once more and ended by SIGTERM.
 
 Each side runs in a copy of the working directory of its own: the resumed run must not find checkpoints of the straight
-one, and nothing that the user has there changes. Both copies are removed at the end. A program that saves outside of
+one, and nothing that the user has there changes. (A placeholder for an output directory in the command would need no
+copy, but programs that name their checkpoints themselves would overwrite the user's.) Both are removed at the end. A program that saves outside of
 its copy is ended before it does.
 """
 
@@ -26,7 +27,7 @@ from harness.bits.text import path_text
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayOptions, ReplayPlan, find_program
-from harness.lab.replay.resume_losses import Record, Resumption, compare_resumed, first_unequal, some
+from harness.lab.replay.resume_losses import Record, Resumption, compare_resumed, first_unequal, some, unrepeated
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
 from harness.process.run_directory import HOME
@@ -179,7 +180,7 @@ async def _resume(
         reason = f"no checkpoint was written within {first} steps; the straight run writes one after {steps} steps"
         return ResumeVerdict(ResumeKind.NOTHING_TO_RESUME, reason, _output(runs[-1]))
     _require_steps("the resumed run", resumed, runs[-1])
-    found = compare_resumed(straight, resumed, written)
+    found = compare_resumed(straight, resumed, written, unrepeated(straight, ended))
     if found is None:
         raise _NoComparison("the resumed run has weights, optimizer state and batches of no step of the straight run")
     kind = ResumeKind.LOST if found.losses else ResumeKind.EQUAL
