@@ -6,9 +6,10 @@
 If the killed run has saved nothing, it is run once more and ended by SIGTERM.
 
 Each side runs in a copy of the working directory of its own: the resumed run must not find checkpoints of the straight
-one, and nothing that the user has there changes. (A placeholder for an output directory in the command would need no
-copy, but programs that name their checkpoints themselves would overwrite the user's.) Both are removed at the end. A program that saves outside of
-its copy is ended before it does.
+one, and nothing that the user has there changes. Both copies are removed at the end. (A placeholder for an output
+directory in the command would need no copy, but programs that name their checkpoints would overwrite the user's.)
+A program that saves outside of its copy is ended before it does. If the killed run has saved nothing, it is run once
+more and ended by SIGTERM.
 """
 
 import json
