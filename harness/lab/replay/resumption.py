@@ -3,8 +3,6 @@
     copy 1 of the working directory:  run 1, straight
     copy 2:                           run 2, killed after K steps, before the next update ─▶ run 3, resumed
 
-If the killed run has saved nothing, it is run once more and ended by SIGTERM.
-
 Each side runs in a copy of the working directory of its own: the resumed run must not find checkpoints of the straight
 one, and nothing that the user has there changes. Both copies are removed at the end. (A placeholder for an output
 directory in the command would need no copy, but programs that name their checkpoints would overwrite the user's.)
@@ -207,7 +205,9 @@ def read_record(directory: Path, name: str) -> Record:
     """
     paths = sorted(directory.glob("steps-*.jsonl"))
     if len(paths) > 1:
-        raise _NoComparison(f"{len(paths)} processes of {name} took optimizer steps: one is compared")
+        raise _NoComparison(
+            f"{len(paths)} processes of {name} took optimizer steps; only runs that train in one can be compared"
+        )
     try:
         lines = [json.loads(line) for path in paths for line in read_text(path).splitlines()]
     except (OSError, *MALFORMED) as error:
