@@ -104,6 +104,11 @@ STATES = line(3)["state"]
             "the loss is 0.5 times the straight run's, and gradients are equal: the gradient scaler was lost",
         ),
         ({"gradients": ["ga3", "x"], "losses": [5.0]}, "LOSS", None),
+        (
+            {"losses": [5.0]},
+            "LOSS",
+            "with equal weights and inputs, the loss is 5 against 4, though gradients are equal",
+        ),
         ({"saves": [{"ema": "#x"}]}, "CHECKPOINT", None),
         ({"calls": line(5)["calls"]}, "DATA_SKIPPED", "the batch is that of step 5: 2 batches skipped"),
         ({"calls": line(2)["calls"]}, "DATA_REPEATED", "the batch is that of step 2: 1 batch repeated"),

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import frexp, isnan
 from typing import Any
 
 Line = Mapping[str, Any]
@@ -341,10 +342,15 @@ class _Comparison:
         gradients = zip(b["names"], a["gradients"], b["gradients"], strict=False)
         names = [name for name, x, y in gradients if x != y]
         losses = list(zip(a["losses"], b["losses"], strict=False)) if len(a["losses"]) == len(b["losses"]) else []
-        ratios = {y / x for x, y in losses if x}
+        ratios = {y / x for x, y in losses if x and not isnan(x)}
         if len(ratios) == 1 and ratios != {1.0} and not names and "scale" not in told:
             told.add("scale")
-            self._add(LossCode.SCALE, at, ratio=ratios.pop())
+            (x, y), ratio = losses[0], ratios.pop()
+            if abs(frexp(ratio)[0]) == 0.5:  # a power of two, as a gradient scaler has it
+                self._add(LossCode.SCALE, at, ratio=ratio)
+            else:
+                shown = f"the loss is {y:.5g} against {x:.5g}"
+                self._add(LossCode.LOSS, at, shown=shown, where=", though gradients are equal")
         if names and "batch" not in told:
             outputs = [[call.get("output") for call in line["calls"]] for line in (a, b)]
             where = " (modules' outputs are equal)" if outputs[0] == outputs[1] and a["calls"] else ""
