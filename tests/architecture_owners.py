@@ -56,7 +56,7 @@ OWNED = (
     Owned(
         "harness/",
         ("os.kill", "os.killpg", "signal.pidfd_send_signal", "signal.raise_signal"),
-        (*SUPERVISOR, "harness/lab/chaos/crash.py"),
+        (*SUPERVISOR, "harness/lab/chaos/crash.py", "harness/recording/resumption_recorder.py"),
     ),
     # Fixtures end what they have started themselves: a user's pytest may have no supervisor above it.
     Owned("harness/", (".kill()", ".terminate()", ".send_signal()"), (*SUPERVISOR, "harness/fixtures/children.py")),

@@ -123,6 +123,17 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     "--step", type=click.IntRange(0), metavar="K", help="Save the tensors of step K; steps are numbered from 0."
 )
 @trace_step_option
+@click.option(
+    "--resume-at",
+    metavar="K",
+    help="Kill a run after K optimizer steps, resume it with --resume-command, and report what it lost; K,L kills the"
+    " resumed run after step L as well.",
+)
+@click.option(
+    "--resume-command",
+    metavar="COMMAND",
+    help="Command line that resumes the run of --resume-at.  [default: resume_command of the scenario]",
+)
 @all_of(BREAK_OPTIONS)
 @all_of(RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
@@ -134,7 +145,8 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 
     Each run is a fresh process. Exits with 0 if all runs are equal, 10 if they diverge, 11 if they are not comparable,
     or 12 if a recording is incomplete. With --until or --break-on, rlharness makes a single run, ends it at the
-    condition, and exits with 0, or with 10 at a divergence from --against.
+    condition, and exits with 0, or with 10 at a divergence from --against. With --resume-at, it exits with 0 if the
+    resumed run loses nothing, 10 if it does, or 11 if there is no comparison.
     """
     from harness.cli.commands.replay import run_replay
 

@@ -65,6 +65,8 @@ class RunSpec:
     """Runtime settings of the configuration: recorded, but not part of the identity."""
     typed: tuple[str, ...] = ()
     """The words by which a scenario is named after `rlharness train`; none for a command."""
+    resume_argv: tuple[str, ...] = ()
+    """The words that resume a run of the command; none where they are not known."""
     call: EntryCall | None = None
     """Call of a scenario's entry, which call.json holds; None for a command."""
     has_entry: bool = False
@@ -91,6 +93,7 @@ class RunSpec:
             self,
             argv=self.shown_argv,
             typed=redact_argv(self.typed),
+            resume_argv=redact_argv(self.resume_argv),
             directory=str(directory),
             level_env=self.variables(environ),
             has_entry=self.call is not None,
@@ -109,7 +112,7 @@ class RunSpec:
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "RunSpec":
         """The spec from what stands in its file; ValueError, TypeError or KeyError for anything else."""
-        tuples = {name: tuple(fields.get(name, ())) for name in ("argv", "metrics", "keep", "typed")}
+        tuples = {name: tuple(fields.get(name, ())) for name in ("argv", "metrics", "keep", "typed", "resume_argv")}
         return cls(**{**fields, **tuples})
 
 

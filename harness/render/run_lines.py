@@ -1,7 +1,11 @@
-"""Progress of a command's runs, each with its own title: lines on standard error."""
+"""Progress of a command's runs: lines on standard error, or one redrawn line on a terminal."""
+
+import sys
+from collections.abc import Mapping
 
 from harness.bits.text import count, one_line
-from harness.lab.experiments.run import Run
+from harness.lab.experiments.run import Display, Run, run_of_all
+from harness.process.clock import Clock
 from harness.render.console import say
 
 EVERY_S = 30.0
@@ -9,16 +13,22 @@ EVERY_S = 30.0
 
 
 class RunLines:
-    """Display of a command that runs one program after another. `title` is that of the next run."""
+    """Display of a command that runs one program after another.
 
-    def __init__(self) -> None:
+    `title` is that of the next run; with `num_runs` each is titled by its number.
+    """
+
+    def __init__(self, num_runs: int = 0) -> None:
         self.title = ""
+        self._num_runs = num_runs
         self._said_s = 0.0
 
     def begin(self, number: int, *, has_operations: bool) -> None:
         """Report that a run starts."""
         self._said_s = 0.0
-        say(f"{one_line(self.title)} begins")
+        if self._num_runs:
+            self.title = run_of_all(number, self._num_runs, has_operations=has_operations)
+        say(f"{one_line(self.title)}{',' if has_operations else ''} begins")
 
     def progress(self, num_steps: int, elapsed_s: float) -> None:
         """Report the progress of a run."""
@@ -40,6 +50,15 @@ class RunLines:
 
     def close(self) -> None:
         """Hold nothing."""
+
+
+def make_display(num_runs: int, clock: Clock, *, colour: bool, environ: Mapping[str, str]) -> Display:
+    """Return the display of numbered runs that fits standard error."""
+    if sys.stderr is None or not sys.stderr.isatty() or environ.get("TERM") == "dumb":
+        return RunLines(num_runs)
+    from harness.render.live.replay_line import ReplayLine
+
+    return ReplayLine(sys.stderr, clock, num_runs, colour=colour)
 
 
 class SilentRuns:

@@ -10,12 +10,12 @@ from contextlib import suppress
 import pytest
 
 from harness.render.live.replay_line import ReplayLine
-from harness.render.replay_progress import ReplayLines, make_display
+from harness.render.run_lines import RunLines, make_display
 from tests.support.fake_clock import FakeClock
 
 
 def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ReplayLines(2)
+    lines = RunLines(2)
     lines.begin(1, has_operations=False)
     for second in range(70):
         lines.progress(second, float(second))
@@ -25,19 +25,19 @@ def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     lines.close()
     assert capsys.readouterr().err.splitlines() == [
         "rlharness: run 1 of 2 begins",
-        "rlharness: run 1: 30 steps after 30 s",
-        "rlharness: run 1: 60 steps after 60 s",
+        "rlharness: run 1 of 2: 30 steps after 30 s",
+        "rlharness: run 1 of 2: 60 steps after 60 s",
         "rlharness: run 1: 70 steps in 70.0 s",
         "rlharness: run 2 of 2, with operations, begins",
     ]
 
 
 def test_lines_where_standard_error_is_no_terminal_or_a_dumb_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(make_display(2, FakeClock(), colour=False, environ={}), ReplayLines)
+    assert isinstance(make_display(2, FakeClock(), colour=False, environ={}), RunLines)
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8") as terminal, open(master, "rb"):
         monkeypatch.setattr("sys.stderr", terminal)
-        assert isinstance(make_display(2, FakeClock(), colour=False, environ={"TERM": "dumb"}), ReplayLines)
+        assert isinstance(make_display(2, FakeClock(), colour=False, environ={"TERM": "dumb"}), RunLines)
         assert isinstance(make_display(2, FakeClock(), colour=False, environ={"TERM": "xterm"}), ReplayLine)
 
 

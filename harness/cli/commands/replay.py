@@ -3,33 +3,35 @@
 plan ─▶ run 1, run 2, ... (with --trace-ops each once more, its operations recorded) ─▶ verdict ─▶ text or JSON
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
+from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
-from harness.lab.experiments.driver import run_experiment
-from harness.lab.experiments.launcher import LaunchContext
+from harness.lab.experiments.driver import record_variants, run_experiment
+from harness.lab.experiments.launcher import LaunchContext, Launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.program_input import read_input
 from harness.lab.experiments.recorded_kind import find_recorded
 from harness.lab.experiments.run import Run
 from harness.lab.replay.comparison import Replay, compare_runs
-from harness.lab.replay.options import ReplayOptions
-from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
-from harness.lab.replay.replay import record_all
+from harness.lab.replay.plan import REPLAYS, ReplayOptions, ReplayPlan, kept_input, make_plan, plan_stop
+from harness.lab.replay.resumption import make_resume_plan, record_resumed
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, terminal_columns, wants_colour
 from harness.process.run_directory import new_run_id
-from harness.render.console import say, show
+from harness.render.console import say
 from harness.render.curve_picture import is_ascii
 from harness.render.replay import replay_json, replay_text, run_line
-from harness.render.replay_progress import make_display
+from harness.render.resumption import resume_json, resume_text, resumed_run_line
+from harness.render.run_lines import make_display
+
+T = TypeVar("T")
 
 
 def replay_options(arguments: Mapping[str, Any]) -> ReplayOptions:
@@ -43,6 +45,8 @@ def replay_options(arguments: Mapping[str, Any]) -> ReplayOptions:
         has_operations=arguments["has_operations"],
         break_on=tuple(arguments["break_on"]),
         until=tuple(arguments["until"]),
+        resume_at=arguments["resume_at"],
+        resume_command=arguments["resume_command"],
         out=arguments["out"],
         timeout_s=arguments["timeout"] or inf,
     )
@@ -56,9 +60,12 @@ def run_replay(invocation: Invocation, arguments: Mapping[str, Any], reproduce_l
     options = replay_options(arguments)
     if options.scenario is not None:
         _refuse_recorded(invocation, options.scenario, reproduce_line)
+    if options.resume_at is not None or options.resume_command is not None:
+        return _compare_resumed(invocation, options, color=arguments["color"], is_json=arguments["json"])
     if options.has_condition:
         return _run_until(invocation, options, color=arguments["color"], is_json=arguments["json"])
-    return _compare(invocation, options, color=arguments["color"], is_json=arguments["json"])
+    replay = record_and_compare(invocation, options, color=arguments["color"])
+    return show_replay(replay, invocation, color=arguments["color"], is_json=arguments["json"])
 
 
 def _refuse_recorded(invocation: Invocation, name: str, reproduce_line: str) -> None:
@@ -85,34 +92,52 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
     return run_until(plan, out, place, invocation, color=color, is_json=is_json)
 
 
-def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
-    """Compare runs of a scenario or a command with each other, or with a recorded trace."""
-    replay = record_and_compare(invocation, options, color=color)
-    if is_json:
-        show(json.dumps(replay_json(replay)))
-    else:
-        show_replay(replay, invocation, color=color)
-    return replay.exit_code
+def _compare_resumed(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
+    """Compare a straight run with one that is interrupted and resumed."""
+    resume = make_resume_plan(options, invocation)
+    record = partial(record_resumed, resume, invocation)
+    plan, verdict, _ = _record(invocation, options, record, color=color, num_resumes=len(resume.steps))
+    return show_result(
+        verdict, invocation, partial(resume_text, plan), partial(resume_json, plan), color=color, is_json=is_json
+    )
 
 
 def record_and_compare(invocation: Invocation, options: ReplayOptions, *, color: str) -> Replay:
     """Carry out the runs, with their progress on standard error, and compare them."""
-    clock = SystemClock()
-    replay_id = new_run_id(clock.wall())
-    plan = make_plan(invocation, options, replay_id, lambda: read_input(0, say))
-    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, replay_id, plan.timeout_s, plan.stdin)
-    colour = wants_colour(color, invocation)
-    display = make_display(plan.num_runs, clock, colour=colour, environ=invocation.environ)
 
-    def show_end(run: Run) -> None:
-        display.end(run_line(run))
+    async def record(plan: ReplayPlan, launcher: Launcher, *, ended: Callable[[Run], None]) -> list[Run]:
+        return await record_variants(
+            launcher, plan.runs(), plan.out, ended=ended, is_useless=lambda run: not run.recording.num_steps
+        )
 
-    with closing(display):
-        runs, interrupted_by = run_experiment(place, display, partial(record_all, plan, ended=show_end))
+    plan, runs, interrupted_by = _record(invocation, options, record, color=color)
     return compare_runs(plan, runs, interrupted_by)
 
 
-def show_replay(replay: Replay, invocation: Invocation, *, color: str) -> None:
-    """Print the result as text."""
-    colour = wants_colour(color, invocation)
-    show(replay_text(replay, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))
+def _record(
+    invocation: Invocation,
+    options: ReplayOptions,
+    record: Callable[..., Awaitable[T]],
+    *,
+    color: str,
+    num_resumes: int | None = None,
+) -> tuple[ReplayPlan, T, str]:
+    """(the plan, what the runs give, the signal that ended them early), with a line about each run."""
+    clock = SystemClock()
+    own_id = new_run_id(clock.wall())
+    plan = make_plan(invocation, options, own_id, lambda: read_input(0, say))
+    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)
+    num_runs = plan.num_runs if num_resumes is None else 2 + num_resumes
+    display = make_display(num_runs, clock, colour=wants_colour(color, invocation), environ=invocation.environ)
+
+    def ended(run: Run, kind: str = "") -> None:
+        display.end(resumed_run_line(run, kind) if kind else run_line(run))
+
+    with closing(display):
+        return plan, *run_experiment(place, display, partial(record, plan, ended=ended))
+
+
+def show_replay(replay: Replay, invocation: Invocation, *, color: str, is_json: bool = False) -> ExitCode:
+    """Print the result, and return its exit code."""
+    as_text = partial(replay_text, width=terminal_columns(), is_ascii=is_ascii(invocation))
+    return show_result(replay, invocation, as_text, replay_json, color=color, is_json=is_json)

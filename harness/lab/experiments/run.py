@@ -37,8 +37,12 @@ def run_name(number: int, *, has_operations: bool) -> str:
 
 
 def run_of_all(number: int, num_runs: int, *, has_operations: bool) -> str:
-    """run 1 of 2; run 1 of 2, with operations."""
-    return f"run {number} of {num_runs}" + (", with operations" if has_operations else "")
+    """run 1 of 2; run 1 of 2, with operations; run 3, of one more than were planned."""
+    return (
+        f"run {number}"
+        + (f" of {num_runs}" if number <= num_runs else "")
+        + (", with operations" if has_operations else "")
+    )
 
 
 class Display(Protocol):

@@ -92,6 +92,7 @@ def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0
             identity=command_identity(scenario.words(bound)),
             level=level,
             perturbation=redact_fields(flattened(free)),
+            resume_argv=scenario.words(payload, scenario.resume_command) if scenario.resume_command else (),
         )
     else:
         resume = None if scenario.resume is None else scenario.resume.model_dump()

@@ -1,7 +1,7 @@
-"""What `rlharness replay` was asked for, checked before anything is started; and the directory it goes to."""
+"""Options of `rlharness replay`, and the plan that follows from them, checked before anything is started."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -10,20 +10,56 @@ from harness.bits.errors import HarnessError, UsageError
 from harness.bits.text import path_text
 from harness.lab.experiments.break_conditions import conditions_of, refuse_divergence
 from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
+from harness.lab.experiments.driver import Variant
 from harness.lab.experiments.launcher import checked_program
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.experiments.program_input import keep_input
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
+from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.lab.experiments.stopped_run import StopPlan
-from harness.lab.replay.options import ReplayOptions
 from harness.process.invocation import Invocation
 from harness.recording.conditions import DIVERGENCE
 from harness.recording.run_spec import RunSpec
 from harness.trace.reader import Trace, read_trace
 
 REPLAYS = "replays"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What a command line asks of fresh runs that are compared, or of one that ends where a condition holds."""
+
+    scenario: str | None = None
+    """Name or file of a scenario; None for the command after `--`."""
+    scenario_options: ScenarioOptions = field(default_factory=ScenarioOptions)
+    """What the runs change of it, and how they are recorded."""
+    num_runs: int | None = None
+    """Number of runs; None for as many as it takes to compare."""
+    against: str | None = None
+    """Directory of the trace that every run is compared with; None for the first run."""
+    step: int | None = None
+    """Step whose tensors are kept."""
+    has_operations: bool = False
+    """Whether the operations of that step are recorded, in runs of their own."""
+    break_on: tuple[str, ...] = ()
+    """Conditions of --break-on."""
+    until: tuple[str, ...] = ()
+    """Comparisons of --until."""
+    resume_at: str | None = None
+    """After how many steps a run is ended: "4", or "4,9"; None unless a resume is compared."""
+    resume_command: str | None = None
+    """Command line that resumes the run."""
+    out: str | None = None
+    """Directory of the runs; None for one below `.rlharness/replays`."""
+    timeout_s: float = inf
+    """Limit on each run, in seconds."""
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether one run is asked for, which ends where a condition holds."""
+        return bool(self.break_on or self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +95,14 @@ class ReplayPlan:
     def spec_of(self, number: int) -> RunSpec:
         """That of a run; they count from 1."""
         return self.variants[(number - 1) % len(self.variants)] if self.variants else self.run_spec
+
+    def runs(self) -> Iterator[Variant]:
+        """Yield each run, and after it the same once more with operations where there is a step for them."""
+        for number in range(1, self.num_runs + 1):
+            run_spec = self.spec_of(number)
+            yield Variant(run_spec, number)
+            if self.op_step is not None:
+                yield Variant(replace(run_spec, op_step=self.op_step), number)
 
 
 def make_plan(

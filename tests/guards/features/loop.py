@@ -77,6 +77,27 @@ for step in range(4):
     print(f"score {step + 0.5}", flush=True)
     optimizer.step()
 '''
+RESUMED = '''\
+"""A program that resumes without the momentum of its optimizer."""
+
+import sys
+
+import torch
+
+torch.manual_seed(1)
+weight = torch.nn.Parameter(torch.ones(8))
+optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+first = 0
+if "--resume" in sys.argv:
+    saved = torch.load(sys.argv[1])
+    first, weight.data = saved["step"], saved["weight"]
+for step in range(first, 5):
+    optimizer.zero_grad()
+    (weight * torch.arange(8.0) * step).sum().backward()
+    optimizer.step()
+    if step % 2:
+        torch.save({"step": step + 1, "weight": weight.data}, sys.argv[1])
+'''
 SCENARIO: dict[str, Any] = {
     "about": "A vector that learns",
     "entry": "loop:run",

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from tests.guards.features.feature import Feature, Run, Seen
-from tests.guards.features.loop import FILES, SCENARIO
+from tests.guards.features.loop import FILES, RESUMED, SCENARIO
 
 _TRAIN = ("train", "loop", "--out=made")
 _SECRET = "--set=api_key=hunter2hunter2"
@@ -91,6 +91,15 @@ BREAK = Run(
     name="replay-break-on",
     command=("replay", "loop", "--out=made", "--set=nan_at=2", "--break-on=nan"),
     base=RECORDED,
+)
+RESUME = Run(
+    name="replay-resume",
+    command=(
+        *("replay", "--out=made", "--resume-at=3", "--resume-command=python train.py ck --resume"),
+        *("--json", "--", "python", "train.py", "ck"),
+    ),
+    files={"train.py": RESUMED},
+    package="torch",
 )
 SENTINEL = Run(
     name="trace-sentinel",
@@ -247,6 +256,8 @@ FEATURES = (
         lambda s: [r["config"]["output"]["noise"] for r in _runs(s)] == [0, 0.5, 0],
     ),
     _row("replay --against", AGAINST, "step 2 of the other run", lambda s: s.code == 10 and "step 2" in s.out),
+    _row("replay --resume-at", RESUME, "where it resumed", lambda s: s.code == 10 and s.json["resumed_at"] == 2),
+    _row("replay --resume-command", RESUME, "the momentum it lost", lambda s: s.json["losses"][0]["code"] == "lost"),
     _row("replay --color", AGAINST, "escape sequences", lambda s: "\x1b[" in s.out),
     _row("replay --timeout", LIMITED, "an incomplete recording", lambda s: s.code == 12),
     _row(

@@ -1,0 +1,334 @@
+"""Records of each optimizer step what a resumed run has to find again: a line of JSON for each step.
+
+    forward(inputs) ─▶ backward(loss) ─▶ step(): weights, state, gradients, settings ─▶ steps-PID.jsonl
+
+A trace has what changed in a step. A line has all that a process holds before a step: a resumed run begins anywhere,
+and is compared with every step of the straight one. Values are digests; numbers are kept, and decide nothing by their
+size. The program's own optimizers, modules, loaders and `torch.save` are looked at, in its main thread.
+"""
+
+import atexit
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from xxhash import xxh3_64_hexdigest
+
+from harness.bits.tensor_digests import digests_of
+from harness.recording.callbacks import RecorderCallback
+from harness.recording.closures import Arguments, closure_of
+from harness.recording.compiled import CompiledSteps, keep_uncompiled
+from harness.recording.cuda_state import is_capturing
+from harness.recording.hooks import Stepping, hook_backward, hook_loaders, hook_optimizers, hook_steps
+from harness.recording.names import ParameterNames
+from harness.recording.nested_values import named_values
+from harness.recording.optimizer_values import REMEMBERED
+from harness.recording.program_modes import outside_modes
+from harness.recording.random_states import read_states
+from harness.recording.tensors import tensor_bytes
+from harness.recording.training_threads import is_in_backward
+from harness.recording.variables import values_in, variables
+
+ROUNDED = (torch.bfloat16, torch.float16)
+MAX_ROWS = 4096
+GRACE_STEPS = 2
+"""Steps that a process may take after SIGTERM."""
+Line = dict[str, Any]
+
+
+class ResumptionRecorder(RecorderCallback):
+    """Writes a line for each step into `directory`.
+
+    Ends the process by SIGKILL after `end_at` steps of its first optimizer, before the next update; with `is_asked` by
+    SIGTERM, which it may take two more steps to obey. Ends it before it saves anything outside the directory `inside`.
+    """
+
+    def __init__(self, directory: str, inside: str = "/", end_at: int | None = None, is_asked: bool = False) -> None:
+        self._ask_at = end_at if is_asked else None
+        end_at = end_at + GRACE_STEPS if is_asked and end_at is not None else end_at
+        self._directory, self._inside, self._end_at = Path(directory), Path(inside).resolve(), end_at
+        self._pid, self._depth, self._problem = os.getpid(), 0, ""
+        self._names, self._stepping = ParameterNames(), Stepping()
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        """In the order in which they were made."""
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        """In the order in which they first stepped."""
+        self._num_steps = 0
+        """Of the first optimizer."""
+        self._asked: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
+        """Indices that a loader's iterator has asked its dataset for, and not handed out."""
+        self._has_saved = True
+        """Whether variables are recorded with the next step: the first one, and each after a checkpoint."""
+        self._line: Line = self._new_line()
+        hook_steps(self._begin_step, self._end_step, self._stepping, CompiledSteps())
+        hook_optimizers(lambda optimizer: self._optimizers.append(weakref.ref(optimizer)))
+        hook_backward(lambda tensors: self._guarded(self._see_losses, tensors), lambda: None)
+        hook_loaders(lambda batch, iterator, _: self._guarded(self._see_batch, batch, iterator))
+        loader: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+        loader._next_index = self._around_index(loader._next_index)
+        torch.nn.Module.__call__ = self._around_forward(torch.nn.Module.__call__)  # type: ignore[method-assign]
+        torch.save = self._around_save(torch.save)
+        atexit.register(self._guarded, self._end)
+
+    @staticmethod
+    def _new_line() -> Line:
+        return {"calls": [], "batches": [], "losses": [], "saves": [], "held": {}}
+
+    def _guarded(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Call a hook in the main thread of the process; a mistake in it ends this record, never the program."""
+        if self._problem or not self._is_here() or is_capturing():
+            return
+        try:
+            with outside_modes(), torch.no_grad():
+                what(*arguments)
+        except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
+            self._problem = f"{type(error).__name__}: {error}"
+            self._write({"problem": self._problem})
+
+    def _is_here(self) -> bool:
+        return threading.current_thread() is threading.main_thread() and os.getpid() == self._pid
+
+    # ---------------------------------------------------------------------------------------------------------- hooks
+
+    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._depth or not self._is_here() or _is_graph(module):
+                return original(module, *args, **kwargs)
+            self._guarded(self._see_inputs, args, kwargs, torch.is_grad_enabled())
+            self._depth = 1
+            try:
+                output = original(module, *args, **kwargs)
+            finally:
+                self._depth = 0
+            self._guarded(self._see_output, output)
+            return output
+
+        keep_uncompiled(call.__code__, with_callees=False)
+        return functools.update_wrapper(call, original)
+
+    def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(value: Any, *args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_globals.get("__name__") != "torch.storage":  # a tensor that is pickled
+                self._guarded(self._see_save, value, kwargs.get("f", args[0] if args else None))
+            return original(value, *args, **kwargs)
+
+        return save
+
+    def _around_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def next_index(iterator: Any) -> Any:
+            index = original(iterator)
+            self._asked.setdefault(iterator, deque()).append(index)
+            return index
+
+        return next_index
+
+    def _hook_safetensors(self) -> None:
+        """Names that the program has bound before still call this one, which safetensors.torch looks up by itself."""
+        module: Any = sys.modules.get("safetensors.torch")
+        if module is not None and not hasattr(module.serialize_file, "__wrapped__"):
+            original = module.serialize_file
+
+            @functools.wraps(original)
+            def serialize_file(*args: Any, **kwargs: Any) -> Any:
+                self._guarded(self._see_save, None, kwargs.get("filename", args[1] if len(args) > 1 else None))
+                return original(*args, **kwargs)
+
+            module.serialize_file = serialize_file
+
+    def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
+        self._stepping.optimizers.append(optimizer)
+        if len(self._stepping.optimizers) == 1:  # not a class whose step calls that of its base
+            self._guarded(self._see_step, optimizer)
+            self._has_closure = closure_of(args, kwargs) is not None
+        return None
+
+    def _end_step(self, optimizer: Optimizer) -> None:
+        self._stepping.optimizers.pop()
+        if not self._stepping.optimizers:
+            self._guarded(self._finish_step, optimizer)
+
+    # --------------------------------------------------------------------------------------------------- what is seen
+
+    def _see_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], has_grad: bool) -> None:
+        tensors = _tensors([args, kwargs])
+        if not self._line["calls"]:
+            self._see_random()
+        rows = _rows(tensors) if has_grad else []
+        self._line["calls"].append({"inputs": _digested(tensors), "rows": rows, "random": _random()})
+        if has_grad and not self._line["held"]:
+            self._hold()
+
+    def _see_output(self, output: Any) -> None:
+        self._line["calls"][-1]["output"] = _digested(_tensors(output)[:1])
+
+    def _see_losses(self, tensors: Any) -> None:
+        if not is_in_backward():
+            losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            self._line["losses"].append(sum(float(each.detach().double().sum()) for each in losses))
+
+    def _see_batch(self, batch: Any, iterator: Any) -> None:
+        asked = self._asked.get(iterator)
+        index = asked.popleft() if asked else None
+        indices = [each for each in (index if isinstance(index, list) else [index]) if isinstance(each, int)]
+        self._line["batches"].append({"inputs": _digested(_tensors(batch)), "rows": indices})
+
+    def _see_save(self, value: Any, target: Any) -> None:
+        name = getattr(target, "name", target)
+        path = Path(name).resolve() if isinstance(name, str | os.PathLike) else self._inside
+        if not path.is_relative_to(self._inside):
+            problem = f"it would save {path}, outside of its copy of the working directory, where a resume finds it too"
+            self._write({"problem": f"{problem}: name a path relative to the working directory"})
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._has_saved = True
+        self._line["saves"].append(values_in(value))
+
+    def _see_random(self) -> None:
+        self._line["random"] = _random()
+        seed = torch.default_generator.initial_seed()
+        fresh = torch.Generator().manual_seed(seed).get_state()
+        self._line["seed"] = seed if torch.equal(fresh, torch.default_generator.get_state()) else None
+
+    def _hold(self) -> None:
+        """Buffers, frozen weights, averaged and target networks."""
+        living = [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+        for optimizer in living:
+            self._names.assign(_parameters(optimizer))
+        self._line["held"] = dict(_digested(self._names.untracked()))
+
+    def _see_step(self, optimizer: Optimizer) -> None:
+        self._hook_safetensors()
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        parameters = _parameters(optimizer)
+        self._names.assign(parameters)
+        if not self._line["calls"]:
+            self._see_random()
+        if not self._line["held"]:
+            self._hold()
+        self._line |= {
+            "optimizer": number,
+            "kind": type(optimizer).__name__,
+            "names": [self._names.name(each) or "" for each in parameters],
+            "weights": _digests(parameters),
+            "rounded": {str(kind)[6:]: _digests([_rounded(each, kind) for each in parameters]) for kind in ROUNDED},
+            "gradients": _gradients(parameters),
+            "state": [_state(optimizer, each) for each in parameters],
+            "trains": [each.requires_grad for each in parameters],
+            "settings": [_settings(group) for group in optimizer.param_groups],
+            "variables": variables(sys._getframe(1)) if self._has_saved else None,
+        }
+        if self._end_at is not None and number == 0 and self._num_steps >= self._end_at:
+            self._write({**self._line, "is_ended": True})
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _finish_step(self, optimizer: Optimizer) -> None:
+        if self._has_closure:  # gradients were computed within the step
+            self._line["gradients"] = _gradients(_parameters(optimizer))
+        self._write(self._line)
+        self._num_steps += self._line["optimizer"] == 0
+        has_stepped, self._line, self._has_saved = self._line["optimizer"] == 0, self._new_line(), False
+        if has_stepped and self._num_steps == self._ask_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _end(self) -> None:
+        """The process ends: a line of what is left."""
+        if self._numbers:
+            self._hold()
+            self._write({**self._line, "is_tail": True})
+
+    def _write(self, line: Line) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / f"steps-{self._pid}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, default=str, separators=(",", ":")) + "\n")
+
+
+def _is_graph(module: Any) -> bool:
+    """Return whether torch.compile made this module, and may call it with tensors that have no memory."""
+    graphs = sys.modules.get("torch.fx.graph_module")
+    return graphs is not None and issubclass(type(module), graphs.GraphModule)
+
+
+def _random() -> dict[str, str]:
+    return {name.removeprefix("random."): digest.hex() for name, (_, digest) in read_states().items()}
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def _digests(tensors: Sequence[torch.Tensor]) -> list[str]:
+    found = digests_of((str(at), _dense(each.detach())) for at, each in enumerate(tensors))
+    return [each[:16] for each in found.values()]
+
+
+def _digested(named: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, str]]:
+    found = [(name, each) for name, each in named if not each.is_meta]
+    return list(zip([name for name, _ in found], _digests([each for _, each in found]), strict=True))
+
+
+def _tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(name, each) for name, each in named_values(value, "") if isinstance(each, torch.Tensor)]
+
+
+def _rows(named: Sequence[tuple[str, torch.Tensor]]) -> list[str]:
+    """Digests of the rows of a batch over all its inputs; of tokens, what the attention mask lets through."""
+    sized = [each.detach() for _, each in named if each.dim() and len(each) == len(named[0][1])] if named else []
+    if not sized or not 0 < len(sized[0]) <= MAX_ROWS:
+        return []
+    mask = next((each for name, each in named if name.endswith("attention_mask")), None)
+    ids = next((each for name, each in named if name.endswith("input_ids")), sized[0])
+    if mask is not None and mask.shape == ids.shape:
+        parts = [[tensor_bytes(row[kept.bool()])] for row, kept in zip(ids, mask, strict=True)]
+    else:
+        whole = [tensor_bytes(_dense(each)) for each in sized]
+        sizes = [each.nbytes // len(sized[0]) for each in whole]
+        parts = [
+            [each[at * size : (at + 1) * size] for each, size in zip(whole, sizes, strict=True)]
+            for at in range(len(sized[0]))
+        ]
+    return [xxh3_64_hexdigest(b"".join(part)) for part in parts]
+
+
+def _rounded(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return tensor.detach().to(kind).to(tensor.dtype) if tensor.is_floating_point() else tensor
+
+
+def _gradients(parameters: Sequence[torch.Tensor]) -> list[str | None]:
+    given = [each.grad for each in parameters if each.grad is not None]
+    found = iter(_digests(given))
+    return [None if each.grad is None else next(found) for each in parameters]
+
+
+def _state(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+    """What an optimizer remembers of a weight: numbers as they are, digests of tensors; "0" before that of zeros."""
+    found: dict[str, Any] = {}
+    for key, value in optimizer.state.get(parameter, {}).items():
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            found[str(key)] = f"{'' if bool(value.any()) else '0'}#{_digests([value])[0]}"
+        elif isinstance(value, REMEMBERED):
+            found[str(key)] = float(value)
+    return found
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    found = {
+        key: float(each) if isinstance(each, torch.Tensor) else each for key, each in group.items() if key != "params"
+    }
+    return {
+        key: each for key, each in found.items() if isinstance(each, int | float | tuple) and not isinstance(each, bool)
+    }
