@@ -314,7 +314,8 @@ def sources() -> tuple[str, ...]:
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or library)
         is_installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(library)
-        if path.is_absolute() and not is_installed:  # torch.ops has a name of no file
+        is_ours = path.is_relative_to(Path(__file__).parents[1])
+        if path.is_absolute() and not is_installed and not is_ours:  # torch.ops has a name of no file
             depth = name.count(".") + (path.name == "__init__.py")
             found.add(str(path.parents[min(depth, len(path.parents) - 1)]))
-    return tuple(sorted(found - {str(Path(__file__).parents[2])}))
+    return tuple(sorted(found))

@@ -1,9 +1,11 @@
 """Features of `train`, `trace`, `diff` and `replay`."""
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from tests.guards.features.feature import Feature, Run, Seen
+from tests.guards.features.feature import Feature, Run, Seen, edited
 from tests.guards.features.loop import FILES, RESUMED, SCENARIO
 
 _TRAIN = ("train", "loop", "--out=made")
@@ -181,8 +183,16 @@ def _runs(seen: Seen) -> list[Any]:
     return [seen.load(f"made/run-{number}/seen.json") for number in (1, 2, 3)]
 
 
-def _row(name: str, run: Run, sees: str, holds: Any) -> Feature:
-    return Feature(name, run, sees, holds)
+def _row(name: str, run: Run, sees: str, holds: Any, without: Callable[[Run], Run] | None = None) -> Feature:
+    return Feature(name, run, sees, holds, without)
+
+
+_TABLE = """
+[[tool.rlharness.scenario]]
+name = "mine"
+command = "python train.py ck"
+resume_command = "python train.py ck --resume"
+"""
 
 
 FEATURES = (
@@ -256,6 +266,18 @@ FEATURES = (
         lambda s: [r["config"]["output"]["noise"] for r in _runs(s)] == [0, 0.5, 0],
     ),
     _row("replay --against", AGAINST, "step 2 of the other run", lambda s: s.code == 10 and "step 2" in s.out),
+    _row(
+        "scenario resume_command",
+        replace(
+            RESUME,
+            name="replay-resume-table",
+            command=("replay", "mine", "--out=made", "--resume-at=3", "--json"),
+            files={**RESUME.files, "pyproject.toml": _TABLE},
+        ),
+        "where it resumed",
+        lambda s: s.json["resumed_at"] == 2,
+        edited("resume_command", "about"),
+    ),
     _row("replay --resume-at", RESUME, "where it resumed", lambda s: s.code == 10 and s.json["resumed_at"] == 2),
     _row("replay --resume-command", RESUME, "the momentum it lost", lambda s: s.json["losses"][0]["code"] == "lost"),
     _row("replay --color", AGAINST, "escape sequences", lambda s: "\x1b[" in s.out),
