@@ -10,6 +10,7 @@ from harness.bits.text import count, one_line, path_text
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.executor import BASELINE
 from harness.lab.chaos.finding import Chaos, Tally
+from harness.lab.chaos.vary import Kind, Varied, assignment
 from harness.lab.experiments.perturbation_factors import (
     HASH_SEED,
     USUAL_HASH_SEED,
@@ -271,4 +272,103 @@ def _finding_json(chaos: Chaos) -> dict[str, Any] | None:
         "is_smallest": finding.is_smallest,
         "reproduce": command(chaos),
         "verdict": None if verdict is None else verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
+    }
+
+
+LABELS = {
+    Kind.EQUAL: "32",
+    Kind.ROUNDING: "32",
+    Kind.BY_DESIGN: "32",
+    Kind.RANDOM: "33",
+    Kind.FAILED: "33",
+}
+
+
+def varied_text(varied: Varied, *, colour: bool) -> str:
+    """Return a line for each value, a summary, and the next command."""
+    label, tone, text = _varied_headline(varied)
+    lines = [f"\x1b[{tone}m{label}\x1b[0m  {text}" if colour else f"{label}  {text}"]
+    if varied.remedy:
+        lines.append(f"  remedy: {one_line(varied.remedy)}")
+    if varied.output is not None:
+        lines += [f"  {line}" for line in ending_lines(varied.output)]
+    for each in varied.verdicts:
+        name = each.kind.value.upper()
+        shown = f"\x1b[{LABELS.get(each.kind, '1;31')}m{name}\x1b[0m" if colour else name
+        lines.append(f"  {shown}  {one_line(each.sentence, 1000)}")
+        if each.kind is Kind.FAILED and each.directory is not None:
+            lines += [f"    {line}" for line in ending_lines(each.directory / OUTPUT)]
+    if varied.interrupted_by or varied.is_out_of_time:
+        why = f"interrupted by {varied.interrupted_by}" if varied.interrupted_by else "time limit reached"
+        lines.append(f"  {why} after {count(varied.num_runs, 'run')}")
+    lines += [f"  look closer: {words}" for words in next_commands(varied)]
+    lines.append(f"  runs: {shlex.quote(path_text(varied.plan.directory))}")
+    return "\n".join(lines)
+
+
+def _varied_headline(varied: Varied) -> tuple[str, str, str]:
+    """(label, colour, sentence) of a comparison of settings."""
+    if varied.problem:
+        return "NO BASE", "33", f"the run with the base values failed: {one_line(varied.problem)}"
+    if varied.unsteady:
+        text = "two runs with the base values differ, so no value can be compared"
+        return "NOT REPEATABLE", "33", f"{text}; they differ {one_line(varied.unsteady)}"
+    if varied.faults:
+        names = ", ".join(assignment(each.values) for each in varied.faults)
+        return "NOT NEUTRAL", "1;31", f"{one_line(names)} {'change' if len(varied.faults) > 1 else 'changes'} results"
+    unknown = [assignment(each.values) for each in varied.verdicts if each.kind in (Kind.RANDOM, Kind.FAILED)]
+    if unknown or varied.interrupted_by or varied.is_out_of_time:
+        return "NOT DETERMINED", "33", f"no result for {one_line(', '.join(unknown)) or 'all values'}"
+    allowed = "no bit" if all(each.kind is Kind.EQUAL for each in varied.verdicts) else "nothing beyond rounding"
+    if any(each.kind is Kind.BY_DESIGN for each in varied.verdicts):
+        allowed += " but what is so by design"
+    return "NEUTRAL", "32", f"{count(len(varied.verdicts), 'value')} changed {allowed}"
+
+
+def next_commands(varied: Varied) -> list[str]:
+    """Return the commands that help with the first fault; those for a base that does not repeat itself."""
+    plan = varied.plan
+    if varied.unsteady:
+        return [_line("rlharness", "replay", *plan.typed, "--", *plan.command({}))]
+    if not varied.faults or (step := varied.faults[0].step) is None:
+        return []
+    traced = ("rlharness", "trace", *plan.typed, "--trace-ops", str(step), "--out")
+    runs = [("base", plan.command({})), ("varied", plan.command(varied.faults[0].values))]
+    pair = " && ".join(_line(*traced, name, "--", *argv) for name, argv in runs)
+    return [f"{pair} && rlharness diff base varied"]
+
+
+def _line(*words: str) -> str:
+    return shlex.join(redact_argv(words))
+
+
+def varied_json(varied: Varied) -> dict[str, Any]:
+    """The same in plain values only, without secrets."""
+    plan = varied.plan
+    return {
+        "version": VERSION,
+        "exit_code": int(varied.exit_code),
+        "command": list(redact_argv(plan.argv)),
+        "settings": {each.name: list(each.values) for each in plan.settings},
+        "has_bits": plan.has_bits,
+        "directory": str(plan.directory),
+        "num_runs": varied.num_runs,
+        "problem": varied.problem,
+        "remedy": varied.remedy,
+        "output_tail": output_tail(varied.output) if varied.output else [],
+        "unsteady": varied.unsteady,
+        "interrupted_by": varied.interrupted_by,
+        "is_out_of_time": varied.is_out_of_time,
+        "verdicts": [
+            {
+                "values": dict(each.values),
+                "kind": each.kind.value,
+                "sentence": each.sentence,
+                "step": each.step,
+                "times_rounding": each.times,
+                "directory": each.directory and str(each.directory),
+            }
+            for each in varied.verdicts
+        ],
+        "look_closer": next_commands(varied),
     }

@@ -5,7 +5,9 @@ from math import isfinite
 from harness.bits.text import count, one_line
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.vary import VaryPlan
 from harness.lab.experiments.perturbation_factors import Perturbation, format_perturbation
+from harness.lab.experiments.run import Run
 from harness.process.clock import Clock
 from harness.render.console import say
 
@@ -19,7 +21,50 @@ SIGNS = {
 }
 
 
-class ChaosLines:
+class RunLines:
+    """Progress of single runs."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._said_s = 0.0
+
+    def begin(self, number: int, *, has_operations: bool) -> None:
+        """Note that a run starts."""
+        self._said_s = 0.0
+
+    def progress(self, num_steps: int, elapsed_s: float) -> None:
+        """Report the progress of a run."""
+        if elapsed_s - self._said_s >= EVERY_S:
+            self._said_s = elapsed_s
+            say(f"{self._text}: {count(num_steps, 'step')} after {elapsed_s:.0f} s")
+
+    def end(self, line: str) -> None:
+        """Report nothing: the search reports the result."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class VaryLines(RunLines):
+    """Display of a comparison of settings: a line for each run."""
+
+    def __init__(self, plan: VaryPlan) -> None:
+        super().__init__()
+        self._num_runs = 3 + sum(len(each.values) - 1 for each in plan.settings)
+        self._number = 0
+
+    def begins(self, title: str) -> None:
+        """Report that a run starts."""
+        self._number += 1
+        self._text = f"run {self._number} of {max(self._number, self._num_runs)}, {one_line(title)}"
+        say(f"{self._text} begins")
+
+    def ended(self, run: Run) -> None:
+        """Report the end of a run."""
+        say(f"{self._text}: {count(run.recording.num_steps, 'step')}, {run.duration_s:.1f} s")
+
+
+class ChaosLines(RunLines):
     """Display of a perturbation search.
 
     The first two runs are the baseline and its repetition. Then come the drawn perturbations, or several runs of the
@@ -27,6 +72,7 @@ class ChaosLines:
     """
 
     def __init__(self, plan: ChaosPlan, clock: Clock) -> None:
+        super().__init__()
         self._noun = "probe" if plan.only is None else "run"
         self._num_probes = plan.num_probes if plan.only is None else plan.num_repeats
         self._max_s = plan.max_s
@@ -36,8 +82,6 @@ class ChaosLines:
         self._num_done = -1
         """Number of finished probes, after the baseline."""
         self._has_found = False
-        self._said_s = 0.0
-        self._text = ""
 
     def begins(self, perturbation: Perturbation) -> None:
         """Report that a run with this perturbation starts."""
@@ -71,25 +115,6 @@ class ChaosLines:
         if isfinite(self._max_s):
             left_s = min(left_s, max(0.0, self._began_s + self._max_s - now_s))
         return f"; about {_minutes(left_s)} left"
-
-    # Reports of single runs:
-
-    def begin(self, number: int, *, has_operations: bool) -> None:
-        """Note that a run starts."""
-        self._said_s = 0.0
-
-    def progress(self, num_steps: int, elapsed_s: float) -> None:
-        """Report the progress of a run."""
-        if elapsed_s - self._said_s >= EVERY_S:
-            self._said_s = elapsed_s
-            say(f"{self._text}: {count(num_steps, 'step')} after {elapsed_s:.0f} s")
-
-    def end(self, line: str) -> None:
-        """Report nothing: the probe reports the result."""
-
-    def close(self) -> None:
-        """Hold nothing."""
-
 
 def _minutes(seconds: float) -> str:
     """40 s, 12 min."""

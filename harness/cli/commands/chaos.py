@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
@@ -13,15 +14,20 @@ from harness.lab.chaos.finding import Chaos
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.chaos.plan import make_plan
 from harness.lab.chaos.search import PerturbationSearch
+from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
 from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
 from harness.lab.experiments.program_input import read_input
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
-from harness.render.chaos import chaos_json, chaos_text
-from harness.render.chaos_progress import ChaosLines
+from harness.render.chaos import chaos_json, chaos_text, varied_json, varied_text
+from harness.render.chaos_progress import ChaosLines, VaryLines
 from harness.render.console import say
+
+
+OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
+"""Options without --vary."""
 
 
 def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
@@ -30,11 +36,9 @@ def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
         scenario=arguments["scenario"],
         scenario_options=scenario_options(arguments),
         num_steps=arguments["steps"],
-        factors=arguments["factors"],
-        only=tuple(arguments["only"]),
-        num_probes=arguments["count"],
-        seed=arguments["seed"],
-        num_repeats=arguments["repeats"],
+        of_factors={name: value for name in OF_FACTORS if (value := arguments[name]) not in (None, ())},
+        vary=tuple(arguments["vary"]),
+        has_bits=arguments["bits"],
         max_s=arguments["max_seconds"] or inf,
         timeout_s=arguments["timeout"] or inf,
         out=arguments["out"],
@@ -43,15 +47,25 @@ def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
 
 def run_chaos(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness chaos`; raises HarnessError for a user error."""
-    clock = SystemClock()
+    clock, options = SystemClock(), chaos_options(arguments)
     chaos_id = new_run_id(clock.wall())
-    plan = make_plan(invocation, chaos_options(arguments), chaos_id, lambda: read_input(0, say))
+    make = make_vary_plan if options.vary else make_plan
+    if options.has_bits and not options.vary:
+        raise UsageError(
+            "--bits without --vary",
+            legal="--vary NAME=BASE,OTHER --bits",
+            remedy="omit it: without --vary no bit may differ anyway",
+        )
+    plan = make(invocation, options, chaos_id, lambda: read_input(0, say))
     context = LaunchContext(PROGRAM, invocation.cwd, invocation.environ, chaos_id, plan.timeout_s, plan.stdin)
-    lines = ChaosLines(plan, clock)
+    lines = VaryLines(plan) if isinstance(plan, VaryPlan) else ChaosLines(plan, clock)
 
-    async def search(launcher: Launcher) -> Chaos:
+    async def search(launcher: Launcher) -> Chaos | Varied:
+        if isinstance(plan, VaryPlan):
+            return await VarySearch(plan, launcher, context.environ, clock, lines).search()
         return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, context.environ, clock, lines)).search()
 
     found, interrupted_by = run_experiment(context, lines, search)
     found = replace(found, interrupted_by=interrupted_by)
-    return show_result(found, invocation, chaos_text, chaos_json, color=arguments["color"], is_json=arguments["json"])
+    as_text, as_json = (varied_text, varied_json) if options.vary else (chaos_text, chaos_json)
+    return show_result(found, invocation, as_text, as_json, color=arguments["color"], is_json=arguments["json"])

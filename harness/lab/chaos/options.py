@@ -1,7 +1,9 @@
 """Options of `rlharness chaos` as a person typed them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from harness.lab.experiments.scenario_options import ScenarioOptions
 
@@ -18,14 +20,12 @@ class ChaosOptions:
     scenario_options: ScenarioOptions = field(default_factory=ScenarioOptions)
     num_steps: int | None = None
     """Steps that are run, from the first on; None for all."""
-    factors: str | None = None
-    """NAME,NAME: the factors that are perturbed; None for all."""
-    only: tuple[str, ...] = ()
-    """FACTOR=VALUE: the one perturbation that is run; empty where they are drawn."""
-    num_probes: int = DEFAULT_COUNT
-    seed: int = 0
-    num_repeats: int = DEFAULT_REPEATS
-    """Most runs of one perturbation while a cause is looked for."""
+    of_factors: Mapping[str, Any] = field(default_factory=dict)
+    """Of --count, --seed, --factors, --repeats and --only those that were given."""
+    vary: tuple[str, ...] = ()
+    """NAME=BASE,OTHER of --vary, which replaces the factors."""
+    has_bits: bool = False
+    """Whether no bit may differ, with --vary."""
     max_s: float = inf
     """Seconds after which no run begins."""
     timeout_s: float = inf

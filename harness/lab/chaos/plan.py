@@ -14,6 +14,7 @@ from harness.lab.chaos.subject import Subject, make_subject
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.perturbation_factors import Factor, chosen, parse_only
 from harness.lab.experiments.program_input import keep_input
+from harness.lab.experiments.run_spec import RunSpec
 from harness.process.invocation import Invocation
 
 CHAOS = "chaos"
@@ -57,27 +58,18 @@ def make_plan(
         raise UsageError(
             "--steps and a command", legal="--steps of a scenario", remedy="pass the number to the command itself"
         )
-    _check_start(invocation, subject)
-    factors = chosen(subject.factors, options.factors)
-    only = parse_only(options.only, subject.factors) if options.only else None
-    data = given() if is_command else b""
-    directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
-    try:
-        stdin = keep_input(data, directory)
-    except OSError as error:
-        raise HarnessError(
-            f"standard input cannot be kept in {directory}: {error.strerror}",
-            legal="a disk with room for it, since every run reads the same input",
-            remedy="name another directory with --out, or give no input: < /dev/null",
-        ) from None
+    check_start(invocation, subject.run_spec({}))
+    factors = chosen(subject.factors, options.of_factors.get("factors"))
+    only = parse_only(options.of_factors["only"], subject.factors) if "only" in options.of_factors else None
+    directory, stdin = make_directory(invocation, options, chaos_id, given() if is_command else b"")
     return ChaosPlan(
         subject=subject,
         factors=factors,
         directory=directory,
         only=only,
-        num_probes=options.num_probes,
-        seed=options.seed,
-        num_repeats=options.num_repeats,
+        num_probes=options.of_factors.get("count", DEFAULT_COUNT),
+        seed=options.of_factors.get("seed", 0),
+        num_repeats=options.of_factors.get("repeats", DEFAULT_REPEATS),
         num_steps=options.num_steps,
         max_s=options.max_s,
         timeout_s=options.timeout_s,
@@ -85,9 +77,21 @@ def make_plan(
     )
 
 
-def _check_start(invocation: Invocation, subject: Subject) -> None:
+def make_directory(invocation: Invocation, options: ChaosOptions, chaos_id: str, data: bytes) -> tuple[Path, Path]:
+    """Make the directory of the runs; return it, and the file in it that every run reads as its input."""
+    directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
+    try:
+        return directory, keep_input(data, directory)
+    except OSError as error:
+        raise HarnessError(
+            f"standard input cannot be kept in {directory}: {error.strerror}",
+            legal="a disk with room for it, since every run reads the same input",
+            remedy="name another directory with --out, or give no input: < /dev/null",
+        ) from None
+
+
+def check_start(invocation: Invocation, run_spec: RunSpec) -> None:
     """UsageError where a run could not be started."""
-    run_spec = subject.run_spec({})
     run_spec.level_env(invocation.environ)
     if shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH")) is None:
         raise UsageError(

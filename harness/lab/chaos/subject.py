@@ -85,7 +85,7 @@ def _scenario(invocation: Invocation, name: str, options: ScenarioOptions) -> Su
     return Subject(
         spec_of,
         (*own, *outside_factors(num_cores(), invocation.environ), *latency, *crash),
-        (*asked.typed, *_metrics(options.recording)),
+        (*asked.typed, *metric_words(options.recording)),
         section.crash,
         tuple(section.latency),
         unvaried_of(usual, asked.scenario.runtime_sections, {*section.factors, *resuming}),
@@ -105,10 +105,10 @@ def _command_subject(invocation: Invocation, options: ScenarioOptions) -> Subjec
     run_spec = make_command_spec(invocation, recording)
     level = ("--level", recording.level) if recording.level else ()
     factors = outside_factors(num_cores(), invocation.environ)
-    return Subject(lambda values: run_spec, factors, (*level, *_metrics(recording)))
+    return Subject(lambda values: run_spec, factors, (*level, *metric_words(recording)))
 
 
-def _metrics(options: RecordingOptions) -> tuple[str, ...]:
+def metric_words(options: RecordingOptions) -> tuple[str, ...]:
     return tuple(word for metric in options.metrics for word in ("--metric", metric))
 
 

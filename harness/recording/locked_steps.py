@@ -1,0 +1,507 @@
+"""Locks each optimizer step of a run to that of a base run, and measures what the run made of it before that.
+
+| run | what it does |
+|---|---|
+| base | keeps each step: weights before it, gradients, weights after it, state and settings of the optimizer |
+| locked | compares each step with the base's, then takes the base's weights and state: no difference grows |
+| nudged | is a locked base whose weights move by -1, 0 or 1 ulp before each step: measures rounding |
+| control | is any of these with dropout, batch statistics, and noise that do not see the other rows of a batch |
+
+Steps are matched by optimizer, in the order of their first steps, and weights by their place in the optimizer. A run
+writes a line of JSON for each step.
+"""
+
+import json
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_high
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch.optim import Optimizer
+
+from harness.recording.callbacks import RecorderCallback
+from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
+from harness.recording.compiled import CompiledSteps
+from harness.recording.hooks import Stepping, hook_optimizers, hook_steps
+from harness.recording.names import ParameterNames
+from harness.recording.optimizer_settings import OptimizerSettings
+from harness.recording.process import rank_and_world_size
+from harness.recording.program_modes import outside_modes
+from harness.recording.random_states import read_states
+from harness.recording.recording_config import RunEnded
+
+LINES = "steps.jsonl"
+PHASES = ("before", "gradient", "after", "state")
+UPDATE = "update"
+"""What a step adds to the weights; compared only if the weights after it differ."""
+WAYS = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of an optimizer that say how it computes, not what."""
+MARGIN = 8.0
+"""A difference is more than rounding beyond this many times what one ulp of the weights does."""
+FLOOR = 4.0
+"""Rounding is at least so many times that of one number, relative to the norm of the tensor."""
+COARSE_FLOORS = {torch.bfloat16: 1.0, torch.float16: 1.0}
+EQUAL_SETTINGS = 1e-9
+"""Relative difference up to which two values of a setting are computed in two ways."""
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+NOISE = ("randn", "rand", "randn_like", "rand_like")
+
+Named = Iterable[tuple[str, torch.Tensor]]
+Step = dict[str, Any]
+"""A step by phase, each with its tensors by place and name; and its settings, generators, and names of weights."""
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Measured effect of one ulp of the weights on one tensor; the median helps where one step shows 0 by chance."""
+
+    spreads: Mapping[int, float]
+    """By step."""
+    median_spread: float
+    median_norm: float
+
+    def at(self, number: int, base: torch.Tensor) -> float:
+        """Return how far rounding takes this tensor of a step, as a norm."""
+        unit = torch.finfo(base.dtype).eps if base.is_floating_point() or base.is_complex() else 0.0
+        floor = COARSE_FLOORS.get(base.dtype, FLOOR) * unit * max(norm(base), self.median_norm)
+        return max(self.spreads.get(number, 0.0), self.median_spread, floor)
+
+
+Roundings = Mapping[tuple[int, str, str], Rounding]
+"""By optimizer, phase and tensor."""
+UNMEASURED = Rounding({}, 0.0, 0.0)
+
+
+def roundings_of(runs: Iterable[Iterable[Step]]) -> Roundings:
+    """Return what the lines of nudged runs have measured."""
+    found: dict[tuple[int, str, str], dict[int, tuple[float, float]]] = {}
+    for line in (line for lines in runs for line in lines):
+        for phase, measured in line["spreads"].items():
+            for name, (spread, size) in measured.items():
+                of_steps = found.setdefault((line["optimizer"], phase, name), {})
+                of_steps[line["number"]] = max(of_steps.get(line["number"], (0.0, 0.0)), (spread, size))
+    return {
+        key: Rounding(
+            {number: spread for number, (spread, _) in of_steps.items()},
+            median_high([spread for spread, _ in of_steps.values()]),
+            median_high([size for _, size in of_steps.values()]),
+        )
+        for key, of_steps in found.items()
+    }
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """Return the L2 norm, summed in double precision."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.complex128 if tensor.is_complex() else torch.float64))
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the norm of the difference; equal values that are not finite have none."""
+    is_equal = (a == b) | (a.isnan() & b.isnan())
+    wide = torch.complex128 if b.is_complex() else torch.float64
+    return norm(torch.where(is_equal, 0, a.to(wide) - b.to(wide)))
+
+
+def has_equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors of one shape hold the same bits."""
+    return a.dtype == b.dtype and torch.equal(_bytes(a), _bytes(b))
+
+
+def multiple(varied: torch.Tensor | None, base: torch.Tensor | None, rounding: Rounding, number: int) -> float:
+    """Return how many times what rounding does lies between two tensors; infinity if they cannot be compared."""
+    if varied is None or base is None or varied.shape != base.shape:
+        return math.inf
+    away, usual = distance(varied, base), rounding.at(number, base)
+    if away == 0:
+        return 0.0
+    return away / usual if usual and math.isfinite(away) else math.inf
+
+
+def common_factor(
+    varied: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor], of: Callable[[str], Rounding], number: int
+) -> float | None:
+    """Return the one number that all varied tensors are of the base's, if what remains is rounding; None if not."""
+    if varied.keys() != base.keys() or any(varied[name].shape != base[name].shape for name in base):
+        return None
+    square = sum(norm(each) ** 2 for each in base.values())
+    product = sum(float((varied[name].double() * base[name].double()).sum()) for name in base if not base[name].is_complex())
+    factor = product / square if square else 1.0
+    if not abs(factor) >= 1e-6 or abs(factor - 1) < 1e-3:
+        return None
+    rest = (multiple((varied[name].double() / factor).to(base[name].dtype), base[name], of(name), number) for name in base)
+    return factor if all(each <= MARGIN for each in rest) else None
+
+
+def compare_step(base: Step, varied: Step, roundings: Roundings) -> dict[str, Any]:
+    """Return where the first bit of a step differs, the largest rounding, and the first difference that is more."""
+    number, result = base["number"], {"bit": None, "worst": None, "difference": None}
+
+    def measured(phase: str, name: str) -> Rounding:
+        return roundings.get((base["optimizer"], phase, name), UNMEASURED)
+
+    for phase in PHASES:
+        if phase == "after" and (name := _changed_setting(base["settings"], varied["settings"])):
+            values = [each["settings"].get(name) for each in (base, varied)]
+            return result | {"difference": {"kind": "SETTINGS", "name": name, "values": values}}
+        for name in {**base[phase], **varied[phase]}:
+            mine, its = varied[phase].get(name), base[phase].get(name)
+            if mine is not None and its is not None and mine.shape == its.shape:
+                its = its.to(mine.device)
+                if has_equal_bits(mine, its):
+                    continue
+            where = [phase, _shown(name, base["names"])]
+            result["bit"] = result["bit"] or where
+            times = multiple(mine, its, measured(phase, name), number)
+            if times <= MARGIN:
+                result["worst"] = max(result["worst"] or [0.0], [times, *where])
+                continue
+            factor = None
+            if phase == "gradient":
+                of, tensors = "gradients", (varied[phase], base[phase])
+            else:
+                of, tensors = UPDATE, (updates(varied), updates(base))
+            if phase in ("gradient", "after") and math.isfinite(times):
+                factor = common_factor(*tensors, lambda name: measured(phase if of == "gradients" else UPDATE, name), number)
+            if factor is not None:
+                return result | {"difference": {"kind": "FACTOR", "of": of, "factor": factor}}
+            is_finite = mine is not None and its is not None and mine.shape == its.shape and math.isfinite(times)
+            share = distance(mine, its) / (norm(its) or 1.0) if is_finite else None
+            problem = "" if is_finite else _why_incomparable(mine, its)
+            difference = {"kind": "DIFFERENT", "phase": phase, "name": where[1], "share": share, "problem": problem}
+            return result | {"difference": difference | {"times": times if math.isfinite(times) else None}}
+    return result
+
+
+def measure_step(base: Step, nudged: Step) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return by phase and name how far a nudged step is from the base's, and the norm of the base's."""
+    pairs = {phase: (base[phase], nudged[phase]) for phase in PHASES} | {UPDATE: (updates(base), updates(nudged))}
+    return {
+        phase: {
+            name: (distance(after[name], each.to(after[name].device)), norm(each))
+            for name, each in before.items()
+            if name in after and after[name].shape == each.shape
+        }
+        for phase, (before, after) in pairs.items()
+    }
+
+
+def updates(step: Step) -> dict[str, torch.Tensor]:
+    """Return what a step adds to each weight."""
+    return {name: each - step["before"][name] for name, each in step["after"].items() if name in step["before"]}
+
+
+def _changed_setting(base: Mapping[str, float], varied: Mapping[str, float]) -> str:
+    for name in {**base, **varied}:
+        if name not in base or name not in varied or not math.isclose(base[name], varied[name], rel_tol=EQUAL_SETTINGS):
+            return name
+    return ""
+
+
+def _why_incomparable(varied: torch.Tensor | None, base: torch.Tensor | None) -> str:
+    if varied is None or base is None:
+        return f"only {'the varied run' if base is None else 'the base'} has it"
+    if varied.shape != base.shape:
+        return f"its shape is {list(varied.shape)}, the base's {list(base.shape)}"
+    return "one ulp of the weights does not change it" if distance(varied, base) < math.inf else "it is not finite"
+
+
+def _shown(name: str, names: Sequence[str]) -> str:
+    """The name of a weight, and of what the optimizer remembers of it: 0.weight exp_avg."""
+    place, _, key = name.partition(" ")
+    return f"{names[int(place)] if int(place) < len(names) else f'parameter {place}'} {key}".rstrip()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------ in the program
+
+
+class LockedSteps(RecorderCallback):
+    """Keeps, compares and locks the steps of one process."""
+
+    def __init__(
+        self,
+        directory: str,
+        base: str = "",
+        nudged: Sequence[str] = (),
+        seed: int | None = None,
+        ties: Sequence[str] | None = None,
+        num_steps: int | None = None,
+    ) -> None:
+        """Hook the optimizers of this process.
+
+        directory: of this run's lines, and of a base's tensors. base: directory of the base; empty for the base itself.
+        nudged: directories of nudged runs. seed: of the nudges; None for a run that is not nudged.
+        ties: lines of code whose noise a control ties; None for a run that is no control.
+        num_steps: steps of each optimizer after which the run ends; None for all.
+        """
+        self._directory, self._base, self._nudged = Path(directory), Path(base) if base else None, nudged
+        self._num_steps = num_steps
+        self._nudges = None if seed is None else torch.Generator().manual_seed(seed)
+        self._names, self._stepping = ParameterNames(), Stepping()
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, list[int]] = weakref.WeakKeyDictionary()
+        """[its number, its steps] of each that has stepped."""
+        self._num_optimizers = self._num_begun = 0
+        self._pid, self._rank = 0, ""
+        self._step: Step = {}
+        self._roundings: Roundings = {}
+        self._has_failed = False
+        self._control = None if ties is None else Control(ties, lambda: self._num_begun)
+        hook_steps(self._begin, self._end, self._stepping, CompiledSteps())
+        if self._nudges is not None:
+            hook_optimizers(lambda optimizer: self._guarded(self._nudge, optimizer))
+
+    def _begin(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
+        self._stepping.optimizers.append(optimizer)
+        if len(self._stepping.optimizers) > 1:  # a step within another's
+            return None
+        if self._num_steps is not None and self._optimizers.get(optimizer, [0, 0])[1] == self._num_steps:
+            raise RunEnded
+        self._guarded(self._before, optimizer)
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            self._guarded(self._gradients, optimizer)
+            return None
+        hooked = HookedClosure(closure, lambda: None, lambda has_returned: self._guarded(self._gradients, optimizer))
+        return replace_closure(args, kwargs, hooked)
+
+    def _end(self, optimizer: Optimizer) -> None:
+        if self._stepping.optimizers:
+            self._stepping.optimizers.pop()
+        if not self._stepping.optimizers:
+            self._guarded(self._after, optimizer)
+
+    def _guarded(self, what: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
+        """Call a part of the comparison; a mistake ends it, not the program."""
+        if self._has_failed:
+            return
+        try:
+            with outside_modes(), torch.no_grad():
+                what(optimizer)
+        except Exception as error:  # whatever it is: the program continues
+            self._has_failed = True
+            self._write({"problem": f"{type(error).__name__}: {error}"})
+
+    def _before(self, optimizer: Optimizer) -> None:
+        if self._pid != os.getpid():
+            self._claim_rank()
+            self._roundings = roundings_of(read_lines(Path(each, self._rank)) for each in self._nudged)
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = [self._num_optimizers, 0]
+            self._num_optimizers += 1
+        which, number = self._optimizers[optimizer]
+        self._optimizers[optimizer] = [which, number + 1]
+        weights = _weights(optimizer)
+        if self._base is None:
+            self._names.assign(weights)
+        self._step = {
+            "optimizer": which,
+            "number": number,
+            "random": {name: state[1].hex() for name, state in read_states().items()},
+            "names": [self._names.name(each) or f"parameter {place}" for place, each in enumerate(weights)],
+            "settings": {
+                name: float(value)
+                for name, value in OptimizerSettings().settings(optimizer)
+                if isinstance(value, int | float | torch.Tensor) and name.split(".")[1] not in WAYS
+            },
+            "before": _copies(_numbered(weights)),
+            "gradient": None,
+        }
+
+    def _gradients(self, optimizer: Optimizer) -> None:
+        """Keep the gradients; of an optimizer with a closure those of its first call."""
+        if self._step["gradient"] is None:
+            scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler that leaves unscaling to the step
+            found = [(name, each.grad) for name, each in _numbered(_weights(optimizer)) if each.grad is not None]
+            self._step["gradient"] = _copies((name, each if scale is None else each / scale) for name, each in found)
+
+    def _after(self, optimizer: Optimizer) -> None:
+        step, weights = self._step, _weights(optimizer)
+        self._num_begun += 1
+        state = dict(_state(optimizer, weights))
+        step |= {
+            "gradient": step["gradient"] or {},
+            "after": _copies(_numbered(weights)),
+            "state": _copies(state.items()),
+        }
+        line = {name: step[name] for name in ("optimizer", "number", "random")}
+        if self._control is not None:
+            line["calls"], self._control.calls = self._control.calls, []
+        path = (self._base or self._directory) / self._rank / f"{step['optimizer']}-{step['number']}.pt"
+        if self._base is None:
+            torch.save({**step, "held": _held(optimizer, weights)}, path)
+        elif path.exists():
+            base = torch.load(path, weights_only=True)
+            if self._nudges is not None:
+                line["spreads"] = measure_step(base, step)
+            else:
+                line |= compare_step(base, step, self._roundings)
+            for phase, tensors in (("after", dict(_numbered(weights))), ("state", state)):
+                for name, tensor in tensors.items():
+                    if name in base[phase] and base[phase][name].shape == tensor.shape:
+                        _local(tensor).copy_(base[phase][name])
+            for place, key, value in base["held"]:
+                if place < len(weights):
+                    optimizer.state[weights[place]][key] = value
+        if self._nudges is not None:
+            self._nudge(optimizer)
+        self._write(line)
+
+    def _nudge(self, optimizer: Optimizer) -> None:
+        """Move each weight by -1, 0 or 1 ulp, but whole numbers, which stand for something else than a measurement."""
+        for weight in map(_local, _weights(optimizer)):
+            if weight.is_floating_point():
+                signs = torch.randint(-1, 2, weight.shape, generator=self._nudges).to(weight)
+                weight.mul_(1 + signs * (weight != weight.round()) * torch.finfo(weight.dtype).eps)
+
+    def _claim_rank(self) -> None:
+        """Take a directory of this process's rank; that of another number if a process without ranks has taken it."""
+        rank, world_size = rank_and_world_size(os.environ)[:2]
+        while True:
+            try:
+                (self._directory / str(rank)).mkdir(parents=True)
+                break
+            except FileExistsError:
+                rank = max(rank + 1, world_size)
+        self._pid, self._rank = os.getpid(), str(rank)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / self._rank / LINES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def read_lines(directory: Path) -> list[Step]:
+    """Return the lines of one process; none if it has written none."""
+    path = directory / LINES
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def _weights(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _numbered(weights: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """By place: wrappers and torch.compile rename weights."""
+    return ((str(place), each) for place, each in enumerate(weights))
+
+
+def _state(optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What an optimizer remembers of each weight, numbers as tensors."""
+
+    def flat(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, int | float):
+            yield name, torch.tensor(float(value), dtype=torch.float64)
+        elif isinstance(value, list | tuple):
+            for index, each in enumerate(value):
+                yield from flat(f"{name} {index}", each)
+
+    for place, weight in enumerate(weights):
+        for key, value in optimizer.state.get(weight, {}).items():
+            yield from flat(f"{place} {key}", value)
+
+
+def _held(optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> list[tuple[int, str, Any]]:
+    """(place of the weight, key, value) of state that is no tensor: LBFGS has lists of them."""
+    return [
+        (place, key, value)
+        for place, weight in enumerate(weights)
+        for key, value in optimizer.state.get(weight, {}).items()
+        if value is None or isinstance(value, int | float | list | tuple)
+    ]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this rank holds."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+
+
+def _copies(tensors: Named) -> dict[str, torch.Tensor]:
+    return {name: (each if each.layout == torch.strided else each.to_dense()).clone() for name, each in map(lambda pair: (pair[0], _local(pair[1])), tensors)}
+
+
+class Control:
+    """Ties what sees the other rows of a batch by design: all rows get one mask, fixed statistics, one row of noise.
+
+    Code that torch.compile has compiled is not reached, nor are dropout in kernels of LSTMs and generators of one's own.
+    """
+
+    def __init__(self, ties: Sequence[str], step: Callable[[], int]) -> None:
+        """Replace functions of torch. ties: lines of code whose noise is tied; step: number of the present step."""
+        self.calls: list[tuple[str, list[int]]] = []
+        """(what was called, shape of the input) since the last step."""
+        self._ties, self._step = frozenset(ties), step
+        functional = torch.nn.functional
+        for name in DROPOUTS:
+            setattr(functional, name, self._dropout(getattr(functional, name)))
+        functional.batch_norm = self._batch_norm(functional.batch_norm)
+        functional.scaled_dot_product_attention = self._attention(functional.scaled_dot_product_attention)
+        for name in NOISE:
+            setattr(torch, name, self._noise(getattr(torch, name)))
+
+    def _row(self, like: torch.Tensor, draw: Callable[..., torch.Tensor], *parts: object) -> torch.Tensor:
+        """Random numbers for one row, which depend on the step, the row's shape and these parts."""
+        seed = crc32(repr((self._step(), tuple(like.shape[1:]), *parts)).encode())
+        return draw(like.shape[1:], generator=torch.Generator().manual_seed(seed)).to(like.device)
+
+    def _dropout(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        usual, rand = original.__defaults__ or (0.5, True, False), torch.rand
+
+        def dropout(input: torch.Tensor, p: float = usual[0], training: bool = usual[1], inplace: bool = False) -> torch.Tensor:
+            if torch.compiler.is_compiling() or not training or not 0 < p < 1:
+                return original(input, p, training, inplace)
+            self.calls.append(("dropout", list(input.shape)))
+            mask = ((self._row(input, rand, p) >= p) / (1 - p)).to(input.dtype)
+            return input.mul_(mask) if inplace else input * mask
+
+        return dropout
+
+    def _batch_norm(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def batch_norm(input: torch.Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
+            if torch.compiler.is_compiling() or not training:
+                return original(input, mean, var, weight, bias, training, momentum, eps)
+            self.calls.append(("batch_norm", list(input.shape)))
+            zeros = torch.zeros(input.shape[1], device=input.device, dtype=mean.dtype if mean is not None else input.dtype)
+            return original(input, zeros, zeros + 1, weight, bias, False, momentum, eps)
+
+        return batch_norm
+
+    def _attention(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if dropout_p and not torch.compiler.is_compiling():
+                self.calls.append(("dropout", [*query.shape[:-1], key.shape[-2]]))
+                dropout_p = 0.0
+            return original(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+
+        return attention
+
+    def _noise(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        rows = torch.rand if original.__name__.startswith("rand_") or original.__name__ == "rand" else torch.randn
+
+        def noise(*args: Any, **kwargs: Any) -> torch.Tensor:
+            made = original(*args, **kwargs)
+            if torch.compiler.is_compiling() or kwargs.get("generator") is not None or not made.dim():
+                return made
+            frame = sys._getframe(1)
+            line = f"{original.__name__} at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            self.calls.append((line, list(made.shape)))
+            if line in self._ties:
+                with torch.no_grad():
+                    made.copy_(self._row(made, rows, line).expand_as(made))
+            return made
+
+        return noise
