@@ -22,12 +22,8 @@ from harness.process.invocation import Invocation
 )
 @click.argument("scenario", required=False, shell_complete=complete_scenario)
 @all_of(SCENARIO_OPTIONS)
-@click.option(
-    "--count", type=click.IntRange(1), metavar="N", help="Number of perturbations to try.  [default: 20]"
-)
-@click.option(
-    "--seed", type=click.IntRange(0), metavar="S", help="Seed for drawing perturbations.  [default: 0]"
-)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Number of perturbations to try.  [default: 20]")
+@click.option("--seed", type=click.IntRange(0), metavar="S", help="Seed for drawing perturbations.  [default: 0]")
 @click.option(
     "--factors",
     metavar="NAME,NAME",

@@ -134,11 +134,15 @@ def common_factor(
     if varied.keys() != base.keys() or any(varied[name].shape != base[name].shape for name in base):
         return None
     square = sum(norm(each) ** 2 for each in base.values())
-    product = sum(float((varied[name].double() * base[name].double()).sum()) for name in base if not base[name].is_complex())
+    product = sum(
+        float((varied[name].double() * base[name].double()).sum()) for name in base if not base[name].is_complex()
+    )
     factor = product / square if square else 1.0
     if not abs(factor) >= 1e-6 or abs(factor - 1) < 1e-3:
         return None
-    rest = (multiple((varied[name].double() / factor).to(base[name].dtype), base[name], of(name), number) for name in base)
+    rest = (
+        multiple((varied[name].double() / factor).to(base[name].dtype), base[name], of(name), number) for name in base
+    )
     return factor if all(each <= MARGIN for each in rest) else None
 
 
@@ -171,7 +175,9 @@ def compare_step(base: Step, varied: Step, roundings: Roundings) -> dict[str, An
             else:
                 of, tensors = UPDATE, (updates(varied), updates(base))
             if phase in ("gradient", "after") and math.isfinite(times):
-                factor = common_factor(*tensors, lambda name: measured(phase if of == "gradients" else UPDATE, name), number)
+                factor = common_factor(
+                    *tensors, lambda name: measured(phase if of == "gradients" else UPDATE, name), number
+                )
             if factor is not None:
                 return result | {"difference": {"kind": "FACTOR", "of": of, "factor": factor}}
             is_finite = mine is not None and its is not None and mine.shape == its.shape and math.isfinite(times)
@@ -431,7 +437,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copies(tensors: Named) -> dict[str, torch.Tensor]:
-    return {name: (each if each.layout == torch.strided else each.to_dense()).clone() for name, each in map(lambda pair: (pair[0], _local(pair[1])), tensors)}
+    return {
+        name: (each if each.layout == torch.strided else each.to_dense()).clone()
+        for name, each in map(lambda pair: (pair[0], _local(pair[1])), tensors)
+    }
 
 
 class Control:
@@ -461,7 +470,9 @@ class Control:
     def _dropout(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         usual, rand = original.__defaults__ or (0.5, True, False), torch.rand
 
-        def dropout(input: torch.Tensor, p: float = usual[0], training: bool = usual[1], inplace: bool = False) -> torch.Tensor:
+        def dropout(
+            input: torch.Tensor, p: float = usual[0], training: bool = usual[1], inplace: bool = False
+        ) -> torch.Tensor:
             if torch.compiler.is_compiling() or not training or not 0 < p < 1:
                 return original(input, p, training, inplace)
             self.calls.append(("dropout", list(input.shape)))
@@ -471,17 +482,36 @@ class Control:
         return dropout
 
     def _batch_norm(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def batch_norm(input: torch.Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
+        def batch_norm(
+            input: torch.Tensor,
+            mean: Any,
+            var: Any,
+            weight: Any = None,
+            bias: Any = None,
+            training: bool = False,
+            momentum: float = 0.1,
+            eps: float = 1e-5,
+        ) -> torch.Tensor:
             if torch.compiler.is_compiling() or not training:
                 return original(input, mean, var, weight, bias, training, momentum, eps)
             self.calls.append(("batch_norm", list(input.shape)))
-            zeros = torch.zeros(input.shape[1], device=input.device, dtype=mean.dtype if mean is not None else input.dtype)
+            zeros = torch.zeros(
+                input.shape[1], device=input.device, dtype=mean.dtype if mean is not None else input.dtype
+            )
             return original(input, zeros, zeros + 1, weight, bias, False, momentum, eps)
 
         return batch_norm
 
     def _attention(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def attention(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attn_mask: Any = None,
+            dropout_p: float = 0.0,
+            *args: Any,
+            **kwargs: Any,
+        ) -> torch.Tensor:
             if dropout_p and not torch.compiler.is_compiling():
                 self.calls.append(("dropout", [*query.shape[:-1], key.shape[-2]]))
                 dropout_p = 0.0

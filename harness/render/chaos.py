@@ -7,9 +7,7 @@ from typing import Any
 
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.executor import BASELINE
-from harness.lab.chaos.finding import Chaos, Tally
+from harness.lab.chaos.search import BASELINE, Chaos, Outcome, Sign, Tally
 from harness.lab.chaos.vary import Kind, Varied, assignment
 from harness.lab.experiments.perturbation_factors import (
     HASH_SEED,

@@ -3,8 +3,7 @@
 from math import isfinite
 
 from harness.bits.text import count, one_line
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.search import ChaosPlan, Outcome, Sign
 from harness.lab.chaos.vary import VaryPlan
 from harness.lab.experiments.perturbation_factors import Perturbation, format_perturbation
 from harness.lab.experiments.run import Run
@@ -115,6 +114,7 @@ class ChaosLines(RunLines):
         if isfinite(self._max_s):
             left_s = min(left_s, max(0.0, self._began_s + self._max_s - now_s))
         return f"; about {_minutes(left_s)} left"
+
 
 def _minutes(seconds: float) -> str:
     """40 s, 12 min."""

@@ -9,11 +9,8 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
-from harness.lab.chaos.executor import PROGRAM, ChaosExecutor
-from harness.lab.chaos.finding import Chaos
-from harness.lab.chaos.options import ChaosOptions
-from harness.lab.chaos.plan import make_plan
-from harness.lab.chaos.search import PerturbationSearch
+from harness.lab.chaos.factors import ChaosOptions
+from harness.lab.chaos.search import PROGRAM, Chaos, ChaosExecutor, PerturbationSearch, make_plan
 from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
 from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
@@ -24,7 +21,6 @@ from harness.process.run_directory import new_run_id
 from harness.render.chaos import chaos_json, chaos_text, varied_json, varied_text
 from harness.render.chaos_progress import ChaosLines, VaryLines
 from harness.render.console import say
-
 
 OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
 """Options without --vary."""

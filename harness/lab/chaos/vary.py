@@ -23,12 +23,8 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import UNLIMITED, read_regular
 from harness.bits.text import count
-from harness.lab.chaos.conditions import environ_of, launched
-from harness.lab.chaos.executor import OutOfTimeError, Runs
-from harness.lab.chaos.options import ChaosOptions
-from harness.lab.chaos.plan import check_start, make_directory
-from harness.lab.chaos.shrink import ddmin
-from harness.lab.chaos.subject import metric_words
+from harness.lab.chaos.factors import ChaosOptions, environ_of, launched, recording_words
+from harness.lab.chaos.search import OutOfTimeError, Runs, check_start, ddmin, make_directory
 from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec
@@ -172,7 +168,9 @@ def _compare_rank(base: list[Line], varied: list[Line], unsteady: frozenset[str]
         mine = known.get((line["optimizer"], line["number"]))
         if mine is None:
             continue
-        elsewhere = [each for each in mine["random"] if each not in unsteady and mine["random"][each] != line["random"].get(each)]
+        elsewhere = [
+            each for each in mine["random"] if each not in unsteady and mine["random"][each] != line["random"].get(each)
+        ]
         moved = moved or ((elsewhere[0], line["number"]) if elsewhere else None)
         if line["difference"]:
             return Comparison(Kind(line["difference"]["kind"].lower()), line, worst, moved, sizes)
@@ -214,9 +212,15 @@ def sentence_of(values: Mapping[str, str], base_values: Mapping[str, str], found
         factor = difference["factor"]
         what = "all gradients are" if difference["of"] == "gradients" else "the update of all weights is"
         return f"{lead} {what} {factor:.4g} times the base's{_reason(values, base_values, factor)}."
-    much = f"differs by {difference['share']:.2g} of its norm, {difference['times']:.1g} times rounding" if difference["times"] else f"differs: {difference['problem']}"
+    much = (
+        f"differs by {difference['share']:.2g} of its norm, {difference['times']:.1g} times rounding"
+        if difference["times"]
+        else f"differs: {difference['problem']}"
+    )
     number = found.line["number"]
-    before = "" if not number else f"; {f'steps 0-{number - 1}' if number > 1 else 'step 0'} differed by rounding at most"
+    before = (
+        "" if not number else f"; {f'steps 0-{number - 1}' if number > 1 else 'step 0'} differed by rounding at most"
+    )
     more = "" if num_base == num_varied else f"; {counts}"
     return f"{lead} {_where(difference['phase'], difference['name'])} {much}{before}{more}."
 
@@ -240,7 +244,9 @@ def _step(line: Line) -> str:
 
 
 def _where(phase: str, name: str) -> str:
-    return {"gradient": "the gradient of {}", "state": "the optimizer's {}", "before": "{} before the step"}.get(phase, "{} after the step").format(name)
+    return {"gradient": "the gradient of {}", "state": "the optimizer's {}", "before": "{} before the step"}.get(
+        phase, "{} after the step"
+    ).format(name)
 
 
 def calls_of(ranks: Ranks) -> dict[str, list[list[Any]]]:
@@ -276,7 +282,9 @@ def pieces(base: Mapping[str, list[list[Any]]], varied: Mapping[str, list[list[A
         mine, its = (each.get(kind, []) for each in (base, varied))
         if mine == its:
             continue
-        step = next(a or b for a, b in zip(mine + [None] * len(its), its + [None] * len(mine), strict=True) if a != b)[0]
+        step = next(a or b for a, b in zip(mine + [None] * len(its), its + [None] * len(mine), strict=True) if a != b)[
+            0
+        ]
         shapes = [[shape for at, shape in each if at == step] for each in (its, mine)]
         if kind == "batch_norm":
             rows = [shapes[0][0][0] if shapes[0] else 0, shapes[1][0][0] if shapes[1] else 0]
@@ -376,7 +384,9 @@ class RunFailedError(Exception):
 class VarySearch:
     """Makes the runs of a plan, one at a time."""
 
-    def __init__(self, plan: VaryPlan, session: Runs, environ: Mapping[str, str], clock: Clock, listener: VaryListener) -> None:
+    def __init__(
+        self, plan: VaryPlan, session: Runs, environ: Mapping[str, str], clock: Clock, listener: VaryListener
+    ) -> None:
         self._plan, self._session, self._clock, self._listener = plan, session, clock, listener
         self._environ = environ_of({}, environ)
         self._began_s = clock.monotonic_s()
@@ -528,7 +538,9 @@ class VarySearch:
         self._listener.begins(title)
         orders |= {"directory": self._directory(self._num_runs), "num_steps": self._plan.num_steps}
         run_spec = replace(self._plan.spec_of(self._plan.command(values)), callbacks={LOCKED_STEPS: orders})
-        run = await self._session.record(launched(run_spec, {}), self._plan.directory, self._num_runs, environ=self._environ)
+        run = await self._session.record(
+            launched(run_spec, {}), self._plan.directory, self._num_runs, environ=self._environ
+        )
         self._listener.ended(run)
         ranks = read_ranks(Path(orders["directory"]))
         problems = [line["problem"] for lines in ranks.values() for line in lines if "problem" in line]
@@ -585,7 +597,7 @@ def make_vary_plan(
         argv=invocation.trailing,
         spec_of=spec_of,
         directory=directory,
-        typed=(*(("--level", recording.level) if recording.level else ()), *metric_words(recording)),
+        typed=(*(("--level", recording.level) if recording.level else ()), *recording_words(recording)),
         num_steps=options.num_steps,
         has_bits=options.has_bits,
         max_s=options.max_s,

@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.executor import OutOfTimeError
-from harness.lab.chaos.finding import Chaos, Tally
-from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.search import PerturbationSearch, with_moments
-from harness.lab.chaos.subject import Subject
+from harness.lab.chaos.factors import Subject
+from harness.lab.chaos.search import (
+    Chaos,
+    ChaosPlan,
+    Outcome,
+    OutOfTimeError,
+    PerturbationSearch,
+    Sign,
+    Tally,
+    with_moments,
+)
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor, crash_factor
 from harness.lab.experiments.perturbation_values import Choice, Span
