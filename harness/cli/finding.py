@@ -52,8 +52,8 @@ from harness.process.invocation import Invocation
     "--vary",
     multiple=True,
     metavar="NAME=BASE,OTHER",
-    help="For a command: a setting that should change nothing beyond rounding. Its values replace {NAME} in the command."
-    " Repeatable.",
+    help="For a command: a setting that should change nothing beyond rounding. Each value replaces {NAME} in the"
+    " command. Repeatable.",
 )
 @click.option("--bits", is_flag=True, help="With --vary: fail if a value changes any bit.")
 @click.option("--max-seconds", type=Seconds(0, min_open=True), metavar="S", help="Start no new run after S seconds.")

@@ -11,6 +11,8 @@ Steps are matched by optimizer, in the order of their first steps, and weights b
 writes a line of JSON for each step.
 """
 
+import functools
+import inspect
 import json
 import math
 import os
@@ -26,9 +28,11 @@ from zlib import crc32
 import torch
 from torch.optim import Optimizer
 
+from harness.bits.files import UNLIMITED, read_text
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import CompiledSteps
+from harness.recording.cuda_state import is_capturing
 from harness.recording.hooks import Stepping, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
 from harness.recording.optimizer_settings import OptimizerSettings
@@ -117,10 +121,8 @@ def has_equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(_bytes(a), _bytes(b))
 
 
-def multiple(varied: torch.Tensor | None, base: torch.Tensor | None, rounding: Rounding, number: int) -> float:
-    """Return how many times what rounding does lies between two tensors; infinity if they cannot be compared."""
-    if varied is None or base is None or varied.shape != base.shape:
-        return math.inf
+def multiple(varied: torch.Tensor, base: torch.Tensor, rounding: Rounding, number: int) -> float:
+    """Return how many times what rounding does lies between two tensors of one shape."""
     away, usual = distance(varied, base), rounding.at(number, base)
     if away == 0:
         return 0.0
@@ -133,59 +135,61 @@ def common_factor(
     """Return the one number that all varied tensors are of the base's, if what remains is rounding; None if not."""
     if varied.keys() != base.keys() or any(varied[name].shape != base[name].shape for name in base):
         return None
-    square = sum(norm(each) ** 2 for each in base.values())
-    product = sum(
-        float((varied[name].double() * base[name].double()).sum()) for name in base if not base[name].is_complex()
-    )
-    factor = product / square if square else 1.0
+    pairs = {name: (varied[name].double(), each.to(varied[name].device)) for name, each in base.items()}
+    square = sum(norm(its) ** 2 for _, its in pairs.values())
+    factor = sum(float((mine * its).sum()) for mine, its in pairs.values()) / square if square else 1.0
     if not abs(factor) >= 1e-6 or abs(factor - 1) < 1e-3:
         return None
-    rest = (
-        multiple((varied[name].double() / factor).to(base[name].dtype), base[name], of(name), number) for name in base
-    )
+    rest = (multiple((mine / factor).to(its.dtype), its, of(name), number) for name, (mine, its) in pairs.items())
     return factor if all(each <= MARGIN for each in rest) else None
 
 
 def compare_step(base: Step, varied: Step, roundings: Roundings) -> dict[str, Any]:
     """Return where the first bit of a step differs, the largest rounding, and the first difference that is more."""
-    number, result = base["number"], {"bit": None, "worst": None, "difference": None}
+    number, bit, worst = base["number"], None, None
 
-    def measured(phase: str, name: str) -> Rounding:
-        return roundings.get((base["optimizer"], phase, name), UNMEASURED)
+    def result(**difference: Any) -> dict[str, Any]:
+        return {"bit": bit, "worst": worst, "difference": difference}
+
+    def rounding(phase: str) -> Callable[[str], Rounding]:
+        return lambda name: roundings.get((base["optimizer"], phase, name), UNMEASURED)
 
     for phase in PHASES:
-        if phase == "after" and (name := _changed_setting(base["settings"], varied["settings"])):
-            values = [each["settings"].get(name) for each in (base, varied)]
-            return result | {"difference": {"kind": "SETTINGS", "name": name, "values": values}}
+        if phase == "after":
+            for name in {**base["settings"], **varied["settings"]}:
+                its, mine = (step["settings"].get(name) for step in (base, varied))
+                if its is None or mine is None or not math.isclose(its, mine, rel_tol=EQUAL_SETTINGS):
+                    return result(kind="SETTINGS", name=name, values=[its, mine])
         for name in {**base[phase], **varied[phase]}:
             mine, its = varied[phase].get(name), base[phase].get(name)
-            if mine is not None and its is not None and mine.shape == its.shape:
-                its = its.to(mine.device)
-                if has_equal_bits(mine, its):
-                    continue
-            where = [phase, _shown(name, base["names"])]
-            result["bit"] = result["bit"] or where
-            times = multiple(mine, its, measured(phase, name), number)
+            where, problem = [phase, _shown(name, base["names"])], ""
+            if mine is None or its is None:
+                problem = f"only {'the varied run' if its is None else 'the base'} has it"
+            elif mine.shape != its.shape:
+                problem = f"its shape is {list(mine.shape)}, the base's {list(its.shape)}"
+            if problem or mine is None or its is None:
+                return result(kind="DIFFERENT", phase=phase, name=where[1], share=None, times=None, problem=problem)
+            its = its.to(mine.device)
+            if has_equal_bits(mine, its):
+                continue
+            bit = bit or where
+            times = multiple(mine, its, rounding(phase)(name), number)
             if times <= MARGIN:
-                result["worst"] = max(result["worst"] or [0.0], [times, *where])
+                worst = max(worst or [0.0], [times, *where])
                 continue
             factor = None
             if phase == "gradient":
-                of, tensors = "gradients", (varied[phase], base[phase])
-            else:
-                of, tensors = UPDATE, (updates(varied), updates(base))
-            if phase in ("gradient", "after") and math.isfinite(times):
-                factor = common_factor(
-                    *tensors, lambda name: measured(phase if of == "gradients" else UPDATE, name), number
-                )
+                factor = common_factor(varied[phase], base[phase], rounding(phase), number)
+            elif phase == "after":
+                factor = common_factor(updates(varied), updates(base), rounding(UPDATE), number)
             if factor is not None:
-                return result | {"difference": {"kind": "FACTOR", "of": of, "factor": factor}}
-            is_finite = mine is not None and its is not None and mine.shape == its.shape and math.isfinite(times)
-            share = distance(mine, its) / (norm(its) or 1.0) if is_finite else None
-            problem = "" if is_finite else _why_incomparable(mine, its)
-            difference = {"kind": "DIFFERENT", "phase": phase, "name": where[1], "share": share, "problem": problem}
-            return result | {"difference": difference | {"times": times if math.isfinite(times) else None}}
-    return result
+                return result(kind="FACTOR", of="gradients" if phase == "gradient" else UPDATE, factor=factor)
+            share = distance(mine, its) / (norm(its) or 1.0)
+            known = times if math.isfinite(times) else None
+            if known is None:
+                problem = "rounding does not reach it" if math.isfinite(share) else "it is not finite"
+            return result(kind="DIFFERENT", phase=phase, name=where[1], share=share, times=known, problem=problem)
+    return {"bit": bit, "worst": worst, "difference": None}
 
 
 def measure_step(base: Step, nudged: Step) -> dict[str, dict[str, tuple[float, float]]]:
@@ -204,21 +208,6 @@ def measure_step(base: Step, nudged: Step) -> dict[str, dict[str, tuple[float, f
 def updates(step: Step) -> dict[str, torch.Tensor]:
     """Return what a step adds to each weight."""
     return {name: each - step["before"][name] for name, each in step["after"].items() if name in step["before"]}
-
-
-def _changed_setting(base: Mapping[str, float], varied: Mapping[str, float]) -> str:
-    for name in {**base, **varied}:
-        if name not in base or name not in varied or not math.isclose(base[name], varied[name], rel_tol=EQUAL_SETTINGS):
-            return name
-    return ""
-
-
-def _why_incomparable(varied: torch.Tensor | None, base: torch.Tensor | None) -> str:
-    if varied is None or base is None:
-        return f"only {'the varied run' if base is None else 'the base'} has it"
-    if varied.shape != base.shape:
-        return f"its shape is {list(varied.shape)}, the base's {list(base.shape)}"
-    return "one ulp of the weights does not change it" if distance(varied, base) < math.inf else "it is not finite"
 
 
 def _shown(name: str, names: Sequence[str]) -> str:
@@ -240,6 +229,7 @@ class LockedSteps(RecorderCallback):
     def __init__(
         self,
         directory: str,
+        *,
         base: str = "",
         nudged: Sequence[str] = (),
         seed: int | None = None,
@@ -294,6 +284,8 @@ class LockedSteps(RecorderCallback):
         if self._has_failed:
             return
         try:
+            if is_capturing():
+                raise RuntimeError("the step is captured into a CUDA graph, from which no value can be read")
             with outside_modes(), torch.no_grad():
                 what(optimizer)
         except Exception as error:  # whatever it is: the program continues
@@ -315,7 +307,7 @@ class LockedSteps(RecorderCallback):
         self._step = {
             "optimizer": which,
             "number": number,
-            "random": {name: state[1].hex() for name, state in read_states().items()},
+            "random": {name.removeprefix("random."): state[1].hex() for name, state in read_states().items()},
             "names": [self._names.name(each) or f"parameter {place}" for place, each in enumerate(weights)],
             "settings": {
                 name: float(value)
@@ -392,7 +384,7 @@ class LockedSteps(RecorderCallback):
 def read_lines(directory: Path) -> list[Step]:
     """Return the lines of one process; none if it has written none."""
     path = directory / LINES
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return [json.loads(line) for line in read_text(path, max_bytes=UNLIMITED).splitlines()] if path.exists() else []
 
 
 def _weights(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -437,101 +429,85 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copies(tensors: Named) -> dict[str, torch.Tensor]:
-    return {
-        name: (each if each.layout == torch.strided else each.to_dense()).clone()
-        for name, each in map(lambda pair: (pair[0], _local(pair[1])), tensors)
-    }
+    local = ((name, _local(each)) for name, each in tensors)
+    return {name: (each if each.layout == torch.strided else each.to_dense()).clone() for name, each in local}
 
 
 class Control:
     """Ties what sees the other rows of a batch by design: all rows get one mask, fixed statistics, one row of noise.
 
-    Code that torch.compile has compiled is not reached, nor are dropout in kernels of LSTMs and generators of one's own.
+    Code that torch.compile has compiled is not reached, nor are dropout within LSTMs, and a program's own generators.
     """
 
     def __init__(self, ties: Sequence[str], step: Callable[[], int]) -> None:
-        """Replace functions of torch. ties: lines of code whose noise is tied; step: number of the present step."""
+        """Replace functions of torch. ties: lines of code whose noise is tied; step: returns the present step."""
         self.calls: list[tuple[str, list[int]]] = []
         """(what was called, shape of the input) since the last step."""
         self._ties, self._step = frozenset(ties), step
-        functional = torch.nn.functional
-        for name in DROPOUTS:
-            setattr(functional, name, self._dropout(getattr(functional, name)))
-        functional.batch_norm = self._batch_norm(functional.batch_norm)
-        functional.scaled_dot_product_attention = self._attention(functional.scaled_dot_product_attention)
+        functional: Any = torch.nn.functional
+        ties_of: dict[str, Callable[..., Any]] = dict.fromkeys(DROPOUTS, self._dropout)
+        ties_of |= {"batch_norm": self._batch_norm, "scaled_dot_product_attention": self._attention}
+        for name, tie in ties_of.items():
+            setattr(functional, name, self._replace(getattr(functional, name), tie))
         for name in NOISE:
-            setattr(torch, name, self._noise(getattr(torch, name)))
+            setattr(torch, name, self._replace(getattr(torch, name), self._noise))
+
+    def _replace(self, original: Any, tie: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `tie` with the original and its arguments, by name where it has names."""
+        names = inspect.signature(original).parameters if inspect.isfunction(original) else {}
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            given = {
+                **{name: each.default for name, each in names.items()},
+                **dict(zip(names, args, strict=False)),
+                **kwargs,
+            }
+            return tie(original, given) if names else tie(original, args, kwargs)
+
+        return replacement
 
     def _row(self, like: torch.Tensor, draw: Callable[..., torch.Tensor], *parts: object) -> torch.Tensor:
         """Random numbers for one row, which depend on the step, the row's shape and these parts."""
         seed = crc32(repr((self._step(), tuple(like.shape[1:]), *parts)).encode())
         return draw(like.shape[1:], generator=torch.Generator().manual_seed(seed)).to(like.device)
 
-    def _dropout(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        usual, rand = original.__defaults__ or (0.5, True, False), torch.rand
+    def _dropout(self, original: Callable[..., Any], given: dict[str, Any]) -> Any:
+        rows, p = given["input"], given["p"]
+        if not given["training"] or not 0 < p < 1:
+            return original(**given)
+        self.calls.append(("dropout", list(rows.shape)))
+        mask = ((self._row(rows, torch.rand, p) >= p) / (1 - p)).to(rows.dtype)
+        return rows.mul_(mask) if given["inplace"] else rows * mask
 
-        def dropout(
-            input: torch.Tensor, p: float = usual[0], training: bool = usual[1], inplace: bool = False
-        ) -> torch.Tensor:
-            if torch.compiler.is_compiling() or not training or not 0 < p < 1:
-                return original(input, p, training, inplace)
-            self.calls.append(("dropout", list(input.shape)))
-            mask = ((self._row(input, rand, p) >= p) / (1 - p)).to(input.dtype)
-            return input.mul_(mask) if inplace else input * mask
+    def _batch_norm(self, original: Callable[..., Any], given: dict[str, Any]) -> Any:
+        if not given["training"]:
+            return original(**given)
+        rows = given["input"]
+        self.calls.append(("batch_norm", list(rows.shape)))
+        dtype = rows.dtype if given["running_mean"] is None else given["running_mean"].dtype
+        zeros = torch.zeros(rows.shape[1], device=rows.device, dtype=dtype)
+        return original(**{**given, "running_mean": zeros, "running_var": zeros + 1, "training": False})
 
-        return dropout
+    def _attention(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {
+            **dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)),
+            **kwargs,
+        }
+        if given.get("dropout_p"):
+            self.calls.append(("dropout", [*given["query"].shape[:-1], given["key"].shape[-2]]))
+        return original(**{**given, "dropout_p": 0.0})
 
-    def _batch_norm(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def batch_norm(
-            input: torch.Tensor,
-            mean: Any,
-            var: Any,
-            weight: Any = None,
-            bias: Any = None,
-            training: bool = False,
-            momentum: float = 0.1,
-            eps: float = 1e-5,
-        ) -> torch.Tensor:
-            if torch.compiler.is_compiling() or not training:
-                return original(input, mean, var, weight, bias, training, momentum, eps)
-            self.calls.append(("batch_norm", list(input.shape)))
-            zeros = torch.zeros(
-                input.shape[1], device=input.device, dtype=mean.dtype if mean is not None else input.dtype
-            )
-            return original(input, zeros, zeros + 1, weight, bias, False, momentum, eps)
-
-        return batch_norm
-
-    def _attention(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def attention(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            attn_mask: Any = None,
-            dropout_p: float = 0.0,
-            *args: Any,
-            **kwargs: Any,
-        ) -> torch.Tensor:
-            if dropout_p and not torch.compiler.is_compiling():
-                self.calls.append(("dropout", [*query.shape[:-1], key.shape[-2]]))
-                dropout_p = 0.0
-            return original(query, key, value, attn_mask, dropout_p, *args, **kwargs)
-
-        return attention
-
-    def _noise(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        rows = torch.rand if original.__name__.startswith("rand_") or original.__name__ == "rand" else torch.randn
-
-        def noise(*args: Any, **kwargs: Any) -> torch.Tensor:
-            made = original(*args, **kwargs)
-            if torch.compiler.is_compiling() or kwargs.get("generator") is not None or not made.dim():
-                return made
-            frame = sys._getframe(1)
-            line = f"{original.__name__} at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    def _noise(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = original(*args, **kwargs)
+        frame = sys._getframe(2)
+        line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        if kwargs.get("generator") is None and made.dim():
             self.calls.append((line, list(made.shape)))
             if line in self._ties:
                 with torch.no_grad():
-                    made.copy_(self._row(made, rows, line).expand_as(made))
-            return made
-
-        return noise
+                    draw = torch.randn if original.__name__.startswith("randn") else torch.rand
+                    made.copy_(self._row(made, draw, line).expand_as(made))
+        return made

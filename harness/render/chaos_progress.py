@@ -49,18 +49,16 @@ class VaryLines(RunLines):
 
     def __init__(self, plan: VaryPlan) -> None:
         super().__init__()
-        self._num_runs = 3 + sum(len(each.values) - 1 for each in plan.settings)
-        self._number = 0
+        self._number, self._num_runs = 0, 3 + sum(len(values) - 1 for values in plan.settings.values())
 
-    def begins(self, title: str) -> None:
+    def begins(self, what: str) -> None:
         """Report that a run starts."""
         self._number += 1
-        self._text = f"run {self._number} of {max(self._number, self._num_runs)}, {one_line(title)}"
-        say(f"{self._text} begins")
+        self._text = f"run {self._number} of {max(self._number, self._num_runs)}: {one_line(what)}"
 
-    def ended(self, run: Run) -> None:
+    def ended(self, outcome: Run, duration_s: float) -> None:
         """Report the end of a run."""
-        say(f"{self._text}: {count(run.recording.num_steps, 'step')}, {run.duration_s:.1f} s")
+        say(f"{self._text}: {count(outcome.recording.num_steps, 'step')}, {duration_s:.1f} s")
 
 
 class ChaosLines(RunLines):
@@ -82,13 +80,13 @@ class ChaosLines(RunLines):
         """Number of finished probes, after the baseline."""
         self._has_found = False
 
-    def begins(self, perturbation: Perturbation) -> None:
+    def begins(self, what: Perturbation) -> None:
         """Report that a run with this perturbation starts."""
-        self._text = one_line(format_perturbation(perturbation))
+        self._text = one_line(format_perturbation(what))
         if self._num_done < 0:
             say("baseline: two runs without perturbation")
             self._num_done = 0
-        elif self._num_done == 0 and not perturbation:
+        elif self._num_done == 0 and not what:
             self._probes_began_s = self._clock.monotonic_s()
 
     def ended(self, outcome: Outcome, duration_s: float) -> None:

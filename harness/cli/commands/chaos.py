@@ -1,11 +1,11 @@
 """`rlharness chaos` from arguments to exit code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
-from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
@@ -43,25 +43,19 @@ def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
 
 def run_chaos(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness chaos`; raises HarnessError for a user error."""
-    clock, options = SystemClock(), chaos_options(arguments)
-    chaos_id = new_run_id(clock.wall())
-    make = make_vary_plan if options.vary else make_plan
-    if options.has_bits and not options.vary:
-        raise UsageError(
-            "--bits without --vary",
-            legal="--vary NAME=BASE,OTHER --bits",
-            remedy="omit it: without --vary no bit may differ anyway",
-        )
-    plan = make(invocation, options, chaos_id, lambda: read_input(0, say))
-    context = LaunchContext(PROGRAM, invocation.cwd, invocation.environ, chaos_id, plan.timeout_s, plan.stdin)
+    options = chaos_options(arguments)
+    own_id, clock, given = new_run_id(SystemClock().wall()), SystemClock(), partial(read_input, 0, say)
+    as_text: Callable[..., str] = varied_text if options.vary else chaos_text
+    as_json: Callable[[Any], Any] = varied_json if options.vary else chaos_json
+    plan = (make_vary_plan if options.vary else make_plan)(invocation, options, own_id, given)
     lines = VaryLines(plan) if isinstance(plan, VaryPlan) else ChaosLines(plan, clock)
 
     async def search(launcher: Launcher) -> Chaos | Varied:
         if isinstance(plan, VaryPlan):
-            return await VarySearch(plan, launcher, context.environ, clock, lines).search()
-        return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, context.environ, clock, lines)).search()
+            return await VarySearch(plan, launcher, invocation.environ, clock, lines).search()
+        return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, invocation.environ, clock, lines)).search()
 
+    context = LaunchContext(PROGRAM, invocation.cwd, invocation.environ, own_id, options.timeout_s, plan.stdin)
     found, interrupted_by = run_experiment(context, lines, search)
     found = replace(found, interrupted_by=interrupted_by)
-    as_text, as_json = (varied_text, varied_json) if options.vary else (chaos_text, chaos_json)
     return show_result(found, invocation, as_text, as_json, color=arguments["color"], is_json=arguments["json"])

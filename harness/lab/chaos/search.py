@@ -115,6 +115,12 @@ def make_plan(
         raise UsageError(
             "--steps and a command", legal="--steps of a scenario", remedy="pass the number to the command itself"
         )
+    if options.has_bits:
+        raise UsageError(
+            "--bits without --vary",
+            legal="--bits with --vary NAME=BASE,OTHER",
+            remedy="omit it: without --vary no bit may differ anyway",
+        )
     check_start(invocation, subject.run_spec({}))
     factors = chosen(subject.factors, wanted.get("factors"))
     only = parse_only(wanted["only"], subject.factors) if "only" in wanted else None
@@ -369,22 +375,19 @@ class Runs(Protocol):
 class Listener(Protocol):
     """Hears of each run, or each probe of several."""
 
-    def begins(self, what: Any) -> None:
+    def begins(self, what: Any, /) -> None:
         """It starts: the perturbation, or a title."""
 
-    def ended(self, outcome: Any, duration_s: float) -> None:
+    def ended(self, outcome: Any, duration_s: float, /) -> None:
         """It has ended."""
 
 
 class Executor:
     """Starts the runs of a plan, one at a time, and counts them."""
 
-    def __init__(
-        self, directory: Path, max_s: float, session: Runs, environ: Mapping[str, str], clock: Clock, listener: Listener
-    ) -> None:
+    def __init__(self, directory: Path, max_s: float, session: Runs, clock: Clock, listener: Listener) -> None:
         self._directory, self._max_s, self._session, self._clock = directory, max_s, session, clock
-        self._environ, self._listener = environ, listener
-        self._began_s = clock.monotonic_s()
+        self._listener, self._began_s = listener, clock.monotonic_s()
         self.num_runs = 0
 
     async def start(self, run_spec: RunSpec, environ: Mapping[str, str]) -> Run:
@@ -401,8 +404,8 @@ class ChaosExecutor(Executor):
     def __init__(
         self, plan: ChaosPlan, session: Runs, environ: Mapping[str, str], clock: Clock, listener: Listener
     ) -> None:
-        super().__init__(plan.directory, plan.max_s, session, environ, clock, listener)
-        self._plan = plan
+        super().__init__(plan.directory, plan.max_s, session, clock, listener)
+        self._plan, self._environ = plan, environ
         self._baseline: Trace | None = None
 
     @property
