@@ -8,7 +8,7 @@ from torch import nn
 
 G = int(sys.argv[1])
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+net = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
 for step in range(4):
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
