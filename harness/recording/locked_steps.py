@@ -19,7 +19,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -69,64 +69,49 @@ Step = dict[str, Any]
 class Rounding:
     """Measured effect of one ulp of the weights on one tensor; the median helps where one step shows 0 by chance."""
 
-    spreads: Mapping[int, float]
-    """By step."""
-    median_spread: float
-    median_norm: float
+    measured: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """By step: (spread, norm of the base)."""
+    median: Sequence[float] = (0.0, 0.0)
 
-    def at(self, number: int, base: torch.Tensor) -> float:
-        """Return how far rounding takes this tensor of a step, as a norm."""
+    def multiple(self, varied: torch.Tensor, base: torch.Tensor, number: int) -> float:
+        """Return how many times what rounding does lies between two tensors of a step, of one shape."""
+        if (away := distance(varied, base)) == 0:
+            return 0.0
         unit = torch.finfo(base.dtype).eps if base.is_floating_point() or base.is_complex() else 0.0
-        floor = COARSE_FLOORS.get(base.dtype, FLOOR) * unit * max(norm(base), self.median_norm)
-        return max(self.spreads.get(number, 0.0), self.median_spread, floor)
+        floor = COARSE_FLOORS.get(base.dtype, FLOOR) * unit * max(norm(base), self.median[1])
+        usual = max(self.measured.get(number, (0.0,))[0], self.median[0], floor)
+        return away / usual if usual and math.isfinite(away) else math.inf
 
 
 Roundings = Mapping[tuple[int, str, str], Rounding]
 """By optimizer, phase and tensor."""
-UNMEASURED = Rounding({}, 0.0, 0.0)
 
 
 def roundings_of(runs: Iterable[Iterable[Step]]) -> Roundings:
-    """Return what the lines of nudged runs have measured."""
-    found: dict[tuple[int, str, str], dict[int, tuple[float, float]]] = {}
+    """Return what the lines of nudged runs have measured; of several the largest."""
+    found: dict[tuple[int, str, str], dict[int, Sequence[float]]] = {}
     for line in (line for lines in runs for line in lines):
         for phase, measured in line["spreads"].items():
-            for name, (spread, size) in measured.items():
+            for name, pair in measured.items():
                 of_steps = found.setdefault((line["optimizer"], phase, name), {})
-                of_steps[line["number"]] = max(of_steps.get(line["number"], (0.0, 0.0)), (spread, size))
-    return {
-        key: Rounding(
-            {number: spread for number, (spread, _) in of_steps.items()},
-            median_high([spread for spread, _ in of_steps.values()]),
-            median_high([size for _, size in of_steps.values()]),
-        )
-        for key, of_steps in found.items()
-    }
+                of_steps[line["number"]] = max(of_steps.get(line["number"], pair), pair)
+    return {key: Rounding(each, [*map(median_high, zip(*each.values(), strict=True))]) for key, each in found.items()}
 
 
 def norm(tensor: torch.Tensor) -> float:
     """Return the L2 norm, summed in double precision."""
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.complex128 if tensor.is_complex() else torch.float64))
+    return float(torch.linalg.vector_norm(tensor.to(_wide(tensor))))
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the norm of the difference; equal values that are not finite have none."""
     is_equal = (a == b) | (a.isnan() & b.isnan())
-    wide = torch.complex128 if b.is_complex() else torch.float64
-    return norm(torch.where(is_equal, 0, a.to(wide) - b.to(wide)))
+    return norm(torch.where(is_equal, 0, a.to(_wide(b)) - b.to(_wide(b))))
 
 
 def has_equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of one shape hold the same bits."""
-    return a.dtype == b.dtype and torch.equal(_bytes(a), _bytes(b))
-
-
-def multiple(varied: torch.Tensor, base: torch.Tensor, rounding: Rounding, number: int) -> float:
-    """Return how many times what rounding does lies between two tensors of one shape."""
-    away, usual = distance(varied, base), rounding.at(number, base)
-    if away == 0:
-        return 0.0
-    return away / usual if usual and math.isfinite(away) else math.inf
+    return a.dtype == b.dtype and torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b)))
 
 
 def common_factor(
@@ -140,7 +125,7 @@ def common_factor(
     factor = sum(float((mine * its).sum()) for mine, its in pairs.values()) / square if square else 1.0
     if not abs(factor) >= 1e-6 or abs(factor - 1) < 1e-3:
         return None
-    rest = (multiple((mine / factor).to(its.dtype), its, of(name), number) for name, (mine, its) in pairs.items())
+    rest = (of(name).multiple((mine / factor).to(its.dtype), its, number) for name, (mine, its) in pairs.items())
     return factor if all(each <= MARGIN for each in rest) else None
 
 
@@ -152,7 +137,7 @@ def compare_step(base: Step, varied: Step, roundings: Roundings) -> dict[str, An
         return {"bit": bit, "worst": worst, "difference": difference}
 
     def rounding(phase: str) -> Callable[[str], Rounding]:
-        return lambda name: roundings.get((base["optimizer"], phase, name), UNMEASURED)
+        return lambda name: roundings.get((base["optimizer"], phase, name), Rounding())
 
     for phase in PHASES:
         if phase == "after":
@@ -163,11 +148,9 @@ def compare_step(base: Step, varied: Step, roundings: Roundings) -> dict[str, An
         for name in {**base[phase], **varied[phase]}:
             mine, its = varied[phase].get(name), base[phase].get(name)
             where, problem = [phase, _shown(name, base["names"])], ""
-            if mine is None or its is None:
-                problem = f"only {'the varied run' if its is None else 'the base'} has it"
-            elif mine.shape != its.shape:
-                problem = f"its shape is {list(mine.shape)}, the base's {list(its.shape)}"
-            if problem or mine is None or its is None:
+            if mine is None or its is None or mine.shape != its.shape:
+                shapes = [None if each is None else list(each.shape) for each in (mine, its)]
+                problem = f"its shape is {shapes[0] or 'none'}, the base's {shapes[1] or 'none'}"
                 return result(kind="DIFFERENT", phase=phase, name=where[1], share=None, times=None, problem=problem)
             its = its.to(mine.device)
             if has_equal_bits(mine, its):
@@ -175,7 +158,7 @@ def compare_step(base: Step, varied: Step, roundings: Roundings) -> dict[str, An
             bit = bit or where
             if base["num_gradients"] > 1 and phase in ("after", "state"):  # iterations within a step amplify rounding
                 continue
-            times = multiple(mine, its, rounding(phase)(name), number)
+            times = rounding(phase)(name).multiple(mine, its, number)
             if times <= MARGIN:
                 worst = max(worst or [0.0], [times, *where])
                 continue
@@ -187,9 +170,9 @@ def compare_step(base: Step, varied: Step, roundings: Roundings) -> dict[str, An
             if factor is not None:
                 return result(kind="FACTOR", of="gradients" if phase == "gradient" else UPDATE, factor=factor)
             share = distance(mine, its) / (norm(its) or 1.0)
-            known = times if math.isfinite(times) else None
-            if known is None:
+            if not (is_known := math.isfinite(times)):
                 problem = "rounding does not reach it" if math.isfinite(share) else "it is not finite"
+            known = times if is_known else None
             return result(kind="DIFFERENT", phase=phase, name=where[1], share=share, times=known, problem=problem)
     return {"bit": bit, "worst": worst, "difference": None}
 
@@ -218,8 +201,8 @@ def _shown(name: str, names: Sequence[str]) -> str:
     return f"{names[int(place)] if int(place) < len(names) else f'parameter {place}'} {key}".rstrip()
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 # ------------------------------------------------------------------------------------------------------ in the program
@@ -331,28 +314,30 @@ class LockedSteps(RecorderCallback):
     def _after(self, optimizer: Optimizer) -> None:
         step, weights = self._step, _weights(optimizer)
         self._num_begun += 1
-        state = dict(_state(optimizer, weights))
+        state = _state(optimizer, weights)
+        tensors = {f"{place} {key}": each for place, key, value in state if (each := _state_tensor(value)) is not None}
         step |= {
             "gradient": step.get("gradient", {}),
             "after": _copies(_numbered(weights)),
-            "state": _copies(state.items()),
+            "state": _copies(tensors.items()),
         }
         line = {name: step[name] for name in ("optimizer", "number", "random")}
         if self._control is not None:
             line["calls"], self._control.calls = self._control.calls, []
         path = (self._base or self._directory) / self._rank / f"{step['optimizer']}-{step['number']}.pt"
         if self._base is None:
-            torch.save({**step, "held": _held(optimizer, weights)}, path)
+            held = [each for each in state if not isinstance(each[2], torch.Tensor)]
+            torch.save({**step, "held": held}, path)
         elif path.exists():
             base = torch.load(path, weights_only=True)
             if self._nudges is not None:
                 line["spreads"] = measure_step(base, step)
             else:
                 line |= compare_step(base, step, self._roundings)
-            for phase, tensors in (("after", dict(_numbered(weights))), ("state", state)):
-                for name, tensor in tensors.items():
-                    if name in base[phase] and base[phase][name].shape == tensor.shape:
-                        _local(tensor).copy_(base[phase][name])
+            known = {**base["after"], **base["state"]}
+            for name, tensor in (*_numbered(weights), *tensors.items()):
+                if name in known and known[name].shape == (local := _local(tensor)).shape:
+                    local.copy_(known[name])
             for place, key, value in base["held"]:
                 if place < len(weights):
                     optimizer.state[weights[place]][key] = value
@@ -399,25 +384,18 @@ def _numbered(weights: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tens
     return ((str(place), each) for place, each in enumerate(weights))
 
 
-def _state(optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """What an optimizer remembers of each weight, numbers as tensors; lists, which LBFGS has, show in the next step."""
-    for place, weight in enumerate(weights):
-        for key, value in optimizer.state.get(weight, {}).items():
-            if isinstance(value, int | float):
-                dtype = torch.float32 if isinstance(value, float) else torch.float64  # of a loss, and of a count
-                yield f"{place} {key}", torch.tensor(value, dtype=dtype)
-            elif isinstance(value, torch.Tensor):
-                yield f"{place} {key}", value
+def _state(optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> list[tuple[int, str, Any]]:
+    """(place of the weight, key, value) of what an optimizer remembers."""
+    kinds = (int, float, list, tuple, torch.Tensor, type(None))
+    held = ((place, optimizer.state.get(weight, {})) for place, weight in enumerate(weights))
+    return [(place, key, value) for place, state in held for key, value in state.items() if isinstance(value, kinds)]
 
 
-def _held(optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> list[tuple[int, str, Any]]:
-    """(place of the weight, key, value) of state that is no tensor: LBFGS has lists of them."""
-    return [
-        (place, key, value)
-        for place, weight in enumerate(weights)
-        for key, value in optimizer.state.get(weight, {}).items()
-        if value is None or isinstance(value, int | float | list | tuple)
-    ]
+def _state_tensor(value: Any) -> torch.Tensor | None:
+    """A value to compare; a list, which LBFGS has, shows in the next step."""
+    if isinstance(value, int | float):
+        return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else torch.float64)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
