@@ -25,7 +25,16 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.files import UNLIMITED, read_regular
 from harness.bits.text import count
 from harness.lab.chaos.factors import ChaosOptions, environ_of, launched
-from harness.lab.chaos.search import Executor, Listener, OutOfTimeError, Runs, check_start, ddmin, make_directory
+from harness.lab.chaos.search import (
+    BASELINE,
+    Executor,
+    Listener,
+    OutOfTimeError,
+    Runs,
+    check_start,
+    ddmin,
+    make_directory,
+)
 from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run
@@ -414,8 +423,13 @@ class VarySearch(Executor):
             found = replace(found, is_out_of_time=not self._session.interrupted_by)
         except RunFailedError as error:
             found = replace(found, problem=error.what, remedy=error.remedy, output=error.run.output)
-        for each in self._plan.directory.glob(f"run-*/{LOCKED}"):
-            remove_tree(str(each))
+        kept = {
+            self._plan.directory / BASELINE,
+            found.output and found.output.parent,
+            *(each.directory for each in self._verdicts),
+        }
+        for each in self._plan.directory.glob("run-*"):
+            remove_tree(str(each / LOCKED if each in kept else each))
         return replace(found, verdicts=tuple(self._verdicts), num_runs=self.num_runs)
 
     async def _compare_base(self) -> str:
@@ -480,7 +494,6 @@ class VarySearch(Executor):
         try:
             run, _, found = await self._compared(values)
             if found.kind in HARMLESS:
-                remove_tree(str(run.recording.directory))
                 step = found.line.get("number")
                 return Verdict(values, found.kind, sentence(found), step, found.worst[0] if found.worst else None)
             kind, text, shown = await self._explain(values, found, sentence)

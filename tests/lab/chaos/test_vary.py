@@ -8,6 +8,7 @@ import pytest
 from harness.bits.errors import UsageError
 from harness.lab.chaos.factors import ChaosOptions
 from harness.lab.chaos.vary import (
+    Calls,
     Comparison,
     Kind,
     amounts,
@@ -144,6 +145,6 @@ def test_noise_in_other_pieces_is_known_from_more_noise() -> None:
         "the mask of dropout is drawn in 4 pieces a step instead of 1 and the noise of train.py:7 is drawn in 4 pieces"
         " a step instead of 1"
     )
-    norms = {"batch_norm": [(0, (16, 6))]}, {"batch_norm": [(0, (4, 6))] * 4}
+    norms: tuple[Calls, Calls] = {"batch_norm": [(0, (16, 6))]}, {"batch_norm": [(0, (4, 6))] * 4}
     assert pieces(*norms, ["batch_norm"]) == "batch norm normalises over 4 rows instead of 16"
     assert amounts(norms[0]) == {}

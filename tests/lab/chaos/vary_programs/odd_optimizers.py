@@ -15,7 +15,7 @@ for step in range(4):
     x = torch.randint(0, 10, (16,), generator=torch.Generator().manual_seed(step))
 
     def loss(x: torch.Tensor = x) -> torch.Tensor:
-        return sum(((head(table(rows)) - 1) ** 2).sum() for rows in x.chunk(AHEAD)) / 16  # type: ignore[return-value]
+        return sum(((head(table(rows)) - 1) ** 2).sum() for rows in x.chunk(AHEAD)) / 16
 
     def closure() -> float:
         first.zero_grad()
