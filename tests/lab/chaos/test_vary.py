@@ -137,8 +137,8 @@ def test_the_rank_that_differs_most_is_shown() -> None:
 
 
 def test_noise_in_other_pieces_is_known_from_more_noise() -> None:
-    base = {"dropout": [(0, (16, 64))], "train.py:7": [(0, (12, 4))], "train.py:9": [(0, (3,))]}
-    varied = {"dropout": [(0, (4, 64))] * 4, "train.py:7": [(0, (3, 4))] * 4, "train.py:9": [(0, (3,))] * 2}
+    base: Calls = {"dropout": [(0, (16, 64))], "train.py:7": [(0, (12, 4))], "train.py:9": [(0, (3,))]}
+    varied: Calls = {"dropout": [(0, (4, 64))] * 4, "train.py:7": [(0, (3, 4))] * 4, "train.py:9": [(0, (3,))] * 2}
     assert split_noise(base, varied) == ("train.py:7",)
     assert amounts({"dropout": base["dropout"]}) == amounts({"dropout": varied["dropout"]})
     assert pieces(base, varied, ["dropout", "train.py:7"]) == (
