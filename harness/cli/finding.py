@@ -18,16 +18,12 @@ from harness.process.invocation import Invocation
 
 @click.command(
     epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
-    " the program:  rlharness chaos -- python train.py --seed 7"
+    " the program:  rlharness chaos --vary G=1,4 -- python train.py --accum {G}"
 )
 @click.argument("scenario", required=False, shell_complete=complete_scenario)
 @all_of(SCENARIO_OPTIONS)
-@click.option(
-    "--count", type=click.IntRange(1), default=20, metavar="N", help="Number of perturbations to try.  [default: 20]"
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, metavar="S", help="Seed for drawing perturbations.  [default: 0]"
-)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Number of perturbations to try.  [default: 20]")
+@click.option("--seed", type=click.IntRange(0), metavar="S", help="Seed for drawing perturbations.  [default: 0]")
 @click.option(
     "--factors",
     metavar="NAME,NAME",
@@ -36,7 +32,6 @@ from harness.process.invocation import Invocation
 @click.option(
     "--repeats",
     type=click.IntRange(1),
-    default=3,
     metavar="R",
     help="While searching for the cause: how often a perturbation must run without a difference to count as harmless."
     "  [default: 3]",
@@ -48,8 +43,19 @@ from harness.process.invocation import Invocation
     help="Run only this perturbation, e.g. threads=2. Repeat it to combine factors.",
 )
 @click.option(
-    "--steps", type=click.IntRange(1), metavar="N", help="For a scenario: run only the first N steps.  [default: all]"
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="For a scenario, and with --vary: run only the first N steps.  [default: all]",
 )
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="NAME=BASE,OTHER",
+    help="For a command: a setting that should change nothing beyond rounding. Each value replaces {NAME} in the"
+    " command. Repeatable.",
+)
+@click.option("--bits", is_flag=True, help="With --vary: fail if a value changes any bit.")
 @click.option("--max-seconds", type=Seconds(0, min_open=True), metavar="S", help="Start no new run after S seconds.")
 @click.option(
     "--out",
@@ -66,7 +72,7 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
     """Perturb settings that should not affect results.
 
     Minimizes any perturbation that does affect them. Exits with 0 if no perturbation changes a bit, 10 if one does,
-    or 12 if a run fails.
+    or 12 if a run fails. With --vary, rounding is allowed; exits with 11 if random numbers hide the answer.
     """
     from harness.cli.commands.chaos import run_chaos
 

@@ -2,5 +2,5 @@
 
 from harness.trace.renames import LEVELS
 
-OPTIONS = {"--keep": "--save-tensors", "--op": "--trace-ops", "--op-step": "--trace-ops", "--vary": "--sweep"}
+OPTIONS = {"--keep": "--save-tensors", "--op": "--trace-ops", "--op-step": "--trace-ops"}
 VALUES = {"--level": LEVELS}

@@ -2,14 +2,15 @@
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.executor import BASELINE
-from harness.lab.chaos.finding import Chaos, Tally
+from harness.lab.chaos.factors import recording_words
+from harness.lab.chaos.search import BASELINE, Chaos, Outcome, Sign, Tally
+from harness.lab.chaos.vary import Kind, Varied, assignment
 from harness.lab.experiments.perturbation_factors import (
     HASH_SEED,
     USUAL_HASH_SEED,
@@ -61,17 +62,20 @@ def chaos_text(chaos: Chaos, *, colour: bool) -> str:
 
 def _headline(chaos: Chaos, colour: bool) -> str:
     if chaos.problem:
-        label, tone, text = "NO BASELINE", "33", f"the unperturbed run is incomplete: {one_line(chaos.problem)}"
-    elif chaos.finding is not None:
+        text = f"the unperturbed run is incomplete: {one_line(chaos.problem)}"
+        return _labelled("NO BASELINE", "33", text, colour)
+    if chaos.finding is not None:
         has_moved = chaos.finding.outcome.sign is Sign.MOVED
-        label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos)
-    elif chaos.not_applied and not chaos.num_probes:
-        label, tone, text = "NOT APPLIED", "33", "no perturbation took effect, so there is no result"
-    elif not chaos.num_probes:
-        label, tone = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME", "33"
-        text = "no perturbation finished, so there is no result"
-    else:
-        label, tone, text = "NOTHING FOUND", "32", _nothing(chaos)
+        return _labelled("DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos), colour)
+    if chaos.num_probes:
+        return _labelled("NOTHING FOUND", "32", _nothing(chaos), colour)
+    if chaos.not_applied:
+        return _labelled("NOT APPLIED", "33", "no perturbation took effect, so there is no result", colour)
+    label = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME"
+    return _labelled(label, "33", "no perturbation finished, so there is no result", colour)
+
+
+def _labelled(label: str, tone: str, text: str, colour: bool) -> str:
     return f"\x1b[{tone}m{label}\x1b[0m  {text}" if colour else f"{label}  {text}"
 
 
@@ -148,7 +152,7 @@ def _often(tally: Tally) -> str:
     return f", in {tally.num_failed} of {count(tally.num_runs, 'run')}"
 
 
-def _without_baseline(chaos: Chaos) -> Iterator[str]:
+def _without_baseline(chaos: Chaos | Varied) -> Iterator[str]:
     """Yield the remedy for an incomplete baseline, and the last lines of its output."""
     if chaos.remedy:
         yield f"  remedy: {one_line(chaos.remedy)}"
@@ -234,16 +238,20 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         "directory": str(plan.directory),
         "num_probes": chaos.num_probes,
         "num_probes_wanted": 1 if plan.only is not None else plan.num_probes,
-        "num_runs": chaos.num_runs,
-        "problem": chaos.problem,
-        "remedy": chaos.remedy,
-        "output": chaos.output and str(chaos.output),
-        "output_tail": output_tail(chaos.output) if chaos.output else [],
-        "interrupted_by": chaos.interrupted_by,
-        "is_out_of_time": chaos.is_out_of_time,
+        **_ended_json(chaos),
         "never_varied": list(plan.subject.unvaried),
         "not_applied": [{"perturbation": dict(e.perturbation), "why": e.why} for e in chaos.not_applied],
         "finding": _finding_json(chaos),
+    }
+
+
+def _ended_json(found: Chaos | Varied) -> dict[str, Any]:
+    return {
+        **{
+            name: getattr(found, name) for name in ("num_runs", "problem", "remedy", "interrupted_by", "is_out_of_time")
+        },
+        "output": found.output and str(found.output),
+        "output_tail": output_tail(found.output) if found.output else [],
     }
 
 
@@ -257,17 +265,87 @@ def _finding_json(chaos: Chaos) -> dict[str, Any] | None:
         "sentence": sentence(chaos),
         "perturbation": dict(finding.perturbation),
         "sign": outcome.sign.value,
-        "step": outcome.step,
         "problem": _problem(outcome),
         "directory": None if outcome.directory is None else str(outcome.directory),
-        "num_runs": finding.tally.num_runs,
-        "num_failed": finding.tally.num_failed,
         "num_runs_unchanged": finding.without.num_runs,
         "num_failed_unchanged": finding.without.num_failed,
-        "index": finding.index,
         "drawn": dict(finding.drawn),
-        "num_steps": finding.num_steps,
-        "is_smallest": finding.is_smallest,
+        **{name: getattr(finding, name) for name in ("index", "num_steps", "is_smallest")},
+        **asdict(finding.tally),
+        "step": outcome.step,
         "reproduce": command(chaos),
         "verdict": None if verdict is None else verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- --vary
+
+TONES = {Kind.EQUAL: "32", Kind.ROUNDING: "32", Kind.BY_DESIGN: "32", Kind.RANDOM: "33", Kind.FAILED: "33"}
+
+
+def varied_text(varied: Varied, *, colour: bool) -> str:
+    """Return a line for each value, and the next command."""
+    lines = [_labelled(*_summary(varied), colour), *_without_baseline(varied)]
+    for each in varied.verdicts:
+        name = _labelled(each.kind.value.upper(), TONES.get(each.kind, "1;31"), one_line(each.sentence, 1000), colour)
+        output = ending_lines(each.directory / OUTPUT) if each.kind is Kind.FAILED and each.directory else ()
+        lines += [f"  {name}", *(f"    {line}" for line in output)]
+    if varied.interrupted_by or varied.is_out_of_time:
+        why = f"interrupted by {varied.interrupted_by}" if varied.interrupted_by else "time limit reached"
+        lines.append(f"  {why} after {count(varied.num_runs, 'run')}")
+    lines += [f"  look closer: {words}" for words in next_commands(varied)]
+    return "\n".join([*lines, f"  runs: {shlex.quote(path_text(varied.plan.directory))}"])
+
+
+def _summary(varied: Varied) -> tuple[str, str, str]:
+    """(label, colour, sentence) of a comparison of settings."""
+    if varied.problem:
+        return "NO BASE", "33", f"the run with the base values failed: {one_line(varied.problem)}"
+    if varied.unsteady:
+        text = f"two runs with the base values differ {one_line(varied.unsteady)}, so no value can be compared"
+        return "NOT REPEATABLE", "33", text
+    if varied.faults:
+        names = ", ".join(assignment(each.values) for each in varied.faults)
+        return "NOT NEUTRAL", "1;31", f"{one_line(names)} {_verb('change', len(varied.faults))} the results"
+    unknown = [assignment(each.values) for each in varied.verdicts if each.kind in (Kind.RANDOM, Kind.FAILED)]
+    if unknown or varied.interrupted_by or varied.is_out_of_time:
+        return "NOT DETERMINED", "33", f"no result for {one_line(', '.join(unknown)) or 'the values that did not run'}"
+    kinds = {each.kind for each in varied.verdicts}
+    allowed = "no bit" if kinds == {Kind.EQUAL} else "nothing beyond rounding"
+    design = ", except by design" if Kind.BY_DESIGN in kinds else ""
+    values = ", ".join(assignment(each.values) for each in varied.verdicts)
+    return "NEUTRAL", "32", f"{one_line(values)} {_verb('change', len(varied.verdicts))} {allowed}{design}"
+
+
+def next_commands(varied: Varied) -> list[str]:
+    """Return the commands that look closer at the first fault, or at a base that does not repeat itself."""
+    plan = varied.plan
+    words = recording_words(plan.options.scenario_options.recording)
+    if varied.unsteady:
+        return [shlex.join(redact_argv(["rlharness", "replay", *words, "--", *plan.command({})]))]
+    if not varied.faults or (step := varied.faults[0].step) is None:
+        return []
+    traced = ["rlharness", "trace", *words, "--trace-ops", str(step), "--out"]
+    runs = {"base": plan.command({}), "varied": plan.command(varied.faults[0].values)}
+    pair = [shlex.join(redact_argv([*traced, name, "--", *argv])) for name, argv in runs.items()]
+    return [*pair, "rlharness diff base varied"]
+
+
+def varied_json(varied: Varied) -> dict[str, Any]:
+    """The same in plain values only, without secrets."""
+    plan = varied.plan
+    return {
+        "version": VERSION,
+        "exit_code": int(varied.exit_code),
+        "command": list(redact_argv(plan.argv)),
+        "settings": {name: list(values) for name, values in plan.settings.items()},
+        "has_bits": plan.options.has_bits,
+        "directory": str(plan.directory),
+        **_ended_json(varied),
+        "unsteady": varied.unsteady,
+        "verdicts": [
+            {**asdict(each), "kind": each.kind.value, "directory": each.directory and str(each.directory)}
+            for each in varied.verdicts
+        ],
+        "look_closer": next_commands(varied),
     }

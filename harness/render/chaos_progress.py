@@ -3,9 +3,10 @@
 from math import isfinite
 
 from harness.bits.text import count, one_line
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.search import ChaosPlan, Outcome, Sign
+from harness.lab.chaos.vary import VaryPlan
 from harness.lab.experiments.perturbation_factors import Perturbation, format_perturbation
+from harness.lab.experiments.run import Run
 from harness.process.clock import Clock
 from harness.render.console import say
 
@@ -19,7 +20,48 @@ SIGNS = {
 }
 
 
-class ChaosLines:
+class RunLines:
+    """Progress of single runs."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._said_s = 0.0
+
+    def begin(self, number: int, *, has_operations: bool) -> None:
+        """Note that a run starts."""
+        self._said_s = 0.0
+
+    def progress(self, num_steps: int, elapsed_s: float) -> None:
+        """Report the progress of a run."""
+        if elapsed_s - self._said_s >= EVERY_S:
+            self._said_s = elapsed_s
+            say(f"{self._text}: {count(num_steps, 'step')} after {elapsed_s:.0f} s")
+
+    def end(self, line: str) -> None:
+        """Report nothing: the search reports the result."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class VaryLines(RunLines):
+    """Display of a comparison of settings: a line for each run."""
+
+    def __init__(self, plan: VaryPlan) -> None:
+        super().__init__()
+        self._number, self._num_runs = 0, 3 + sum(len(values) - 1 for values in plan.settings.values())
+
+    def begins(self, what: str) -> None:
+        """Report that a run starts."""
+        self._number += 1
+        self._text = f"run {self._number} of {max(self._number, self._num_runs)}: {one_line(what)}"
+
+    def ended(self, outcome: Run, duration_s: float) -> None:
+        """Report the end of a run."""
+        say(f"{self._text}: {count(outcome.recording.num_steps, 'step')}, {duration_s:.1f} s")
+
+
+class ChaosLines(RunLines):
     """Display of a perturbation search.
 
     The first two runs are the baseline and its repetition. Then come the drawn perturbations, or several runs of the
@@ -27,6 +69,7 @@ class ChaosLines:
     """
 
     def __init__(self, plan: ChaosPlan, clock: Clock) -> None:
+        super().__init__()
         self._noun = "probe" if plan.only is None else "run"
         self._num_probes = plan.num_probes if plan.only is None else plan.num_repeats
         self._max_s = plan.max_s
@@ -36,16 +79,14 @@ class ChaosLines:
         self._num_done = -1
         """Number of finished probes, after the baseline."""
         self._has_found = False
-        self._said_s = 0.0
-        self._text = ""
 
-    def begins(self, perturbation: Perturbation) -> None:
+    def begins(self, what: Perturbation) -> None:
         """Report that a run with this perturbation starts."""
-        self._text = one_line(format_perturbation(perturbation))
+        self._text = one_line(format_perturbation(what))
         if self._num_done < 0:
             say("baseline: two runs without perturbation")
             self._num_done = 0
-        elif self._num_done == 0 and not perturbation:
+        elif self._num_done == 0 and not what:
             self._probes_began_s = self._clock.monotonic_s()
 
     def ended(self, outcome: Outcome, duration_s: float) -> None:
@@ -71,24 +112,6 @@ class ChaosLines:
         if isfinite(self._max_s):
             left_s = min(left_s, max(0.0, self._began_s + self._max_s - now_s))
         return f"; about {_minutes(left_s)} left"
-
-    # Reports of single runs:
-
-    def begin(self, number: int, *, has_operations: bool) -> None:
-        """Note that a run starts."""
-        self._said_s = 0.0
-
-    def progress(self, num_steps: int, elapsed_s: float) -> None:
-        """Report the progress of a run."""
-        if elapsed_s - self._said_s >= EVERY_S:
-            self._said_s = elapsed_s
-            say(f"{self._text}: {count(num_steps, 'step')} after {elapsed_s:.0f} s")
-
-    def end(self, line: str) -> None:
-        """Report nothing: the probe reports the result."""
-
-    def close(self) -> None:
-        """Hold nothing."""
 
 
 def _minutes(seconds: float) -> str:

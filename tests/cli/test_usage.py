@@ -67,7 +67,6 @@ def test_a_value_is_told_with_what_is_legal(
         (["train", "x", "--out", "y", "--keep", "3"], "--keep", "--save-tensors"),
         (["trace", "--out", "y", "--op-step", "3", "--", "ls"], "--op-step", "--trace-ops"),
         (["reproduce", "y", "--step", "3", "--op"], "--op", "--trace-ops"),
-        (["replay", "x", "--vary", "runtime.n=1,2"], "--vary", "--sweep"),
     ],
 )
 def test_an_old_option_is_refused_with_the_present_one(

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
-from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.subject import Subject
+from harness.lab.chaos.factors import Subject
+from harness.lab.chaos.search import Chaos, ChaosPlan, Finding, NotApplied, Outcome, Sign, Tally
 from harness.lab.experiments.perturbation_factors import Factor
 from harness.lab.experiments.perturbation_values import Span
 from harness.lab.experiments.run import OUTPUT

@@ -1,27 +1,29 @@
 """`rlharness chaos` from arguments to exit code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
-from harness.lab.chaos.executor import PROGRAM, ChaosExecutor
-from harness.lab.chaos.finding import Chaos
-from harness.lab.chaos.options import ChaosOptions
-from harness.lab.chaos.plan import make_plan
-from harness.lab.chaos.search import PerturbationSearch
+from harness.lab.chaos.factors import ChaosOptions
+from harness.lab.chaos.search import PROGRAM, Chaos, ChaosExecutor, PerturbationSearch, make_plan
+from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
 from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
 from harness.lab.experiments.program_input import read_input
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
-from harness.render.chaos import chaos_json, chaos_text
-from harness.render.chaos_progress import ChaosLines
+from harness.render.chaos import chaos_json, chaos_text, varied_json, varied_text
+from harness.render.chaos_progress import ChaosLines, VaryLines
 from harness.render.console import say
+
+OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
+"""Options without --vary."""
 
 
 def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
@@ -30,11 +32,9 @@ def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
         scenario=arguments["scenario"],
         scenario_options=scenario_options(arguments),
         num_steps=arguments["steps"],
-        factors=arguments["factors"],
-        only=tuple(arguments["only"]),
-        num_probes=arguments["count"],
-        seed=arguments["seed"],
-        num_repeats=arguments["repeats"],
+        of_factors={name: value for name in OF_FACTORS if (value := arguments[name]) not in (None, ())},
+        vary=tuple(arguments["vary"]),
+        has_bits=arguments["bits"],
         max_s=arguments["max_seconds"] or inf,
         timeout_s=arguments["timeout"] or inf,
         out=arguments["out"],
@@ -43,15 +43,19 @@ def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
 
 def run_chaos(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness chaos`; raises HarnessError for a user error."""
-    clock = SystemClock()
-    chaos_id = new_run_id(clock.wall())
-    plan = make_plan(invocation, chaos_options(arguments), chaos_id, lambda: read_input(0, say))
-    context = LaunchContext(PROGRAM, invocation.cwd, invocation.environ, chaos_id, plan.timeout_s, plan.stdin)
-    lines = ChaosLines(plan, clock)
+    options = chaos_options(arguments)
+    own_id, clock, given = new_run_id(SystemClock().wall()), SystemClock(), partial(read_input, 0, say)
+    as_text: Callable[..., str] = varied_text if options.vary else chaos_text
+    as_json: Callable[[Any], Any] = varied_json if options.vary else chaos_json
+    plan = (make_vary_plan if options.vary else make_plan)(invocation, options, own_id, given)
+    lines = VaryLines(plan) if isinstance(plan, VaryPlan) else ChaosLines(plan, clock)
 
-    async def search(launcher: Launcher) -> Chaos:
-        return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, context.environ, clock, lines)).search()
+    async def search(launcher: Launcher) -> Chaos | Varied:
+        if isinstance(plan, VaryPlan):
+            return await VarySearch(plan, launcher, invocation.environ, clock, lines).search()
+        return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, invocation.environ, clock, lines)).search()
 
+    context = LaunchContext(PROGRAM, invocation.cwd, invocation.environ, own_id, options.timeout_s, plan.stdin)
     found, interrupted_by = run_experiment(context, lines, search)
     found = replace(found, interrupted_by=interrupted_by)
-    return show_result(found, invocation, chaos_text, chaos_json, color=arguments["color"], is_json=arguments["json"])
+    return show_result(found, invocation, as_text, as_json, color=arguments["color"], is_json=arguments["json"])

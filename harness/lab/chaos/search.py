@@ -1,4 +1,4 @@
-"""What is run next: the baseline, itself once more, drawn perturbations, and of the first that fails ever less.
+"""Searches for a perturbation that is seen in the bits, and for the smallest part of it that still is.
 
     baseline ─▶ nothing changed ─▶ probe 1, 2, ... ─▶ nothing changed, several times ─▶ ddmin ─▶ fewer steps ─▶ simplify
                      └──── differs: no perturbation is needed ◀───────┘
@@ -7,94 +7,548 @@ While a cause is looked for, a perturbation counts as harmless only after severa
 A search that is cut short keeps the smallest perturbation that was seen to fail.
 """
 
+import os
+import shutil
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import pairwise
+from math import inf
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from harness.bits.errors import UsageError
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.drawing import drawn
-from harness.lab.chaos.executor import OutOfTimeError
-from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
-from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.shrink import ddmin, simplify
+from harness.bits.errors import HarnessError, UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.lab.chaos.factors import (
+    DEFAULT_COUNT,
+    DEFAULT_REPEATS,
+    ChaosOptions,
+    Subject,
+    busy_argv,
+    crashing,
+    drawn,
+    environ_of,
+    launched,
+    make_subject,
+    resuming,
+)
+from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
     END,
+    LATENCY,
     Factor,
     Perturbation,
+    chosen,
     crash_factor,
+    format_perturbation,
     moment,
     parse_moment,
+    parse_only,
 )
-from harness.lab.experiments.recording_result import Problem
+from harness.lab.experiments.program_input import keep_input
+from harness.lab.experiments.recorded_run import checkpoint_steps_in
+from harness.lab.experiments.recording_result import Problem, how_it_ended
 from harness.lab.experiments.run import Run
-from harness.trace.reader import Trace
+from harness.process.clock import Clock
+from harness.process.invocation import Invocation
+from harness.process.scratch import remove_tree
+from harness.recording.entry_call import read_rejection
+from harness.recording.run_spec import RunSpec
+from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import Verdict
 
+CHAOS = "chaos"
+PROGRAM = sys.executable
+"""What starts every run: launch.py, which becomes the program."""
+BASELINE = "run-1"
+"""Its directory; every other run has a number of its own."""
+DELAYED = "delayed"
+"""A file in a run's directory, once a call of it has been delayed."""
 ROOM = 4
 """A cause is looked for within so many times the steps that it took to show."""
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Trail:
-    """What is known of the perturbation that is shrunk."""
+# ----------------------------------------------------------------------------------------------------------------- plan
 
-    perturbation: dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """A search that can begin."""
+
+    subject: Subject
+    factors: tuple[Factor, ...]
+    """Those that are changed; a crash has no moments yet, the baseline shows them."""
+    directory: Path
+    """Absolute; holds a directory for each run that is kept."""
+    only: Mapping[str, Any] | None = None
+    """The one perturbation that is wanted; None: they are drawn."""
+    num_probes: int = DEFAULT_COUNT
+    seed: int = 0
+    num_repeats: int = DEFAULT_REPEATS
+    """The most runs of one perturbation while a cause is looked for."""
+    num_steps: int | None = None
+    """So many steps are run, from the first on; None: all."""
+    max_s: float = inf
+    """No run begins later."""
+    timeout_s: float = inf
+    """Limit on each run."""
+    stdin: Path = Path(os.devnull)
+    """What every run reads as its standard input."""
+
+
+def make_plan(
+    invocation: Invocation, options: ChaosOptions, chaos_id: str, given: Callable[[], bytes] = bytes
+) -> ChaosPlan:
+    """The plan of a command line; makes its directory, and keeps in it what `given` reads as the runs' input.
+
+    UsageError for what cannot be used; nothing is made then.
+    """
+    subject, wanted = make_subject(invocation, options), options.of_factors
+    is_command = options.scenario is None
+    if options.num_steps is not None and is_command:
+        raise UsageError(
+            "--steps and a command", legal="--steps of a scenario", remedy="pass the number to the command itself"
+        )
+    if options.has_bits:
+        raise UsageError(
+            "--bits without --vary",
+            legal="--bits with --vary NAME=BASE,OTHER",
+            remedy="omit it: without --vary no bit may differ anyway",
+        )
+    check_start(invocation, subject.run_spec({}))
+    factors = chosen(subject.factors, wanted.get("factors"))
+    only = parse_only(wanted["only"], subject.factors) if "only" in wanted else None
+    directory, stdin = make_directory(invocation, options, chaos_id, given() if is_command else b"")
+    return ChaosPlan(
+        subject=subject,
+        factors=factors,
+        directory=directory,
+        only=only,
+        num_probes=wanted.get("count", DEFAULT_COUNT),
+        seed=wanted.get("seed", 0),
+        num_repeats=wanted.get("repeats", DEFAULT_REPEATS),
+        num_steps=options.num_steps,
+        max_s=options.max_s,
+        timeout_s=options.timeout_s,
+        stdin=stdin,
+    )
+
+
+def make_directory(invocation: Invocation, options: ChaosOptions, chaos_id: str, data: bytes) -> tuple[Path, Path]:
+    """Make the directory of the runs; return it, and the file in it that every run reads as its input."""
+    directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
+    try:
+        return directory, keep_input(data, directory)
+    except OSError as error:
+        raise HarnessError(
+            f"standard input cannot be kept in {directory}: {error.strerror}",
+            legal="a disk with room for it, since every run reads the same input",
+            remedy="name another directory with --out, or give no input: < /dev/null",
+        ) from None
+
+
+def check_start(invocation: Invocation, run_spec: RunSpec) -> None:
+    """UsageError where a run could not be started."""
+    run_spec.variables(invocation.environ)
+    if shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH")) is None:
+        raise UsageError(
+            f"{run_spec.argv[0]} cannot be started: program not found",
+            legal="a program on PATH, or the path of a program",
+            remedy="check the spelling",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- comparison
+
+SIGKILLED = 137
+"""128 and the signal's number, as a shell has it."""
+
+
+class Sign(Enum):
+    """What a probe has shown."""
+
+    SAME = "same"
+    """Every bit of every step is the baseline's."""
+    MOVED = "moved"
+    """One is not."""
+    BROKE = "broke"
+    """A run did not go to its end, which the baseline did; as far as it went it is the same."""
+    NOT_APPLIED = "not_applied"
+    """Every bit is the baseline's, and a part of the perturbation never happened: nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A probe that has ended."""
+
+    sign: Sign
+    step: int | None = None
+    """The first that is not the baseline's, or that is not there; None where all are there and the same."""
+    verdict: Verdict | None = None
+    """Verdict on baseline (A) and run (B), if a bit has moved or the run cannot be compared; else None."""
+    problem: str = ""
+    """Why a run is not whole, where it broke; what never happened, where that was not applied."""
+    directory: Path | None = None
+    """Of the run that shows it; None where all are the same."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something was found."""
+        return self.sign in (Sign.MOVED, Sign.BROKE)
+
+
+def compare(baseline: Trace, run: Run, num_steps: int) -> Outcome:
+    """One run of the first `num_steps` steps."""
+    last = baseline.steps[min(num_steps, len(baseline.steps)) - 1]
+    return _compare_from(baseline, run, baseline.steps[0], last)
+
+
+def compare_crashed(baseline: Trace, crashed: Run, gone_on: Run | None, num_steps: int) -> Outcome:
+    """A run with a planned crash, and the run that resumed from it; None if it did not crash."""
+    steps = baseline.steps[:num_steps]
+    if gone_on is None:
+        return compare(baseline, crashed, num_steps)
+    trace = read_trace(crashed.recording.directory) if crashed.recording.ranks else None
+    done = [step for step in trace.steps if step in steps] if trace is not None else []
+    if trace is not None and done:
+        verdict = diff(excerpt(baseline, done[0], done[-1]), excerpt(trace, done[0], done[-1]))
+        if verdict.first is not None:
+            return _moved(crashed, verdict)
+    if not gone_on.recording.ranks:
+        return _broke(gone_on, len(done))
+    first = read_trace(gone_on.recording.directory).steps[:1]
+    if not first or first[0] not in steps or first[0] > (done[-1] + 1 if done else steps[0]):
+        return _broke(gone_on, done[-1] + 1 if done else steps[0], "the run did not resume from the crashed one")
+    return _compare_from(baseline, gone_on, first[0], steps[-1])
+
+
+def has_died(baseline: Trace, run: Run, crash: str) -> bool:
+    """Whether a run was killed at the moment at which it was to be."""
+    at, phase = parse_moment(crash)
+    before = [step for step in baseline.steps if step < at + (phase == END)]
+    return run.recording.exit_code == SIGKILLED and run.recording.num_steps == len(before)
+
+
+def why_alive(baseline: Trace, crash: str, num_steps: int) -> str:
+    """Why the moment of a crash never came in a run of the first `num_steps` steps, which is the baseline's."""
+    (at, phase), steps = parse_moment(crash), baseline.steps[:num_steps]
+    if at not in steps:
+        return f"the crash never came: there is no step {at}, the last is {steps[-1]}"
+    if phase == END:
+        return f"the crash never came: the run ends with step {at}"
+    return f"the crash never came: in step {at} the entry records nothing of the phase {phase}"
+
+
+def _compare_from(baseline: Trace, run: Run, first: int, last: int) -> Outcome:
+    """A run with what the baseline has from its own first step on."""
+    if not run.recording.ranks:
+        return _broke(run, first)
+    trace = read_trace(run.recording.directory)
+    verdict = diff(excerpt(baseline, first, last), trace)
+    if verdict.first is not None:
+        return _moved(run, verdict)
+    if not run.recording.is_complete:
+        return _broke(run, trace.steps[-1] + 1 if trace.steps else first)
+    if verdict.reasons:
+        return Outcome(Sign.BROKE, first, verdict, directory=run.recording.directory)
+    return Outcome(Sign.SAME)
+
+
+def _moved(run: Run, verdict: Verdict) -> Outcome:
+    assert verdict.first is not None
+    return Outcome(Sign.MOVED, verdict.first.step, verdict, directory=run.recording.directory)
+
+
+def _broke(run: Run, step: int, problem: str = "") -> Outcome:
+    problems = [problem] if problem else [each.what for each in run.recording.problems]
+    problems = problems or [how_it_ended(run.recording.exit_code)]
+    return Outcome(Sign.BROKE, step, problem=problems[0], directory=run.recording.directory)
+
+
+# ------------------------------------------------------------------------------------------------------------- findings
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often a perturbation was run, and how often it failed."""
+
+    num_failed: int = 0
+    num_runs: int = 0
+
+    def plus(self, *, has_failed: bool) -> "Tally":
+        """With one more run."""
+        return Tally(self.num_failed + has_failed, self.num_runs + 1)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether all runs ended alike."""
+        return self.num_failed in (0, self.num_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A perturbation that is seen in the bits."""
+
+    perturbation: Mapping[str, Any]
+    """The smallest that was found; empty where nothing has to be changed at all."""
     outcome: Outcome
-    num_steps: int | None
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    """By the text of a perturbation and of its steps."""
+    """Of a run under it."""
+    tally: Tally
+    """Of all runs under it."""
+    without: Tally
+    """Of all runs with nothing changed."""
+    drawn: Mapping[str, Any]
+    """What was changed when it was first seen."""
+    index: int | None = None
+    """Which of the drawn ones this was, from 1 on; None where none was drawn."""
+    num_steps: int | None = None
+    """So many steps show it; None: it was run to its end."""
+    is_smallest: bool = True
+    """Whether the search for a smaller one came to its end."""
 
-    def __post_init__(self) -> None:
-        self.count(self.perturbation, self.num_steps, has_failed=True)
 
-    def count(self, perturbation: Perturbation, num_steps: int | None, *, has_failed: bool) -> None:
-        """One more run."""
-        key = _key(perturbation, num_steps)
-        self.tallies[key] = self.tallies.get(key, Tally()).plus(has_failed=has_failed)
+@dataclass(frozen=True, slots=True)
+class NotApplied:
+    """A perturbation of which a part never happened: neither found nor cleared."""
 
-    def cut(self, num_steps: int) -> None:
-        """Look no further than these steps, which show it."""
-        self.num_steps = num_steps
-        self.count(self.perturbation, num_steps, has_failed=True)
+    perturbation: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """A search that has ended."""
+
+    plan: ChaosPlan
+    finding: Finding | None = None
+    num_probes: int = 0
+    """Drawn ones that were run and applied."""
+    num_runs: int = 0
+    problem: str = ""
+    """Why there is no baseline."""
+    remedy: str = ""
+    """Of the problem; empty where none is known."""
+    output: Path | None = None
+    """What the run printed that should have been the baseline."""
+    interrupted_by: str = ""
+    """The name of a signal; empty where none has asked for the end."""
+    is_out_of_time: bool = False
+    not_applied: tuple[NotApplied, ...] = ()
 
     @property
-    def tally(self) -> Tally:
-        """Of the smallest so far."""
-        return self.tallies[_key(self.perturbation, self.num_steps)]
+    def exit_code(self) -> ExitCode:
+        """What was found weighs most; then that the search did not come to its end."""
+        if self.interrupted_by:
+            return ExitCode.INTERRUPTED
+        if self.finding is not None:
+            return ExitCode.DIVERGED if self.finding.outcome.sign is Sign.MOVED else ExitCode.INCOMPLETE_RECORDING
+        return ExitCode.INCOMPLETE_RECORDING if self.problem or not self.num_probes else ExitCode.OK
+
+
+# ------------------------------------------------------------------------------------------------------------- the runs
+
+
+class OutOfTimeError(Exception):
+    """No further run is started: a signal has asked for the end, or time is up."""
+
+
+class Runs(Protocol):
+    """Starts runs, as a launcher does."""
 
     @property
-    def last_step(self) -> int:
-        """The step that shows it, or the one that has to begin so that the run crashes for that."""
-        assert self.outcome.step is not None
-        if CRASH not in self.perturbation:
-            return self.outcome.step
-        step, phase = parse_moment(self.perturbation[CRASH])
-        return max(self.outcome.step, step + (phase == END))
+    def interrupted_by(self) -> str:
+        """The name of the signal that has asked for the end; empty for none."""
+
+    async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
+        """Carry out one run in this environment, in a directory of its own below `parent`."""
+
+    def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
+        """Run a program while the context is entered."""
 
 
-class Prober(Protocol):
-    """Runs a perturbation; `ChaosExecutor` is the one that does."""
+class Listener(Protocol):
+    """Hears of each run, or each probe of several."""
 
-    num_runs: int
-    """So many have been started."""
+    def begins(self, what: Any, /) -> None:
+        """It starts: the perturbation, or a title."""
+
+    def ended(self, outcome: Any, duration_s: float, /) -> None:
+        """It has ended."""
+
+
+class Executor:
+    """Starts the runs of a plan, one at a time, and counts them."""
+
+    def __init__(self, directory: Path, max_s: float, session: Runs, clock: Clock, listener: Listener) -> None:
+        self._directory, self._max_s, self._session, self._clock = directory, max_s, session, clock
+        self._listener, self._began_s = listener, clock.monotonic_s()
+        self.num_runs = 0
+
+    async def start(self, run_spec: RunSpec, environ: Mapping[str, str]) -> Run:
+        """Make one run; OutOfTimeError if nothing more is to begin."""
+        if self._session.interrupted_by or self._clock.monotonic_s() - self._began_s > self._max_s:
+            raise OutOfTimeError
+        self.num_runs += 1
+        return await self._session.record(run_spec, self._directory, self.num_runs, environ=environ)
+
+
+class ChaosExecutor(Executor):
+    """Makes runs, one at a time, and keeps the traces of those that are not the baseline's."""
+
+    def __init__(
+        self, plan: ChaosPlan, session: Runs, environ: Mapping[str, str], clock: Clock, listener: Listener
+    ) -> None:
+        super().__init__(plan.directory, plan.max_s, session, clock, listener)
+        self._plan, self._environ = plan, environ
+        self._baseline: Trace | None = None
 
     @property
     def baseline(self) -> Trace:
-        """Of the run with nothing changed."""
+        """The trace of the run with nothing changed."""
+        assert self._baseline is not None
+        return self._baseline
 
     async def record_baseline(self) -> Run:
-        """Make that run."""
+        """The run with which all others are compared; its trace is there where it is whole.
+
+        OutOfTimeError where a signal has ended it.
+        """
+        self._listener.begins({})
+        (run,) = await self._record({}, None if self._plan.num_steps is None else self._plan.num_steps - 1)
+        if self._session.interrupted_by and not run.recording.is_complete:
+            raise OutOfTimeError
+        if run.recording.is_complete and run.recording.num_steps:
+            self._baseline = read_trace(run.recording.directory)
+        return run
 
     async def probe(self, perturbation: Perturbation, num_steps: int | None = None) -> Outcome:
-        """Run under a perturbation, and compare; OutOfTimeError where nothing more is to begin."""
+        """Run under a perturbation, and compare; only the first `num_steps` steps, if given.
+
+        UsageError where the entry refuses what it is given, OutOfTimeError where nothing more is to begin.
+        """
+        self._listener.begins(perturbation)
+        limit = min(num_steps or len(self.baseline.steps), len(self.baseline.steps))
+        began_s = self._clock.monotonic_s()
+        is_cut = num_steps is not None or self._plan.num_steps is not None
+        runs = await self._record(perturbation, self.baseline.steps[limit - 1] if is_cut else None)
+        if CRASH in perturbation:
+            outcome = compare_crashed(self.baseline, runs[0], runs[1] if len(runs) > 1 else None, limit)
+        else:
+            outcome = compare(self.baseline, runs[0], limit)
+        if outcome.sign is Sign.SAME and (missed := self._missed(perturbation, runs, limit)):
+            outcome = Outcome(Sign.NOT_APPLIED, problem=missed)
+        if self._session.interrupted_by and outcome.sign is Sign.BROKE:
+            raise OutOfTimeError
+        if not outcome.has_failed:
+            for run in runs:
+                remove_tree(str(run.recording.directory))
+        self._listener.ended(outcome, self._clock.monotonic_s() - began_s)
+        return outcome
+
+    async def _record(self, perturbation: Perturbation, last_step: int | None) -> list[Run]:
+        """The run, or the one that crashes and the one that goes on."""
+        run_spec = self._plan.subject.run_spec(perturbation, last_step)
+        environ = environ_of(perturbation, self._environ)
+        async with AsyncExitStack() as stack:
+            if argv := busy_argv(perturbation):
+                directory = self._plan.directory / f"load-{self.num_runs + 1}"
+                stack.callback(remove_tree, str(directory))
+                await stack.enter_async_context(self._session.beside(argv, directory))
+            if CRASH not in perturbation:
+                return [await self._start(run_spec, perturbation, environ)]
+            crashed = await self._start(crashing(run_spec, perturbation), perturbation, environ)
+            if not has_died(self.baseline, crashed, perturbation[CRASH]):
+                return [crashed]
+            if checkpoint_steps_in(crashed.recording.directory):
+                run_spec = resuming(run_spec, crashed.recording.directory)
+            return [crashed, await self._start(run_spec, perturbation, environ, is_first=False)]
+
+    def _missed(self, perturbation: Perturbation, runs: Sequence[Run], num_steps: int) -> str:
+        """What of a perturbation never happened in its runs; empty where all of it did."""
+        if CRASH in perturbation and len(runs) == 1:
+            return why_alive(self.baseline, perturbation[CRASH], num_steps)
+        if LATENCY in perturbation and not any((run.recording.directory / DELAYED).exists() for run in runs):
+            functions = ", ".join(self._plan.subject.latency)
+            return f"no call of {functions} was delayed"
+        return ""
+
+    async def _start(
+        self, run_spec: RunSpec, perturbation: Perturbation, environ: Mapping[str, str], *, is_first: bool = True
+    ) -> Run:
+        """Make one run; UsageError if its entry refuses to begin, and nothing of the run is left then."""
+        mark = self._plan.directory / f"run-{self.num_runs + 1}" / DELAYED
+        callbacks = {name: {**fields, "mark": str(mark)} for name, fields in run_spec.callbacks.items()}
+        run_spec = launched(replace(run_spec, callbacks=callbacks), perturbation, self._plan.subject.factors)
+        run = await self.start(run_spec, environ)
+        if is_first and (refusal := read_rejection(run.recording.directory)):
+            remove_tree(str(run.recording.directory))
+            cause = f" with {format_perturbation(perturbation)}" if perturbation else ""
+            what = f"the entry refuses to begin{cause}: {refusal.what}"
+            raise UsageError(what, legal=refusal.legal, remedy=refusal.remedy)
+        return run
+
+
+# ----------------------------------------------------------------------------------------------------------- the search
+
+Search = Generator[tuple[T, ...], bool, tuple[T, ...]]
+"""Yields what it wants to know of, is sent whether that fails."""
+
+
+def ddmin(items: Sequence[T]) -> Search[T]:
+    """A subset of items that fail together, none of which can be left out; in their order."""
+    current, num_parts = tuple(items), 2
+    answers: dict[tuple[T, ...], bool] = {}
+    while len(current) > 1:
+        parts = _cut(current, num_parts)
+        complements = [_without(current, part) for part in parts] if num_parts > 2 else []
+        for candidate in (*parts, *complements):
+            if candidate not in answers:
+                answers[candidate] = yield candidate
+            if answers[candidate]:
+                num_parts = 2 if candidate in parts else max(num_parts - 1, 2)
+                current = candidate
+                break
+        else:
+            if num_parts == len(current):
+                return current
+            num_parts = min(2 * num_parts, len(current))
+    return current
+
+
+def simplify(
+    values: Mapping[str, Any], simpler: Callable[[str, Any], Iterable[Any]]
+) -> Generator[dict[str, Any], bool, dict[str, Any]]:
+    """The same names with the simplest values that still fail: each name's candidates in turn, the simplest first."""
+    current = dict(values)
+    for name in values:
+        for value in simpler(name, current[name]):
+            candidate = {**current, name: value}
+            if (yield candidate):
+                current = candidate
+                break
+    return current
+
+
+def _cut(items: tuple[T, ...], num_parts: int) -> list[tuple[T, ...]]:
+    """Parts of nearly one size, in order."""
+    edges = [len(items) * index // num_parts for index in range(num_parts + 1)]
+    return [items[first:last] for first, last in pairwise(edges)]
+
+
+def _without(items: tuple[T, ...], part: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(item for item in items if item not in part)
 
 
 class PerturbationSearch:
     """One search."""
 
-    def __init__(self, plan: ChaosPlan, bench: Prober) -> None:
+    def __init__(self, plan: ChaosPlan, bench: "ChaosExecutor") -> None:
         self._plan = plan
         self._bench = bench
         self._factors: dict[str, Factor] = {}
@@ -102,6 +556,8 @@ class PerturbationSearch:
         self._num_probes = 0
         self._not_applied: list[NotApplied] = []
         self._finding: Finding | None = None
+        self._tallies: dict[str, Tally] = {}
+        """By the text of a perturbation and of its steps."""
 
     async def search(self) -> Chaos:
         """Carry out the plan; return the results so far if it cannot continue.
@@ -142,13 +598,18 @@ class PerturbationSearch:
         )
 
     async def _search(self) -> None:
+        plan = self._plan
         if await self._fails_unchanged(1):
             return
-        if self._plan.only is not None:
-            await self._reproduce(self._plan.only)
+        if plan.only is not None:
+            await self._reproduce(plan.only)
             return
-        for index in range(1, self._plan.num_probes + 1):
-            perturbation = drawn(tuple(self._factors.values()), self._plan.seed, index)
+        seen: list[dict[str, Any]] = []
+        for index in range(1, plan.num_probes + 1):
+            perturbation = drawn([*self._factors.values()], plan.seed, index)
+            if perturbation in seen:  # few factors have few values
+                continue
+            seen.append(perturbation)
             outcome = await self._bench.probe(perturbation)
             if outcome.sign is Sign.NOT_APPLIED:
                 self._not_applied.append(NotApplied(perturbation, outcome.problem))
@@ -160,7 +621,7 @@ class PerturbationSearch:
 
     async def _reproduce(self, perturbation: Perturbation) -> None:
         """Run one perturbation until it fails, or often enough."""
-        tally = Tally()
+        tally, num_steps = Tally(), self._plan.num_steps
         while tally.num_runs < self._plan.num_repeats:
             outcome = await self._bench.probe(perturbation)
             if outcome.sign is Sign.NOT_APPLIED:
@@ -169,108 +630,96 @@ class PerturbationSearch:
             self._num_probes = 1
             tally = tally.plus(has_failed=outcome.has_failed)
             if outcome.has_failed:
-                self._finding = Finding(
-                    perturbation, outcome, tally, self._without, perturbation, num_steps=self._plan.num_steps
-                )
+                self._finding = Finding(perturbation, outcome, tally, self._without, perturbation, num_steps=num_steps)
                 return
 
     async def _fails_unchanged(self, num_runs: int) -> bool:
-        """Whether the run differs from itself, in so many more runs; that is a finding too."""
+        """Return whether the run differs from itself, in so many more runs; that is a finding too."""
         for _ in range(num_runs):
             outcome = await self._bench.probe({})
             self._without = self._without.plus(has_failed=outcome.has_failed)
-            if outcome.has_failed:
+            while outcome.has_failed:
                 self._finding = Finding({}, outcome, self._without, self._without, {})
-                while self._without.num_runs < self._plan.num_repeats:
-                    again = await self._bench.probe({})
-                    self._without = self._without.plus(has_failed=again.has_failed)
-                    self._finding = Finding({}, outcome, self._without, self._without, {})
-                return True
+                if self._without.num_runs >= self._plan.num_repeats:
+                    return True
+                again = await self._bench.probe({})
+                self._without = self._without.plus(has_failed=again.has_failed)
         return False
 
     async def _explain(self, perturbation: dict[str, Any], outcome: Outcome, index: int) -> None:
-        """Look for the smallest part of a perturbation that still fails in the same way."""
-        trail = _Trail(perturbation, outcome, self._plan.num_steps)
-        self._keep(trail, perturbation, index, is_smallest=False)
-        if await self._fails_unchanged(self._plan.num_repeats):
+        """Look for the smallest part of a perturbation that still fails in the same way.
+
+        Fewer factors, fewer steps, values that are simpler and show it as early; then what is left several times.
+        """
+        plan, once = self._plan, Tally(1, 1)
+        num_steps = plan.num_steps
+        self._finding = Finding(perturbation, outcome, once, self._without, perturbation, index, num_steps, False)
+        if await self._fails_unchanged(plan.num_repeats):
             return
-        self._keep(trail, perturbation, index, is_smallest=False)
-        try:
-            await self._shrink(trail)
-        except OutOfTimeError:
-            self._keep(trail, perturbation, index, is_smallest=False)
-            raise
-        self._keep(trail, perturbation, index, is_smallest=True)
+        room = ROOM * self._num_until_shown()
+        num_steps = room if room < len(self._bench.baseline.steps) and not plan.subject.is_command else num_steps
+        self._tallies = {_key(perturbation, each): once for each in (plan.num_steps, num_steps)}
+        self._finding = replace(self._finding, without=self._without, num_steps=num_steps)
+        await self._drive(ddmin(tuple(perturbation)), lambda names: {name: perturbation[name] for name in names})
+        await self._cut_steps()
+        await self._drive(simplify(self._finding.perturbation, self._simpler), dict)
+        await self._cut_steps()
+        while self._finding.tally.num_runs < plan.num_repeats:
+            await self._run(self._finding.perturbation, self._finding.num_steps)
+        self._finding = replace(self._finding, is_smallest=True)
 
-    async def _shrink(self, trail: _Trail) -> None:
-        """Fewer factors, fewer steps, values that are simpler and show it as early; then what is left several times."""
-        steps = self._bench.baseline.steps
-        num_steps = ROOM * _num_until(steps, trail.last_step)
-        if num_steps < len(steps) and not self._plan.subject.is_command:
-            trail.cut(num_steps)
-        whole = trail.perturbation
-        await self._drive(ddmin(tuple(whole)), trail, lambda names: {name: whole[name] for name in names})
-        await self._cut_steps(trail)
-        await self._drive(simplify(trail.perturbation, self._simpler), trail, dict)
-        await self._cut_steps(trail)
-        while trail.tally.num_runs < self._plan.num_repeats:
-            await self._run(trail, trail.perturbation, trail.num_steps)
-
-    async def _cut_steps(self, trail: _Trail) -> None:
+    async def _cut_steps(self) -> None:
         """Go no further than the step that shows it, if it shows then."""
-        num_steps = _num_until(self._bench.baseline.steps, trail.last_step)
-        if not self._plan.subject.is_command and num_steps != trail.num_steps:
-            await self._fails(trail, trail.perturbation, num_steps)
+        assert self._finding is not None
+        num_steps = self._num_until_shown()
+        if not self._plan.subject.is_command and num_steps != self._finding.num_steps:
+            await self._fails(self._finding.perturbation, num_steps)
 
-    async def _drive(self, search: Generator[T, bool, T], trail: _Trail, made: Callable[[T], dict[str, Any]]) -> None:
+    async def _drive(self, search: Generator[T, bool, T], perturbation_of: Callable[[T], Perturbation]) -> None:
         """Answer what a search asks until it has its result."""
         try:
             candidate = next(search)
             while True:
-                candidate = search.send(await self._fails(trail, made(candidate), trail.num_steps))
+                assert self._finding is not None
+                candidate = search.send(await self._fails(perturbation_of(candidate), self._finding.num_steps))
         except StopIteration:
             return
 
-    async def _fails(self, trail: _Trail, perturbation: dict[str, Any], num_steps: int | None) -> bool:
-        """Whether a perturbation fails in one of several runs; it is the smallest so far, then."""
+    async def _fails(self, perturbation: Perturbation, num_steps: int | None) -> bool:
+        """Return whether a perturbation fails in one of several runs; it is the smallest so far, then."""
         for _ in range(self._plan.num_repeats):
-            if await self._run(trail, perturbation, num_steps):
+            if await self._run(perturbation, num_steps):
                 return True
         return False
 
-    async def _run(self, trail: _Trail, perturbation: dict[str, Any], num_steps: int | None) -> bool:
-        """One run, counted; whether it fails in the same way as the first one."""
-        outcome = await self._bench.probe(perturbation, num_steps)
-        is_alike = outcome.sign is trail.outcome.sign
-        trail.count(perturbation, num_steps, has_failed=is_alike)
+    async def _run(self, perturbation: Perturbation, num_steps: int | None) -> bool:
+        """Make one run, and count it; return whether it fails in the same way as the first one."""
+        assert self._finding is not None
+        outcome, key = await self._bench.probe(perturbation, num_steps), _key(perturbation, num_steps)
+        is_alike = outcome.sign is self._finding.outcome.sign
+        self._tallies[key] = self._tallies.get(key, Tally()).plus(has_failed=is_alike)
         if is_alike:
-            trail.perturbation, trail.num_steps, trail.outcome = perturbation, num_steps, outcome
+            self._finding = replace(self._finding, perturbation=perturbation, outcome=outcome, num_steps=num_steps)
+        tally = self._tallies[_key(self._finding.perturbation, self._finding.num_steps)]
+        self._finding = replace(self._finding, tally=tally)
         return is_alike
+
+    def _num_until_shown(self) -> int:
+        """Return the number of steps until the difference, or until the crash that shows it has happened."""
+        assert self._finding is not None and self._finding.outcome.step is not None
+        last = self._finding.outcome.step
+        if CRASH in self._finding.perturbation:
+            step, phase = parse_moment(self._finding.perturbation[CRASH])
+            last = max(last, step + (phase == END))
+        return max(1, sum(each <= last for each in self._bench.baseline.steps))
 
     def _simpler(self, name: str, value: Any) -> Iterable[Any]:
         factor = self._factors[name]
         return factor.values.simpler(value, factor.usual)
 
-    def _keep(self, trail: _Trail, first: Mapping[str, Any], index: int, *, is_smallest: bool) -> None:
-        self._finding = Finding(
-            trail.perturbation,
-            trail.outcome,
-            trail.tally,
-            self._without,
-            first,
-            index,
-            num_steps=trail.num_steps,
-            is_smallest=is_smallest,
-        )
-
 
 def _key(perturbation: Perturbation, num_steps: int | None) -> str:
     return f"{sorted(perturbation.items())} {num_steps}"
-
-
-def _num_until(steps: tuple[int, ...], step: int) -> int:
-    """How many steps there are up to this one; it may be one that the baseline does not have."""
-    return max(1, sum(each <= step for each in steps))
 
 
 def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = False) -> tuple[Factor, ...]:

@@ -109,6 +109,22 @@ ONLY = Run(
     scenarios={"loop": _CHAOS},
     package="torch",
 )
+_ACCUMULATING = """
+import sys, torch
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(2):
+    for part in torch.arange(24.0).view(8, 3).chunk(int(sys.argv[1])):
+        (net(part).square().sum() / 8).backward()
+    optimizer.step()
+"""
+VARY = Run(
+    name="chaos-vary",
+    command=("chaos", "--vary=G=1,4", "--bits", "--json", "--", "python", "train.py", "{G}"),
+    files={"train.py": _ACCUMULATING},
+    package="torch",
+)
 FACTORS = Run(
     name="chaos-factors",
     command=("chaos", "loop", "--max-seconds=0.001", "--json", "--no-redact", _SECRET_SET, "--timeout=300"),
@@ -137,6 +153,10 @@ def _in(seen: Seen, name: str) -> Any:
     """What the entry has written in the one run below made/ that has this path."""
     found = sorted(seen.at.glob(f"made/**/{name}"))
     return found[0].read_text("utf-8")
+
+
+def _kind(s: Seen) -> Any:
+    return s.json["verdicts"][0]["kind"]
 
 
 def _has(seen: Seen, text: str) -> bool:
@@ -205,6 +225,8 @@ FEATURES = (
     Feature("chaos --json", CHAOS, "one JSON document", lambda s: s.json["exit_code"] == 10),
     Feature("chaos --metric", CHAOS, "a value of the curve", lambda s: "score" in _in(s, "curve.jsonl")),
     Feature("chaos --only", ONLY, "that perturbation", lambda s: s.code == 10 and "runtime.parts=4" in s.out),
+    Feature("chaos --vary", VARY, "that value", lambda s: s.json["verdicts"][0]["values"] == {"G": "4"}),
+    Feature("chaos --bits", VARY, "rounding that fails", lambda s: (s.code, _kind(s)) == (10, "rounding")),
     Feature("chaos --color", ONLY, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("chaos --timeout", CHAOS_LIMIT, "a run that is ended", lambda s: s.code == 12),
     Feature("chaos --max-seconds", FACTORS, "no perturbation", lambda s: s.json["is_out_of_time"]),

@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from harness.lab.chaos.executor import ChaosExecutor
-from harness.lab.chaos.finding import Chaos
-from harness.lab.chaos.options import ChaosOptions
-from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.search import PerturbationSearch
-from harness.lab.chaos.subject import make_subject
+from harness.lab.chaos.factors import ChaosOptions, make_subject
+from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosPlan, PerturbationSearch
 from harness.lab.experiments.perturbation_factors import LATENCY
 from harness.lab.experiments.preparation import prepare
 from harness.lab.experiments.recording_result import finish

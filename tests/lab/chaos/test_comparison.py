@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died
+from harness.lab.chaos.search import Outcome, Sign, compare, compare_crashed, has_died
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
 from harness.trace.reader import Trace, read_trace

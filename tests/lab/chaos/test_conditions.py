@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from harness.lab.chaos.conditions import (
+from harness.lab.chaos.factors import (
     LAUNCH,
     environ_of,
 )

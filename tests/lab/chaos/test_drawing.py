@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.chaos.drawing import drawn, number
+from harness.lab.chaos.factors import drawn, number
 from harness.lab.experiments.perturbation_factors import Condition, Factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.chaos.comparison import SIGKILLED, Outcome, Sign
-from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
-from harness.lab.chaos.executor import ChaosExecutor, OutOfTimeError
-from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.subject import Subject
+from harness.lab.chaos.factors import CRASHING_ENTRY, DELAYS, LAUNCH, Subject
+from harness.lab.chaos.search import SIGKILLED, ChaosExecutor, ChaosPlan, Outcome, OutOfTimeError, Sign
 from harness.lab.experiments.perturbation_factors import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
@@ -123,7 +120,7 @@ def test_a_perturbation_reaches_the_run(tmp_path: Path) -> None:
     assert (first.perturbation["hash_seed"], second.perturbation["hash_seed"]) == ("0", "7")
     assert [each["PYTHONHASHSEED"] for each in runs.environs] == ["0", "7"]
     assert (first.last_step, second.last_step) == (None, 2)
-    assert runs.beside_it == [f"{BUSY} 2", "ended after 2 runs"]
+    assert runs.beside_it == [f"{LAUNCH} 2", "ended after 2 runs"]
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.executor import OutOfTimeError
-from harness.lab.chaos.finding import Chaos, Tally
-from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.search import PerturbationSearch, with_moments
-from harness.lab.chaos.subject import Subject
+from harness.lab.chaos.factors import Subject
+from harness.lab.chaos.search import (
+    Chaos,
+    ChaosExecutor,
+    ChaosPlan,
+    Outcome,
+    OutOfTimeError,
+    PerturbationSearch,
+    Sign,
+    Tally,
+    with_moments,
+)
 from harness.lab.experiments.perturbation_factors import Factor, crash_factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.lab.experiments.recording_result import Problem, Recording
@@ -71,7 +77,7 @@ def plan(**options: Any) -> ChaosPlan:
 
 
 def search(bench: FakeBench, **options: Any) -> Chaos:
-    return asyncio.run(PerturbationSearch(plan(**options), bench).search())
+    return asyncio.run(PerturbationSearch(plan(**options), cast(ChaosExecutor, bench)).search())
 
 
 @settings(derandomize=True, max_examples=150)
@@ -221,3 +227,11 @@ def test_a_crash_that_shows_keeps_the_step_in_which_it_happens(baseline: Trace) 
     step = int(chaos.finding.perturbation["crash"][0])
     assert chaos.finding.num_steps is not None
     assert chaos.finding.num_steps > step
+
+
+def test_a_perturbation_is_run_once_and_counted_once(baseline: Trace) -> None:
+    """Two cores, and a run that has two threads: one value is left."""
+    bench = FakeBench(baseline, lambda perturbation: None)
+    chaos = search(bench, factors=(Factor("threads", Span(1, 2), 2),), num_probes=5)
+    assert [perturbation for perturbation, _ in bench.asked] == [{}, {"threads": 1}]
+    assert chaos.num_probes == 1

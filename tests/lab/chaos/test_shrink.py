@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.chaos.shrink import ddmin, simplify
+from harness.lab.chaos.search import ddmin, simplify
 
 T = TypeVar("T")
 SEEDED = settings(derandomize=True, max_examples=5 * settings().max_examples)

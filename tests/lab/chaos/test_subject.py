@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from harness.lab.chaos.options import ChaosOptions
-from harness.lab.chaos.subject import Subject, make_subject
+from harness.lab.chaos.factors import ChaosOptions, Subject, make_subject
 from harness.lab.experiments.perturbation_factors import CRASH
 from harness.lab.experiments.perturbation_values import Choice, Values
 from harness.lab.experiments.scenario_options import ScenarioOptions
