@@ -164,7 +164,7 @@ def test_where_a_run_has_ended(stop: Stop, text: str) -> None:
 
 def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None:
     run = Run(1, False, Recording(tmp_path, 0, 3, (0,), 100), 4.0)
-    plan = StopPlan(RunSpec(("python",)), "python", (Condition("nan"), Condition("", "loss", ">", 3.0)))
+    plan = StopPlan(RunSpec(("python",)), (Condition("nan"), Condition("", "loss", ">", 3.0)))
     stop = Stop("nan", 3, value="nan")
     met = Stopped(plan, run, stop, tmp_path, bundle=Path("a b.rlb"))
     of_scenario = replace(met, plan=replace(plan, run_spec=RunSpec(("python",), call=EntryCall("a:b", {}))))

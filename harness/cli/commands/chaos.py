@@ -10,7 +10,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
 from harness.lab.chaos.factors import ChaosOptions
-from harness.lab.chaos.search import PROGRAM, Chaos, ChaosExecutor, PerturbationSearch, make_plan
+from harness.lab.chaos.search import Chaos, ChaosExecutor, PerturbationSearch, make_plan
 from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
 from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
@@ -55,7 +55,7 @@ def run_chaos(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
             return await VarySearch(plan, launcher, invocation.environ, clock, lines).search()
         return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, invocation.environ, clock, lines)).search()
 
-    context = LaunchContext(PROGRAM, invocation.cwd, invocation.environ, own_id, options.timeout_s, plan.stdin)
+    context = LaunchContext(invocation.cwd, invocation.environ, own_id, options.timeout_s, plan.stdin)
     found, interrupted_by = run_experiment(context, lines, search)
     found = replace(found, interrupted_by=interrupted_by)
     return show_result(found, invocation, as_text, as_json, color=arguments["color"], is_json=arguments["json"])

@@ -35,7 +35,7 @@ def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color:
     """Carry out a session of the step debugger; raises HarnessError for a user error."""
     run_id = new_run_id(SystemClock().wall())
     inside = open_debugger(invocation, options, run_id)
-    place = LaunchContext(inside.run.spec_to(0, inside.overrides).argv[0], invocation.cwd, invocation.environ, run_id)
+    place = LaunchContext(invocation.cwd, invocation.environ, run_id)
     colour = wants_colour(color, invocation)
     commands = invocation.cwd / options.commands if options.commands else None
 

@@ -8,7 +8,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.gate_options import gate_options
 from harness.cli.commands.result import show_result
 from harness.lab.experiments.launcher import LaunchContext
-from harness.lab.experiments.worktrees import CHILD, Checkout
+from harness.lab.experiments.worktrees import Checkout
 from harness.lab.gate.gate import run_gate
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
@@ -25,7 +25,7 @@ def carry_out_gate(invocation: Invocation, arguments: Mapping[str, Any]) -> Exit
     options = gate_options(invocation, arguments)
     checkout = Checkout(invocation.cwd, invocation.environ)
     gate_id = new_run_id(clock.wall())
-    place = LaunchContext(CHILD[0], invocation.cwd, invocation.environ, gate_id, options.timeout_s)
+    place = LaunchContext(invocation.cwd, invocation.environ, gate_id, options.timeout_s)
     gate = asyncio.run(run_gate(options, checkout, place, out=arguments["out"], lines=RunLines(), clock=clock))
     show_result(gate, invocation, gate_text, gate_json, color=arguments["color"], is_json=arguments["json"])
     if is_on_github(invocation.environ):

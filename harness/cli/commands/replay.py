@@ -16,11 +16,11 @@ from harness.cli.commands.scenario_arguments import scenario_options
 from harness.lab.experiments.driver import record_variants, run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
 from harness.lab.experiments.out_directory import out_directory
-from harness.lab.experiments.program_input import read_input
+from harness.lab.experiments.program_input import keep_input, read_input
 from harness.lab.experiments.recorded_kind import find_recorded
 from harness.lab.experiments.run import Run
 from harness.lab.replay.comparison import Replay, compare_runs
-from harness.lab.replay.plan import REPLAYS, ReplayOptions, ReplayPlan, kept_input, make_plan, plan_stop
+from harness.lab.replay.plan import REPLAYS, ReplayOptions, ReplayPlan, make_plan, plan_stop
 from harness.lab.replay.resumption import make_resume_plan, record_resumed
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, terminal_columns, wants_colour
@@ -87,8 +87,8 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
     own_id = new_run_id(SystemClock().wall())
     data = read_input(0, say) if plan.run_spec.call is None else b""
     out = out_directory(invocation.cwd, options.out, REPLAYS, own_id)
-    stdin = kept_input(data, out.path)
-    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
+    stdin = keep_input(data, out.path)
+    place = LaunchContext(invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
     return run_until(plan, out, place, invocation, color=color, is_json=is_json)
 
 
@@ -126,7 +126,7 @@ def _record(
     clock = SystemClock()
     own_id = new_run_id(clock.wall())
     plan = make_plan(invocation, options, own_id, lambda: read_input(0, say))
-    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)
+    place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)
     num_runs = plan.num_runs if num_resumes is None else 2 + num_resumes
     display = make_display(num_runs, clock, colour=wants_colour(color, invocation), environ=invocation.environ)
 

@@ -16,7 +16,7 @@ from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.lab.experiments.bundles.making import bundle_place
-from harness.lab.experiments.launcher import LaunchContext, checked_program
+from harness.lab.experiments.launcher import LaunchContext, check_program
 from harness.lab.experiments.out_directory import out_directory, place_of
 from harness.lab.experiments.recorded_kind import RecordedKind, recorded_kind
 from harness.lab.experiments.scenario_spec import check_entries
@@ -80,7 +80,7 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
             remedy="a trace is data: send its directory, and reproduce it there with -- COMMAND",
         )
     plan = plan_step(run, options.step, options)
-    program = checked_program(plan.run_spec, invocation.cwd, invocation.environ)
+    check_program(plan.run_spec, invocation.cwd, invocation.environ)
     other_trace, other_plan = None, None
     if options.against and options.step is None:
         other_trace = read_trace(place_of(invocation.cwd, options.against))
@@ -90,7 +90,7 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
     bundle = bundle_place(invocation.cwd, options.bundle) if options.bundle else None
     own_id = new_run_id(SystemClock().wall())
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, own_id)
-    place = LaunchContext(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     found = asyncio.run(reproduce(plan, other_plan, out, place, RunLines()))
     found = replace(found, notes=tuple(f"skipped a damaged checkpoint: {each}" for each in plan.passed_over))
     if other_trace is not None and not found.interrupted_by:
@@ -116,7 +116,7 @@ def _of_bundle(invocation: Invocation, options: ReproduceOptions) -> Reproductio
     except HarnessError:
         out.give_back()
         raise
-    place = LaunchContext(plan.run_spec.argv[0], invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     found = asyncio.run(reproduce(plan, None, out, place, RunLines()))
     return replace(found, notes=tuple(notes_on(run, found.repeated)))
 
@@ -130,7 +130,7 @@ def _run_until(invocation: Invocation, options: ReproduceOptions, *, color: str,
     bundle = bundle_place(invocation.cwd, options.bundle) if options.bundle else None
     own_id = new_run_id(SystemClock().wall())
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, own_id)
-    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s)
+    place = LaunchContext(invocation.cwd, invocation.environ, own_id, options.timeout_s)
     return run_until(
         plan,
         out,

@@ -32,7 +32,7 @@ from harness.lab.bisect.candidates import (
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.search import Outcome, Search
 from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
-from harness.lab.experiments.launcher import Executor, LaunchContext, Launcher, checked_program, open_launcher
+from harness.lab.experiments.launcher import Executor, LaunchContext, Launcher, check_program, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import OUTPUT, TitledDisplay
 from harness.lab.experiments.scenario import SMOKE
@@ -162,7 +162,7 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
     """
     run_spec = _run_spec(invocation, options)
     commits = None if options.packages else _commits(invocation, options)
-    place = LaunchContext(CHILD[0], invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
+    place = LaunchContext(invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
     out = out_directory(invocation.cwd, options.out, BISECTIONS, bisect_id).path
     probing = Probing(options, run_spec, place, out, lines, invocation.note)
     if commits is None:
@@ -180,7 +180,7 @@ def _run_spec(invocation: Invocation, asked_for: BisectOptions) -> RunSpec:
             raise nothing_to_run("bisect", invocation.cwd)
         refuse_scenario_options(options)
         run_spec = make_command_spec(invocation.trailing, options.recording)
-        checked_program(run_spec, invocation.cwd, invocation.environ)
+        check_program(run_spec, invocation.cwd, invocation.environ)
         return run_spec
     asked = asked_of(name, find_scenario(name, invocation.cwd).read(), options, SMOKE)
     say_misspelt(asked, invocation.note)

@@ -8,8 +8,6 @@ A search that is cut short keeps the smallest perturbation that was seen to fail
 """
 
 import os
-import shutil
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from harness.bits.errors import HarnessError, UsageError
+from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.factors import (
     DEFAULT_COUNT,
@@ -34,6 +32,7 @@ from harness.lab.chaos.factors import (
     make_subject,
     resuming,
 )
+from harness.lab.experiments.launcher import check_program
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
@@ -63,7 +62,6 @@ from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Verdict
 
 CHAOS = "chaos"
-PROGRAM = sys.executable
 """What starts every run: launch.py, which becomes the program."""
 BASELINE = "run-1"
 """Its directory; every other run has a number of its own."""
@@ -121,7 +119,7 @@ def make_plan(
             legal="--bits with --vary NAME=BASE,OTHER",
             remedy="omit it: without --vary no bit may differ anyway",
         )
-    check_start(invocation, subject.run_spec({}))
+    check_program(subject.run_spec({}), invocation.cwd, invocation.environ)
     factors = chosen(subject.factors, wanted.get("factors"))
     only = parse_only(wanted["only"], subject.factors) if "only" in wanted else None
     directory, stdin = make_directory(invocation, options, chaos_id, given() if is_command else b"")
@@ -143,25 +141,7 @@ def make_plan(
 def make_directory(invocation: Invocation, options: ChaosOptions, chaos_id: str, data: bytes) -> tuple[Path, Path]:
     """Make the directory of the runs; return it, and the file in it that every run reads as its input."""
     directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
-    try:
-        return directory, keep_input(data, directory)
-    except OSError as error:
-        raise HarnessError(
-            f"standard input cannot be kept in {directory}: {error.strerror}",
-            legal="a disk with room for it, since every run reads the same input",
-            remedy="name another directory with --out, or give no input: < /dev/null",
-        ) from None
-
-
-def check_start(invocation: Invocation, run_spec: RunSpec) -> None:
-    """UsageError where a run could not be started."""
-    run_spec.variables(invocation.environ)
-    if shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH")) is None:
-        raise UsageError(
-            f"{run_spec.argv[0]} cannot be started: program not found",
-            legal="a program on PATH, or the path of a program",
-            remedy="check the spelling",
-        )
+    return directory, keep_input(data, directory)
 
 
 # ----------------------------------------------------------------------------------------------------------- comparison

@@ -31,13 +31,17 @@ from harness.lab.chaos.search import (
     Listener,
     OutOfTimeError,
     Runs,
-    check_start,
     ddmin,
     make_directory,
 )
-from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
+from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
+from harness.lab.experiments.flat_config import flattened
+from harness.lab.experiments.launcher import check_program
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run
+from harness.lab.experiments.scenario import SMOKE
+from harness.lab.experiments.scenario_files import A_COMMAND
+from harness.lab.experiments.scenario_spec import asked_scenario
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.process.scratch import remove_tree
@@ -332,27 +336,37 @@ def make_vary_plan(
 
     UsageError for what cannot be used; nothing is made then.
     """
-    if options.scenario is not None:
-        raise UsageError(
-            f"--vary and the scenario {options.scenario}",
-            legal="--vary of a command after --",
-            remedy=f"rlharness replay {options.scenario} --sweep runtime.concurrency=1,16 compares runs of it",
-        )
-    refuse_scenario_options(options.scenario_options)
+    refuse_both(invocation, [options.scenario] if options.scenario else [])
+    argv, recording = invocation.trailing, options.scenario_options.recording
+    if options.scenario is None:
+        refuse_scenario_options(options.scenario_options)
+    else:
+        asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
+        if asked.scenario.command is None:
+            raise UsageError(
+                f"--vary and the scenario {options.scenario}",
+                legal="--vary of a command after --, or of a scenario that has a command",
+                remedy=f"rlharness replay {options.scenario} --sweep runtime.concurrency=1,16 compares runs of it",
+            )
+        varied = {text.partition("=")[0].strip() for text in options.vary}
+        values = flattened(asked.scenario.payload(asked.size, asked.overrides))
+        argv = asked.scenario.words({key: json.loads(text) for key, text in values.items() if key not in varied})
+        recording = replace(recording, level=recording.level or asked.scenario.determinism)
     if options.of_factors:
         raise UsageError(
             f"{', '.join(f'--{name}' for name in options.of_factors)} with --vary",
             legal="--vary, --bits, --steps, --max-seconds, --timeout, --level, --metric and --out",
             remedy="omit it: --vary runs each of its values, and draws nothing",
         )
-    settings, recording = parse_settings(options.vary, invocation.trailing), options.scenario_options.recording
+    settings = parse_settings(options.vary, argv)
 
     def spec_of(argv: tuple[str, ...]) -> RunSpec:
         return make_command_spec(argv, recording)
 
-    check_start(invocation, spec_of(fill(invocation.trailing, {name: each[0] for name, each in settings.items()})))
+    base = spec_of(fill(argv, {name: each[0] for name, each in settings.items()}))
+    check_program(base, invocation.cwd, invocation.environ)
     directory, stdin = make_directory(invocation, options, chaos_id, given())
-    return VaryPlan(settings, invocation.trailing, spec_of, options, directory, stdin)
+    return VaryPlan(settings, argv, spec_of, options, directory, stdin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,6 @@ LEADER = "leader.pid"
 class LaunchContext:
     """What every run of an experiment is started with."""
 
-    program: str
-    """The path of the program that is started."""
     cwd: Path
     environ: Mapping[str, str]
     run_id: str
@@ -63,16 +61,15 @@ def find_program(word: str, cwd: Path, environ: Mapping[str, str]) -> str | None
     return shutil.which(str(cwd / word) if "/" in word else word, path=environ.get("PATH"))
 
 
-def checked_program(run_spec: RunSpec, cwd: Path, environ: Mapping[str, str]) -> str:
-    """The path of the program of a run; UsageError where there is none."""
-    program = find_program(run_spec.argv[0], cwd, environ)
-    if program is None:
+def check_program(run_spec: RunSpec, cwd: Path, environ: Mapping[str, str]) -> None:
+    """UsageError where there is no program to run, or the level excludes what the user has set."""
+    run_spec.variables(environ)
+    if find_program(run_spec.argv[0], cwd, environ) is None:
         raise UsageError(
             f"{run_spec.argv[0]} cannot be started: program not found",
             legal="a program on PATH, or the path of a program",
             remedy="check the spelling",
         )
-    return program
 
 
 class Executor(Protocol):
@@ -190,9 +187,9 @@ class Launcher:
             await going_on
 
     def _program(self, run_spec: RunSpec, context: LaunchContext) -> str:
-        """The path of the program of a run: of another working directory where it is there, else the context's."""
-        own = find_program(run_spec.argv[0], context.cwd, context.environ)
-        return own or find_program(run_spec.argv[0], self._context.cwd, context.environ) or context.program
+        """The path of the program of a run: that of its working directory, else that of the command's."""
+        word, cwds = run_spec.argv[0], (context.cwd, self._context.cwd)
+        return next(filter(None, (find_program(word, cwd, context.environ) for cwd in cwds)), word)
 
     async def _watch(self, task: "asyncio.Task[ProcessEnd]", curve: Path) -> ProcessEnd:
         """Wait for the end of an attempt, and show its progress."""

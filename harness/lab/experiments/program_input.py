@@ -8,8 +8,9 @@ import select
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.bits.errors import UsageError
+from harness.bits.errors import HarnessError, UsageError
 from harness.bits.files import write_replacing
+from harness.bits.text import path_text
 
 INPUT = "stdin"
 """In the directory of a replay, where there was any."""
@@ -52,11 +53,21 @@ def read_input(fd: int, say: Callable[[str], None]) -> bytes:
 
 
 def keep_input(data: bytes, directory: Path) -> Path:
-    """The file that every run reads: in the directory of a replay, or one without content. OSError from the disk."""
+    """The file that every run reads: in the directory of a replay, or one without content.
+
+    HarnessError where it cannot be written.
+    """
     if not data:
         return Path(os.devnull)
     path = directory / INPUT
-    write_replacing(path, data, is_private=True)  # it may hold what a person would not print
+    try:
+        write_replacing(path, data, is_private=True)  # it may hold what a person would not print
+    except OSError as error:
+        raise HarnessError(
+            f"standard input cannot be kept in {path_text(directory)}: {error.strerror}",
+            legal="a disk with room for it, since every run reads the same input",
+            remedy="name another directory with --out, or give no input: < /dev/null",
+        ) from None
     return path
 
 

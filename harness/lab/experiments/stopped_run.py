@@ -28,8 +28,6 @@ class StopPlan:
     """A run that ends where a condition holds."""
 
     run_spec: RunSpec
-    program: str
-    """The path of the program."""
     conditions: tuple[Condition, ...]
     against: Path | None = None
     """The trace that the condition of a divergence means."""

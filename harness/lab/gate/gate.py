@@ -20,7 +20,7 @@ from harness.lab.experiments.command_spec import (
     refuse_both,
     refuse_scenario_options,
 )
-from harness.lab.experiments.launcher import LaunchContext, checked_program, open_launcher
+from harness.lab.experiments.launcher import LaunchContext, check_program, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
 from harness.lab.experiments.scenario import SMOKE
@@ -131,7 +131,7 @@ def head_contexts(head: Side, options: GateOptions) -> list[GateContext]:
     if argv := options.invocation.trailing:
         refuse_scenario_options(options.given)
         run_spec = make_command_spec(argv, options.given.recording)
-        checked_program(run_spec, head.cwd, head.command_environ)
+        check_program(run_spec, head.cwd, head.command_environ)
         return [GateContext(command_name(argv), "", head, run_spec)]
     return [head_context(name, head, options) for name in scenario_names(head, options)]
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
-from harness.bits.errors import HarnessError, UsageError
-from harness.bits.text import path_text
+from harness.bits.errors import UsageError
 from harness.lab.experiments.break_conditions import conditions_of, refuse_divergence
 from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
 from harness.lab.experiments.driver import Variant
-from harness.lab.experiments.launcher import checked_program
+from harness.lab.experiments.launcher import check_program
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.experiments.program_input import keep_input
 from harness.lab.experiments.scenario import SMOKE
@@ -68,8 +67,6 @@ class ReplayPlan:
 
     run_spec: RunSpec
     """Of the first run."""
-    program: str
-    """The path of the program."""
     out: OutDirectory
     """Holds a directory for each run."""
     num_runs: int
@@ -114,8 +111,7 @@ def make_plan(
     """
     run_specs, typed = _run_specs(invocation, options)
     run_spec = run_specs[0]
-    level_env = run_spec.variables(invocation.environ)
-    program = checked_program(run_spec, invocation.cwd, invocation.environ)
+    check_program(run_spec, invocation.cwd, invocation.environ)
     if options.has_operations and options.step is None:
         raise UsageError(
             "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step that diverged"
@@ -126,14 +122,13 @@ def make_plan(
     out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
     return ReplayPlan(
         run_spec=run_spec,
-        program=program,
-        level_env=level_env,
+        level_env=run_spec.variables(invocation.environ),
         against=trace,
         num_runs=num_runs,
         op_step=options.step if options.has_operations else None,
         timeout_s=options.timeout_s,
         out=out,
-        stdin=kept_input(data, out.path),
+        stdin=keep_input(data, out.path),
         variants=run_specs if len(run_specs) > 1 else (),
         typed=typed,
     )
@@ -168,9 +163,9 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
             remedy="record one first: rlharness train, or rlharness trace",
         )
     run_spec = _run_specs(invocation, options)[0][0]
+    check_program(run_spec, invocation.cwd, invocation.environ)
     return StopPlan(
         run_spec,
-        checked_program(run_spec, invocation.cwd, invocation.environ),
         conditions,
         None if reference is None else reference.directory,
     )
@@ -193,18 +188,6 @@ def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Ru
     refuse_both(invocation, [options.scenario])
     asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
     return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
-
-
-def kept_input(data: bytes, directory: Path) -> Path:
-    """Return the file that every run reads as its standard input; HarnessError where it cannot be written."""
-    try:
-        return keep_input(data, directory)
-    except OSError as error:
-        raise HarnessError(
-            f"standard input cannot be kept in {path_text(directory)}: {error.strerror}",
-            legal="a disk with room for it, since every run reads the same input",
-            remedy="name another directory with --out, or give no input: < /dev/null",
-        ) from None
 
 
 def _num_runs(options: ReplayOptions, num_variants: int) -> int:

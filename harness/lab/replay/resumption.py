@@ -23,7 +23,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, read_text
 from harness.bits.text import path_text
-from harness.lab.experiments.launcher import Launcher, checked_program
+from harness.lab.experiments.launcher import Launcher, check_program
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayOptions, ReplayPlan
 from harness.lab.replay.resume_losses import Record, Resumption, compare_resumed, first_unequal, some, unrepeated
@@ -108,7 +108,7 @@ def make_resume_plan(options: ReplayOptions, invocation: Invocation) -> ResumePl
             remedy="rlharness replay --resume-at 7 --resume-command 'python train.py --resume DIR' -- python train.py",
         )
     if argv:
-        checked_program(RunSpec(argv), invocation.cwd, invocation.environ)
+        check_program(RunSpec(argv), invocation.cwd, invocation.environ)
     return ResumePlan(steps, argv)
 
 

@@ -12,7 +12,7 @@ from harness.bits.errors import UsageError
 from harness.bits.redaction import REDACTED
 from harness.lab.experiments.break_conditions import conditions_of
 from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.launcher import checked_program
+from harness.lab.experiments.launcher import check_program
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
 from harness.lab.experiments.scenario_spec import check_entries, override_of
@@ -88,8 +88,8 @@ def plan_stop(run: RecordedRun, invocation: Invocation, options: ReproduceOption
         run_spec = plan_step(run, options.step, options).run_spec
     else:
         run_spec = replace(run.spec_to(0, free_overrides(run, options.overrides)), last_step=None)
-    program = checked_program(run_spec, invocation.cwd, invocation.environ)
-    return StopPlan(run_spec, program, conditions, other.directory)
+    check_program(run_spec, invocation.cwd, invocation.environ)
+    return StopPlan(run_spec, conditions, other.directory)
 
 
 def named_run(invocation: Invocation, name: str, *, is_trusted: bool) -> RecordedRun:

@@ -54,7 +54,7 @@ def test_settings_that_do_not_fit_the_command_are_refused(vary: list[str], argv:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (ChaosOptions("grpo", vary=("G=1,2",)), "--vary and the scenario grpo"),
+        (ChaosOptions("grpo", vary=("G=1,2",)), "both the scenario grpo"),
         (ChaosOptions(of_factors={"count": 3, "only": ("threads=1",)}, vary=("G=1,2",)), "--count, --only with --vary"),
     ],
 )
