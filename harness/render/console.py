@@ -28,15 +28,6 @@ def say(text: str) -> None:
         print(_without_commands(line), file=sys.stderr, flush=True)
 
 
-def stdout_encodes(text: str) -> bool:
-    """Return whether standard output can encode these characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
 def show(result: str) -> None:
     """Print a result on standard output; ignore a reader that closed the pipe.
 

@@ -9,7 +9,6 @@ from typing import Any
 from harness.bits.digests import RAW
 from harness.bits.findings import Finding
 from harness.bits.text import count, one_line, ranges
-from harness.render.curve_picture import curve_picture
 from harness.render.field_differences import MAX_CHARS, MAX_FIELDS, field_lines
 from harness.render.operations import operations_text
 from harness.render.serialise import serialised
@@ -73,11 +72,8 @@ MAX_ULP = 1 << 14
 MAX_CAUSES = 4
 
 
-def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is_ascii: bool = False) -> str:
-    """Return the verdict on one line, then reasons, the first difference, and other differences.
-
-    With a picture of the curves where `width`, in columns, is given.
-    """
+def verdict_text(verdict: Verdict, *, colour: bool) -> str:
+    """Return the verdict on one line, then reasons, the first difference, and other differences."""
     label = LABELS[verdict.kind]
     painted = f"\x1b[{TONES[verdict.kind]}m{label}\x1b[0m" if colour else label
     return "\n".join(
@@ -91,7 +87,6 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
             *[f"  {line}" for line in attribution_lines(verdict)],
             *(operations_text(verdict.operations) if verdict.operations else []),
             *([] if verdict.kind is Kind.EQUAL else _curve(verdict.curve)),
-            *([] if width is None else _picture(verdict, width, is_ascii)),
             *[line for part in (*PARTS, NO_NUMERICS) for line in field_lines(part, verdict.fingerprints.get(part, ()))],
             *[f"  note: {_finding(note)}" for note in verdict.notes],
         ]
@@ -398,16 +393,9 @@ def _float(value: Float) -> str:
     return str(number if number is not None else value.value())
 
 
-def _picture(verdict: Verdict, width: int, is_ascii: bool) -> list[str]:
-    if verdict.curves is None or verdict.first is None:
-        return []
-    return curve_picture(verdict.curves, parted=verdict.first.step, width=width, is_ascii=is_ascii)
-
-
 def verdict_json(verdict: Verdict, *, exit_code: int) -> dict[str, Any]:
     """Return the verdict in plain values: its fields, and its findings as sentences beside their codes."""
     found = serialised(verdict)
-    del found["curves"]
     for key, code_key in (("reasons", "reason_codes"), ("causes", "cause_codes"), ("notes", "note_codes")):
         found[code_key] = found[key]
         found[key] = [str(each) for each in getattr(verdict, key)]

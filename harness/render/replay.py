@@ -37,7 +37,7 @@ def run_line(run: Run) -> str:
     return line
 
 
-def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_ascii: bool = False) -> str:
+def replay_text(replay: Replay, *, colour: bool) -> str:
     """The verdict on each pair of runs; what was wrong with a run, and the end of what it printed.
 
     With pictures of the curves where `width`, in columns, is given.
@@ -49,7 +49,7 @@ def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_as
     for comparison in replay.comparisons:
         lines += [
             f"A: {one_line(comparison.a)}  B: {comparison.b}",
-            *verdict_text(comparison.verdict, colour=colour, width=width, is_ascii=is_ascii).splitlines(),
+            *verdict_text(comparison.verdict, colour=colour).splitlines(),
             *_operations(comparison),
         ]
     lines += _failures([run for run in replay.runs if not run.recording.is_complete])

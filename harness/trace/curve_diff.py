@@ -4,14 +4,14 @@ How long something took, and how much memory, is never the same twice: names tha
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from harness.bits.findings import Finding
-from harness.trace.curve import NAMES, CurvePoint
+from harness.trace.curve import CurvePoint
 from harness.trace.reader import Trace
 from harness.trace.reasons import VerdictCode
 from harness.trace.values import Float
-from harness.trace.verdict import CurveDifference, Curves
+from harness.trace.verdict import CurveDifference
 
 COSTS = re.compile(
     "time|timestamps?|runtime|durations?|elapsed|latency|latencies|eta|m?s|us|ns|secs?|seconds?|minutes|hours"
@@ -74,23 +74,6 @@ def uncompared(a: Trace, b: Trace) -> Iterator[Finding]:
 def _is_printed_differently(x: Float, y: Float) -> bool:
     """Whether one was read in a line, say, with the digits that it was given there, and the other seen as it is."""
     return x.dtype != y.dtype and x.value() != y.value()
-
-
-def curves_to_show(a: Trace, b: Trace, differing: Sequence[CurveDifference]) -> Curves | None:
-    """Return the curves of one value to plot for diverged runs: a value that differs, else the reward or the loss."""
-    known = dict.fromkeys(name for _, x, y in common_points(a, b) for name in x if name in y and not is_cost(name))
-    wanted = [*(each.name for each in differing), *NAMES, *known]
-    name = next((each for each in wanted if each in known), None)
-    if name is None:
-        return None
-    of_a, of_b = ({point.step: point.values for point in trace.curve} for trace in (a, b))
-    steps = tuple(sorted(of_a.keys() | of_b.keys()))
-    return Curves(name, steps, _line(name, steps, of_a), _line(name, steps, of_b))
-
-
-def _line(name: str, steps: Sequence[int], points: Mapping[int, Mapping[str, Float]]) -> tuple[float | None, ...]:
-    found = (points.get(step, {}).get(name) for step in steps)
-    return tuple(None if value is None else value.value() for value in found)
 
 
 def common_points(a: Trace, b: Trace) -> Iterator[tuple[int, Mapping[str, Float], Mapping[str, Float]]]:

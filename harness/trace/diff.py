@@ -17,7 +17,7 @@ from harness.bits.redaction import redact_fields
 from harness.trace.attribution import attribute
 from harness.trace.chain import CHAINED, Scope, chain_start
 from harness.trace.context import compare_contexts
-from harness.trace.curve_diff import compare_curves, curves_to_show, uncompared
+from harness.trace.curve_diff import compare_curves, uncompared
 from harness.trace.excerpt import common_ranks
 from harness.trace.explanation import causes, completed
 from harness.trace.fingerprint import UNCOMMITTED
@@ -92,7 +92,6 @@ def diff(a: Trace, b: Trace) -> Verdict:
         is_nan_payload_only=found.first is not None and found.is_nan_payload_only,
         fingerprints=fingerprints,
         curve=curve,
-        curves=None if found.first is None else curves_to_show(a, b, curve),
         operations=None if found.first is None else ops_of_divergence(*directories, found.first.step, numbers),
     )
     return verdict if kind is not Kind.DIVERGED else replace(verdict, causes=tuple(causes(a, b, verdict)))

@@ -172,16 +172,6 @@ class CurveDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
-    """One value of both curves over the steps that either has; None where it was not recorded."""
-
-    name: str
-    steps: tuple[int, ...]
-    a: tuple[float | None, ...]
-    b: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of comparing A with B."""
 
@@ -209,8 +199,6 @@ class Verdict:
     fingerprints: Mapping[str, tuple[FieldDifference, ...]] = field(default_factory=dict)
     """Differences by part; equal parts are absent."""
     curve: tuple[CurveDifference, ...] = ()
-    curves: Curves | None = None
-    """Curves to plot; None if nothing diverged, or no value was recorded in both."""
     operations: OpVerdict | None = None
     """Comparison of the operations of the step of `first`; None unless both traces have a record."""
 

@@ -12,9 +12,8 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
 from harness.lab.report.subjects import Pair, Subject
-from harness.process.invocation import Invocation, terminal_columns, wants_colour
+from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import show
-from harness.render.curve_picture import is_ascii
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.report.next_commands import next_lines
 from harness.trace.diff import diff
@@ -53,7 +52,7 @@ def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
         show(json.dumps(verdict_json(verdict, exit_code=code)))
     else:
         colour = wants_colour(arguments["color"], invocation)
-        show(verdict_text(verdict, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))
+        show(verdict_text(verdict, colour=colour))
         for line in next_lines(pair):
             show(f"  {line}")
     return code

@@ -23,10 +23,9 @@ from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.plan import REPLAYS, ReplayOptions, ReplayPlan, make_plan, plan_stop
 from harness.lab.replay.resumption import make_resume_plan, record_resumed
 from harness.process.clock import SystemClock
-from harness.process.invocation import Invocation, terminal_columns, wants_colour
+from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id
 from harness.render.console import say
-from harness.render.curve_picture import is_ascii
 from harness.render.replay import replay_json, replay_text, run_line
 from harness.render.resumption import resume_json, resume_text, resumed_run_line
 from harness.render.run_lines import make_display
@@ -139,5 +138,4 @@ def _record(
 
 def show_replay(replay: Replay, invocation: Invocation, *, color: str, is_json: bool = False) -> ExitCode:
     """Print the result, and return its exit code."""
-    as_text = partial(replay_text, width=terminal_columns(), is_ascii=is_ascii(invocation))
-    return show_result(replay, invocation, as_text, replay_json, color=color, is_json=is_json)
+    return show_result(replay, invocation, replay_text, replay_json, color=color, is_json=is_json)
