@@ -101,6 +101,12 @@ def meet_generators() -> None:
         _active.foreign.guarded(_active.foreign.meet_generators)
 
 
+def pause_hooks(*, is_paused: bool) -> None:
+    """Pause the hooks in torch, if they are at work, or let them resume."""
+    if _active.foreign is not None:
+        _active.foreign.pause(is_paused)
+
+
 def report(line: str) -> None:
     """Say something to the person who started the recording, once."""
     say(line)

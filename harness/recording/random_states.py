@@ -4,7 +4,8 @@ import random
 import struct
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -72,6 +73,20 @@ def read_states() -> dict[str, State]:
         for index, state in enumerate(torch.cuda.get_rng_state_all()):
             states[f"random.cuda{index}"] = digest(tensor_bytes(state))
     return states
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leave each default generator in its state, whatever is drawn meanwhile."""
+    python, numpy = random.getstate(), sys.modules.get("numpy.random")
+    state = numpy.get_state() if numpy is not None else None
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if is_used() else ()):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.set_state(state)
 
 
 def _python_state() -> bytes:

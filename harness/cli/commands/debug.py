@@ -1,32 +1,25 @@
 """`rlharness reproduce RUN --step K --interactive` from options to exit code.
 
-plan ─▶ session: a line ─▶ command ─▶ answer, until the lines end ─▶ every process is terminated
-
 Ctrl-C pauses the run at the next recorded value; a second Ctrl-C leaves, as does the end of the input.
 """
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.launcher import LaunchContext, open_launcher
-from harness.lab.reproduce.debugger.answers import Answer, Message
-from harness.lab.reproduce.debugger.console import Console, StepDebugger
-from harness.lab.reproduce.debugger.lines import Lines, open_lines
-from harness.lab.reproduce.debugger.opening import open_debugger
-from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
+from harness.lab.experiments.launcher import LaunchContext, checked_program, open_launcher
+from harness.lab.reproduce.debugger import NextLine, Session, StepDebugger, open_debugger, open_lines
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id
 from harness.process.user_cache import cache_path
 from harness.render.console import say, show
-from harness.render.interactive import answer_json, answer_text, prompt_text
 from harness.render.run_lines import SilentRuns
-from harness.trace.chain import PHASES
 
 HISTORY = "interactive-history"
 
@@ -34,80 +27,65 @@ HISTORY = "interactive-history"
 def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color: str, is_json: bool) -> ExitCode:
     """Carry out a session of the step debugger; raises HarnessError for a user error."""
     run_id = new_run_id(SystemClock().wall())
-    inside = open_debugger(invocation, options, run_id)
-    place = LaunchContext(inside.run.spec_to(0, inside.overrides).argv[0], invocation.cwd, invocation.environ, run_id)
-    colour = wants_colour(color, invocation)
-    commands = invocation.cwd / options.commands if options.commands else None
+    debugger = open_debugger(invocation, options, run_id)
+    program = checked_program(debugger.run.spec_to(0, debugger.overrides), invocation.cwd, invocation.environ)
+    context = LaunchContext(program, invocation.cwd, invocation.environ, run_id)
 
-    def show_answer(answer: Answer) -> None:
-        show(json.dumps(answer_json(answer)) if is_json else answer_text(answer, colour=colour))
+    def show_answer(answer: Mapping[str, Any]) -> None:
+        show(json.dumps(answer) if is_json else "\n".join(answer["lines"]))
 
     def echo(line: str) -> None:
         if not is_json:
             show(line)
 
-    def open_for(console: Console) -> Lines:
-        return open_lines(commands, _history(invocation), lambda: _words(console), echo)
-
-    return asyncio.run(_converse(inside, place, show_answer, open_for))
+    lines = open_lines(invocation.cwd / options.commands if options.commands else None, _history(invocation), echo)
+    colour = wants_colour(color, invocation) and not is_json
+    return asyncio.run(_converse(debugger, context, lines, show_answer, colour))
 
 
 async def _converse(
-    inside: StepDebugger,
-    place: LaunchContext,
-    show_answer: Callable[[Answer], None],
-    open_for: Callable[[Console], Lines],
+    debugger: StepDebugger, context: LaunchContext, lines: NextLine, show_answer: Any, colour: bool
 ) -> ExitCode:
-    """Answer the lines of a session, one after another."""
-    with open_launcher(place, SilentRuns()) as session:
-        console = Console(inside, session, say)
-        talk = asyncio.create_task(_talk(console, show_answer, open_for(console)))
+    with open_launcher(context, SilentRuns()) as launcher:
+        session = Session(debugger, launcher, say, colour)
+        is_warned = False
+
+        async def next_line(prompt: str, words: Iterable[str]) -> str | None:
+            """The next line; Ctrl-C at the prompt leaves the second time."""
+            nonlocal is_warned
+            while True:
+                try:
+                    line: str | None = await lines(prompt, words)
+                    is_warned = False
+                    return line
+                except KeyboardInterrupt:
+                    if is_warned:
+                        raise asyncio.CancelledError from None
+                    is_warned = True
+                    say("press Ctrl-C again to leave, or type quit")
+
+        talk = asyncio.create_task(session.converse(next_line, show_answer))
+        is_pausing = False
 
         def on_signal(name: str) -> None:
-            if name == "SIGINT" and console.is_going and not console.is_pausing:
-                console.pause()
+            nonlocal is_pausing
+            if name == "SIGINT" and session.is_going and not is_pausing:
+                is_pausing = True
+                session.pause()
                 say("pausing at the next recorded value; press Ctrl-C again to leave")
             else:
                 say(f"interrupted by {name}")
                 talk.cancel()
 
-        session.hear(on_signal)
+        launcher.hear(on_signal)
         try:
             return await talk
-        except asyncio.CancelledError:  # by a signal
+        except asyncio.CancelledError:
             return ExitCode.INTERRUPTED
         finally:
-            await console.end()
-            if not console.has_begun:
-                inside.out.give_back()
-
-
-async def _talk(console: Console, show_answer: Callable[[Answer], None], lines: Lines) -> ExitCode:
-    """Answer lines until the last one, `quit`, or a second Ctrl-C at the prompt."""
-    show_answer(await console.begin())
-    is_warned = False
-    while True:
-        try:
-            line = await lines.next(prompt_text(console.walk))
-        except KeyboardInterrupt:
-            if is_warned:
-                return ExitCode.INTERRUPTED
-            is_warned = True
-            say("press Ctrl-C again to leave, or type quit")
-            continue
-        is_warned = False
-        if line is None:
-            return ExitCode.OK
-        try:
-            command = parse_line(line)
-        except UsageError as error:
-            show_answer(Message(tuple(str(error).splitlines()), is_refused=True))
-            continue
-        if command is None:
-            continue
-        if command.name == "quit":
-            return ExitCode.OK
-        show_answer(await console.carry_out(command))
+            await session.end()
+            if not session.has_begun:
+                debugger.out.give_back()
 
 
 def _history(invocation: Invocation) -> Path | None:
@@ -116,9 +94,3 @@ def _history(invocation: Invocation) -> Path | None:
         return cache_path(invocation.environ, HISTORY, invocation.cwd)
     except UsageError:
         return None
-
-
-def _words(console: Console) -> set[str]:
-    """Return the words that Tab completes: commands, phases and names of recorded values."""
-    recorded_values = console.walk.values or console.walk.recorded.values()
-    return {*COMMANDS, *PHASES, *(recorded_value.name for recorded_value in recorded_values)}
