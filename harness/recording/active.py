@@ -1,5 +1,7 @@
 """The recording of this process: there is one, or none."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,10 +103,15 @@ def meet_generators() -> None:
         _active.foreign.guarded(_active.foreign.meet_generators)
 
 
-def pause_hooks(*, is_paused: bool) -> None:
-    """Pause the hooks in torch, if they are at work, or let them resume."""
-    if _active.foreign is not None:
-        _active.foreign.pause(is_paused)
+@contextmanager
+def paused_hooks() -> Iterator[None]:
+    """Let the hooks in torch rest."""
+    pause = _active.foreign.pause if _active.foreign is not None else lambda is_paused: None
+    pause(True)
+    try:
+        yield
+    finally:
+        pause(False)
 
 
 def report(line: str) -> None:

@@ -73,7 +73,7 @@ class Breakpoints(RecorderCallback):
         if recorded_value.scope is Scope.CONTEXT:
             return
         for word in sorted(self._words & OF_TENSORS.keys()):
-            if isinstance(value, torch.Tensor) and (element := first_element(word, value.detach())) is not None:
+            if isinstance(value, torch.Tensor) and (element := _first(word, value.detach())) is not None:
                 self._end(Stop(word, self._step, self._rank, *recorded_value.key, element, str(value[element].item())))
         if self._has_reference and recorded_value.scope in CHAINED:
             expected = self._expected.pop(recorded_value.key, None)
@@ -131,7 +131,7 @@ class Breakpoints(RecorderCallback):
                 say(f"where the run has ended cannot be written: {error}: {stop}")
 
 
-def first_element(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
+def _first(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The indices of the first element that is NaN, or infinite; None where none is."""
     try:
         where = OF_TENSORS[word](tensor)

@@ -25,7 +25,7 @@ class RecorderCallback:
         """A step begins."""
 
     def on_value(self, recorded_value: RecordedValue, value: Any) -> None:
-        """A value was digested; `value` is what was recorded: a whole tensor, or a text; None for a part of a tensor."""
+        """A value was digested; `value` is a whole tensor or a text; None for a part of a tensor."""
 
     def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
         """A step has been handed to the sink; `values` are those of the curve."""

@@ -129,9 +129,9 @@ class ProcessLog:
         for callback in self.callbacks:
             callback.on_values(values)
 
-    def keep_unfinished(self, step: Step) -> None:
+    def keep_unfinished(self, step: Step | None) -> None:
         """Write what was recorded of a step in whose middle the program has ended: a trace below this one."""
-        if not self.is_recording:
+        if not self.is_recording or step is None:
             return
         try:
             self._writer = self._writer or self._open()
@@ -183,8 +183,7 @@ class ProcessLog:
         unfinished = None if self.recorder is None else self.recorder.unfinished_step
         error = getattr(sys, "last_value", None)  # no other step was cut: an evaluation may follow the last one
         if self.recorder is not None and unfinished is not None and (self.is_cut or error is not None):
-            if (step := self.recorder.break_off(error)) is not None:
-                self.keep_unfinished(step)
+            self.keep_unfinished(self.recorder.break_off(error))
         if self._writer is not None:
             self._note_gpus()
             self._writer.close()

@@ -18,16 +18,15 @@ write into their tensors later. After MAX_COPIED_BYTES of a step the program's o
 
 import builtins
 import ctypes
-import difflib
 import json
 import os
 import pdb
-import re
+import pprint
 import select
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,9 +35,8 @@ from typing import Any
 import torch
 
 from harness.bits.errors import HarnessError, UsageError
-from harness.bits.text import count, one_line
-from harness.recording.active import active_log, pause_hooks
-from harness.recording.breakpoints import OF_TENSORS, first_element
+from harness.bits.text import count, nearest, one_line
+from harness.recording.active import active_log, paused_hooks
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.op_source import shown_file
 from harness.recording.op_values import OpValues
@@ -49,22 +47,24 @@ from harness.recording.recording_config import RunEnded
 from harness.recording.tensors import digest_tensor, dtype_name, tensor_bytes
 from harness.recording.value_text import elements_text, value_range
 from harness.trace.attribution import TEXTS
-from harness.trace.chain import PHASES, Key, RecordedValue, Scope
+from harness.trace.chain import PHASES, RecordedValue
 from harness.trace.element_diff import compare, coordinates
 from harness.trace.global_values import global_root, global_values
 from harness.trace.layout import MANIFEST, UNFINISHED
 from harness.trace.non_finite import find_non_finite
-from harness.trace.ops import Operation, read_ops
+from harness.trace.ops import Operation, OpValue, read_ops
 from harness.trace.reader import read_trace
 
 ORDERS, ANSWERS, OWNER = "orders.pipe", "answers.pipe", "owner"
-BEGIN, PHASE, VALUE, PAUSE, LINE, END, ERROR = "begin", "phase", "value", "pause", "line", "end", "error"
-"""Reasons for a pause: the step or a phase begins, a break holds, Ctrl-C, pdb was left, the step ends, an error."""
+PHASE, VALUE, PAUSE, LINE = "phase", "value", "pause", "at a line"
+"""Reasons for a pause: a phase begins, a break holds, Ctrl-C, pdb was left."""
+BEGIN, END, ERROR = "beginning", "end", "error"
+ENDS = {BEGIN: "at the beginning of step", END: "at the end of step", ERROR: "an error has ended step"}
+"""Further reasons."""
 BOUNDARY = "boundary"
-"""In place of the phase up to which a run goes on: any."""
-WORDS = {"nan": "NaN", "inf": "Inf"}
+"""Any phase, where the one up to which a run goes on is named."""
 EQUAL, DIFFERENT, ABSENT = "=", "!", "?"
-NAMES_OF_MARKS = {EQUAL: "equal", DIFFERENT: "different", ABSENT: "absent"}
+WORDS = {"nan": "NaN", "inf": "Inf"}
 MAX_COPIED_BYTES = 2**30
 MAX_TEXT_CHARS = 4_000
 MAX_LISTED = 40
@@ -91,10 +91,8 @@ COMMANDS = {
     "quit": ("", "leave the debugger"),
 }
 """Name -> (arguments, what it does)."""
-SHORT = {"n": "next", "b": "break", "c": "continue", "cont": "continue", "s": "step", "l": "list", "cl": "clear"}
-SHORT |= {"w": "where", "bt": "where", "u": "up", "d": "down", "h": "help", "q": "quit", "exit": "quit", "o": "operation"}
-"""pdb's, besides unambiguous prefixes."""
-_OCCURRENCE = re.compile(r"(.+)#(\d+)")
+SHORT = {"n": "next", "c": "continue", "s": "step", "l": "list", "o": "operation", "b": "break", "cl": "clear"}
+SHORT |= {"w": "where", "bt": "where", "u": "up", "d": "down", "h": "help", "q": "quit", "exit": "quit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +100,13 @@ class Held:
     """A recorded value of the step."""
 
     recorded: RecordedValue
+    visit: str
+    """Its phase; "loss #1" where the step comes to that for the second time."""
     value: Any
     """A tensor, ours or the program's; or the text that was recorded."""
-    is_copy: bool
-    not_finite: tuple[str, ...]
-    """nan, inf: what it holds beside finite numbers."""
-    made: str
-    """Its digest as operations have it; empty if none are recorded."""
+    is_copy: bool = True
+    made: OpValue | None = None
+    """As a record of operations describes it; None for a text."""
 
     @property
     def name(self) -> str:
@@ -117,57 +115,44 @@ class Held:
         return one_line(self.recorded.name) + (f"#{occurrence}" if occurrence else "")
 
     @property
-    def names(self) -> tuple[str, str]:
-        """What it may be called."""
-        return self.recorded.name, f"{self.recorded.phase}/{self.recorded.name}"
+    def kind(self) -> str:
+        """Dtype and shape."""
+        return kind_text(self.recorded.dtype, self.recorded.shape)
 
+    @property
+    def not_finite(self) -> list[str]:
+        """nan, inf: what it holds beside finite numbers."""
+        return sorted(self.made.not_finite) if self.made else []
 
-Values = Mapping[tuple[Scope, Key], RecordedValue]
-Visit = tuple[str, int, list[Held]]
-"""Consecutive values of one phase: the phase, how often it was there before, the values."""
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Itself as JSON has it."""
+        return {**self.recorded._asdict(), "digest": self.recorded.digest.hex(), "not_finite": self.not_finite}
 
 
 class Stepping(RecorderCallback):
     """Pauses in one step. `pipes` is the directory of both pipes, `directory` that of this run's trace.
 
-    `run` and `other` are traces that it is compared with. `position`, `breaks` and `before`, digests, are those of an
-    earlier process: it runs up to that position, and says whether the values are the same.
+    `runs` are the traces that it is compared with: the recorded run, and another one. `state` names the step and what
+    an earlier process knew: this one runs up to its position, and says whether the values are the same.
     """
 
     pauses = True
 
-    def __init__(
-        self,
-        pipes: str,
-        directory: str,
-        run: str,
-        step: int,
-        other: str = "",
-        whose: str = "the recorded run",
-        begun: str = "",
-        has_operations: bool = False,
-        colour: bool = False,
-        position: int = 0,
-        breaks: Sequence[str] = (),
-        before: Sequence[str] = (),
-        max_copied_bytes: int = MAX_COPIED_BYTES,
-    ) -> None:
-        self.pipes, self.directory, self.run, self.other_run = pipes, Path(directory), run, other
-        self.step, self.whose, self.begun, self.colour = step, whose, begun, colour
-        self.has_operations, self.position, self.before = has_operations, position or None, list(before)
-        self.breaks: dict[str, None] = dict.fromkeys(breaks)
-        self.until, self.why, self.phase = "", BEGIN, ""
+    def __init__(self, pipes: str, directory: str, runs: Sequence[str], **state: Any) -> None:
+        self.pipes, self.directory, self.runs = Path(pipes), Path(directory), [Path(each) for each in runs]
+        self.step, self.whose, self.colour = state["step"], state.get("whose", ""), state.get("colour", False)
+        self.breaks, self.until = dict.fromkeys(state.get("breaks", ())), ""
+        self.why, self.phase, self.num_shown = BEGIN, "", 0
         self.held: list[Held] = []
-        self.at_hand: Held | None = None
+        self.at_hand: list[Held] = []
         """The first value of the phase that begins."""
-        self.num_shown = 0
-        self.recorded: Values = {}
-        self.other: Values | None = None
+        self.others: list[dict[Any, RecordedValue]] = []
+        """What each of the runs has of the step, by scope and key."""
         self.line_tracer: Any = None
         """What traces the program's lines, while pdb does."""
-        self._left_bytes = self._max_copied_bytes = max_copied_bytes
-        self._passed: list[int] = []
-        self._is_within = False
+        self._begun, self._before, self._passed = state.get("begun", ""), state.get("before", ()), list[int]()
+        self._position, self._left_bytes, self._is_within = state.get("position", 0), MAX_COPIED_BYTES, False
         self._console: Console | None = None
 
     # -------------------------------------------------------------------------------------------------- the program
@@ -175,97 +160,85 @@ class Stepping(RecorderCallback):
     def on_begin_step(self, step: int) -> None:
         """Pause before everything."""
         self._is_within = step == self.step and self._is_first()
-        if not self._is_within:
-            return
-        self.held, self.num_shown, self._left_bytes = [], 0, self._max_copied_bytes
-        self.recorded = values_of(self.run, step)
-        self.other = values_of(self.other_run, step) if self.other_run else None
-        if self.position is None:
-            self.pause(BEGIN, notes=self._how_it_came())
+        if self._is_within:
+            self.held, self.num_shown, self._left_bytes = [], 0, MAX_COPIED_BYTES
+            self.others = [values_of(each, step) for each in self.runs]
+            if not self._position:
+                self.pause(BEGIN, notes=self._how_it_came())
 
     def on_value(self, recorded_value: RecordedValue, value: Any) -> None:
         """Hold a value; pause before it if its phase begins, after it if a break holds."""
         if not self._is_within:
             return
         phase, held = recorded_value.phase, self._hold(recorded_value, value)
-        begins = bool(self.held) and phase != self.held[-1].recorded.phase
-        self.at_hand = held
-        if self.position == len(self.held):
-            self.pause(PHASE, phase)
-        elif begins and (self.until in (BOUNDARY, phase) or phase in self.breaks):
+        begins = bool(self.held) and held.visit != self.held[-1].visit
+        is_wanted = begins and (self.until in (BOUNDARY, phase) or phase in self.breaks)
+        self.at_hand = [held]
+        if is_wanted or self._position == len(self.held) > 0:
             self.pause(PHASE, phase)
         elif self._console is not None and self._console.pipe.was_paused():
             self.pause(PAUSE, phase)
-        self.at_hand = None
+        self.at_hand = []
         self.held.append(held)
-        if self.position is None and self.breaks.keys() & {*held.names, *held.not_finite}:
+        if not self._position and self.breaks.keys() & {*names_of(recorded_value), *held.not_finite}:
             self.pause(VALUE)
 
     def on_end_step(self, step: int, values: object) -> None:
         """Pause after the last value."""
-        if not self._is_within:
-            self._passed.append(step)
-            return
-        if step == self.step:
-            self.pause(END, notes=self._how_it_ended())
+        if self._is_within:
+            self.pause(END, notes=[self._how_it_ended()])
         self._is_within = False
         self._passed.append(step)
 
     def on_break_off(self, step: int, error: BaseException | None) -> None:
         """Pause where an error has ended the step."""
         if self._is_within and error is not None and not isinstance(error, RunEnded):
-            self.pause(ERROR, notes=[f"the program has raised {type(error).__name__}: {one_line(str(error))}"], error=error)
+            note = f"the program has raised {type(error).__name__}: {one_line(str(error))}"
+            self.pause(ERROR, notes=[note], error=error)
 
-    def pause(
-        self, why: str, phase: str = "", *, notes: Iterable[str] = (), error: BaseException | None = None
-    ) -> None:
+    def pause(self, why: str, phase: str = "", notes: Sequence[str] = (), error: BaseException | None = None) -> None:
         """Answer until the program is to go on."""
-        if self._console is None:
-            self._console = Console(self)
+        self._console = self._console or Console(self)
         self.why, self.phase, self.until = why, phase, ""
-        notes = [*notes, *self._proof()]
+        if self._position:
+            notes, self._position, self.num_shown = [*notes, self._proof()], 0, len(self.held)
         sys.settrace(None)
         with outside_modes(), torch.no_grad(), kept_generators(), paused_hooks():
-            self._console.open(notes, error)
+            self._console.show_position(notes)
+            self._console.interaction(None if error else sys._getframe(), error.__traceback__ if error else None)
         sys.settrace(self.line_tracer)
 
+    def leave_step(self) -> None:
+        """Run on to the next step, past every stop."""
+        self.step, self._is_within = self.step + 1, False
+
     def _is_first(self) -> bool:
-        """Whether this process is the one that pauses: the first rank's, and the first to come here."""
-        if self._console is not None:
-            return True
-        if rank_and_world_size(os.environ)[0]:
-            return False
-        try:
-            Path(self.pipes, OWNER).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
+        """Whether this process is the one that pauses: of the first rank, and the first to come here."""
+        if self._console is None and not rank_and_world_size(os.environ)[0]:
+            with suppress(FileExistsError):
+                (self.pipes / OWNER).touch(exist_ok=False)
+                return True
+        return self._console is not None
 
     def _hold(self, recorded_value: RecordedValue, value: Any) -> Held:
+        phase, last = recorded_value.phase, self.held[-1] if self.held else None
+        num_before = len({each.visit for each in self.held if each.recorded.phase == phase})
+        visit = f"{phase} #{num_before}" if num_before else phase
+        visit = last.visit if last is not None and last.recorded.phase == phase else visit
         if not isinstance(value, torch.Tensor):
-            return Held(recorded_value, value, True, (), "")
-        value = value.detach()
-        made = made_by_digest(value) if self.has_operations else ""
-        num_bytes = value.numel() * value.element_size()
-        if is_copy := num_bytes <= self._left_bytes:
-            self._left_bytes -= num_bytes
-            data = bytearray(tensor_bytes(value))
-            flat = torch.frombuffer(data, dtype=value.dtype) if data else torch.empty(0, dtype=value.dtype)
-            value = flat.reshape(value.shape)
-        not_finite = tuple(word for word in OF_TENSORS if first_element(word, value) is not None)
-        return Held(recorded_value, value, is_copy, not_finite, made)
+            return Held(recorded_value, visit, value)
+        with outside_modes(), torch.no_grad():
+            made, num_bytes = description_of(value), value.numel() * value.element_size()
+            is_copy = num_bytes <= self._left_bytes
+            self._left_bytes -= num_bytes if is_copy else 0
+            value = value.detach().to("cpu", copy=True) if is_copy else value.detach()
+            return Held(recorded_value, visit, value, is_copy, made)
 
     # ----------------------------------------------------------------------------------------------------- position
 
-    def visits(self, first: int = 0) -> list[Visit]:
-        """The phases as they came, with their values from number `first` on."""
-        found, counts, at = [], dict[str, int](), 0
-        for phase, group in groupby(self.held, key=lambda each: each.recorded.phase):
-            own = list(group)
-            if kept := own[max(0, first - at) :]:
-                found.append((phase, counts.get(phase, 0), kept))
-            counts[phase], at = counts.get(phase, 0) + 1, at + len(own)
-        return found
+    def visits(self, first: int = 0) -> list[tuple[str, list[Held]]]:
+        """The phases as they came, each with its values; from value number `first` on."""
+        return [(name, list(values)) for name, values in groupby(self.held[first:], lambda each: each.visit)]
 
     def state(self, position: int) -> dict[str, Any]:
         """What a process is given that runs up to this position again."""
@@ -274,61 +247,59 @@ class Stepping(RecorderCallback):
 
     def find(self, text: str) -> Held | None:
         """The last value of a name: NAME, PHASE/NAME, either with #OCCURRENCE. UsageError if several phases have it."""
-        match = _OCCURRENCE.fullmatch(text)
-        name, occurrence = (match[1], int(match[2])) if match else (text, None)
-        known = [*self.held, *([self.at_hand] if self.at_hand else [])]
-        found = [each for each in known if name in each.names and occurrence in (None, each.recorded.occurrence)]
-        if len(keys := {each.recorded.key[:2] for each in found}) > 1:
-            names = ", ".join(f"{phase}/{each}" for phase, each in sorted(keys))
-            raise UsageError(f"{text!r} is the name of several values", legal=names, remedy="type its phase before it")
-        return found[-1] if found else None
+        found: dict[str, Held] = {}
+        for each in (*self.held, *self.at_hand):
+            names = names_of(each.recorded)
+            if text in (*names, *(f"{name}#{each.recorded.occurrence}" for name in names)):
+                found[names[1]] = each
+        if len(found) > 1:
+            raise UsageError(f"several phases have {text!r}", legal=", ".join(found), remedy="type the phase before it")
+        return next(iter(found.values()), None)
 
-    def _proof(self) -> list[str]:
+    def marks(self, held: Held) -> list[str]:
+        """What a value is to that of each of the runs."""
+        found = [each.get((held.recorded.scope, held.recorded.key)) for each in self.others]
+        return [ABSENT if each is None else EQUAL if each == held.recorded else DIFFERENT for each in found]
+
+    def _proof(self) -> str:
         """Whether the step came out again as in the process before this one."""
-        if self.position is None:
-            return []
-        self.position, before = None, self.before
-        if not before:
-            return []
-        pairs = zip(self.held, before, strict=False)
-        if (unlike := next((each for each, digest in pairs if each.recorded.digest.hex() != digest), None)) is not None:
-            return [f"NOT reproduced: {unlike.recorded.phase} {unlike.name} has different bits"]
-        if len(self.held) < len(before):
-            return [f"NOT reproduced: {count(len(self.held), 'value')}, {len(before):,} before"]
-        return [f"{count(len(before), 'value')} reproduced, every bit"]
+        made = [each.recorded.digest.hex() for each in self.held]
+        if made == self._before:
+            return f"{count(len(made), 'value')} reproduced, every bit"
+        pairs = zip(self.held, made, self._before, strict=False)
+        unlike = next((f"{each.recorded.phase} {each.name} has different bits" for each, a, b in pairs if a != b), "")
+        return f"NOT reproduced: {unlike or f'{len(made):,} of {len(self._before):,} values'}"
 
     def _how_it_came(self) -> list[str]:
         """What is known of the steps that were run again on the way."""
-        passed, self._passed, begun, self.begun = self._passed, [], self.begun, ""
-        made, run = (read_trace(self.directory) if passed else None), read_trace(Path(self.run))
-        known = [step for step in passed if made and global_root(run, step) is not None]
-        if made is None or not known or not begun:
+        passed, begun, self._passed, self._begun = self._passed, self._begun, [], ""
+        if not passed or not begun:
             return [begun] if begun else []
+        made, run = (read_trace(each) for each in (self.directory, self.runs[0]))
+        known = [step for step in passed if global_root(run, step) is not None]
         if unlike := [step for step in known if global_root(made, step) != global_root(run, step)]:
             return [f"{begun}: step {unlike[0]} is NOT reproduced"]
         span = f"step {passed[0]} is" if len(passed) == 1 else f"steps {passed[0]} to {passed[-1]} are"
-        return [f"{begun}: {span} reproduced, every bit"]
+        return [f"{begun}: {span} reproduced, every bit" if known else begun]
 
-    def _how_it_ended(self) -> list[str]:
+    def _how_it_ended(self) -> str:
         """Whether the step is the recorded one."""
-        recorded, made = (global_root(read_trace(Path(each)), self.step) for each in (self.run, self.directory))
+        recorded, made = (global_root(read_trace(each), self.step) for each in (self.runs[0], self.directory))
         if recorded is None or made is None:
-            whose = "the recorded run has no" if recorded is None else "the disk did not store this"
-            return [f"{whose} step {self.step}: there is nothing to compare"]
-        if made == recorded:
-            return [f"its root digest is the recorded one, {made.hex()}: {count(len(self.held), 'value')}, every bit"]
-        return [f"its root digest is NOT the recorded one: {made.hex()}, recorded {recorded.hex()}"]
+            return f"step {self.step} is not in {'the recorded run' if recorded is None else 'this trace'}"
+        if made != recorded:
+            return f"its root digest is NOT the recorded one: {made.hex()}, recorded {recorded.hex()}"
+        num_equal = sum(self.marks(each)[0] == EQUAL for each in self.held)
+        return f"its root digest is the recorded one, {made.hex()}: {count(num_equal, 'value')}, every bit"
 
 
 class Pipe:
     """Both pipes as the files of a prompt: what is written before a line is read is the answer to the line before."""
 
     def __init__(self, stepping: Stepping) -> None:
-        self._orders = os.open(Path(stepping.pipes, ORDERS), os.O_RDONLY | os.O_CLOEXEC)
-        self._answers = os.open(Path(stepping.pipes, ANSWERS), os.O_WRONLY | os.O_CLOEXEC)
-        self._stepping = stepping
-        self._heard = b""
-        self._text = ""
+        self._orders = os.open(stepping.pipes / ORDERS, os.O_RDONLY | os.O_CLOEXEC)
+        self._answers = os.open(stepping.pipes / ANSWERS, os.O_WRONLY | os.O_CLOEXEC)
+        self._stepping, self._heard, self._text = stepping, b"", ""
         self.data: dict[str, Any] = {}
         """Fields of the present answer, beside its lines."""
 
@@ -342,12 +313,10 @@ class Pipe:
     def readline(self) -> str:
         """Send the answer with the prompt that ends it, and return the next line that is typed."""
         text, _, prompt = self._text.rpartition("\n")
-        answer = {"answer": "text", **self.data, "lines": text.splitlines()}
+        answer, at = {"answer": "text", **self.data, "lines": text.splitlines()}, self._stepping
         self._text, self.data = "", {}
-        stepping = self._stepping
-        recorded = [each.recorded.name for each in stepping.held] or [each.name for each in stepping.recorded.values()]
-        words = [*COMMANDS, *PHASES, *dict.fromkeys(recorded)]
-        state = stepping.state(len(stepping.held))
+        names = [each.recorded.name for each in at.held] or [each.name for each in at.others[0].values()]
+        words, state = [*COMMANDS, *PHASES, *dict.fromkeys(names)], at.state(len(at.held))
         return self.ask(prompt=prompt, answer=answer, words=words, state=state) + "\n"
 
     def ask(self, **message: Any) -> str:
@@ -385,14 +354,6 @@ class Console(pdb.Pdb):
         self.reset()
         self._at = stepping
 
-    def open(self, notes: Sequence[str], error: BaseException | None) -> None:
-        """Show the position, and carry out commands until one of them lets the program go on."""
-        self._show_position(notes)
-        if error is not None:
-            self.interaction(None, error.__traceback__)
-        else:
-            self.interaction(sys._getframe(), None)
-
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
         """The frames of the user's code and of packages, without torch's, the standard library's and ours."""
         stack, _ = super().get_stack(f, t)
@@ -404,46 +365,54 @@ class Console(pdb.Pdb):
         return shown_file(filename) or super().canonic(filename)
 
     def onecmd(self, line: str) -> bool:
-        """Carry out a line; whatever goes wrong is its answer."""
+        """Carry out a line; whatever goes wrong is its answer, and never ends the program."""
         word, _, rest = line.strip().partition(" ")
-        if not word or word.startswith("#"):
+        name, rest = SHORT.get(word, word), rest.strip()
+        if not name or name.startswith("#"):
             return False
         try:
-            name = SHORT.get(word) or (word if word in COMMANDS else "")
-            if not name and word.isidentifier() and not self._is_variable(word):
-                name = next(iter(each for each in COMMANDS if each.startswith(word)), "")
-                name = name and completed(word, COMMANDS, "command")
-            if not name:  # an expression
-                return bool(self.do_p(line.strip()))
+            if name not in COMMANDS:
+                name, rest = "p", line.strip()
             usage = COMMANDS[name][0]
-            if bool(rest) > bool(usage) or (not rest and usage and not usage.startswith("[")):
-                raise UsageError(f"{line.strip()!r}", legal=f"{name} {usage}".strip(), remedy="help lists the commands")
-            return bool(getattr(self, f"do_{name}")(rest.strip()))
-        except HarnessError as error:
-            self.error(str(error))
+            if bool(rest) > bool(usage) or (usage and not usage.startswith("[") and not rest):
+                raise UsageError(repr(line.strip()), legal=f"{name} {usage}".strip(), remedy="help lists the commands")
+            return bool(getattr(self, f"do_{name}")(rest))
         except RunEnded:
             raise
-        except BaseException as error:  # of an expression: it must not end the program
-            self.error(f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            self.pipe.data["is_refused"] = True
+            self.error(str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}")
         return False
 
-    def error(self, msg: str) -> None:
-        """Answer with an error."""
-        self.pipe.data["is_refused"] = True
-        self.pipe.write(f"*** {msg}\n")
+    def show_position(self, notes: Sequence[str]) -> None:
+        """Answer with what was recorded since the last pause, and where the program is."""
+        at, visits = self._at, self._at.visits(self._at.num_shown)
+        at.num_shown = len(at.held)
+        for name, values in visits:
+            self.message(f"  {name:<13} {self._summary(values)}")
+        place = f"before {at.phase}" if at.phase else at.why
+        if at.why == VALUE:
+            place = f"after {at.held[-1].recorded.phase} {at.held[-1].name}"
+        self.prompt = f"(step {at.step}, {place}) "
+        self.message(f"{ENDS[at.why]} {at.step}" if at.why in ENDS else place)
+        for note in notes:
+            self.message(f"  {note}")
+        data = {"answer": "paused", "step": at.step, "at": at.why, "phase": at.phase, "notes": notes}
+        self.pipe.data = {**data, "visits": self._json(visits)}
 
     # -------------------------------------------------------------------------------------------------------- going
 
     def _go(self, until: str) -> bool:
-        at = self._at
-        if at.why in (END, ERROR):
-            legal = "back, list, show, compare or quit" if at.why == ERROR else "step, back, list, show, compare or quit"
-            raise UsageError(f"step {at.step} has ended", legal=legal, remedy="back repeats it, up to its last phase")
-        at.until = until
+        if self._at.why in (END, ERROR):
+            legal = f"{'step, ' if self._at.why == END else ''}back, list, show, compare or quit"
+            raise UsageError(f"step {self._at.step} has ended", legal=legal, remedy="back repeats it")
+        self._at.until = until
         return True
 
     def do_next(self, arg: str) -> bool:
-        return self._go(completed(arg, PHASES, "phase") if arg else BOUNDARY)
+        if arg and arg not in PHASES:
+            raise UsageError(f"{arg!r} is not a phase", legal=", ".join(PHASES), remedy=nearest(arg, PHASES) or "next")
+        return self._go(arg or BOUNDARY)
 
     def do_continue(self, arg: str) -> bool:
         return self._go("")
@@ -451,295 +420,203 @@ class Console(pdb.Pdb):
     def do_step(self, arg: str) -> bool:
         if self._at.why != END:
             self._go("")
-        self._at.step += 1
+        self._at.leave_step()
         return True
 
     def do_back(self, arg: str) -> None:
         at = self._at
         if at.why == BEGIN:
             self.message(f"this is already the beginning of step {at.step}")
-            return
-        visits = at.visits()
-        self.pipe.ask(again=at.state(len(at.held) - len(visits[-1][2]) if visits else 0))
+        else:
+            self.pipe.ask(again=at.state(len(at.held) - len(at.visits()[-1][1]) if at.held else 0))
 
     def do_quit(self, arg: str) -> None:
         self.pipe.ask(left=True)
 
     def do_pdb(self, arg: str) -> bool:
-        lines = Lines(self, self._at)
-        self._at.until = ""
-        if lines.enter(self.curframe):
-            return True
-        self.print_stack_entry(self.stack[self.curindex])
-        return False
+        return Lines(self.pipe, self._at).enter(self.stack[self.curindex][0])
 
     # --------------------------------------------------------------------------------------------------- expressions
 
-    def _getval(self, arg: str) -> Any:  # what p, pp and whatis of all pdbs call
-        try:
-            return self._value(arg)
-        except BaseException as error:
-            self.error(f"{type(error).__name__}: {error}" if not isinstance(error, HarnessError) else str(error))
-            raise
+    def do_p(self, arg: str) -> None:
+        self.message(repr(self._value(arg)))
+
+    def do_pp(self, arg: str) -> None:
+        self.message(pprint.pformat(self._value(arg)))
 
     def _value(self, text: str) -> Any:
         """An expression in the present frame; names that no variable has are those of recorded values."""
-        recorded = {each.recorded.name: each.value for each in self._at.held}
-        if (at_hand := self._at.at_hand) is not None:
-            recorded[at_hand.recorded.name] = at_hand.value
-        scope = {**recorded, **vars(builtins), **self.curframe.f_globals, **self.curframe_locals}
+        recorded = {each.recorded.name: each.value for each in (*self._at.held, *self._at.at_hand)}
+        frame = self.stack[self.curindex][0]
         try:
-            return eval(text, scope)
+            return eval(text, {**recorded, **vars(builtins), **frame.f_globals, **frame.f_locals})
         except (SyntaxError, NameError):
             if (held := self._at.find(text)) is None:
                 raise
             return held.value
 
-    def _is_variable(self, name: str) -> bool:
-        return name in self.curframe_locals or name in self.curframe.f_globals or self._at.find(name) is not None
-
-    def _known(self, text: str) -> Held:
-        """A recorded value by its name."""
-        if (held := self._at.find(text)) is None:
-            names = [name for each in self._at.held for name in each.names]
-            remedy = did_you_mean(text, names) or "next or continue runs to later values"
-            raise UsageError(f"no value {text!r} is recorded so far", legal="the names that list shows", remedy=remedy)
-        return held
-
     def do_show(self, arg: str) -> None:
         held = self._at.find(arg)
-        value = held.value if held is not None else self._value(arg)
-        head, data = arg, {"answer": "shown", "range": {}, "is_as_recorded": True}
-        if held is not None:
-            head, data = f"{held.recorded.phase} {held.name}", data | value_json(held)
-            data["is_as_recorded"] = held.is_copy or digest_tensor(value).digest == held.recorded.digest
+        value, head, lines = held.value if held else self._value(arg), arg, [""]
         if isinstance(value, torch.Tensor):
-            dtype, range_of, value = dtype_name(value.dtype), value_range(value), value.detach()
-            text = elements_text(dtype, value, [range(size) for size in value.shape])
-            told = [f"{name} {range_of[name]:.9g}" for name in ("min", "max", "mean") if name in range_of]
-            told += [count(int(range_of[name]), word, word) for name, word in WORDS.items() if name in range_of]
-            text = "\n".join([*([", ".join(told)] if told else []), text])
-            data |= {"range": range_of, "dtype": dtype, "shape": list(value.shape)}
-            head += f"  {kind_text(dtype, value.shape)}"
+            dtype, numbers = dtype_name(value.dtype), value_range(value)
+            told = [f"{name} {numbers[name]:.9g}" for name in ("min", "max", "mean") if name in numbers]
+            told += [f"{numbers[name]:,} {word}" for name, word in WORDS.items() if name in numbers]
+            text = elements_text(dtype, value.detach(), [range(size) for size in value.shape])
+            head, lines = f"{arg}  {kind_text(dtype, value.shape)}", [", ".join(told), *text.splitlines()]
+            self.pipe.data = {"answer": "shown", "range": numbers}
         else:
-            text = repr(value)
-        self.message(head)
-        text = text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}..."
-        for line in text.splitlines():
-            self.message(f"  {line.rstrip()}")
-        if not data["is_as_recorded"]:
-            self.message("  the program has written to it since it was recorded; this is its current value")
-        self.pipe.data = {**data, "text": text}
+            lines = repr(value)[:MAX_TEXT_CHARS].splitlines()
+        if held:
+            head, self.pipe.data = f"{held.recorded.phase} {held.name}  {held.kind}", {**self.pipe.data, **held.fields}
+            if not held.is_copy and digest_tensor(value).digest != held.recorded.digest:
+                lines.append("the program has written to it since it was recorded; this is its current value")
+        self.message("\n  ".join([head, *(line.rstrip() for line in lines if line)]))
 
     def do_where(self, arg: str) -> None:
-        self._show_position([], first=len(self._at.held))
+        self.show_position([])
         self.print_stack_trace()
         number = self.stack[self.curindex][1]
         super().do_list(f"{max(1, number - CONTEXT_LINES)}, {number + CONTEXT_LINES}")
 
     def do_operation(self, arg: str) -> None:
-        at = self._at
-        log = active_log()
+        at, log = self._at, active_log()
         record = read_ops(at.directory, (log.rank if log else 0) or 0, at.step)
         if record is None:
-            remedy = "leave, and open the debugger at this step with --trace-ops"
+            remedy = f"leave, and open the debugger with --step {at.step} --trace-ops"
             raise UsageError(f"the operations of step {at.step} are not recorded", legal="--trace-ops", remedy=remedy)
+        found: list[tuple[str, Operation | None]] = []
         if arg:
             held = at.find(arg)
-            made = held.made if held is not None else made_by_digest(torch.as_tensor(self._value(arg)))
-            found = [each for each in record.operations if any(made == digest_text(out) for out in each.outputs)]
-            if not found:
-                self.message(f"no operation of step {at.step} has made {arg}: it was there before, or is data")
-            for each in found[-1:]:
-                self._show_operation("made by", each)
-            return
-        first = find_non_finite(record)
-        if first is None:
-            self.message(f"every value that step {at.step} has read so far is finite")
-            return
-        if first.made_by is not None:
-            self._show_operation(f"first {WORDS[first.kind]}: made by", first.made_by)
-        if first.read_by is not None:
-            self._show_operation(f"first {WORDS[first.kind]}: there before the step, read by", first.read_by)
-        if first.origin is not None:
-            self._show_operation(f"from an Inf, passed on by {count(first.num_between, 'operation')}, made by", first.origin)
-
-    def _show_operation(self, what: str, operation: Operation) -> None:
-        self.message(f"{what} {operation.phase} {operation.name} (#{operation.index}), {operation.at}")
-        read = [
-            kind_text(each.dtype, each.shape.split(",") if each.shape else ())
-            + (f" with {' and '.join(sorted(WORDS[word] for word in each.not_finite))}" if each.not_finite else "")
-            for each in operation.inputs
-        ]
-        self.message(f"  it read {'; '.join(read) or 'no tensor'}")
+            value = held.made if held and held.made else description_of(torch.as_tensor(self._value(arg)))
+            bits = value.dtype, value.algorithm, value.digest
+            makers = [
+                one for one in record.operations if bits in [(v.dtype, v.algorithm, v.digest) for v in one.outputs]
+            ]
+            found = [("made by", makers[-1])] if makers else []
+        elif first := find_non_finite(record):
+            word, passed = WORDS[first.kind], count(first.num_between, "operation")
+            found = [
+                (f"first {word}: made by", first.made_by),
+                (f"{word} from before the step, read by", first.read_by),
+            ]
+            found += [(f"from an Inf, passed on by {passed}, that was made by", first.origin)]
+        for what, operation in found:
+            if operation is not None:
+                self.message(f"{what} {operation.phase} {operation.name} (#{operation.index}), {operation.at}")
+                self.message(f"  it read {'; '.join(map(_operand_text, operation.inputs)) or 'no tensor'}")
+        if not found:
+            self.message(f"no operation of this step has made {arg or 'a NaN or an Inf'}")
 
     # ------------------------------------------------------------------------------------------------------- values
 
     def do_list(self, arg: str) -> None:
-        phase, at = completed(arg, PHASES, "phase") if arg else "", self._at
-        visits = [visit for visit in at.visits() if phase in ("", visit[0])]
+        visits = [visit for visit in self._at.visits() if arg in ("", visit[1][0].recorded.phase)]
         if not visits:
-            self.message(f"nothing of {phase} recorded so far" if phase else "nothing recorded so far")
+            self.message(f"nothing{f' of {arg}' if arg else ''} recorded so far")
             return
         head = "= as recorded, ! different, ? missing; nan, inf: holds such elements"
-        self.message(f"{head}; second mark: compared with {one_line(at.whose)}" if at.other is not None else head)
-        for phase, number, values in visits:
-            self.message(visit_name(phase, number))
-            notable = [each for each in values if self._is_notable(each)]
-            kept = [*notable, *(each for each in values if not self._is_notable(each))][:MAX_LISTED]
+        whose = f"; second mark: compared with {one_line(self._at.whose)}" if len(self._at.runs) > 1 else ""
+        self.message(head + whose)
+        for name, values in visits:
+            self.message(name)
+            kept = sorted(values, key=lambda each: not self._is_notable(each))[:MAX_LISTED]
             width = max(len(each.name) for each in kept)
-            for each in values:
-                if not any(each is one for one in kept):
-                    continue
-                marks = self._red(" ".join(self._marks(each)), self._is_notable(each))
-                words = self._red("  " + " ".join(each.not_finite)) if each.not_finite else ""
-                self.message(f"  {marks}  {each.name:<{width}}  {kind_of(each.recorded)}{words}")
+            for each in (each for each in values if any(each is one for one in kept)):
+                marks, rest = " ".join(self._at.marks(each)), "  ".join([each.kind, *each.not_finite])
+                line = f"  {marks}  {each.name:<{width}}  {rest}"
+                self.message(self._red(line) if self._is_notable(each) else line)
             if len(values) > MAX_LISTED:
                 self.message(f"  and {count(len(values) - MAX_LISTED, 'value')} more")
-        self.pipe.data = {"answer": "listed", "visits": [self._visit_json(visit) for visit in visits]}
+        self.pipe.data = {"answer": "listed", "visits": self._json(visits)}
 
     def do_compare(self, arg: str) -> None:
-        at, held = self._at, self._known(arg)
-        value, others = held.recorded, at.recorded if at.other is None else at.other
-        other = others.get((value.scope, value.key))
-        self.message(f"{value.phase} {held.name}  {kind_of(value)}, compared with {one_line(at.whose)}")
-        self.pipe.data = {"answer": "compared", **value_json(held), "whose": at.whose, "is_equal": value == other}
-        if other is None:
-            self.message("  no such value there")
-        elif value == other:
-            self.message("  equal, every bit")
-        elif (value.dtype, value.shape) != (other.dtype, other.shape):
-            self.message(f"  here {kind_of(value)}, there {kind_of(other)}")
-        elif value.dtype in TEXTS:
-            self.message("  DIFFERENT: texts have no elements; use show")
-        else:
-            self._compare_elements(held, other)
-
-    def _compare_elements(self, held: Held, other: RecordedValue) -> None:
         at = self._at
-        directory = at.other_run or at.run
-        rank = min(read_trace(Path(directory)).logs(at.step), default=0)
-        theirs = read_trace(Path(directory)).tensor(at.step, rank, other)
+        if (held := at.find(arg)) is None:
+            names = [name for each in at.held for name in names_of(each.recorded)]
+            remedy = nearest(arg, names) or "next or continue runs to later values"
+            raise UsageError(f"no value {arg!r} is recorded so far", legal="the names that list shows", remedy=remedy)
+        value, other = held.recorded, at.others[-1].get((held.recorded.scope, held.recorded.key))
+        self.message(f"{value.phase} {held.name}  {held.kind}, compared with {one_line(at.whose)}")
+        self.pipe.data = {"answer": "compared", **held.fields, "whose": at.whose, "is_equal": value == other}
+        if other is None or value == other:
+            return self.message("  no such value there" if other is None else "  equal, every bit")
+        if (value.dtype, value.shape) != (other.dtype, other.shape) or value.dtype in TEXTS:
+            return self.message(f"  DIFFERENT: there {kind_text(other.dtype, other.shape)}")
+        theirs = read_trace(at.runs[-1]).tensor(at.step, 0, other)
         if theirs is None:
-            theirs = read_trace(Path(self.pipe.ask(wanted=at.step))).tensor(at.step, rank, other)
+            theirs = read_trace(Path(self.pipe.ask(wanted=at.step))).tensor(at.step, 0, other)
         mine = bytes(tensor_bytes(held.value))
-        if theirs is None or len(mine) != len(theirs):
-            self.message("  DIFFERENT by an unknown amount: the other run is not reproduced")
-            return
-        found = compare(held.recorded.dtype, mine, theirs)
+        found = compare(value.dtype, mine, theirs) if theirs is not None else None
+        if found is None:
+            return self.message("  DIFFERENT by an unknown amount: the other run is not reproduced")
         furthest = [] if found.max_ulp is None else [f"{found.max_ulp:,} ulp"]
         furthest += [] if found.max_abs is None else [f"{found.max_abs:.3g}"]
-        at_most = f", by at most {' ('.join(furthest)}{')' if len(furthest) > 1 else ''}" if furthest else ""
+        at_most = f", by at most {' or '.join(furthest)}" if furthest else ""
+        first = coordinates(found.first, [range(size) for size in value.shape])
         self.message(f"  DIFFERENT in {found.num_different:,} of {count(found.num_elements, 'element')}{at_most}")
-        first = coordinates(found.first, [range(size) for size in held.recorded.shape])
         self.message(f"  the first, {first}: here {found.a}, there {found.b}")
         if found.num_nan_only_a or found.num_nan_only_b:
             self.message(f"  NaN here only: {found.num_nan_only_a:,}, there only: {found.num_nan_only_b:,}")
-        self.pipe.data |= {"num_different": found.num_different, "first": first, "here": found.a, "there": found.b}
-        self.pipe.data |= {"max_ulp": found.max_ulp, "max_abs": str(found.max_abs)}
+        self.pipe.data["difference"] = {**asdict(found), "max_abs": str(found.max_abs)}
 
-    def do_break(self, arg: str) -> None:
+    def do_break(self, arg: str, temporary: object = None) -> None:
         at = self._at
-        if arg:
-            names = [name for key in at.recorded for name in (key[1][1], f"{key[1][0]}/{key[1][1]}")]
-            if arg in OF_TENSORS or arg in names or (not names and not any(each.startswith(arg) for each in PHASES)):
-                at.breaks[arg] = None
-            elif any(each.startswith(arg) for each in PHASES):
-                at.breaks[completed(arg, PHASES, "phase")] = None
-            else:
-                legal = f"nan, inf, {', '.join(PHASES)}, or the name of a value"
-                remedy = did_you_mean(arg, names) or "list shows the names"
-                raise UsageError(f"{arg!r} is neither a phase nor a value of this step", legal=legal, remedy=remedy)
-        places = [
-            f"at {WORDS[each]}" if each in OF_TENSORS else f"before {each}" if each in PHASES else f"after {each}"
-            for each in at.breaks
-        ]
+        names = [name for value in at.others[0].values() for name in names_of(value)]
+        if arg and arg not in (*WORDS, *PHASES, *names) and names:
+            legal = f"nan, inf, {', '.join(PHASES)}, or the name of a value"
+            remedy = nearest(arg, (*PHASES, *names)) or "list shows the names"
+            raise UsageError(f"{arg!r} is neither a phase nor a value of this step", legal=legal, remedy=remedy)
+        at.breaks |= {arg: None} if arg else {}
+        places = [f"{'at' if each in WORDS else 'before' if each in PHASES else 'after'} {each}" for each in at.breaks]
         self.message(f"stops {', '.join(places)}" if places else "no stops: continue runs to the end of the step")
 
     def do_clear(self, arg: str) -> None:
-        del self._at.breaks[completed(arg, self._at.breaks, "stop")]
+        self._at.breaks.pop(arg, None)
         self.do_break("")
 
     def do_help(self, arg: str) -> None:
         for name, (usage, does) in COMMANDS.items():
             self.message(f"{f'{name} {usage}'.strip():<28}{does}")
-        self.message("anything else is an expression; a command may be shortened to an unambiguous prefix")
-
-    # ------------------------------------------------------------------------------------------------------ showing
-
-    def _show_position(self, notes: Sequence[str], first: int | None = None) -> None:
-        at = self._at
-        visits = at.visits(at.num_shown if first is None else first)
-        at.num_shown = len(at.held)
-        for phase, number, values in visits:
-            self.message(f"  {visit_name(phase, number):<13} {self._summary(values)}")
-        where = {BEGIN: "at the beginning of step", END: "at the end of step", ERROR: "an error has ended step"}
-        self.message(f"{where[at.why]} {at.step}" if at.why in where else self._place())
-        for note in notes:
-            self.message(f"  {one_line(note)}")
-        self.prompt = f"(step {at.step}, {self._place()}) "
-        data = {"answer": "paused", "step": at.step, "at": at.why, "phase": at.phase, "notes": list(notes)}
-        self.pipe.data = {**data, "visits": [self._visit_json(visit) for visit in visits]}
-
-    def _place(self) -> str:
-        at = self._at
-        if at.why in (BEGIN, END, ERROR):
-            return {BEGIN: "beginning", END: "end", ERROR: "error"}[at.why]
-        if at.why == LINE:
-            frame, number = self.get_stack(sys._getframe(), None)[0][-1]
-            return f"{shown_file(frame.f_code.co_filename)}:{number}"
-        last = at.held[-1] if at.held else None
-        return f"before {at.phase}" if at.phase else f"after {last.recorded.phase} {last.name}" if last else "beginning"
-
-    def _marks(self, held: Held) -> list[str]:
-        key = (held.recorded.scope, held.recorded.key)
-        found = [each.get(key) for each in (self._at.recorded, self._at.other) if each is not None]
-        return [ABSENT if each is None else EQUAL if each == held.recorded else DIFFERENT for each in found]
+        self.message("anything else is an expression; short forms are pdb's")
 
     def _is_notable(self, held: Held) -> bool:
-        return set(self._marks(held)) != {EQUAL} or bool(held.not_finite)
+        return set(self._at.marks(held)) != {EQUAL} or bool(held.not_finite)
 
-    def _red(self, text: str, is_notable: bool = True) -> str:
-        return f"\x1b[1;31m{text}\x1b[0m" if self._at.colour and is_notable else text
+    def _red(self, text: str) -> str:
+        return f"\x1b[1;31m{text}\x1b[0m" if self._at.colour else text
 
     def _summary(self, values: Sequence[Held]) -> str:
         """5 values: as recorded; 2 NOT as in the other run, first rewards; 1 with NaN, first rewards."""
-        columns = zip(*map(self._marks, values), strict=True)
-        told = [
-            self._agreement(marks, values, phrase)
-            for marks, phrase in zip(columns, ("as recorded", "as in the other run"), strict=False)
-        ]
+        told = []
+        for phrase, marks in zip(
+            ("as recorded", "as in the other run"), zip(*map(self._at.marks, values)), strict=False
+        ):
+            if DIFFERENT in marks:
+                first = values[marks.index(DIFFERENT)].name
+                told.append(self._red(f"{marks.count(DIFFERENT):,} NOT {phrase}, first {first}"))
+            elif ABSENT in marks:
+                told.append(f"{marks.count(EQUAL):,} {phrase}, {marks.count(ABSENT):,} missing")
+            else:
+                told.append(phrase)
         for word, name in WORDS.items():
             if found := [each for each in values if word in each.not_finite]:
                 told.append(self._red(f"{len(found):,} with {name}, first {found[0].name}"))
         return f"{count(len(values), 'value')}: {'; '.join(told)}"
 
-    def _agreement(self, marks: Sequence[str], values: Sequence[Held], phrase: str) -> str:
-        if DIFFERENT in marks:
-            return self._red(f"{marks.count(DIFFERENT):,} NOT {phrase}, first {values[marks.index(DIFFERENT)].name}")
-        if set(marks) == {ABSENT}:
-            return f"not {phrase.removeprefix('as ')}"
-        if ABSENT in marks:
-            return f"{marks.count(EQUAL):,} {phrase}, {marks.count(ABSENT):,} missing"
-        return phrase
-
-    def _visit_json(self, visit: Visit) -> dict[str, Any]:
-        phase, number, values = visit
-        found = []
-        for each in values:
-            marks = dict(zip(("recorded", "other"), map(NAMES_OF_MARKS.get, self._marks(each)), strict=False))
-            found.append({**value_json(each), "other": None, **marks})
-        return {"phase": phase, "number": number, "values": found}
+    def _json(self, visits: Sequence[tuple[str, list[Held]]]) -> list[dict[str, Any]]:
+        return [
+            {"phase": name, "values": [{**each.fields, "marks": self._at.marks(each)} for each in values]}
+            for name, values in visits
+        ]
 
 
 class Lines(pdb.Pdb):
     """pdb itself, line by line through the user's code; `c` without breakpoints and `q` return to the console."""
 
-    def __init__(self, console: Console, stepping: Stepping) -> None:
-        super().__init__(stdin=console.pipe, stdout=console.pipe, nosigint=True, readrc=False)  # type: ignore[arg-type]
-        self._at = stepping
-        self._is_left = False
-        self._is_entered = False
+    def __init__(self, pipe: Pipe, stepping: Stepping) -> None:
+        super().__init__(stdin=pipe, stdout=pipe, nosigint=True, readrc=False)  # type: ignore[arg-type]
+        self._at, self._is_left, self._is_entered = stepping, False, False
 
     def enter(self, frame: FrameType) -> bool:
         """Ask at the present line of a frame; whether the program is to run on from there."""
@@ -759,7 +636,7 @@ class Lines(pdb.Pdb):
         return shown_file(frame.f_code.co_filename) is not None and bool(super().stop_here(frame))
 
     def interaction(self, *where: Any) -> None:
-        """Ask, and once the prompt is left return to the console's."""
+        """Ask; once the prompt is left for good, return to the console's."""
         super().interaction(*where)
         if self._is_left and self._is_entered:
             self._at.pause(LINE)
@@ -771,83 +648,42 @@ class Lines(pdb.Pdb):
         self.set_continue()
         return True
 
-    do_c = do_cont = do_continue
-
     def do_quit(self, arg: str) -> bool:
         self.clear_all_breaks()
         return self.do_continue("")
 
+    do_c = do_cont = do_continue
     do_q = do_exit = do_EOF = do_quit
 
 
-@contextmanager
-def paused_hooks() -> Iterator[None]:
-    """Let the recorder's hooks rest."""
-    pause_hooks(is_paused=True)
-    try:
-        yield
-    finally:
-        pause_hooks(is_paused=False)
-
-
-def values_of(directory: str, step: int) -> Values:
-    """What a trace has of a step, that of all ranks if it has others than this run; nothing if it did not get there."""
-    trace = read_trace(Path(directory))
-    unfinished = Path(directory, UNFINISHED)
-    if not trace.logs(step) and (unfinished / MANIFEST).exists():
-        trace = read_trace(unfinished)
-    log = active_log()
-    logs = trace.logs(step)
-    if not logs:
+def values_of(directory: Path, step: int) -> dict[Any, RecordedValue]:
+    """What a trace has of a step: of this rank, or of all together where it has other ranks than this run."""
+    trace, log = read_trace(directory), active_log()
+    if not trace.logs(step) and (directory / UNFINISHED / MANIFEST).exists():
+        trace = read_trace(directory / UNFINISHED)
+    if not (ranks := trace.logs(step)):
         return {}
-    is_alike = len(logs) in (1, log.num_ranks if log is not None else 1)
-    values = trace.columns(step, min(logs)).values() if is_alike else global_values(trace, step)[0]
+    is_alike = len(ranks) in (1, log.num_ranks if log is not None else 1)
+    values = trace.columns(step, min(ranks)).values() if is_alike else global_values(trace, step)[0]
     return {(value.scope, value.key): value for value in values}
 
 
-def made_by_digest(tensor: torch.Tensor) -> str:
-    """The bits of a tensor as a record of operations has them, whatever its shape."""
-    dtype, _, algorithm, digest, *_ = OpValues().read(tensor)[0].split(" ")
-    return f"{dtype} {algorithm} {digest}"
+def names_of(value: RecordedValue) -> tuple[str, str]:
+    """What a value may be called."""
+    return value.name, f"{value.phase}/{value.name}"
 
 
-def digest_text(value: Any) -> str:
-    """The same of a value in such a record."""
-    return f"{value.dtype} {value.algorithm} {value.digest}"
-
-
-def completed(word: str, known: Collection[str], kind: str) -> str:
-    """The one that a word equals or begins; `kind` names them. UsageError for none, or several."""
-    found = [each for each in known if each == word] or [each for each in known if each.startswith(word)]
-    if len(found) == 1:
-        return found[0]
-    raise UsageError(
-        f"{word!r} is short for {' and '.join(found)}" if found else f"{word!r} is not a {kind}",
-        legal=", ".join(known) or f"nothing: there is no {kind}",
-        remedy=did_you_mean(word, found or known) or "help lists the commands",
-    )
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Up to five names that hold a word, or are spelt much like it, as a question; empty if there is none."""
-    names = list(dict.fromkeys(names))
-    near = [name for name in names if word in name] + difflib.get_close_matches(word, names, n=5)
-    return f"did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?" if near else ""
-
-
-def visit_name(phase: str, number: int) -> str:
-    return f"{phase} #{number}" if number else phase
-
-
-def kind_of(value: RecordedValue) -> str:
-    return kind_text(one_line(value.dtype), value.shape)
+def description_of(tensor: torch.Tensor) -> OpValue:
+    """A tensor as a record of operations describes it."""
+    dtype, shape, algorithm, digest, *layout = OpValues().read(tensor)[0].split(" ")
+    return OpValue(dtype, shape, algorithm, digest, tuple(layout))
 
 
 def kind_text(dtype: str, shape: Iterable[Any]) -> str:
-    return f"{dtype} [{', '.join(map(str, shape))}]"
+    """f32 [2, 3]."""
+    return f"{one_line(dtype)} [{', '.join(map(str, shape))}]"
 
 
-def value_json(held: Held) -> dict[str, Any]:
-    value = held.recorded
-    fields = {"phase": value.phase, "name": value.name, "occurrence": value.occurrence, "dtype": value.dtype}
-    return {**fields, "shape": list(value.shape), "digest": value.digest.hex(), "not_finite": list(held.not_finite)}
+def _operand_text(value: OpValue) -> str:
+    words = " and ".join(sorted(WORDS[word] for word in value.not_finite))
+    return f"{value.dtype} [{value.shape.replace(',', ', ')}]" + (f" with {words}" if words else "")

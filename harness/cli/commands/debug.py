@@ -5,14 +5,12 @@ Ctrl-C pauses the run at the next recorded value; a second Ctrl-C leaves, as doe
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.launcher import LaunchContext, checked_program, open_launcher
-from harness.lab.reproduce.debugger import NextLine, Session, StepDebugger, open_debugger, open_lines
+from harness.lab.reproduce.debugger import Answer, NextLine, Session, open_lines
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
@@ -27,70 +25,52 @@ HISTORY = "interactive-history"
 def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color: str, is_json: bool) -> ExitCode:
     """Carry out a session of the step debugger; raises HarnessError for a user error."""
     run_id = new_run_id(SystemClock().wall())
-    debugger = open_debugger(invocation, options, run_id)
-    program = checked_program(debugger.run.spec_to(0, debugger.overrides), invocation.cwd, invocation.environ)
+    try:
+        history = cache_path(invocation.environ, HISTORY, invocation.cwd)
+    except UsageError:  # there is no cache directory
+        history = None
+    commands = invocation.cwd / options.commands if options.commands else None
+    lines = open_lines(commands, history, lambda line: None if is_json else show(line))
+    session = Session(invocation, options, run_id, say, colour=wants_colour(color, invocation) and not is_json)
+    program = checked_program(session.run.spec_to(0, session.overrides), invocation.cwd, invocation.environ)
     context = LaunchContext(program, invocation.cwd, invocation.environ, run_id)
 
-    def show_answer(answer: Mapping[str, Any]) -> None:
+    def show_answer(answer: Answer) -> None:
         show(json.dumps(answer) if is_json else "\n".join(answer["lines"]))
 
-    def echo(line: str) -> None:
-        if not is_json:
-            show(line)
+    async def converse() -> ExitCode:
+        with open_launcher(context, SilentRuns()) as launcher:
+            talk = asyncio.create_task(session.converse(launcher, _leaving(lines), show_answer))
 
-    lines = open_lines(invocation.cwd / options.commands if options.commands else None, _history(invocation), echo)
-    colour = wants_colour(color, invocation) and not is_json
-    return asyncio.run(_converse(debugger, context, lines, show_answer, colour))
+            def on_signal(name: str) -> None:
+                if name == "SIGINT" and session.is_going and not session.is_pausing:
+                    session.pause()
+                    say("pausing at the next recorded value; press Ctrl-C again to leave")
+                else:
+                    say(f"interrupted by {name}")
+                    talk.cancel()
 
+            launcher.hear(on_signal)
+            try:
+                return await talk
+            except asyncio.CancelledError:
+                return ExitCode.INTERRUPTED
+            finally:
+                await session.end()
 
-async def _converse(
-    debugger: StepDebugger, context: LaunchContext, lines: NextLine, show_answer: Any, colour: bool
-) -> ExitCode:
-    with open_launcher(context, SilentRuns()) as launcher:
-        session = Session(debugger, launcher, say, colour)
-        is_warned = False
-
-        async def next_line(prompt: str, words: Iterable[str]) -> str | None:
-            """The next line; Ctrl-C at the prompt leaves the second time."""
-            nonlocal is_warned
-            while True:
-                try:
-                    line: str | None = await lines(prompt, words)
-                    is_warned = False
-                    return line
-                except KeyboardInterrupt:
-                    if is_warned:
-                        raise asyncio.CancelledError from None
-                    is_warned = True
-                    say("press Ctrl-C again to leave, or type quit")
-
-        talk = asyncio.create_task(session.converse(next_line, show_answer))
-        is_pausing = False
-
-        def on_signal(name: str) -> None:
-            nonlocal is_pausing
-            if name == "SIGINT" and session.is_going and not is_pausing:
-                is_pausing = True
-                session.pause()
-                say("pausing at the next recorded value; press Ctrl-C again to leave")
-            else:
-                say(f"interrupted by {name}")
-                talk.cancel()
-
-        launcher.hear(on_signal)
-        try:
-            return await talk
-        except asyncio.CancelledError:
-            return ExitCode.INTERRUPTED
-        finally:
-            await session.end()
-            if not session.has_begun:
-                debugger.out.give_back()
+    return asyncio.run(converse())
 
 
-def _history(invocation: Invocation) -> Path | None:
-    """Return the file of the input history of this directory; None if there is no cache directory."""
-    try:
-        return cache_path(invocation.environ, HISTORY, invocation.cwd)
-    except UsageError:
-        return None
+def _leaving(lines: NextLine) -> NextLine:
+    """The same lines; the second Ctrl-C at one prompt leaves."""
+
+    async def next_line(prompt: str, words: Iterable[str]) -> str | None:
+        for advice in ("press Ctrl-C again to leave, or type quit", ""):
+            try:
+                return await lines(prompt, words)
+            except KeyboardInterrupt:
+                if advice:
+                    say(advice)
+        raise asyncio.CancelledError
+
+    return next_line

@@ -88,7 +88,7 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
             options,
             OUTSIDE_THE_DEBUGGER,
             "with --interactive",
-            legal="--step, --against, --trace-ops, --set of a free section, --commands, --out, --trust, --json, --color",
+            legal="--step, --against, --trace-ops, --set of a free section, --commands, --out, --trust, --json",
             remedy="leave it out; the command break stops where something is recorded",
         )
     elif options.commands is not None:
