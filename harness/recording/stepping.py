@@ -199,7 +199,7 @@ class Stepping(RecorderCallback):
     def pause(self, why: str, phase: str = "", notes: Sequence[str] = (), error: BaseException | None = None) -> None:
         """Answer until the program is to go on."""
         self._console = self._console or Console(self)
-        self.why, self.phase, self.until = why, phase, ""
+        self.why, self.phase, self.until, self.line_tracer = why, phase, "", None
         if self._position:
             notes, self._position, self.num_shown = [*notes, self._proof()], 0, len(self.held)
         sys.settrace(None)
@@ -495,12 +495,13 @@ class Console(pdb.Pdb):
             ]
             found = [("made by", makers[-1])] if makers else []
         elif first := find_non_finite(record):
-            word, passed = WORDS[first.kind], count(first.num_between, "operation")
+            word, number = WORDS[first.kind], first.num_between
+            passed = f", passed on by {count(number, 'operation')}," if number else ""
             found = [
                 (f"first {word}: made by", first.made_by),
                 (f"{word} from before the step, read by", first.read_by),
             ]
-            found += [(f"from an Inf, passed on by {passed}, that was made by", first.origin)]
+            found += [(f"from an Inf{passed} that was made by", first.origin)]
         for what, operation in found:
             if operation is not None:
                 self.message(f"{what} {operation.phase} {operation.name} (#{operation.index}), {operation.at}")
@@ -540,20 +541,25 @@ class Console(pdb.Pdb):
         self.message(f"{value.phase} {held.name}  {held.kind}, compared with {one_line(at.whose)}")
         self.pipe.data = {"answer": "compared", **held.fields, "whose": at.whose, "is_equal": value == other}
         if other is None or value == other:
-            return self.message("  no such value there" if other is None else "  equal, every bit")
-        if (value.dtype, value.shape) != (other.dtype, other.shape) or value.dtype in TEXTS:
-            return self.message(f"  DIFFERENT: there {kind_text(other.dtype, other.shape)}")
+            self.message("  no such value there" if other is None else "  equal, every bit")
+        elif (value.dtype, value.shape) != (other.dtype, other.shape) or value.dtype in TEXTS:
+            self.message(f"  DIFFERENT: there {kind_text(other.dtype, other.shape)}")
+        else:
+            self._compare_elements(held, other)
+
+    def _compare_elements(self, held: Held, other: RecordedValue) -> None:
+        at, mine = self._at, bytes(tensor_bytes(held.value))
         theirs = read_trace(at.runs[-1]).tensor(at.step, 0, other)
         if theirs is None:
             theirs = read_trace(Path(self.pipe.ask(wanted=at.step))).tensor(at.step, 0, other)
-        mine = bytes(tensor_bytes(held.value))
-        found = compare(value.dtype, mine, theirs) if theirs is not None else None
+        found = compare(other.dtype, mine, theirs) if theirs is not None else None
         if found is None:
-            return self.message("  DIFFERENT by an unknown amount: the other run is not reproduced")
+            self.message("  DIFFERENT by an unknown amount: the other run is not reproduced")
+            return
         furthest = [] if found.max_ulp is None else [f"{found.max_ulp:,} ulp"]
         furthest += [] if found.max_abs is None else [f"{found.max_abs:.3g}"]
         at_most = f", by at most {' or '.join(furthest)}" if furthest else ""
-        first = coordinates(found.first, [range(size) for size in value.shape])
+        first = coordinates(found.first, [range(size) for size in other.shape])
         self.message(f"  DIFFERENT in {found.num_different:,} of {count(found.num_elements, 'element')}{at_most}")
         self.message(f"  the first, {first}: here {found.a}, there {found.b}")
         if found.num_nan_only_a or found.num_nan_only_b:
@@ -589,12 +595,13 @@ class Console(pdb.Pdb):
     def _summary(self, values: Sequence[Held]) -> str:
         """5 values: as recorded; 2 NOT as in the other run, first rewards; 1 with NaN, first rewards."""
         told = []
-        for phrase, marks in zip(
-            ("as recorded", "as in the other run"), zip(*map(self._at.marks, values)), strict=False
-        ):
+        columns = zip(*map(self._at.marks, values), strict=True)
+        for phrase, marks in zip(("as recorded", "as in the other run"), columns, strict=False):
             if DIFFERENT in marks:
                 first = values[marks.index(DIFFERENT)].name
                 told.append(self._red(f"{marks.count(DIFFERENT):,} NOT {phrase}, first {first}"))
+            elif EQUAL not in marks:
+                told.append(f"not {phrase.removeprefix('as ')}")
             elif ABSENT in marks:
                 told.append(f"{marks.count(EQUAL):,} {phrase}, {marks.count(ABSENT):,} missing")
             else:

@@ -57,7 +57,7 @@ class Session:
         step, other = options.step, options.against
         assert step is not None
         self.run = named_run(invocation, options.subject, is_trusted=options.is_trusted)
-        against = named_run(invocation, other, is_trusted=options.is_trusted) if other else None
+        against = named_run(invocation, other, is_trusted=options.is_trusted, is_other=True) if other else None
         after = max(self.run.trace.steps, default=-1) + 1
         if step > after:  # the one after the last is legal: the run may have ended in it
             raise UsageError(
