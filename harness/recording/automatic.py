@@ -218,7 +218,7 @@ class AutomaticRecorder:
         (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
         for seen in found:
             # What clipping changes later is kept as it is now.
-            copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
+            copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.needs_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
         if stepped:
             self._steps.end_or_wait(stepped, self._leave_gradients)

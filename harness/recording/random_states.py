@@ -4,8 +4,9 @@ import random
 import struct
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -78,15 +79,18 @@ def read_states() -> dict[str, State]:
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """Leave each default generator in its state, whatever is drawn meanwhile."""
-    python, numpy = random.getstate(), sys.modules.get("numpy.random")
-    state = numpy.get_state() if numpy is not None else None
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if is_used() else ()):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            if numpy is not None:
-                numpy.set_state(state)
+    numpy = sys.modules.get("numpy.random")
+    kept: list[tuple[Callable[[Any], None], Any]] = [
+        (random.setstate, random.getstate()),
+        (torch.set_rng_state, torch.get_rng_state()),
+        *([(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())] if is_used() else []),
+        *([(numpy.set_state, numpy.get_state())] if numpy is not None else []),
+    ]
+    try:
+        yield
+    finally:
+        for restore, state in kept:
+            restore(state)
 
 
 def _python_state() -> bytes:

@@ -124,6 +124,11 @@ class Recorder:
         """Whether all tensors of the step that has begun are kept."""
         return self._step is not None and self._keeps(self._step)
 
+    @property
+    def needs_tensors(self) -> bool:
+        """Whether tensors of the step that has begun are kept, or a person may ask for them."""
+        return self.keeps_tensors or any(each.pauses for each in self._callbacks)
+
     def begin_step(self, step: int) -> None:
         """Begin a step; what was recorded of one that was not ended is dropped."""
         self._stop_operations()

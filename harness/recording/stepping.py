@@ -320,7 +320,7 @@ class Pipe:
         return self.ask(prompt=prompt, answer=answer, words=words, state=state) + "\n"
 
     def ask(self, **message: Any) -> str:
-        """Send a message, and return the line that answers it. RunEnded if nobody is there."""
+        """Send a message, and return the line that answers it. RunEnded if the parent is gone."""
         left = memoryview(json.dumps(message).encode() + b"\n")
         try:
             while left:
@@ -379,7 +379,7 @@ class Console(pdb.Pdb):
             return bool(getattr(self, f"do_{name}")(rest))
         except RunEnded:
             raise
-        except BaseException as error:
+        except BaseException as error:  # of an expression: whatever it is, the program goes on
             self.pipe.data["is_refused"] = True
             self.error(str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}")
         return False

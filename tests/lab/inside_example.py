@@ -61,7 +61,6 @@ TYPED = (
     "next optimizer",
     "list backward",
     "continue",
-    "where",
     "quit",
 )
 MARKS = ("<!-- inside: begin -->\n", "<!-- inside: end -->")
