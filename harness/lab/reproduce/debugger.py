@@ -14,6 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import Run
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.lab.reproduce.plan import REPRODUCTIONS, free_overrides, named_run
+from harness.process.daemon_thread import in_daemon_thread
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
 
@@ -205,7 +207,7 @@ def open_lines(commands: Path | None, history: Path | None, echo: Callable[[str]
     if commands is None and sys.stdin.isatty() and sys.stdout.isatty():
         return _edited_lines(history)
     try:
-        heard, has_ended = (commands.read_bytes(), True) if commands is not None else (b"", False)
+        source = open(sys.stdin.fileno() if commands is None else commands, "rb", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise UsageError(
             f"--commands {path_text(commands or Path())}: {error.strerror}",
@@ -214,30 +216,14 @@ def open_lines(commands: Path | None, history: Path | None, echo: Callable[[str]
         ) from None
 
     async def next_line(prompt: str, words: Iterable[str]) -> str | None:
-        nonlocal heard, has_ended
-        while b"\n" not in heard and not has_ended:
-            piece = await _piece(sys.stdin.fileno())
-            heard, has_ended = heard + piece, not piece
-        if not heard:
+        # Unbuffered: a thread that waits for a line must not hold a lock when the interpreter exits.
+        line = (await in_daemon_thread(source.readline, limit_s=inf)).decode("utf-8", "replace")
+        if not line:
             return None
-        line, _, heard = heard.partition(b"\n")
-        text = line.decode("utf-8", "replace")
-        echo(f"{prompt}{text}")
-        return text
+        echo(f"{prompt}{line.rstrip()}")
+        return line.rstrip()
 
     return next_line
-
-
-async def _piece(fd: int) -> bytes:
-    """What is there to read, once there is something; nothing at the end."""
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
-    with suppress(PermissionError):  # a regular file always has
-        loop.add_reader(fd, news.set)
-        try:
-            await news.wait()
-        finally:
-            loop.remove_reader(fd)
-    return os.read(fd, 1 << 16)
 
 
 def _edited_lines(history: Path | None) -> NextLine:
