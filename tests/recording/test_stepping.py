@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from harness.recording import stepping
+from harness.recording.random_states import kept_generators
 from harness.recording.recorder import Recorder
 from harness.recording.stepping import ANSWERS, ORDERS, Stepping
 from harness.trace.reader import Trace
@@ -132,10 +133,10 @@ def test_what_is_typed_changes_no_bit_of_the_run_and_no_generator(tmp_path: Path
         log.heads[step] for log in plain.ranks.values() for step in (0, 1)
     ]
     assert "is_refused" not in json.dumps(messages)
-    states = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    with stepping.kept_generators():
+    states = str((random.getstate(), numpy.random.get_state(), torch.get_rng_state().tolist()))
+    with kept_generators():
         random.random(), numpy.random.rand(), torch.rand(3)
-    assert states == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert states == str((random.getstate(), numpy.random.get_state(), torch.get_rng_state().tolist()))
 
 
 def test_values_are_those_that_were_recorded_whatever_the_program_writes_later(
