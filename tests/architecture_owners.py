@@ -38,7 +38,7 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
     *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
-    "harness/lab/reproduce/debugger/lines.py",
+    "harness/lab/reproduce/debugger.py",
 )
 OWNED = (
     # A question for GPUs initialises CUDA in the program that is recorded; cuda_state.py has what may be asked.

@@ -1,5 +1,7 @@
 """The recording of this process: there is one, or none."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,6 +101,17 @@ def meet_generators() -> None:
     """A module that brings a random-number generator has just been imported."""
     if _active.foreign is not None:
         _active.foreign.guarded(_active.foreign.meet_generators)
+
+
+@contextmanager
+def paused_hooks() -> Iterator[None]:
+    """Let the hooks in torch rest."""
+    pause = _active.foreign.pause if _active.foreign is not None else lambda is_paused: None
+    pause(True)
+    try:
+        yield
+    finally:
+        pause(False)
 
 
 def report(line: str) -> None:

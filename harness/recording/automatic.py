@@ -34,6 +34,7 @@ from harness.recording.optimizer_values import gradients_of, states_of
 from harness.recording.process import ProcessLog
 from harness.recording.program_modes import outside_modes
 from harness.recording.recorder import Observation, Recorder, float_of, look
+from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import Digested
 from harness.recording.trace_steps import TraceSteps
 from harness.recording.training_threads import AT_ONCE, TrainingThreads, is_in_backward
@@ -135,6 +136,9 @@ class AutomaticRecorder:
         try:
             with self._lock, outside_modes(), torch.no_grad():
                 what(*arguments)
+        except RunEnded:
+            self._log.is_cut = True
+            raise
         except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
             self._log.give_up(f"{type(error).__name__}: {error}")
 
@@ -214,7 +218,7 @@ class AutomaticRecorder:
         (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
         for seen in found:
             # What clipping changes later is kept as it is now.
-            copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
+            copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.needs_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
         if stepped:
             self._steps.end_or_wait(stepped, self._leave_gradients)

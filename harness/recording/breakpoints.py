@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -67,13 +68,13 @@ class Breakpoints(RecorderCallback):
                 if recorded_value.scope in CHAINED
             }
 
-    def on_value(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> None:
+    def on_value(self, recorded_value: RecordedValue, value: Any) -> None:
         """End the run at a value that is not finite, or not the other trace's."""
         if recorded_value.scope is Scope.CONTEXT:
             return
         for word in sorted(self._words & OF_TENSORS.keys()):
-            if tensor is not None and (element := _first(word, tensor.detach())) is not None:
-                self._end(Stop(word, self._step, self._rank, *recorded_value.key, element, str(tensor[element].item())))
+            if isinstance(value, torch.Tensor) and (element := _first(word, value.detach())) is not None:
+                self._end(Stop(word, self._step, self._rank, *recorded_value.key, element, str(value[element].item())))
         if self._has_reference and recorded_value.scope in CHAINED:
             expected = self._expected.pop(recorded_value.key, None)
             if expected is None:

@@ -2,7 +2,7 @@
 
     Recorder(sink, watchers=[Breakpoints(...), ...])
 
-    begin_step ─▶ on_begin_step    record ─▶ on_record ─▶ (its value is digested) ─▶ on_value    end_step ─▶ on_end_step
+    begin_step ─▶ on_begin_step    record ─▶ (its value is digested) ─▶ on_value    end_step ─▶ on_end_step
 
 A watcher sees the program's own tensors. It may raise RunEnded, which ends the run right there.
 """
@@ -10,8 +10,6 @@ A watcher sees the program's own tensors. It may raise RunEnded, which ends the 
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
-
-import torch
 
 from harness.trace.chain import RecordedValue
 from harness.trace.values import Float
@@ -26,11 +24,8 @@ class RecorderCallback:
     def on_begin_step(self, step: int) -> None:
         """A step begins."""
 
-    def on_record(self, phase: str, name: str, occurrence: int, value: Any) -> None:
-        """The program hands over a value, which was not looked at yet; not called for what hooks in torch have seen."""
-
-    def on_value(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> None:
-        """A value was digested; `tensor` is the value itself where it is a whole tensor."""
+    def on_value(self, recorded_value: RecordedValue, value: Any) -> None:
+        """A value was digested; `value` is a whole tensor or a text; None for a part of a tensor."""
 
     def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
         """A step has been handed to the sink; `values` are those of the curve."""

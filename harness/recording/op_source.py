@@ -154,5 +154,11 @@ def _whose(name: str, root: str) -> tuple[_File, str]:
     return _File.USER, full.removeprefix(root)
 
 
+def shown_file(name: str) -> str | None:
+    """How a source file of the user's or of a package is shown; None of torch's, the standard library's and ours."""
+    kind, shown = _whose(name, os.path.join(os.getcwd(), ""))
+    return shown if kind in (_File.USER, _File.PACKAGE) else None
+
+
 def _next_sequence_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())

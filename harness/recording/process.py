@@ -72,6 +72,8 @@ class ProcessLog:
         """Called when the process ends; it may still give up."""
         self.before_values: Callable[[], None] = lambda: None
         """Called before values of the curve are taken: whose step has to have ended."""
+        self.is_cut = False
+        """Whether a callback has ended the program in the middle of a step."""
         self.save_report()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -80,6 +82,11 @@ class ProcessLog:
     def rank(self) -> int | None:
         """Whose log this process writes; None before its first step."""
         return self._report.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes record together."""
+        return self._place().num_ranks
 
     @property
     def is_recording(self) -> bool:
@@ -122,9 +129,9 @@ class ProcessLog:
         for callback in self.callbacks:
             callback.on_values(values)
 
-    def keep_unfinished(self, step: Step) -> None:
+    def keep_unfinished(self, step: Step | None) -> None:
         """Write what was recorded of a step in whose middle the program has ended: a trace below this one."""
-        if not self.is_recording:
+        if not self.is_recording or step is None:
             return
         try:
             self._writer = self._writer or self._open()
@@ -173,12 +180,15 @@ class ProcessLog:
         self.before_close()
         if not self.is_recording:
             return
+        unfinished = None if self.recorder is None else self.recorder.unfinished_step
+        error = getattr(sys, "last_value", None)  # no other step was cut: an evaluation may follow the last one
+        if self.recorder is not None and unfinished is not None and (self.is_cut or error is not None):
+            self.keep_unfinished(self.recorder.break_off(error))
         if self._writer is not None:
             self._note_gpus()
             self._writer.close()
             if self._writer.ended_by != "closed":
                 self._report = replace(self._report, problem=self._writer.ended_by)
-        unfinished = None if self.recorder is None else self.recorder.unfinished_step
         self._report = replace(self._report, is_closed=True, unfinished_step=unfinished, sources=sources())
         self.save_report()
 

@@ -4,7 +4,9 @@ import random
 import struct
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -72,6 +74,23 @@ def read_states() -> dict[str, State]:
         for index, state in enumerate(torch.cuda.get_rng_state_all()):
             states[f"random.cuda{index}"] = digest(tensor_bytes(state))
     return states
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leave each default generator in its state, whatever is drawn meanwhile."""
+    numpy = sys.modules.get("numpy.random")
+    kept: list[tuple[Callable[[Any], None], Any]] = [
+        (random.setstate, random.getstate()),
+        (torch.set_rng_state, torch.get_rng_state()),
+        *([(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())] if is_used() else []),
+        *([(numpy.set_state, numpy.get_state())] if numpy is not None else []),
+    ]
+    try:
+        yield
+    finally:
+        for restore, state in kept:
+            restore(state)
 
 
 def _python_state() -> bytes:

@@ -41,6 +41,8 @@ class Observation(NamedTuple):
     scope: Scope
     tensor: torch.Tensor | None = None
     """The value itself, where it is a whole tensor."""
+    text: Any = None
+    """The value itself, where it is a text, bytes or a list of texts."""
 
 
 class Step(NamedTuple):
@@ -122,6 +124,11 @@ class Recorder:
         """Whether all tensors of the step that has begun are kept."""
         return self._step is not None and self._keeps(self._step)
 
+    @property
+    def needs_tensors(self) -> bool:
+        """Whether tensors of the step that has begun are kept, or a person may ask for them."""
+        return self.keeps_tensors or any(each.pauses for each in self._callbacks)
+
     def begin_step(self, step: int) -> None:
         """Begin a step; what was recorded of one that was not ended is dropped."""
         self._stop_operations()
@@ -139,8 +146,6 @@ class Recorder:
         The second value of a phase and name is its second occurrence. Small ones of KEPT_PHASES are kept beside their
         digests. TraceError outside a step, and for other values.
         """
-        for callback in self._callbacks:
-            callback.on_record(phase, name, self._counts.get((scope, phase, name), 0), value)
         for seen in look([(name, value)], scope):
             self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
 
@@ -168,7 +173,7 @@ class Recorder:
         if seen.tensor is not None and (is_kept or self.keeps_tensors):
             self._tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
         for callback in self._callbacks:
-            callback.on_value(recorded_value, seen.tensor)
+            callback.on_value(recorded_value, seen.text if seen.tensor is None else seen.tensor)
 
     def end_step(self, **values: Any) -> None:
         """End the step: it is on its way to the disk when this returns. `values` are those of the curve.
@@ -273,7 +278,7 @@ def _look_and_sample(
         if is_plain(value):
             found[-1].append(_observed(name, digest_tensor(value), scope, value))
         elif (tensor := as_tensor(value)) is None:
-            found[-1].append(Observation(name, _digest_of_text(name, value), scope))
+            found[-1].append(Observation(name, _digest_of_text(name, value), scope, text=value))
         else:
             placed += [(found[-1], name + suffix, place(part, scope)) for suffix, part in strided_parts(tensor)]
     digests, samples = digest_and_sample([each.value for _, _, each in placed], sampled)

@@ -222,7 +222,7 @@ def test_replay_of_something_recorded_says_which_line_to_type(
         ("run --commands typed.txt", "--commands without --interactive"),
         ("run --step 1 --reference-checkpoint", "--reference-checkpoint without a bundle"),
         ("run --break-on nan --step 1 --trace-ops", "--trace-ops with a condition"),
-        ("run --step 1 --interactive --trace-ops --timeout 3", "--trace-ops, --timeout with --interactive"),
+        ("run --step 1 --interactive --trace-ops --timeout 3", "--timeout with --interactive"),
         ("'a b.rlb' --step 1 --bundle x", "--step, --bundle with a bundle"),
         ("'a b.rlb' --until 'loss<1' --against run", "--against, --until with a bundle"),
         ("nothing", "there is no run or bundle nothing"),

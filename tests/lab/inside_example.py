@@ -1,6 +1,6 @@
-"""Makes the manual's example of standing inside a step, and a picture, from two real GRPO runs.
+"""Makes the manual's example of the step debugger, and a picture, from a real run.
 
-python tests/lab/inside_example.py            prints the example; takes some minutes
+python tests/lab/inside_example.py            prints the example
 python tests/lab/inside_example.py --write    puts it into its page, and the picture into .github/screenshots
 """
 
@@ -21,24 +21,47 @@ from tests.lab.replay_example import SVG_TEMPLATE  # noqa: E402
 from tests.support.manual import page_with  # noqa: E402
 from tests.support.suite_runs import HARNESS, environment  # noqa: E402
 
-RUNS = (
-    "rlharness train grpo_reverse_text --size smoke --set output.checkpoint_every=4 --out first",
-    "rlharness train grpo_reverse_text --size smoke --set output.checkpoint_every=4"
-    " --set algorithm.advantage=rloo --out second",
-)
-STAND = "rlharness reproduce first --step 9 --interactive --against second"
+PROGRAM = """\
+import sys
+
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+policy = torch.nn.Linear(8, 4)
+optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+
+
+def loss_of(states, actions, advantages):
+    chances = policy(states).softmax(-1)
+    taken = chances.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return -(taken.log() * advantages).mean()
+
+
+for step in range(6):
+    states, actions = torch.randn(16, 8), torch.randint(4, (16,))
+    if step == 4:
+        states *= float(sys.argv[1])
+    loss = loss_of(states, actions, torch.randint(2, (16,)).float())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+"""A policy gradient; a large argument makes its loss NaN in step 4, 1 does not."""
+RUN = "rlharness trace --out broken -- python train.py 1000"
+STAND = "rlharness reproduce broken --step 4 --interactive --trace-ops -- python train.py 1000"
 TYPED = (
-    "next",
-    "next",
-    "compare rewards",
+    "break nan",
+    "continue",
+    "p loss",
+    "operation",
+    "p policy(states).softmax(-1).amin()",
     "back",
-    "break advantages",
-    "continue",
-    "show advantages [0:2, 6:10]",
-    "compare advantages",
+    "clear nan",
     "next optimizer",
-    "show backward/policy.norm [0:4]",
+    "list backward",
     "continue",
+    "quit",
 )
 MARKS = ("<!-- inside: begin -->\n", "<!-- inside: end -->")
 """What stands before and behind the example in the manual."""
@@ -50,8 +73,8 @@ def example() -> str:
     with tempfile.TemporaryDirectory() as scratch:
         demo = Path(scratch, "demo")
         demo.mkdir()
-        for command in RUNS:
-            _typed(command, demo)
+        (demo / "train.py").write_text(PROGRAM, encoding="utf-8")
+        _typed(RUN, demo)
         typed = "".join(f"{line}\n" for line in TYPED)
         return f"$ {STAND}\n{_typed(STAND, demo, typed)}"
 

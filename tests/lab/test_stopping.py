@@ -119,6 +119,18 @@ def test_a_command_that_is_traced_does_too(project: Path) -> None:
 
 
 @pytest.mark.full
+def test_of_the_step_in_which_a_command_was_ended_its_values_and_tensors_are_kept(project: Path) -> None:
+    (project / "train.py").write_text(FOREIGN.replace(".sum()", ".sum() / (step != 2)"), "utf-8")
+    words = ("--break-on", "nan", "--step", "2", "--out", "r", "--", sys.executable, "train.py")
+    done = replay(project, *words)
+    assert done.stdout.startswith("STOPPED  nan at step 2, loss loss: nan\n"), done.stdout + done.stderr
+    kept = read_trace(project / "r" / "run-1" / "unfinished")
+    assert [each.name for each in kept.columns(2, 0).values()][-1] == "loss"
+    assert (kept.directory / "tensors" / "rank-0-step-2.safetensors").exists()
+    assert "no tensors" not in done.stdout
+
+
+@pytest.mark.full
 def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None:
     program = (*PRETENDER, "--steps", "9999", "--slow", "0.02")
     curve = tmp_path / "r" / "run-1" / "curve.jsonl"
@@ -137,8 +149,7 @@ def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None
         (("--break-on", "divergence"), "this run has no recorded run to differ from"),
         (("--until", "nan"), "--until nan"),
         (("--break-on", "lose"), "--break-on 'lose'"),
-        (("--break-on", "nan", "--trace-ops", "--step", "1"), "--step, --trace-ops with a condition"),
-        (("--break-on", "nan", "--step", "1"), "--step with a condition"),
+        (("--break-on", "nan", "--trace-ops", "--step", "1"), "--trace-ops with a condition"),
         (("--break-on", "nan", "--runs", "3"), "--runs with a condition"),
     ],
 )

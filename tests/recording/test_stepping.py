@@ -1,24 +1,23 @@
-"""A run that stops within a step: the process's side. Orders lie in the pipe before the run begins."""
+"""A run that pauses within a step: the process's side. Lines lie in the pipe before the run begins."""
 
 import json
 import os
-from collections.abc import Mapping
+import random
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
+from harness.recording import stepping
+from harness.recording.random_states import kept_generators
 from harness.recording.recorder import Recorder
-from harness.recording.stepping import Stepping
-from harness.recording.stepping_messages import ANSWERS, ORDERS, recorded_value_of
-from harness.recording.tensors import digest_tensor
+from harness.recording.stepping import ANSWERS, ORDERS, Stepping
 from harness.trace.reader import Trace
-from harness.trace.tensor_file import read_tensor
 from tests.support.recorded_steps import record
-
-TO_THE_END: Mapping[str, Any] = {"do": "run", "boundaries": False, "phases": [], "values": [], "position": None}
-NEXT = {**TO_THE_END, "boundaries": True}
 
 
 def program(recorder: Recorder) -> None:
@@ -40,110 +39,144 @@ def program(recorder: Recorder) -> None:
         recorder.end_step(reward_mean=rewards.mean())
 
 
-def stepped(directory: Path, *orders: Mapping[str, Any], **options: Any) -> tuple[Trace, list[dict[str, Any]]]:
-    """(the trace, what was answered) of the program under these orders, given for step 1; then nobody asks any more."""
+class Person(threading.Thread):
+    """Types a line whenever one is asked for; then nobody is there. After a pause, None, the next one comes at once."""
+
+    def __init__(self, directory: Path, lines: Sequence[str | None]) -> None:
+        super().__init__(daemon=True)
+        self._answers, self._writing = directory / ANSWERS, os.open(directory / ORDERS, os.O_RDWR)
+        self._lines = list(lines)
+        self.messages: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        with self._answers.open() as answers:
+            for answer in answers:
+                self.messages.append(json.loads(answer))
+                if not self._lines and self._writing >= 0:
+                    os.close(self._writing)
+                    self._writing = -1
+                while self._lines:
+                    line = self._lines.pop(0)
+                    os.write(self._writing, json.dumps(line).encode() + b"\n")
+                    if line is not None:
+                        break
+
+
+def stepped(directory: Path, *lines: str | None, **state: Any) -> tuple[Trace, list[dict[str, Any]]]:
+    """(the trace, the answers) of the program, debugged at step 1 with these lines."""
     directory.mkdir(exist_ok=True)
+    recorded = record(directory / "recorded", program, keep=())
     for name in (ORDERS, ANSWERS):
         os.mkfifo(directory / name)
-    writing = os.open(directory / ORDERS, os.O_RDWR)
-    reading = os.open(directory / ANSWERS, os.O_RDONLY | os.O_NONBLOCK)
-    for order in orders:
-        os.write(writing, json.dumps(order).encode() + b"\n")
-    stepping = Stepping(str(directory / ORDERS), str(directory / ANSWERS), 1, **options)
-    os.close(writing)
-    made = record(directory / "trace", program, stepping, keep=())
-    answers = os.read(reading, 1 << 20).decode().splitlines()
-    os.close(reading)
-    return made, [json.loads(line) for line in answers]
+    person = Person(directory, lines)
+    person.start()
+    hook = Stepping(str(directory), str(directory / "trace"), [str(recorded.directory)], **{"step": 1, **state})
+    made = record(directory / "trace", program, hook, keep=())
+    assert hook._console is not None
+    os.close(hook._console.pipe._answers)
+    person.join()
+    return made, person.messages
 
 
-def stops(answers: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
-    """(why, phase, how many leaves before it) of each stop."""
-    found, position = [], 0
-    for answer in answers:
-        position += answer["e"] == "value"
-        if answer["e"] == "stopped":
-            found.append((answer["why"], answer["phase"], position))
-    return found
+def places(messages: list[dict[str, Any]]) -> list[str]:
+    """Where the prompts were."""
+    return [message["prompt"].split(", ")[1].rstrip(") ") for message in messages if "prompt" in message]
 
 
-def test_it_stops_wherever_a_phase_begins_and_at_both_ends(tmp_path: Path) -> None:
-    made, answers = stepped(tmp_path, *[NEXT] * 7)
-    assert stops(answers) == [
-        ("begin", "", 0),
-        ("phase", "reward", 2),
-        ("phase", "backward", 3),
-        ("phase", "optimizer", 4),
-        ("phase", "backward", 5),
-        ("phase", "optimizer", 6),
-        ("end", "", 7),
-    ]
-    assert answers[0] == {"e": "passed", "step": 0}
-    assert answers[-1] == {"e": "passed", "step": 2}
-    told = [recorded_value_of(answer["value"]) for answer in answers if answer["e"] == "value"]
-    assert told == made.columns(1, 0).values()
+def said(messages: list[dict[str, Any]], number: int) -> str:
+    """The answer to a line, by its number from 1 on."""
+    return "\n".join(messages[number]["answer"]["lines"])
+
+
+def test_it_pauses_wherever_a_phase_begins_and_at_both_ends(tmp_path: Path) -> None:
+    made, messages = stepped(tmp_path, *["next"] * 6, "step", "continue")
+    phases = ["before reward", "before backward", "before optimizer", "before backward", "before optimizer"]
+    assert places(messages) == ["beginning", *phases, "end", "beginning", "end"]
+    assert said(messages, 6).count("1 value: as recorded") == 1
+    assert "its root digest is the recorded one, " in said(messages, 6)
+    assert "7 values, every bit" in said(messages, 6)
+    assert made.steps == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("places", "stop"),
+    ("lines", "place"),
     [
-        ({"phases": ["optimizer"]}, ("phase", "optimizer", 4)),
-        ({"values": ["weight"]}, ("value", "", 4)),
-        ({"values": ["optimizer/weight"]}, ("value", "", 5)),
-        ({"position": 3}, ("phase", "backward", 3)),
-        ({"position": 1}, ("pause", "rollout", 1)),
-        ({"phases": ["sync"]}, ("end", "", 7)),
+        (("next optimizer",), "before optimizer"),
+        (("break optimizer", "c"), "before optimizer"),
+        (("b weight", "c"), "after backward weight"),
+        (("b optimizer/weight", "c"), "after optimizer weight"),
+        (("next sync",), "end"),
+        ((None, "b pulls", "c"), "after rollout pulls"),
     ],
 )
-def test_it_stops_where_it_was_asked_to(tmp_path: Path, places: Mapping[str, Any], stop: tuple[str, str, int]) -> None:
-    _, answers = stepped(tmp_path, {**TO_THE_END, **places}, TO_THE_END, TO_THE_END)
-    assert stops(answers)[1] == stop
+def test_it_pauses_where_it_was_asked_to(tmp_path: Path, lines: tuple[str, ...], place: str) -> None:
+    _, messages = stepped(tmp_path, *lines)
+    assert places(messages)[-1] == place
 
 
-def test_looking_changes_no_bit(tmp_path: Path) -> None:
-    show = {"do": "show", "value": 0, "indices": [[0, 4, 1]]}
-    orders = [order for at in range(7) for order in (NEXT, {**show, "value": min(at, 1)})]
-    made, _ = stepped(tmp_path / "looked", *orders, TO_THE_END)
+def test_it_runs_up_to_a_position_again_and_proves_it(tmp_path: Path) -> None:
+    _, messages = stepped(tmp_path / "first", *["next"] * 3, "back")
+    again = messages[-1]["again"]
+    assert (again["position"], len(again["before"])) == (3, 3)
+    _, messages = stepped(tmp_path / "second", **again)
+    assert places(messages) == ["before backward"]
+    assert "3 values reproduced, every bit" in said(messages, 0)
+    _, messages = stepped(tmp_path / "third", **{**again, "before": [*again["before"][:2], "00"]})
+    assert "NOT reproduced: reward rewards has different bits" in said(messages, 0)
+
+
+def test_what_is_typed_changes_no_bit_of_the_run_and_no_generator(tmp_path: Path) -> None:
+    draws = ("p torch.rand(9)", "weight.sum().requires_grad", "p __import__('random').random()", "list", "show pulls")
+    made, messages = stepped(tmp_path, "next", *draws, "p __import__('numpy').random.rand()", "step", "c")
     plain = record(tmp_path / "plain", program, keep=())
-    assert [log.heads for log in made.ranks.values()] == [log.heads for log in plain.ranks.values()]
-    assert made.curve == plain.curve
+    assert [log.heads[step] for log in made.ranks.values() for step in (0, 1)] == [
+        log.heads[step] for log in plain.ranks.values() for step in (0, 1)
+    ]
+    assert "is_refused" not in json.dumps(messages)
+    states = str((random.getstate(), numpy.random.get_state(), torch.get_rng_state().tolist()))
+    with kept_generators():
+        random.random(), numpy.random.rand(), torch.rand(3)
+    assert states == str((random.getstate(), numpy.random.get_state(), torch.get_rng_state().tolist()))
 
 
-def test_values_are_those_that_were_recorded_whatever_the_program_does_to_them_later(tmp_path: Path) -> None:
-    show = {"do": "show", "value": 3, "indices": [[0, 3, 1]]}
-    save = {"do": "save", "value": 3, "path": str(tmp_path / "saved")}
-    made, answers = stepped(tmp_path, TO_THE_END, show, save, TO_THE_END)
-    shown, saved = answers[-3:-1]
-    assert shown["is_as_recorded"] and saved == {"e": "saved", "is_as_recorded": True}
-    recorded_value = made.columns(1, 0).values()[3]
-    data = read_tensor(tmp_path / "saved", recorded_value)
-    assert data is not None
-    value = torch.frombuffer(bytearray(data), dtype=torch.float32)
-    assert digest_tensor(value).digest == recorded_value.digest
-    assert shown["range"]["max"] == float(value.max())
+def test_values_are_those_that_were_recorded_whatever_the_program_writes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("next optimizer", "show backward/weight", "p gradient - backward", "next", "next", "show weight#0")
+    _, messages = stepped(tmp_path / "copied", *lines, "show backward/weight#0", "show gradient")
+    assert "has written to it" not in said(messages, 7)
+    monkeypatch.setattr(stepping, "MAX_COPIED_BYTES", 56)
+    _, messages = stepped(tmp_path / "held", *lines, "show backward/weight#0")
+    assert said(messages, 7).endswith("the program has written to it since it was recorded; this is its current value")
 
 
-def test_what_is_too_large_to_be_copied_is_shown_as_it_is_now_and_says_so(tmp_path: Path) -> None:
-    show = {"do": "show", "value": 3, "indices": [[0, 3, 1]]}
-    _, answers = stepped(tmp_path, TO_THE_END, show, {**show, "value": 6}, TO_THE_END, max_copied_bytes=40)
-    changed, unchanged = answers[-3:-1]
-    assert not changed["is_as_recorded"]
-    assert unchanged["is_as_recorded"]
+def test_a_nan_is_a_stop_and_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, messages = stepped(tmp_path / "without", "break nan", "c")
+    assert places(messages)[-1] == "end"
+    monkeypatch.setattr(torch, "zeros", lambda size: torch.full((size,), float("nan")))
+    _, messages = stepped(tmp_path / "with", "break nan", "c", "list")
+    assert places(messages)[-1] == "after optimizer weight"
+    assert "1 with NaN, first weight" in said(messages, 2)
+    assert "  =  weight  f32 [3]  nan" in said(messages, 3)
 
 
-def test_a_pause_stops_at_the_next_value_and_one_that_comes_late_does_nothing(tmp_path: Path) -> None:
-    _, answers = stepped(tmp_path, TO_THE_END, {"do": "pause"}, TO_THE_END, TO_THE_END)
-    assert stops(answers) == [("begin", "", 0), ("pause", "rollout", 0), ("end", "", 7)]
-    (tmp_path / "late").mkdir()
-    made, answers = stepped(tmp_path / "late", NEXT, NEXT, NEXT, NEXT, NEXT, NEXT, {"do": "pause"}, TO_THE_END)
-    assert made.steps == (0, 1, 2)
-    assert len(stops(answers)) == 7
-
-
-def test_nobody_to_ask_ends_the_run(tmp_path: Path) -> None:
-    made, answers = stepped(tmp_path, NEXT)
-    assert stops(answers) == [("begin", "", 0)], "it does not go on to the place that somebody has asked for"
-    assert made.steps == (0,)
-
-
-# -------------------------------------------------------------------------------------------------------- describing
+def test_names_of_values_are_known_where_no_variable_has_them_and_errors_are_answers(tmp_path: Path) -> None:
+    lines = (
+        "next",
+        "names",
+        "p len(names)",
+        "p rewards[0",
+        "p 1 / 0",
+        "back 3",
+        "show nothing",
+        "nothing",
+        "compare x",
+    )
+    _, messages = stepped(tmp_path, *lines)
+    assert said(messages, 2) == "['a', 'b']"
+    assert said(messages, 3) == "2"
+    refused = [message["answer"]["lines"][0] for message in messages if message["answer"].get("is_refused")]
+    assert refused[0].startswith("*** SyntaxError")
+    assert refused[1:3] == ["*** ZeroDivisionError: division by zero", "*** 'back 3'"]
+    assert refused[3:5] == ["*** NameError: name 'nothing' is not defined"] * 2
+    assert refused[5] == "*** no value 'x' is recorded so far"

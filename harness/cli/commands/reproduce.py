@@ -85,7 +85,7 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
     if options.against and options.step is None:
         other_trace = read_trace(place_of(invocation.cwd, options.against))
     elif options.against:
-        other = named_run(invocation, options.against, is_trusted=options.is_trusted)
+        other = named_run(invocation, options.against, is_trusted=options.is_trusted, is_other=True)
         other_plan = plan_step(other, plan.step, options)
     bundle = bundle_place(invocation.cwd, options.bundle) if options.bundle else None
     own_id = new_run_id(SystemClock().wall())

@@ -58,8 +58,7 @@ def _recorded() -> int:
         return log.rank is not None or not log.is_recording or recorder.step is not None
 
     def break_off(error: BaseException | None) -> None:
-        if (step := recorder.break_off(error)) is not None:
-            log.keep_unfinished(step)
+        log.keep_unfinished(recorder.break_off(error))
 
     try:
         code = call_entry(Path(orders.directory), orders.level, recorder, has_begun=has_begun, told=break_off)

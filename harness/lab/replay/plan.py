@@ -138,7 +138,6 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
     """Return the plan of one run that ends where a condition holds; UsageError and TraceError for unusable options."""
     conditions = conditions_of(options.break_on, options.until)
     given = {
-        "--step": options.step is not None,
         "--trace-ops": options.has_operations,
         "--runs": options.num_runs is not None,
         "--sweep": bool(options.scenario_options.sweep),

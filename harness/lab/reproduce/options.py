@@ -58,7 +58,6 @@ OF_A_RUN = {
 }
 """Options that a bundle leaves no room for, and the field that holds each."""
 OUTSIDE_THE_DEBUGGER = {
-    "--trace-ops": "has_operations",
     "--bundle": "bundle",
     "--reference-checkpoint": "refers_to_checkpoint",
     "--break-on": "break_on",
@@ -89,7 +88,7 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
             options,
             OUTSIDE_THE_DEBUGGER,
             "with --interactive",
-            legal="--step, --against, --set of a free section, --commands, --out, --trust, --json, --color",
+            legal="--step, --against, --trace-ops, --set of a free section, --commands, --out, --trust, --json",
             remedy="leave it out; the command break stops where something is recorded",
         )
     elif options.commands is not None:

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from harness.bits.errors import UsageError
-from harness.bits.redaction import REDACTED
+from harness.bits.redaction import REDACTED, redact_argv
 from harness.lab.experiments.break_conditions import conditions_of
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.launcher import check_program
@@ -92,12 +92,17 @@ def plan_stop(run: RecordedRun, invocation: Invocation, options: ReproduceOption
     return StopPlan(run_spec, conditions, other.directory)
 
 
-def named_run(invocation: Invocation, name: str, *, is_trusted: bool) -> RecordedRun:
+def named_run(invocation: Invocation, name: str, *, is_trusted: bool, is_other: bool = False) -> RecordedRun:
     """Read the recorded run in a directory, which is going to be run again.
 
+    One to compare with may have another command than the one that was typed: its recorded words are run then.
     Raises UsageError where there is none, and where it would use what no scenario here names, without --trust.
     """
-    run = read_recorded_run(place_of(invocation.cwd, name), invocation.trailing)
+    directory = place_of(invocation.cwd, name)
+    manifest = read_trace(directory).manifest if is_other and invocation.trailing else None
+    if manifest is not None and manifest.argv != redact_argv(invocation.trailing):
+        invocation = replace(invocation, trailing=())
+    run = read_recorded_run(directory, invocation.trailing)
     check_run(run, invocation, is_trusted=is_trusted)
     if run.call is not None:
         check_entries(invocation)
