@@ -5,6 +5,7 @@ Nothing heavy is imported to parse arguments: each command, in `commands`, impor
 
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import click
 from harness import __version__
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.bits.redaction import redact_text
+from harness.bits.redaction import redact_argv, redact_text
 from harness.cli import demonstration, finding, recording, testing
 from harness.cli.options import no_redact_option
 from harness.cli.usage import rejection_of
@@ -41,6 +42,10 @@ for room in (testing, recording, finding, demonstration):
             command.context_settings = {**command.context_settings, **HELP}
             command.params.append(no_redact_option)
             cli.add_command(command)
+
+
+TAKE_WORDS = ("run", "plan", "trace", "replay", "reproduce", "chaos", "gate", "bisect")
+"""Commands that use what follows --."""
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -93,6 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, trailing = _split(list(sys.argv[1:] if argv is None else argv))
     try:
         invocation = _invocation(trailing)
+        name = next((word for word in own if word in cli.commands), "")
+        if trailing and name and name not in TAKE_WORDS:
+            raise UsageError(
+                f"rlharness {name} takes nothing after --: {shlex.join(redact_argv(trailing))}",
+                legal=f"{', '.join(TAKE_WORDS)} take a command or arguments after --",
+                remedy="omit it, or choose the command that runs it",
+            )
         return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:  # no command at all
         error.show()

@@ -235,3 +235,16 @@ def test_what_does_not_go_together_is_refused_before_anything_is_read(
     refusal = refused(capsys, "reproduce", *shlex.split(words))
     assert refusal[0] == what
     assert list(recorded.glob(".rlharness")) == []
+
+
+def test_a_command_line_is_never_dropped_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ("diff", "a", "b"),
+        ("report", "a"),
+        ("scenarios",),
+        ("doctor",),
+        ("train", "grpo_sorting", "--out", "x"),
+    ):
+        what, legal, _ = refused(capsys, *words, "--", "python", "train.py", "--token=abcdef")
+        assert what == f"rlharness {words[0]} takes nothing after --: python train.py '--token=<redacted>'"
+        assert "replay" in legal
