@@ -61,6 +61,16 @@ def test_what_has_no_colon_is_free() -> None:
     assert names(replace(CALL, config={}, resume=None)) == []
 
 
+def test_a_number_far_above_those_of_the_scenarios_is_listed_with_theirs() -> None:
+    """It may take all memory of this machine before its first step."""
+    large = SCENARIO.model_copy(update={"config": {"model": {"width": 20_000}}})
+    call = replace(CALL, config={"model": {"width": 40_000}, "seed": 2**40})
+    assert unnamed_in(call, [SCENARIO, large]) == []
+    (found,) = unnamed_in(replace(call, config={"model": {"width": 40_001}}), [SCENARIO, large])
+    assert str(found) == "model.width = 40001 (memory and time grow with it; scenarios here: at most 20,000)"
+    assert unnamed_in(replace(call, config={"model": {"width": 1_000}}), [SCENARIO]) == []
+
+
 def test_what_a_scenario_names_may_stand_anywhere_and_another_scenario_may_name_it() -> None:
     assert names(changed(task__rewards=["mine:other"], task__path="mine:reward")) == []
     other = SCENARIO.model_copy(update={"entry": "other:run", "config": {"reward": "other:reward"}})
@@ -87,6 +97,7 @@ def test_a_call_that_was_recorded_without_its_secrets_is_that_of_its_scenario() 
         (changed(task__rewards=[{"kind": " ä : b\n"}]), ["task.rewards.[].kind"]),
         (changed(deployment__address="host.example:6379"), ["deployment.address"]),
         (replace(CALL, config={"a:b": "<redacted>"}), ["a:b"]),
+        (changed(model__width=40_000), ["model.width"]),
     ],
 )
 def test_what_only_a_call_names_is_listed(call: EntryCall, listed: list[str]) -> None:

@@ -4,7 +4,8 @@
     none ─▶ run      some ─▶ an error that lists them      with --trust: notes that list them ─▶ run
 
 Who has recorded the run does not matter: a file can be forged. A text with a colon may name a function (module:name) or
-an address, from which some clients take code: which of them does, the entry alone knows. All other values are free.
+an address, from which some clients take code: which of them does, the entry alone knows. A whole number far above those
+of the scenarios is listed too, since it may take all memory of this machine. All other values are free.
 """
 
 import json
@@ -26,6 +27,8 @@ from harness.process.invocation import Invocation
 from harness.recording.entry_call import EntryCall
 from harness.trace.renames import current_entry
 
+FREE_NUMBER = 1_000
+"""Whole numbers up to this are free at any key."""
 MAX_SHOWN = 40
 MAX_TEXT = 160
 """Characters of a key or a value that are shown."""
@@ -37,19 +40,25 @@ class Unnamed:
 
     key: str
     value: Any
+    largest: int | None = None
+    """Largest number that a scenario here has at the key, for one that is far above it."""
 
     def __str__(self) -> str:
         """KEY = VALUE in one line of ASCII."""
         key = json.dumps(self.key)[1:-1]
-        return f"{one_line(key, MAX_TEXT)} = {one_line(json.dumps(self.value), MAX_TEXT)}"
+        bound = (
+            "" if self.largest is None else f" (memory and time grow with it; scenarios here: at most {self.largest:,})"
+        )
+        return f"{one_line(key, MAX_TEXT)} = {one_line(json.dumps(self.value), MAX_TEXT)}{bound}"
 
 
 def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
     """List what a call names and none of the scenarios does; pure.
 
     An entry has to be that of a scenario. A text or a key with a colon has to be in the configuration of one, in one of
-    its sizes, as it is there or as it is recorded.
+    its sizes, as it is there or as it is recorded. A whole number has to be at most twice the largest at its key there.
     """
+    largest: dict[str, int] = {}
     entries: set[str] = set()
     named: set[str] = set()
     for scenario in scenarios:
@@ -57,10 +66,16 @@ def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
         for payload in (scenario.payload(size, {}) for size in ("", *scenario.sizes)):
             for config in (payload, redact_values(payload)):
                 named |= {text for keys, value in _values(config) for text in (*keys, value) if isinstance(text, str)}
+            for keys, value in _values(payload):
+                if type(value) is int:
+                    largest[".".join(keys)] = max(value, largest.get(".".join(keys), 0))
     found = [] if call.entry in entries else [Unnamed("entry", call.entry)]
     for keys, value in _values(call.config):
         if any(isinstance(text, str) and ":" in text and text not in named for text in (*keys, value)):
             found.append(Unnamed(".".join(keys), value))
+        known = largest.get(".".join(keys), 0)
+        if type(value) is int and value > max(FREE_NUMBER, 2 * known) and keys[-1] != "seed":
+            found.append(Unnamed(".".join(keys), value, known))
     return found
 
 
