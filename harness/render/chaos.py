@@ -11,14 +11,14 @@ from harness.bits.text import count, one_line, path_text
 from harness.lab.chaos.factors import recording_words
 from harness.lab.chaos.search import BASELINE, Chaos, Outcome, Sign, Tally
 from harness.lab.chaos.vary import Kind, Varied, assignment
-from harness.lab.experiments.perturbation_factors import (
+from harness.lab.experiments.launcher import OUTPUT
+from harness.lab.experiments.perturbation import (
     HASH_SEED,
     USUAL_HASH_SEED,
     Perturbation,
     format_perturbation,
     written,
 )
-from harness.lab.experiments.run import OUTPUT
 from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.replay import ending_lines

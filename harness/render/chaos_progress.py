@@ -5,8 +5,8 @@ from math import isfinite
 from harness.bits.text import count, one_line
 from harness.lab.chaos.search import ChaosPlan, Outcome, Sign
 from harness.lab.chaos.vary import VaryPlan
-from harness.lab.experiments.perturbation_factors import Perturbation, format_perturbation
-from harness.lab.experiments.run import Run
+from harness.lab.experiments.launcher import Run
+from harness.lab.experiments.perturbation import Perturbation, format_perturbation
 from harness.process.clock import Clock
 from harness.render.console import say
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 
 from harness.bits.text import count, one_line
-from harness.lab.experiments.run import Display, Run, run_of_all
+from harness.lab.experiments.launcher import Display, Run, run_of_all
 from harness.process.clock import Clock
 from harness.render.console import say
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.experiments.stopped_run import Stopped
-from harness.lab.experiments.terminal_run import TerminalRun
+from harness.lab.experiments.single_run import Stopped, TerminalRun
 from harness.recording.conditions import Condition, Stop
 from harness.render.replay import ending_lines
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from harness.lab.experiments.checkpoint_check import CHECKSUMS, damage_of
+from harness.lab.experiments.recorded_run import CHECKSUMS, damage_of
 
 
 def write_checkpoint(directory: Path) -> None:

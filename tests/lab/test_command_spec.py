@@ -7,9 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.command_spec import checked_metric, command_identity, make_command_spec, parse_steps
+from harness.lab.experiments.command_spec import (
+    RecordingOptions,
+    checked_metric,
+    command_identity,
+    make_command_spec,
+    parse_steps,
+)
 from harness.lab.experiments.preparation import prepare
-from harness.lab.experiments.scenario_options import RecordingOptions
 from harness.recording.run_spec import RunSpec
 
 SEEDED = settings(derandomize=True)

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.launcher import exit_code, problems_of_end, refuse
-from harness.lab.experiments.out_directory import OutDirectory
+from harness.lab.experiments.launcher import Run, exit_code, problems_of_end, refuse
+from harness.lab.experiments.preparation import OutDirectory
 from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.run import Run
 from harness.process.supervisor_client import ProcessEnd
 from harness.recording.entry_call import Rejection
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.out_directory import OutDirectory, out_directory
-from harness.lab.experiments.preparation import prepare
+from harness.lab.experiments.preparation import OutDirectory, out_directory, prepare
 from harness.recording.run_spec import RunSpec
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments import program_input
-from harness.lab.experiments.program_input import read_input
+from harness.lab.experiments import preparation
+from harness.lab.experiments.preparation import read_input
 
 
 def read_pipe(data: bytes, said: list[str]) -> bytes:
@@ -41,14 +41,14 @@ def test_terminals_devices_and_what_is_closed_have_nothing() -> None:
 
 
 def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_input, "MAX_BYTES", 4)
+    monkeypatch.setattr(preparation, "MAX_BYTES", 4)
     assert read_pipe(b"1234", []) == b"1234"
     with pytest.raises(UsageError, match="more than 4 bytes"):
         read_pipe(b"12345", [])
 
 
 def test_a_silent_pipe_is_waited_for_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_input, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(preparation, "PATIENCE_S", 0.0)
     reader, writer = os.pipe()
     said: list[str] = []
 
@@ -63,6 +63,6 @@ def test_a_silent_pipe_is_waited_for_and_that_is_said(monkeypatch: pytest.Monkey
 
 
 def test_what_is_kept_of_an_input_is_for_its_user_alone(tmp_path: Path) -> None:
-    kept = program_input.keep_input(b"data", tmp_path)
+    kept = preparation.keep_input(b"data", tmp_path)
     assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (b"data", 0o600)
-    assert program_input.keep_input(b"", tmp_path) == Path(os.devnull)
+    assert preparation.keep_input(b"", tmp_path) == Path(os.devnull)

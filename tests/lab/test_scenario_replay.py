@@ -9,7 +9,7 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
+from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
 from harness.lab.replay.plan import ReplayOptions, ReplayPlan, make_plan
 from harness.process.invocation import Invocation
 from tests.lab.scenario_texts import write_tiny

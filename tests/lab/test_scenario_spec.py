@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
+from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.preparation import abandon, prepare
-from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec

@@ -12,9 +12,8 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.factors import Subject
 from harness.lab.chaos.search import Chaos, ChaosPlan, Finding, NotApplied, Outcome, Sign, Tally
-from harness.lab.experiments.perturbation_factors import Factor
-from harness.lab.experiments.perturbation_values import Span
-from harness.lab.experiments.run import OUTPUT
+from harness.lab.experiments.launcher import OUTPUT
+from harness.lab.experiments.perturbation import Factor, Span
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
 from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence

@@ -20,10 +20,10 @@ from harness.bits.errors import (
     TraceError,
     UsageError,
 )
-from harness.lab.experiments.bundles.contents import Head, Member, parse_head
-from harness.lab.experiments.checkpoint_check import CHECKSUMS, damage_of
-from harness.lab.experiments.metrics_file import read_metrics
+from harness.lab.experiments.bundles.archive import Head, Member, parse_head
 from harness.lab.experiments.plain_yaml import read_yaml
+from harness.lab.experiments.recorded_run import CHECKSUMS, damage_of
+from harness.lab.experiments.recording_result import read_metrics
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
 from harness.recording.metrics import numbers_of_json

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from harness.lab.experiments.out_directory import OutDirectory
+from harness.lab.experiments.launcher import OUTPUT, Run
+from harness.lab.experiments.preparation import OutDirectory
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.recording.op_log import OpLog
 from harness.recording.run_spec import Report, RunSpec

@@ -12,9 +12,8 @@ from harness.cli.commands.scenario_arguments import scenario_options
 from harness.lab.chaos.factors import ChaosOptions
 from harness.lab.chaos.search import Chaos, ChaosExecutor, PerturbationSearch, make_plan
 from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
-from harness.lab.experiments.driver import run_experiment
-from harness.lab.experiments.launcher import LaunchContext, Launcher
-from harness.lab.experiments.program_input import read_input
+from harness.lab.experiments.launcher import LaunchContext, Launcher, run_experiment
+from harness.lab.experiments.preparation import read_input
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id

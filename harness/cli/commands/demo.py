@@ -26,7 +26,7 @@ from harness.lab.demo.findings import (
     file_findings,
 )
 from harness.lab.demo.project import TRAIN, write_project
-from harness.lab.experiments.out_directory import place_of
+from harness.lab.experiments.preparation import place_of
 from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import say, show
 from harness.render.demo import demo_json, demo_text, introduction, replay_heading, run_heading

@@ -7,8 +7,8 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.redaction import redact_text
 from harness.cli.commands.scenario_arguments import recording_options
-from harness.lab.experiments.out_directory import place_of
-from harness.lab.experiments.scenario_options import ScenarioOptions
+from harness.lab.experiments.command_spec import ScenarioOptions
+from harness.lab.experiments.preparation import place_of
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.gate import LEAST_AGREEING, GateOptions
 from harness.lab.gate.result import Policy, checked_reasons

@@ -13,12 +13,9 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
-from harness.lab.experiments.driver import record_variants, run_experiment
-from harness.lab.experiments.launcher import LaunchContext, Launcher
-from harness.lab.experiments.out_directory import out_directory
-from harness.lab.experiments.program_input import keep_input, read_input
+from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
+from harness.lab.experiments.preparation import keep_input, out_directory, read_input
 from harness.lab.experiments.recorded_kind import find_recorded
-from harness.lab.experiments.run import Run
 from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.plan import REPLAYS, ReplayOptions, ReplayPlan, make_plan, plan_stop
 from harness.lab.replay.resumption import make_resume_plan, record_resumed

@@ -14,7 +14,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import open_regular, write_replacing
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiments.out_directory import place_of
+from harness.lab.experiments.preparation import place_of
 from harness.lab.report.subjects import Pair, Report, Subject, letter
 from harness.process.invocation import Invocation
 from harness.render.console import say, show

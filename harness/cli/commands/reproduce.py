@@ -17,15 +17,12 @@ from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.lab.experiments.bundles.making import bundle_place
 from harness.lab.experiments.launcher import LaunchContext, check_program
-from harness.lab.experiments.out_directory import out_directory, place_of
+from harness.lab.experiments.preparation import out_directory, place_of
 from harness.lab.experiments.recorded_kind import RecordedKind, recorded_kind
 from harness.lab.experiments.scenario_spec import check_entries
-from harness.lab.reproduce.bundled_run import UNPACKED, notes_on, trusted_bundle, unpacked
-from harness.lab.reproduce.comparison import check_trace
-from harness.lab.reproduce.execution import reproduce
-from harness.lab.reproduce.options import ReproduceOptions, check_options
-from harness.lab.reproduce.plan import REPRODUCTIONS, named_run, plan_step, plan_stop
-from harness.lab.reproduce.result import Reproduction, with_bundle
+from harness.lab.reproduce.comparison import Reproduction, check_trace, with_bundle
+from harness.lab.reproduce.execution import UNPACKED, notes_on, reproduce, trusted_bundle, unpacked
+from harness.lab.reproduce.plan import REPRODUCTIONS, ReproduceOptions, check_options, named_run, plan_step, plan_stop
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id

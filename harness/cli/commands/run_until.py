@@ -9,8 +9,8 @@ from pathlib import Path
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.lab.experiments.launcher import LaunchContext
-from harness.lab.experiments.out_directory import OutDirectory
-from harness.lab.experiments.stopped_run import StopPlan, record_until, with_bundle
+from harness.lab.experiments.preparation import OutDirectory
+from harness.lab.experiments.single_run import StopPlan, record_until, with_bundle
 from harness.process.invocation import Invocation
 from harness.render.run_lines import RunLines
 from harness.render.stopping import stopped_json, stopped_text

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
+from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
 
 
 def recording_options(arguments: Mapping[str, Any]) -> RecordingOptions:

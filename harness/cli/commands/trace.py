@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.cli.commands.scenario_arguments import recording_options
-from harness.lab.experiments.break_conditions import conditions_of_one_run
 from harness.lab.experiments.command_spec import make_command_spec
-from harness.lab.experiments.out_directory import place_of
-from harness.lab.experiments.terminal_run import run_here
+from harness.lab.experiments.preparation import place_of
+from harness.lab.experiments.single_run import conditions_of_one_run, run_here
 from harness.process.invocation import Invocation
 
 

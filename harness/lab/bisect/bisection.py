@@ -31,13 +31,24 @@ from harness.lab.bisect.candidates import (
 )
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.search import Outcome, Search
-from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
-from harness.lab.experiments.launcher import Executor, LaunchContext, Launcher, check_program, open_launcher
-from harness.lab.experiments.out_directory import out_directory
-from harness.lab.experiments.run import OUTPUT, TitledDisplay
+from harness.lab.experiments.command_spec import (
+    ScenarioOptions,
+    make_command_spec,
+    refuse_both,
+    refuse_scenario_options,
+)
+from harness.lab.experiments.launcher import (
+    OUTPUT,
+    Executor,
+    LaunchContext,
+    Launcher,
+    TitledDisplay,
+    check_program,
+    open_launcher,
+)
+from harness.lab.experiments.preparation import out_directory
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import find_scenario, nothing_to_run
-from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
 from harness.lab.experiments.worktrees import (
     CHILD,

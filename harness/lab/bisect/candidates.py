@@ -26,8 +26,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.files import read_text
 from harness.bits.text import path_text
 from harness.lab.bisect.search import in_a_line
-from harness.lab.experiments.launcher import Launcher
-from harness.lab.experiments.run import OUTPUT
+from harness.lab.experiments.launcher import OUTPUT, Launcher
 from harness.lab.experiments.worktrees import Checkout, Commit, GitError, Side, Worktrees
 from harness.process.scratch import remove_tree
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.lab.experiments.perturbation_factors import END
+from harness.lab.experiments.perturbation import END
 from harness.lab.experiments.scenario_main import load_entry
 
 

@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
+from harness.lab.experiments.command_spec import (
+    RecordingOptions,
+    ScenarioOptions,
+    make_command_spec,
+    refuse_scenario_options,
+)
 from harness.lab.experiments.flat_config import Payload, overridden
-from harness.lab.experiments.perturbation_factors import (
+from harness.lab.experiments.perturbation import (
     CORES,
     CRASH,
     HASH_SEED,
@@ -37,7 +42,6 @@ from harness.lab.experiments.perturbation_factors import (
 )
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
-from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.process.invocation import Invocation, num_cores
 from harness.recording.run_spec import RunSpec

@@ -32,9 +32,8 @@ from harness.lab.chaos.factors import (
     make_subject,
     resuming,
 )
-from harness.lab.experiments.launcher import check_program
-from harness.lab.experiments.out_directory import out_directory
-from harness.lab.experiments.perturbation_factors import (
+from harness.lab.experiments.launcher import Run, check_program
+from harness.lab.experiments.perturbation import (
     CRASH,
     END,
     LATENCY,
@@ -47,10 +46,9 @@ from harness.lab.experiments.perturbation_factors import (
     parse_moment,
     parse_only,
 )
-from harness.lab.experiments.program_input import keep_input
+from harness.lab.experiments.preparation import keep_input, out_directory
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Problem, how_it_ended
-from harness.lab.experiments.run import Run
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.process.scratch import remove_tree

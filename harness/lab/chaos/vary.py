@@ -36,9 +36,8 @@ from harness.lab.chaos.search import (
 )
 from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
 from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.launcher import check_program
+from harness.lab.experiments.launcher import Run, check_program
 from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.run import Run
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND
 from harness.lab.experiments.scenario_spec import asked_scenario

@@ -12,19 +12,17 @@ it unless it is asked for. What a run prints goes to output.log in the directory
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from harness.bits.errors import UsageError
 from harness.bits.files import UNLIMITED, read_regular
-from harness.lab.experiments.out_directory import OutDirectory
-from harness.lab.experiments.preparation import notes_on, prepare
-from harness.lab.experiments.recording_result import Problem, finish
-from harness.lab.experiments.run import Display, Run
+from harness.lab.experiments.preparation import OutDirectory, notes_on, prepare
+from harness.lab.experiments.recording_result import Problem, Recording, finish
 from harness.process.child_env import ATTEMPT_MARKER
 from harness.process.clock import Clock, SystemClock
 from harness.process.growing_file import GrowingFile
@@ -34,6 +32,71 @@ from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Superviso
 from harness.recording.entry_call import read_rejection
 from harness.recording.run_spec import RunSpec
 from harness.trace.layout import CURVE
+
+OUTPUT = "output.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One recorded run that has ended."""
+
+    number: int
+    """From 1 on."""
+    has_operations: bool
+    """Whether it was run once more than the others, for the operations of a step."""
+    recording: Recording
+    duration_s: float
+
+    @property
+    def name(self) -> str:
+        """As a person reads it."""
+        return run_name(self.number, has_operations=self.has_operations)
+
+    @property
+    def output(self) -> Path:
+        """What it printed."""
+        return self.recording.directory / OUTPUT
+
+
+def run_name(number: int, *, has_operations: bool) -> str:
+    """run 1, run 1 with operations."""
+    return f"run {number} with operations" if has_operations else f"run {number}"
+
+
+def run_of_all(number: int, num_runs: int, *, has_operations: bool) -> str:
+    """run 1 of 2; run 1 of 2, with operations; run 3, of one more than were planned."""
+    return (
+        f"run {number}"
+        + (f" of {num_runs}" if number <= num_runs else "")
+        + (", with operations" if has_operations else "")
+    )
+
+
+class Display(Protocol):
+    """Shows active runs."""
+
+    def begin(self, number: int, *, has_operations: bool) -> None:
+        """A run starts."""
+
+    def progress(self, num_steps: int, elapsed_s: float) -> None:
+        """Show the progress of the run."""
+
+    def end(self, line: str) -> None:
+        """It has ended; `line` says how."""
+
+    def close(self) -> None:
+        """No more runs."""
+
+
+class TitledDisplay(Display, Protocol):
+    """Shows runs of which each has a title of its own."""
+
+    title: str
+    """Title of the run that begins next."""
+
+    def ended(self, run: Run) -> None:
+        """Show how the run has ended."""
+
 
 GRACE_S = 10.0
 LOOK_S = 0.25
@@ -305,3 +368,55 @@ def problems_of_end(end: ProcessEnd, timeout_s: float, interrupted_by: str) -> l
     if end.unkillable:
         found.append(Problem(f"SIGKILL does not end {', '.join(end.unkillable)}", "check the output of dmesg"))
     return found
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One run that an experiment wants."""
+
+    run_spec: RunSpec
+    number: int = 1
+    """Number of the run, which names its directory."""
+    title: str = ""
+    """What the run is, for a person; empty where the number says it."""
+
+
+def run_experiment(
+    context: LaunchContext, display: Display, experiment: Callable[[Launcher], Awaitable[T]]
+) -> tuple[T, str]:
+    """Return what an experiment finds with a launcher of its own, and the signal that ended it early, else empty."""
+
+    async def carried_out() -> tuple[T, str]:
+        with open_launcher(context, display) as launcher:
+            return await experiment(launcher), launcher.interrupted_by
+
+    return asyncio.run(carried_out())
+
+
+async def record_variants(
+    launcher: Launcher,
+    variants: Iterable[Variant],
+    out: OutDirectory,
+    *,
+    began: Callable[[Variant], None] = lambda variant: None,
+    ended: Callable[[Run], None],
+    is_useless: Callable[[Run], bool] = lambda run: not run.recording.ranks,
+) -> list[Run]:
+    """Record one variant after another below `out`, until one is useless or a signal asks for the end.
+
+    `began` and `ended` are called around each run. Raises UsageError where the entry of one refuses to begin; of that
+    run nothing is left.
+    """
+    runs: list[Run] = []
+    for variant in variants:
+        began(variant)
+        run = await launcher.record(variant.run_spec, out.path, variant.number)
+        refuse(run, out)
+        ended(run)
+        runs.append(run)
+        if launcher.interrupted_by or is_useless(run):
+            break
+    return runs

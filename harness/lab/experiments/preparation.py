@@ -1,4 +1,4 @@
-"""How a recording begins: the directory of its trace, run.json in it, and the program's environment.
+"""How a run begins: its directory, its standard input, run.json and the program's environment.
 
 | variable | in a recorded program |
 |---|---|
@@ -9,19 +9,165 @@
 """
 
 import os
-from collections.abc import Mapping
+import select
+import shlex
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from harness.bits.errors import HarnessError
+from harness.bits.errors import HarnessError, UsageError
 from harness.bits.files import write_replacing
 from harness.bits.redaction import redact_text
-from harness.lab.experiments.out_directory import OutDirectory
+from harness.bits.text import path_text
 from harness.process.child_env import ATTEMPT_MARKER
+from harness.process.run_directory import HOME, make_kept_directory
 from harness.process.scratch import remove_tree
 from harness.recording.entry_call import CALL, REJECTION
 from harness.recording.run_spec import PROCESSES, RUN, RUN_VARIABLE, RunSpec, boot_directory
+
+
+@dataclass(frozen=True, slots=True)
+class OutDirectory:
+    """A directory in which there was nothing when a command took it."""
+
+    path: Path
+    """Absolute."""
+    is_new: bool = True
+    """Whether the command has made it; else it was there before, and stays."""
+
+    @classmethod
+    def take(cls, path: Path) -> Self:
+        """Make it, or take an existing one; UsageError if that is not empty or not writable."""
+        path = path.absolute()
+        try:
+            is_new = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            is_empty = next(path.iterdir(), None) is None
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        if not is_empty:
+            raise UsageError(
+                f"{path_text(path)} is not empty",
+                legal="a new or empty directory",
+                remedy=f"choose another one with --out, or delete {_what_is_in(path)}",
+            )
+        return cls(path, is_new)
+
+    def give_back(self) -> None:
+        """Leave it as it was found, without anything that the command has put there."""
+        for each in self.path.iterdir():
+            remove_tree(str(each))
+        self.remove_if_empty()
+
+    def remove_if_empty(self) -> None:
+        """Remove it, where the command has made it and there is nothing in it."""
+        if self.is_new:
+            with suppress(OSError):  # there is
+                self.path.rmdir()
+
+
+def place_of(cwd: Path, name: str) -> Path:
+    """The absolute path of what a person has named in `cwd`, without `..`."""
+    path = (cwd / name).absolute()
+    return path.resolve() if ".." in path.parts else path
+
+
+def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> OutDirectory:
+    """The directory `out`, new or empty; without one `.rlharness/KIND/OWN_ID`. UsageError where it cannot be.
+
+    Of a kind the last ones are kept; ids sort by date.
+    """
+    if out:
+        return OutDirectory.take(place_of(cwd, out))
+    root = cwd.absolute()
+    try:
+        alternative = "name a new directory elsewhere with --out, or "
+        return OutDirectory(make_kept_directory(root, kind, own_id, alternative=alternative))
+    except OSError as error:
+        raise _unwritable(root / HOME / kind, error) from None
+
+
+def _unwritable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"nothing can be written to {path_text(directory)}: {error.strerror}",
+        legal="a new or empty directory that this user can write to",
+        remedy="choose another one with --out",
+    )
+
+
+def _what_is_in(directory: Path) -> str:
+    """As a remedy says it: recorded runs with the command that removes them, all else without one."""
+    has_run = any(next(directory.glob(pattern), None) for pattern in (RUN, f"*/{RUN}"))
+    return f"what was recorded there: rm -r {shlex.quote(path_text(directory))}" if has_run else "what is there"
+
+
+INPUT = "stdin"
+"""In the directory of a replay, where there was any."""
+MAX_BYTES = 64 * 1024 * 1024
+PATIENCE_S = 2.0
+"""Seconds without input before a note says that rlharness waits for it."""
+_CHUNK_BYTES = 1 << 16
+
+
+def read_input(fd: int, say: Callable[[str], None]) -> bytes:
+    """Everything up to the end of a file that is no terminal; nothing of one that is, or that is not open.
+
+    UsageError for more than MAX_BYTES, or where it cannot be read.
+    """
+    chunks: list[bytes] = []
+    num_bytes = 0
+    try:
+        if os.isatty(fd):
+            return b""
+        if not select.select([fd], [], [], PATIENCE_S)[0]:
+            say("standard input is neither a terminal nor at its end: waiting for the end; < /dev/null gives none")
+        while chunk := os.read(fd, _CHUNK_BYTES):
+            chunks.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes > MAX_BYTES:
+                raise UsageError(
+                    f"standard input has more than {MAX_BYTES:,} bytes",
+                    legal="an input that rlharness can store and give to every run",
+                    remedy="name a file in the command, or give none: < /dev/null",
+                )
+    except OSError as error:
+        if not chunks and not _is_open(fd):
+            return b""
+        raise UsageError(
+            f"standard input cannot be read: {error.strerror}",
+            legal="an input that rlharness can store and give to every run",
+            remedy="give none: < /dev/null",
+        ) from None
+    return b"".join(chunks)
+
+
+def keep_input(data: bytes, directory: Path) -> Path:
+    """The file that every run reads: in the directory of a replay, or one without content.
+
+    HarnessError where it cannot be written.
+    """
+    if not data:
+        return Path(os.devnull)
+    path = directory / INPUT
+    try:
+        write_replacing(path, data, is_private=True)  # it may hold what a person would not print
+    except OSError as error:
+        raise HarnessError(
+            f"standard input cannot be kept in {path_text(directory)}: {error.strerror}",
+            legal="a disk with room for it, since every run reads the same input",
+            remedy="name another directory with --out, or give no input: < /dev/null",
+        ) from None
+    return path
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

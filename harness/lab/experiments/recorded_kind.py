@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.bundles.contents import ENDING
+from harness.lab.experiments.bundles.archive import ENDING
 from harness.lab.experiments.recorded_run import is_recorded_run
 from harness.lab.experiments.scenario_files import all_scenarios
 from harness.lab.experiments.scenario_names import ENDINGS

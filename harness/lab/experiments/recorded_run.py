@@ -3,6 +3,7 @@
 RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ run spec of some of its steps
 """
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -10,16 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.bits.errors import UsageError
-from harness.bits.files import MALFORMED, MAX_JSON_BYTES, read_regular
+from xxhash import xxh3_128
+
+from harness.bits.errors import TraceError, UsageError
+from harness.bits.files import MALFORMED, MAX_JSON_BYTES, open_regular, read_regular
 from harness.bits.redaction import REDACTED, redact_argv
-from harness.bits.text import path_text
-from harness.lab.experiments.checkpoint_check import damage_of
+from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.command_spec import command_identity
 from harness.lab.experiments.flat_config import flattened, overridden
 from harness.recording.entry_call import CALL, EntryCall
 from harness.recording.run_spec import RUN, TRAIN, RunSpec
-from harness.trace.layout import MANIFEST
+from harness.trace.excerpt import excerpt
+from harness.trace.layout import MANIFEST, UNFINISHED
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 
@@ -192,3 +195,94 @@ def _run_of_command(trace: Trace, manifest: Manifest, argv: tuple[str, ...]) -> 
     except (OSError, *MALFORMED):  # a trace without its orders: its command has to do
         config = None
     return RecordedRun(trace, None, argv or manifest.argv, config.metrics if config else ())
+
+
+def unfinished_trace(directory: Path) -> Trace | None:
+    """What was recorded of the step in whose middle a run has ended; None where it ended between two steps."""
+    path = directory / UNFINISHED
+    return read_trace(path) if (path / MANIFEST).exists() else None
+
+
+def unfinished_step(directory: Path) -> int | None:
+    """The step in whose middle a run has ended; None where it ended between two, or what was kept cannot be read."""
+    try:
+        trace = unfinished_trace(directory)
+    except TraceError:
+        return None
+    return None if trace is None else max(trace.steps, default=None)
+
+
+def recorded_steps_of(trace: Trace) -> list[int]:
+    """The steps that are recorded of a run, with the one in whose middle it has ended."""
+    unfinished = unfinished_trace(trace.directory)
+    return sorted({*trace.steps, *(unfinished.steps if unfinished else ())})
+
+
+def trace_of_step(trace: Trace, step: int) -> Trace | None:
+    """A trace of this step alone; None where it was not recorded."""
+    if step in trace.steps:
+        return excerpt(trace, step, step)
+    unfinished = unfinished_trace(trace.directory)
+    return excerpt(unfinished, step, step) if unfinished is not None and step in unfinished.steps else None
+
+
+def is_unfinished(trace: Trace, step: int) -> bool:
+    """Whether the run has ended in the middle of this step."""
+    return step not in trace.steps and trace_of_step(trace, step) is not None
+
+
+def check_step(trace: Trace, step: int) -> None:
+    """UsageError for a step of which nothing was recorded."""
+    known = recorded_steps_of(trace)
+    if step not in known:
+        span = f"{known[0]} to {known[-1]}" if known else "none"
+        raise UsageError(
+            f"--step {step}: {path_text(trace.directory)} has none",
+            legal=f"a step that it has recorded: {span}",
+            remedy="record a run with more steps",
+        )
+
+
+def root_of(trace: Trace | None, rank: int) -> bytes | None:
+    """The root of the one step of a trace, in the log of a rank; None where that is not there."""
+    log = trace.ranks.get(rank) if trace is not None else None
+    return next(iter(log.heads.values())).root if log is not None and log.heads else None
+
+
+CHECKSUMS = "checksums.json"
+_CHUNK_BYTES = 2**22
+
+
+def damage_of(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint: the first file that is not as it was written; empty where nothing is known."""
+    try:
+        files = json.loads(read_regular(checkpoint / CHECKSUMS, max_bytes=MAX_JSON_BYTES, follows_links=True))["files"]
+        for name, expected in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{CHECKSUMS} names a file outside: {one_line(name)}"
+            if problem := _damage_of_file(checkpoint / name, expected["num_bytes"], expected["xxh3_128"]):
+                return f"{name} {problem}"
+    except FileNotFoundError:
+        return ""
+    except (OSError, *MALFORMED) as error:
+        return f"{CHECKSUMS} cannot be read: {error!r:.100}"
+    return ""
+
+
+def _damage_of_file(path: Path, num_bytes: int, digest: str) -> str:
+    """Its length first: what was cut off is found without reading the rest."""
+    try:
+        found = path.stat().st_size
+        if found != num_bytes:
+            return f"has {count(found, 'byte')}, and had {num_bytes:,}"
+        return "" if _digest(path) == digest else "has other bytes than those that were written"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _digest(path: Path) -> str:
+    digest = xxh3_128()
+    with open_regular(path, follows_links=True) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -5,7 +5,7 @@ import os
 import re
 import select
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,15 +14,55 @@ from signal import Signals
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED, read_text, write_replacing
 from harness.bits.redaction import redact_argv
-from harness.bits.text import count
-from harness.lab.experiments.missing_data import unanswered
+from harness.bits.text import count, ranges
+from harness.lab.experiments.recorded_run import recorded_steps_of
 from harness.process.clock import Clock
 from harness.process.exhaustion import shortage_at
 from harness.process.supervisor.process_tree import read_process
+from harness.recording.metrics import parse_pattern
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace.manifest import with_gpus
+from harness.trace.ops import recorded_steps
 from harness.trace.reader import RankLog, Trace, read_trace
 from harness.trace.writer import close_log, write_manifest
+
+
+def unanswered(run_spec: RunSpec, trace: Trace, reports: Sequence[Report]) -> Iterator[str]:
+    """A note on each: steps to keep, the step of operations, metrics."""
+    has = f"this trace has {count(len(trace.steps), 'step')}, numbered from 0"
+    if absent := [str(step) for step in run_spec.keep if step not in recorded_steps_of(trace)]:
+        yield f"no tensors of step {ranges(absent)} were kept: {has}"
+    step = run_spec.op_step
+    if step is not None and all(recorded != step for _, recorded in recorded_steps(trace.directory)):
+        yield f"no operations of step {step} were recorded: {has}"
+    found = {name for report in reports if report.rank == 0 for name in report.metrics}
+    for metric in run_spec.metrics:
+        if absent := [name for name in parse_pattern(metric).curve_names if name not in found]:
+            yield (
+                f"--metric {metric}: nothing for {', '.join(absent)}: no line of rank 0 has matched with a number,"
+                " or the name is that of a timing, and timings are left out"
+            )
+
+
+METRICS = "metrics.jsonl"
+
+
+def read_metrics(path: Path) -> Iterator[Mapping[str, float]]:
+    """Yield the numbers of each line; nothing for a missing or unreadable file."""
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        try:
+            yield {
+                str(name): float(value)
+                for name, value in json.loads(line).items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }
+        except MALFORMED:  # cut, or an entry's own format
+            continue
+
 
 RESULT = "recording.json"
 """In the directory of a trace: a Recording, for programs."""

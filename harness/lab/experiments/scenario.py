@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from harness.bits.errors import UsageError
 from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden
-from harness.lab.experiments.perturbation_declaration import ChaosSection
+from harness.lab.experiments.perturbation import ChaosSection
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.recording.entry_call import FUNCTION
 from harness.trace.renames import CALL_FIELDS

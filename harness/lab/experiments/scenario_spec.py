@@ -12,12 +12,18 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.redaction import REDACTED, redact_fields
 from harness.bits.text import count, one_line
-from harness.lab.experiments.command_spec import checked_metric, command_identity, make_command_spec, parse_steps
+from harness.lab.experiments.command_spec import (
+    RecordingOptions,
+    ScenarioOptions,
+    checked_metric,
+    command_identity,
+    make_command_spec,
+    parse_steps,
+)
 from harness.lab.experiments.flat_config import flattened, has_key, is_section, meant, parts
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import find_scenario
-from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.process.invocation import Invocation, shadowing
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec

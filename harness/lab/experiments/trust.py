@@ -19,7 +19,7 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.redaction import redact_argv, redact_values
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiments.bundles.contents import CHECKPOINT_SUFFIXES
+from harness.lab.experiments.bundles.archive import CHECKPOINT_SUFFIXES
 from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import all_scenarios

@@ -15,17 +15,16 @@ from harness.bits.errors import UsageError
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
 from harness.lab.experiments.command_spec import (
+    ScenarioOptions,
     command_name,
     make_command_spec,
     refuse_both,
     refuse_scenario_options,
 )
-from harness.lab.experiments.launcher import LaunchContext, check_program, open_launcher
-from harness.lab.experiments.out_directory import out_directory
-from harness.lab.experiments.run import TitledDisplay
+from harness.lab.experiments.launcher import LaunchContext, TitledDisplay, check_program, open_launcher
+from harness.lab.experiments.preparation import out_directory
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
-from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
 from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, check_origin, open_worktrees, set_up
 from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity

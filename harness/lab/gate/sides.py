@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.launcher import Executor
-from harness.lab.experiments.metrics_file import METRICS, read_metrics
-from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.run import Run, TitledDisplay
+from harness.lab.experiments.launcher import Executor, Run, TitledDisplay
+from harness.lab.experiments.recording_result import METRICS, Problem, read_metrics
 from harness.lab.experiments.worktrees import Side, check_imports
 from harness.lab.gate.change import Change, Comparison, GateCode, classify_change, equal_in_common
 from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import open_regular
 from harness.bits.levels import DETERMINISTIC, OFF
-from harness.lab.experiments.run import Run
+from harness.lab.experiments.launcher import Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.trace.diff import diff
 from harness.trace.explanation import causes

@@ -7,17 +7,18 @@ from math import inf
 from pathlib import Path
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.break_conditions import conditions_of, refuse_divergence
-from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
-from harness.lab.experiments.driver import Variant
-from harness.lab.experiments.launcher import check_program
-from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
-from harness.lab.experiments.program_input import keep_input
+from harness.lab.experiments.command_spec import (
+    ScenarioOptions,
+    make_command_spec,
+    refuse_both,
+    refuse_scenario_options,
+)
+from harness.lab.experiments.launcher import Variant, check_program
+from harness.lab.experiments.preparation import OutDirectory, keep_input, out_directory, place_of
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
-from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
-from harness.lab.experiments.stopped_run import StopPlan
+from harness.lab.experiments.single_run import StopPlan, conditions_of, refuse_divergence
 from harness.process.invocation import Invocation
 from harness.recording.conditions import DIVERGENCE
 from harness.recording.run_spec import RunSpec

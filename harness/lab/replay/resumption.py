@@ -23,8 +23,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, read_text
 from harness.bits.text import path_text
-from harness.lab.experiments.launcher import Launcher, check_program
-from harness.lab.experiments.run import Run
+from harness.lab.experiments.launcher import Launcher, Run, check_program
 from harness.lab.replay.plan import ReplayOptions, ReplayPlan
 from harness.lab.replay.resume_losses import Record, Resumption, compare_resumed, first_unequal, some, unrepeated
 from harness.process.invocation import Invocation

@@ -10,7 +10,7 @@ from typing import TextIO
 from rich.text import Text
 
 from harness.bits.text import count, one_line
-from harness.lab.experiments.run import run_of_all
+from harness.lab.experiments.launcher import run_of_all
 from harness.process.clock import Clock
 from harness.render.console import say
 from harness.render.live.frame import FrameStyle

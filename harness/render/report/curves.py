@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from pathlib import Path
 
-from harness.lab.experiments.metrics_file import METRICS, read_metrics
+from harness.lab.experiments.recording_result import METRICS, read_metrics
 from harness.lab.report.subjects import Report
 from harness.render.divergence import apart
 from harness.trace.curve import NAMES, CurvePoint, common_names

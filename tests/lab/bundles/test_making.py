@@ -9,9 +9,14 @@ import pytest
 from harness.bits.errors import BundleError, UsageError
 from harness.lab.experiments.bundles.archive import open_bundle
 from harness.lab.experiments.bundles.making import bundle_place, checkpoint_digest, checkpoint_of, write_bundle_of
-from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
-from harness.lab.experiments.step_traces import is_unfinished, recorded_steps_of, trace_of_step
-from harness.lab.reproduce.bundled_run import unpacked
+from harness.lab.experiments.recorded_run import (
+    RecordedRun,
+    is_unfinished,
+    read_recorded_run,
+    recorded_steps_of,
+    trace_of_step,
+)
+from harness.lab.reproduce.execution import unpacked
 from harness.recording.entry_call import EntryCall
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt

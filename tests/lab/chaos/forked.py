@@ -12,8 +12,8 @@ from typing import Any
 
 from harness.lab.chaos.factors import ChaosOptions
 from harness.lab.chaos.vary import Varied, VarySearch, make_vary_plan
+from harness.lab.experiments.launcher import OUTPUT, Run
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.run import OUTPUT, Run
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
 from tests.lab.chaos.in_process import Silence

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 from harness.lab.chaos.factors import ChaosOptions, make_subject
 from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosPlan, PerturbationSearch
-from harness.lab.experiments.perturbation_factors import LATENCY
+from harness.lab.experiments.launcher import Run
+from harness.lab.experiments.perturbation import LATENCY
 from harness.lab.experiments.preparation import prepare
 from harness.lab.experiments.recording_result import finish
-from harness.lab.experiments.run import Run
 from harness.lab.experiments.scenario_main import call_entry
 from harness.process.invocation import Invocation
 from harness.recording.callbacks import make_callbacks

@@ -3,9 +3,7 @@
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.perturbation_declaration import is_importable
-from harness.lab.experiments.perturbation_factors import Condition, Factor
-from harness.lab.experiments.perturbation_values import Choice, Span
+from harness.lab.experiments.perturbation import Choice, Condition, Factor, Span, is_importable
 from harness.lab.experiments.scenario import parse_scenario
 
 HEAD = "about: x\nentry: a:b\ndeterminism: off\nruntime_sections: [spread, output]\n"

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.lab.chaos.factors import drawn, number
-from harness.lab.experiments.perturbation_factors import Condition, Factor
-from harness.lab.experiments.perturbation_values import Choice, Span
+from harness.lab.experiments.perturbation import Choice, Condition, Factor, Span
 
 FACTORS = (
     Factor("often", Span(1, 100), 1, num_quarters=3),

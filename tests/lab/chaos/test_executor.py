@@ -11,9 +11,9 @@ import pytest
 from harness.bits.errors import UsageError
 from harness.lab.chaos.factors import CRASHING_ENTRY, DELAYS, LAUNCH, Subject
 from harness.lab.chaos.search import SIGKILLED, ChaosExecutor, ChaosPlan, Outcome, OutOfTimeError, Sign
-from harness.lab.experiments.perturbation_factors import Perturbation, outside_factors
+from harness.lab.experiments.launcher import Run
+from harness.lab.experiments.perturbation import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.run import Run
 from harness.recording.entry_call import EntryCall, Rejection
 from harness.recording.run_spec import RunSpec
 from tests.support.fake_clock import FakeClock

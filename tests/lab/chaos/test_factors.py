@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.perturbation_factors import (
+from harness.lab.experiments.perturbation import (
     CRASH,
+    Choice,
     Condition,
     Factor,
+    Span,
     chosen,
     crash_factor,
     format_perturbation,
@@ -18,7 +20,6 @@ from harness.lab.experiments.perturbation_factors import (
     parse_only,
     written,
 )
-from harness.lab.experiments.perturbation_values import Choice, Span
 
 OWN = Factor("runtime.x", Choice((1, "two")), 1)
 WHOLE = Factor("runtime.n", Span(1, 4))

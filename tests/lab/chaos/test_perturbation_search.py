@@ -24,10 +24,9 @@ from harness.lab.chaos.search import (
     Tally,
     with_moments,
 )
-from harness.lab.experiments.perturbation_factors import Factor, crash_factor
-from harness.lab.experiments.perturbation_values import Choice, Span
+from harness.lab.experiments.launcher import Run
+from harness.lab.experiments.perturbation import Choice, Factor, Span, crash_factor
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.run import Run
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
 from harness.trace.reader import Trace

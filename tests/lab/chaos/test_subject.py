@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from harness.lab.chaos.factors import ChaosOptions, Subject, make_subject
-from harness.lab.experiments.perturbation_factors import CRASH
-from harness.lab.experiments.perturbation_values import Choice, Values
-from harness.lab.experiments.scenario_options import ScenarioOptions
+from harness.lab.experiments.command_spec import ScenarioOptions
+from harness.lab.experiments.perturbation import CRASH, Choice, Values
 from harness.process.invocation import Invocation
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.support.manual import ROOT

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.metrics_file import read_metrics
-from harness.lab.experiments.recording_result import Problem
+from harness.lab.experiments.recording_result import Problem, read_metrics
 from harness.lab.experiments.worktrees import Side
 from harness.lab.gate import sides
 from harness.lab.gate.change import Change, Comparison, GateCode

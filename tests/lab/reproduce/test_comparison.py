@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
+from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.run import Run
 from harness.lab.reproduce.comparison import Ending, Repeated, classify_other, compare_step
 from harness.lab.reproduce.plan import StepPlan
 from harness.recording.entry_call import EntryCall

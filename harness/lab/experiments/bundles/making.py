@@ -18,11 +18,19 @@ from harness.bits.errors import BundleError, TraceError, UsageError
 from harness.bits.files import open_regular
 from harness.bits.redaction import redact_argv, redact_fields, redact_values
 from harness.bits.text import path_text
-from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
-from harness.lab.experiments.bundles.contents import CHECKPOINT_SUFFIXES, ENDING, Head, NamedCheckpoint, is_legal_name
-from harness.lab.experiments.out_directory import place_of
-from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
-from harness.lab.experiments.step_traces import check_step, unfinished_trace
+from harness.lab.experiments.bundles.archive import (
+    CHECKPOINT_SUFFIXES,
+    ENDING,
+    Content,
+    Head,
+    NamedCheckpoint,
+    checksums,
+    is_legal_name,
+    open_bundle,
+    write_bundle,
+)
+from harness.lab.experiments.preparation import place_of
+from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun, check_step, unfinished_trace
 from harness.recording.entry_call import CALL
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame

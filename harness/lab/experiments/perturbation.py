@@ -1,27 +1,86 @@
-"""Factors that should not affect the results of a program, and the syntax of their values. Pure.
-
-A factor with a dot in its name is a key of a scenario's payload; the others are brought from outside the program:
-
-| factor | means |
-|---|---|
-| `hash_seed` | PYTHONHASHSEED: the order of sets of strings |
-| `threads` | OMP_NUM_THREADS, and what MKL and OpenBLAS call it |
-| `load` | processes that keep cores busy beside the run |
-| `cores` | how many cores the run may use |
-| `nice` | how many steps its priority is lowered by |
-| `latency` | the seed of delays before calls of the functions that the scenario names: tools, reward models |
-| `crash` | a SIGKILL at a step and phase; the run resumes from its last checkpoint |
-"""
+"""What a factor may be set to: a range of integers, or a list of values from the simplest on. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.perturbation_values import Choice, Span, Values, is_same
 from harness.lab.experiments.plain_yaml import read_yaml
+from harness.recording.entry_call import FUNCTION
 from harness.trace.chain import PHASES
+
+MAX_SIMPLER = 4
+"""So many simpler values are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Integers from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def drawn(self, number: int, usual: Any) -> int:
+        """The value that a large number picks; never `usual`, where there is another."""
+        is_inside = isinstance(usual, int) and self.low <= usual <= self.high
+        if not is_inside or self.low == self.high:
+            return self.low + number % (self.high - self.low + 1)
+        value = self.low + number % (self.high - self.low)
+        return value if value < usual else value + 1
+
+    def simpler(self, value: Any, usual: Any) -> Iterator[int]:
+        """Values nearer to the usual one, the nearest first, each twice as far away as the one before.
+
+        Where nothing is usual, from the lowest on.
+        """
+        middle = usual if isinstance(usual, int) else self.low - 1
+        direction = 1 if value > middle else -1
+        for away in (2**power for power in range(MAX_SIMPLER)):
+            if away < abs(value - middle) and middle + direction * away in self:
+                yield middle + direction * away
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Some values, the simplest first."""
+
+    options: tuple[Any, ...]
+
+    def drawn(self, number: int, usual: Any) -> Any:
+        """The value that a large number picks; never `usual`, where there is another."""
+        others = [option for option in self.options if not is_same(option, usual)] or list(self.options)
+        return others[number % len(others)]
+
+    def simpler(self, value: Any, usual: Any) -> Iterator[Any]:
+        """Some values that stand before it, the simplest first."""
+        if value in self:
+            before = self.options[: next(i for i, option in enumerate(self.options) if is_same(option, value))]
+            yield from [option for option in before if not is_same(option, usual)][:MAX_SIMPLER]
+
+    def __contains__(self, value: object) -> bool:
+        return any(is_same(option, value) for option in self.options)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.options))
+
+
+Values = Span | Choice
+
+
+def is_same(a: object, b: object) -> bool:
+    """Whether two plain values are one: 1 is neither True nor 1.0."""
+    return type(a) is type(b) and a == b
+
 
 HASH_SEED, THREADS, LOAD, CORES, NICE = "hash_seed", "threads", "load", "cores", "nice"
 LATENCY, CRASH = "latency", "crash"
@@ -203,3 +262,98 @@ def _can_have_effect(factor: Factor, factors: Sequence[Factor]) -> bool:
     """Whether its conditions hold as a run is, or another factor may take the values that they want."""
     values = {each.name: each.values for each in factors}
     return all(each.holds({}) or (each.name in values and each.wanted in values[each.name]) for each in factor.where)
+
+
+FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
+
+
+DEAR = 2
+"""In so many of four probes a factor is changed that needs a package: its import takes seconds."""
+
+
+def is_importable(package: str) -> bool:
+    """Return whether there is such a package, without importing it."""
+    return find_spec(package) is not None
+
+
+class Range(BaseModel):
+    """Integers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    min: int
+    max: int
+
+    @model_validator(mode="after")
+    def _has_several(self) -> Self:
+        if self.min >= self.max:
+            raise ValueError(f"min {self.min} is not below max {self.max}")
+        return self
+
+
+Declared = Range | Annotated[list[Any], Field(min_length=1)]
+"""The values of a factor."""
+
+
+class ChaosSection(BaseModel):
+    """The section `chaos` of a scenario."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    factors: dict[FactorKey, Declared] = Field(default_factory=dict)
+    """By dotted key, in a section of runtime settings: a range of integers, or a list of values, the simplest first."""
+    sizes: dict[str, dict[FactorKey, Declared]] = Field(default_factory=dict)
+    """Values of some of the factors in a size, where those of `factors` have no effect, or none that is legal."""
+    names: dict[FactorKey, Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]] = Field(default_factory=dict)
+    """What sentences call some of the factors: the trainer's thread count."""
+    packages: dict[FactorKey, Annotated[str, Field(pattern=r"^\w+$")]] = Field(default_factory=dict)
+    """Packages that some of the factors need; such a factor is left out where its package is not installed."""
+    where: dict[FactorKey, dict[FactorKey, Any]] = Field(default_factory=dict)
+    """Values of other keys with which alone some of the factors have an effect; without them they are not drawn."""
+    latency: list[Annotated[str, Field(pattern=FUNCTION)]] = Field(default_factory=list)
+    """module:function of calls that wait for something outside: tools, reward models. Delays precede its calls."""
+    crash: dict[FactorKey, Any] | None = None
+    """Overrides of a run that will crash, which let another run resume from it; None: no crash."""
+
+    def faults(self, free: Collection[str], *, sizes: Collection[str], can_resume: bool) -> Iterator[str]:
+        """What in it does not go with the rest of the file."""
+        for size in self.sizes.keys() - sizes:
+            yield f"chaos.sizes: {size} is not one of the sizes, which are {', '.join(sizes) or 'none'}"
+        for key in (*self.factors, *(self.crash or ())):
+            if key.partition(".")[0] not in free:
+                yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
+        of_sizes = {f"sizes.{size}": values for size, values in self.sizes.items()}
+        named: Mapping[str, Mapping[str, Any]] = {"names": self.names, "packages": self.packages, "where": self.where}
+        for section, keys in {**named, **of_sizes}.items():
+            for key in keys:
+                if key not in self.factors:
+                    legal = ", ".join(self.factors) or "none"
+                    yield f"chaos.{section}: {key} is not one of its factors, which are {legal}"
+        if self.crash is not None and not can_resume:
+            yield "chaos.crash needs resume: another run has to resume from the crashed one"
+
+    def payload_factors(
+        self, usual: Mapping[str, Any], is_installed: Callable[[str], bool] = is_importable, *, size: str = ""
+    ) -> tuple[Factor, ...]:
+        """Return the factors of a payload in a size, of which `usual` are the values at dotted keys.
+
+        Without those whose package is not installed.
+        """
+        return tuple(
+            Factor(
+                key,
+                _values(declared),
+                usual.get(key),
+                num_quarters=DEAR if key in self.packages else USUAL_QUARTERS,
+                about=self.names.get(key, ""),
+                where=tuple(
+                    Condition(name, wanted, usual.get(name)) for name, wanted in self.where.get(key, {}).items()
+                ),
+            )
+            for key, declared in {**self.factors, **self.sizes.get(size, {})}.items()
+            if key not in self.packages or is_installed(self.packages[key])
+        )
+
+
+def _values(declared: Range | list[Any]) -> Values:
+    return Span(declared.min, declared.max) if isinstance(declared, Range) else Choice(tuple(declared))
