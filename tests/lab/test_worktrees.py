@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.worktrees import PACKAGE, Checkout, import_origin, open_worktrees
+from harness.lab.experiments.worktrees import PACKAGE, Checkout, Side, open_worktrees
 from tests.support.projects import IDENTITY, Project
 
 
@@ -71,6 +71,18 @@ def test_what_a_killed_run_has_left_is_forgotten_and_others_are_not_touched(proj
         pass
     assert [line.split()[0] for line in project.worktrees] == [str(tmp_path / "another's")]
     tmpdir.rmdir()
+
+
+def import_origin(side: Side, module: str) -> str:
+    """What a process of this side would import a top-level module from; empty where there is no such module."""
+    code = (
+        "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]);"
+        " print(spec and (spec.origin or list(spec.submodule_search_locations)[0]) or '')"
+    )
+    command = [sys.executable, "-P", "-c", code, module.partition(".")[0]]
+    return subprocess.run(
+        command, check=False, cwd=side.cwd, env=dict(side.environ), capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_each_side_imports_its_own_and_this_recorder(project: Project, tmp_path: Path) -> None:

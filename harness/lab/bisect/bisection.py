@@ -55,8 +55,7 @@ from harness.lab.experiments.worktrees import (
     Checkout,
     Commit,
     Side,
-    check_imports,
-    check_origin,
+    imports_checkout,
     open_worktrees,
     recorder_path,
     set_up,
@@ -371,8 +370,6 @@ class RevisionSearch:
         """Run one candidate, and judge it; the first one is good."""
         told = self._candidates.describe(name)
         self._lines.title = f"{told} ({title})"
-        if self._checkout_root is not None:
-            check_origin(side, run_spec.call, self._checkout_root)
         place = self._directory / f"{told.split()[0] if self._checkout_root else name}{suffix}"
         run = await self._session.record(run_spec, place, environ=side.environ_of(run_spec), cwd=side.cwd)
         self._lines.ended(run)
@@ -382,8 +379,8 @@ class RevisionSearch:
         if not run.recording.is_complete or not run.recording.num_steps:
             problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"
             return Probe(name, told, Outcome.SKIP, ": ".join([problem, *output_tail(run.output)[-1:]]), directory)
-        if self._checkout_root is not None and run_spec.call is None:
-            check_imports(run, side, self._checkout_root)
+        if self._checkout_root is not None:
+            imports_checkout(run, side, self._checkout_root)
         trace = read_trace(directory)
         chains = tuple(_chains(trace))
         if self._good is None:

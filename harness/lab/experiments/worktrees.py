@@ -21,7 +21,6 @@ from harness.lab.experiments.launcher import OUTPUT, Launcher, Run, exit_code
 from harness.lab.experiments.recording_result import how_it_ended
 from harness.process.program_output import output_tail
 from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
-from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
 from harness.trace.fingerprint import CODE
 
@@ -243,28 +242,6 @@ class Checkout:
         return done.stdout.rstrip("\n")
 
 
-def import_origin(side: Side, module: str) -> str:
-    """What a process of this side would import a top-level module from; empty where there is no such module.
-
-    A file; of a package without `__init__.py`, the first of its directories.
-    """
-    code = (
-        "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]);"
-        " print(spec and (spec.origin or list(spec.submodule_search_locations)[0]) or '')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, module.partition(".")[0]],
-        cwd=side.cwd,
-        env=dict(side.environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        process_group=0,
-    )
-    return done.stdout.strip()
-
-
 class Worktrees:
     """Worktrees of one command, in a directory of its own in TMPDIR."""
 
@@ -311,38 +288,21 @@ def recorder_path(parent: Path) -> Path:
     return path
 
 
-def check_origin(side: Side, call: EntryCall | None, checkout: Path) -> tuple[str, str] | None:
-    """Return the entry's package and its origin if that is not in the checkout, so that both sides run it; else None.
+def imports_checkout(run: Run, side: Side, checkout: Path) -> bool:
+    """Whether a run has imported code of its side; if none has, both sides run the same installed code.
 
-    UsageError where this side's process would import it from the checkout though it is a worktree's turn: a gate that
-    compares a tree with itself finds every change equal.
+    UsageError where a worktree's run has imported from the checkout: a tree that is compared with itself is equal.
     """
-    if call is None:
-        return None
-    module = call.entry.partition(":")[0].partition(".")[0]
-    origin = import_origin(side, module)
-    if not origin or side.holds(origin):
-        return None
-    if Path(origin).resolve().is_relative_to(checkout.resolve()) and "site-packages" not in Path(origin).parts:
-        raise UsageError(
-            f"{module} is imported from {origin}, and not from the worktree at {side.root}",
-            legal="a package that lies in the working directory, on PYTHONPATH or on the path of an editable install",
-            remedy="add the directory that holds it: PYTHONPATH=src rlharness gate ...",
-        )
-    return module, origin
-
-
-def check_imports(run: Run, side: Side, checkout: Path) -> None:
-    """UsageError where a command of a worktree has imported code from the checkout: both sides would be one."""
-    if side.root == checkout:
-        return
-    for source in (Path(each).resolve() for report in run.recording.reports for each in report.sources):
-        if source.is_relative_to(checkout.resolve()) and not side.holds(str(source)):
+    sources = [Path(each).resolve() for report in run.recording.reports for each in report.sources]
+    for source in sources:
+        if side.root != checkout and source.is_relative_to(checkout.resolve()) and not side.holds(str(source)):
             raise UsageError(
-                f"the command imports from {source}, and not from the worktree at {side.root}",
-                legal="code below the working directory of the command, on PYTHONPATH, or installed in an environment",
+                f"the run imports from {source}, and not from the worktree at {side.root}",
+                legal="code below the working directory, on PYTHONPATH or the path of an editable install, or installed"
+                " in an environment of the worktree",
                 remedy="PYTHONPATH=src rlharness ..., or --setup COMMAND to install each revision (uv sync)",
             )
+    return any(side.holds(str(source)) for source in sources)
 
 
 async def set_up(launcher: Launcher, command: str, side: Side, checkout: Path, log: Path) -> str:

@@ -139,7 +139,7 @@ class GateCode(FindingCode):
         "same_tree",
         "the base is the checked-out commit, without uncommitted changes: both sides are the same tree",
     )
-    SHARED_CODE = "shared_code", "{module}, which is called, comes from {origin}: the same code on both sides"
+    SHARED_CODE = "shared_code", "no code of this checkout was imported: both sides ran the same installed code"
 
 
 CODE_OF_KIND = {

@@ -26,7 +26,7 @@ from harness.lab.experiments.preparation import out_directory
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
-from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, check_origin, open_worktrees, set_up
+from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, set_up
 from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.golden import (
@@ -242,8 +242,7 @@ async def run_gate(
             return await _compare_with_base(recorder, context, other, commit, options)
 
         async def compare(context: GateContext) -> GateScenario:
-            origin = check_origin(context.side, context.run_spec.call, checkout.root)
-            shared: tuple[Finding, ...] = (GateCode.SHARED_CODE(module=origin[0], origin=origin[1]),) if origin else ()
+            shared: tuple[Finding, ...] = ()
             recorder = Recorder(launcher, lines, directory / directory_name(context.name), checkout=checkout.root)
             replayed = context.run_spec.typed or ("--", *context.run_spec.argv)
             try:
@@ -253,7 +252,10 @@ async def run_gate(
                     if result.comparison.change is not Change.NOT_COMPARABLE:
                         return replace(result, notes=shared, replay=replayed)
                     shared += result.comparison.reasons
-                return replace(await against_base(recorder, context), notes=shared, replay=replayed)
+                result = await against_base(recorder, context)
+                has_run = bool(recorder.runs[HEAD])
+                shared += (GateCode.SHARED_CODE(),) if has_run and not recorder.imports_checkout else ()
+                return replace(result, notes=shared, replay=replayed)
             except BrokenRun as broken:
                 change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
                 return GateScenario(
@@ -296,8 +298,6 @@ async def _compare_with_base(
     against = f"base {commit.short}"
     if base is None:
         return GateScenario(head.name, Comparison(Change.NEW, (GateCode.SCENARIO_NEW(),)), against=against)
-    if base.run_spec.call is not None:
-        check_origin(base.side, base.run_spec.call, head.side.root)
     if other := change_of_identity(base.run_spec.identity, head.run_spec.identity):
         return GateScenario(head.name, other, against=against)
     contexts = {BASE: base, HEAD: head}

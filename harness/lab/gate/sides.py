@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.bits.findings import Finding
 from harness.lab.experiments.launcher import Executor, Run, TitledDisplay
 from harness.lab.experiments.recording_result import METRICS, Problem, read_metrics
-from harness.lab.experiments.worktrees import Side, check_imports
+from harness.lab.experiments.worktrees import Side, imports_checkout
 from harness.lab.gate.change import Change, Comparison, GateCode, classify_change, equal_in_common
 from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.rounding import MAX_BYTES, earliest_phase, measure_rounding, step_bytes
@@ -71,6 +71,8 @@ class Recorder:
         self, session: Executor, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
     ) -> None:
         self._checkout = checkout
+        self.imports_checkout = False
+        """Whether any run has imported code of its side."""
         self._session = session
         self._lines = lines
         self._directory = directory
@@ -111,8 +113,8 @@ class Recorder:
         self._lines.ended(run)
         if not run.recording.is_complete or not run.recording.num_steps:
             raise BrokenRun(place.partition("-")[0], run)
-        if self._checkout is not None and scene.run_spec.call is None:
-            check_imports(run, scene.side, self._checkout)
+        if self._checkout is not None:
+            self.imports_checkout |= imports_checkout(run, scene.side, self._checkout)
         return run
 
     def traces(self, side: str) -> list[Trace]:

@@ -10,12 +10,15 @@ import pytest
 from harness.bits.errors import UsageError
 from harness.cli.commands.gate_options import gate_options
 from harness.cli.finding import gate as gate_command
-from harness.lab.experiments.worktrees import CHILD, Checkout, Side, check_origin, open_worktrees
+from harness.lab.experiments.launcher import Run
+from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.worktrees import CHILD, Checkout, Side, imports_checkout, open_worktrees
 from harness.lab.gate.change import GateCode, change_of_identity
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.gate import GateOptions, base_context, head_context, scenario_names
 from harness.lab.gate.result import DEFAULT
 from harness.process.invocation import Invocation
+from harness.recording.run_spec import Report
 from harness.render.console import say
 from tests.support.projects import SCENARIO, Project
 
@@ -128,39 +131,19 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
         assert changed is not None
         assert changed.reasons == (GateCode.SETTING_CHANGED(name="num_steps", base="3", head="4"),)
         assert change_of_identity(scene.run_spec.identity, scene.run_spec.identity) is None
-        for each in (scene, other):
-            assert check_origin(each.side, each.run_spec.call, found.root) is None
-        shared = check_origin(packaged.side, packaged.run_spec.call, found.root)
-        assert shared is not None and shared[0] == "rlcore"
 
 
 def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) -> None:
     """Whose code a process of the worktree imports from the checkout, as an editable install of another kind does."""
-    pytest.importorskip("torch")
-    project = Project(tmp_path / "project")
-    found = Checkout(project.directory, os.environ)
-    given = options(project.directory)
-    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
-        head = worktrees.working_tree
-        scene = base_context(head_context("sums", head, given), head, base, given)
-        assert scene is not None
-        wrong = Side(base.root, base.cwd, head.environ)
-        (base.root / "sums.py").unlink()
-        with pytest.raises(UsageError, match=r"sums is imported from .*project/sums\.py, and not from the worktree"):
-            check_origin(wrong, scene.run_spec.call, found.root)
+    checkout, base, elsewhere = (tmp_path / name for name in ("checkout", "base", "elsewhere"))
+    side = Side(base, base, {})
 
+    def run(*sources: Path) -> Run:
+        report = Report(1, (), "python", sources=tuple(map(str, sources)))
+        return Run(1, False, Recording(tmp_path, 0, 3, (0,), 100, reports=(report,)), 1.0)
 
-def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_both_sides(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    project = Project(tmp_path / "project")
-    packages = project.directory / ".venv" / "site-packages"
-    packages.mkdir(parents=True)
-    (project.directory / "sums.py").rename(packages / "sums.py")
-    found = Checkout(project.directory, {**os.environ, "PYTHONPATH": str(packages)})
-    given = options(project.directory)
-    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
-        (base.root / "sums.py").unlink()
-        scene = head_context("sums", worktrees.working_tree, given)
-        for side in (worktrees.working_tree, base):
-            assert str(packages) in side.environ["PYTHONPATH"].split(os.pathsep)
-        assert check_origin(base, scene.run_spec.call, found.root) == ("sums", str(packages / "sums.py"))
+    assert imports_checkout(run(base / "src", elsewhere), side, checkout)
+    assert not imports_checkout(run(elsewhere), side, checkout), "the same code on both sides"
+    with pytest.raises(UsageError, match=r"imports from .*checkout/src, and not from the worktree"):
+        imports_checkout(run(checkout / "src"), side, checkout)
+    assert imports_checkout(run(checkout), Side(checkout, checkout, {}), checkout)
