@@ -23,7 +23,7 @@ TRAIN = "rlharness train grpo_reverse_text --out first"
 CUTS = (
     ("\n  gpu 0", "\n    ", "the simulated GPUs, and where results are kept"),
     ("\n=", "\n8 units: ", "output of the two files that failed, with the stacks of their processes"),
-    ("\n  equal before it", "\n  look closer: ", "what is equal, what is not, and both curves"),
+    ("\n  equal before it", "\n  look closer: ", "what is equal, what is not, and likely causes"),
     ("\n# Next", "", "what to type next"),
 )
 """(first text that is cut, first text after it or nothing for the end, what it is) of each cut."""
