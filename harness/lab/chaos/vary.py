@@ -48,8 +48,8 @@ LOCKED = "locked"
 """Below the directory of a run: its measurements, and the tensors of a base."""
 LINES = "steps.jsonl"
 TIED = {"dropout": "the mask of dropout", "batch_norm": "batch norm"}
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ALONE = re.compile(r"(?:[^{}]*=)?\{([A-Za-z_]\w*)\}")
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+_ALONE = re.compile(r"(?:[^{}]*=)?\{([A-Za-z_][\w-]*)\}")
 """An argument that is a placeholder, alone or after an equals sign."""
 
 
