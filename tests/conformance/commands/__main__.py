@@ -61,7 +61,13 @@ TRAINERS = (
     Trainer("grpo", "TRL GRPO", HUGGING_FACE, Environment.LANGUAGE),
     Trainer("sft", "TRL SFT", HUGGING_FACE, Environment.LANGUAGE),
     Trainer("lightning", "Lightning", ("accumulate=1,2", "workers=0,1"), Environment.LIBRARIES),
-    Trainer("sb3", "SB3 PPO", ("vec-env=dummy,subproc", "threads=1,2"), Environment.REINFORCEMENT, codes={"replay --resume-at": 10}),
+    Trainer(
+        "sb3",
+        "SB3 PPO",
+        ("vec-env=dummy,subproc", "threads=1,2"),
+        Environment.REINFORCEMENT,
+        codes={"replay --resume-at": 10},
+    ),
     Trainer("ddp", "DDP", ("bucket-mb=25,0.001", "bucket-view=off,on", "find-unused=off,on"), launcher=TORCHRUN),
 )
 
