@@ -43,8 +43,9 @@ def make_command_spec(argv: tuple[str, ...], options: RecordingOptions) -> RunSp
 
 
 def command_name(argv: Sequence[str]) -> str:
-    """A command as the name of a file: "python-train.py-seed-7"."""
-    return re.sub(r"[^\w.]+", "-", " ".join(redact_argv(argv)))[:MAX_NAME].strip("-.") or "command"
+    """A command as the name of a file, its program without a path: "python-train.py-seed-7"."""
+    program, *arguments = redact_argv(argv)
+    return re.sub(r"[^\w.]+", "-", " ".join([Path(program).name, *arguments]))[:MAX_NAME].strip("-.") or "command"
 
 
 def refuse_both(invocation: Invocation, names: Sequence[str]) -> None:

@@ -95,8 +95,8 @@ STEPS = (
     Step("chaos", "chaos --count 3 -- {train}"),
     Step("reproduce --step", "reproduce {out}/first --step 3 -- {train}"),
     Step("--trace-ops", "reproduce {out}/first --step 3 --trace-ops -- {train}"),
-    Step("gate, a comment", "gate --base HEAD~1 -- {train}"),
-    Step("gate, a rate", "gate --base HEAD~1 -- {train}", code=10, commit="rate"),
+    Step("gate, a comment", "gate --base HEAD~1 --fail-on behaviour,numerics -- {train}"),
+    Step("gate, a rate", "gate --base HEAD~1 --fail-on behaviour,numerics -- {train}", code=10, commit="rate"),
     Step("bisect", "bisect --good HEAD~2 --bad HEAD -- {train}", commit="rate"),
 )
 
