@@ -60,17 +60,18 @@ class Trainer:
         return f"{self.launcher.format(bin=bin_directory)} train_{self.name}.py {arguments}".strip()
 
 
+LOSES = {"replay --resume-at": 10}
 HUGGING_FACE = ("accumulate=1,2", "workers=0,1", "checkpointing=off,on")
 TRAINERS = (
     Trainer("grpo", "TRL GRPO", HUGGING_FACE, Environment.LANGUAGE),
     Trainer("sft", "TRL SFT", HUGGING_FACE, Environment.LANGUAGE),
-    Trainer("lightning", "Lightning", ("accumulate=1,2", "workers=0,1"), Environment.LIBRARIES),
+    Trainer("lightning", "Lightning", ("accumulate=1,2", "workers=0,1"), Environment.LIBRARIES, codes=LOSES),
     Trainer(
         "sb3",
         "SB3 PPO",
         ("vec-env=dummy,subproc", "threads=1,2"),
         Environment.REINFORCEMENT,
-        codes={"replay --resume-at": 10},
+        codes=LOSES,
     ),
     Trainer(
         "ddp",
@@ -179,11 +180,11 @@ def environment() -> dict[str, str]:
 
 
 def table(results: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the results as a table in Markdown: a row for each command, a column for each trainer."""
+    """Return the verdicts as a table in Markdown: a row for each command, a column for each trainer."""
     titles = [each.title for each in TRAINERS]
     lines = [["command", *titles], ["---"] * (len(titles) + 1)]
     rows = [results.get(each.name, {}) for each in TRAINERS]
-    lines += [[step.title, *(row.get(step.title, "-") for row in rows)] for step in STEPS]
+    lines += [[step.title, *(row.get(step.title, "-").rpartition(",")[0] for row in rows)] for step in STEPS]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
