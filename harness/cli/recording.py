@@ -156,9 +156,9 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command(
-    epilog="RUN is the directory of a recorded scenario run. BUNDLE is a file written by --bundle.\n\nA recording names"
-    " the code that it uses. rlharness lists every such name that no local scenario declares, and uses it only with"
-    " --trust."
+    epilog="RUN is the directory of a recorded run: of a scenario, or of a command, which is typed again after --."
+    " BUNDLE is a file written by --bundle.\n\nA recording names the code that it uses."
+    " rlharness lists every such name that no local scenario declares, and uses it only with --trust."
 )
 @click.argument("subject", metavar="RUN|BUNDLE", type=SomePath())
 @click.option(

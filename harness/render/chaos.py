@@ -318,15 +318,16 @@ def _summary(varied: Varied) -> tuple[str, str, str]:
 
 
 def next_commands(varied: Varied) -> list[str]:
-    """Return the commands that look closer at the first fault, or at a base that does not repeat itself."""
+    """Return the commands that look closer at the first difference, or at a base that does not repeat itself."""
     plan = varied.plan
     words = recording_words(plan.options.scenario_options.recording)
     if varied.unsteady:
         return [shlex.join(redact_argv(["rlharness", "replay", *words, "--", *plan.command({})]))]
-    if not varied.faults or (step := varied.faults[0].step) is None:
+    fault = next((each for each in varied.faults if each.kind is Kind.DIFFERENT and each.step is not None), None)
+    if fault is None:  # a factor or a setting is named: nothing is left to find by operations
         return []
-    traced = ["rlharness", "trace", *words, "--trace-ops", str(step), "--out"]
-    runs = {"base": plan.command({}), "varied": plan.command(varied.faults[0].values)}
+    traced = ["rlharness", "trace", *words, "--trace-ops", str(fault.step), "--out"]
+    runs = {"base": plan.command({}), "varied": plan.command(fault.values)}
     pair = [shlex.join(redact_argv([*traced, name, "--", *argv])) for name, argv in runs.items()]
     return [*pair, "rlharness diff base varied"]
 

@@ -7,7 +7,7 @@ from harness.bits.text import count, one_line
 from harness.trace.element_diff import compare
 from harness.trace.non_finite import NonFinite
 from harness.trace.nondeterministic_ops import has_deterministic_kernel
-from harness.trace.ops import INF, NAN, OpDifference, OpDivergence, Operation, OpValue, OpVerdict
+from harness.trace.ops import FROM_PYTHON, INF, NAN, OpDifference, OpDivergence, Operation, OpValue, OpVerdict
 
 MAX_CHARS = 90
 MAX_VALUES = 6
@@ -18,14 +18,12 @@ VALIDITY = "valid only if this recording does not change the step; rlharness rep
 FROM_OUTSIDE = (
     "no recorded operation wrote the differing value: it existed before the step, or NumPy or compiled code wrote it"
 )
-ENTRANCE = "aten.lift_fresh."
-"""Through it Python and NumPy values become tensors."""
 TAKEN_MEMORY = "aten.set_.source_Storage"
 """With it a tensor takes memory that is there already: that of a batch which a worker process has filled."""
 FROM_WORKER = (
     "it takes memory that another process filled, as a DataLoader worker does: look at __getitem__ and its seeds"
 )
-FROM_PYTHON = "its input comes from Python or NumPy and already differs"
+PYTHON_INPUT = "its input comes from Python or NumPy and already differs"
 PHRASES = {
     OpDifference.ONLY_IN_A: "exists only in A",
     OpDifference.ONLY_IN_B: "exists only in B",
@@ -63,9 +61,9 @@ def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
     operation = place.a or place.b
     assert operation is not None
     yield f"{title}: {named(operation)}"
-    is_entrance = place.what is OpDifference.INPUT and operation.name.startswith(ENTRANCE)
+    is_entrance = place.what is OpDifference.INPUT and operation.name.startswith(FROM_PYTHON)
     is_taken = place.what is OpDifference.OUTPUT and operation.name.startswith(TAKEN_MEMORY)
-    yield f"  {FROM_PYTHON if is_entrance else FROM_WORKER if is_taken else PHRASES[place.what]}"
+    yield f"  {PYTHON_INPUT if is_entrance else FROM_WORKER if is_taken else PHRASES[place.what]}"
     if place.a is None or place.b is None:
         return
     if place.what is OpDifference.OTHER_OPERATION:

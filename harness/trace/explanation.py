@@ -13,7 +13,7 @@ from harness.trace.context import BATCH_ORIGIN, LOADER_SEED, contexts
 from harness.trace.element_diff import numbers
 from harness.trace.fingerprint import UNCOMMITTED
 from harness.trace.nondeterministic_ops import DOCUMENTED, base_name
-from harness.trace.ops import OpDifference
+from harness.trace.ops import FROM_PYTHON, OpDifference
 from harness.trace.reader import Trace
 from harness.trace.reasons import CauseCode
 from harness.trace.values import ELEMENT_BYTES
@@ -89,8 +89,11 @@ def causes(a: Trace, b: Trace, verdict: Verdict) -> Iterator[Finding]:
     operation = found and (found.a or found.b)
     if found and operation:
         is_known = found.what is OpDifference.OUTPUT and base_name(operation.name) in DOCUMENTED
-        code = CauseCode.ATOMICS if is_known else CauseCode.OPERATION_DIFFERS
-        yield code(operation=operation.name, at=operation.at)
+        if found.what is OpDifference.INPUT and operation.name.startswith(FROM_PYTHON):
+            yield CauseCode.FROM_PYTHON(at=operation.at)
+        else:
+            code = CauseCode.ATOMICS if is_known else CauseCode.OPERATION_DIFFERS
+            yield code(operation=operation.name, at=operation.at)
     context = verdict.context
     if has_generator := context is not None and context.step is not None and context.step > a.steps[0]:
         yield CauseCode.GENERATOR_DIFFERS(names=context.names, step=context.step)
@@ -142,6 +145,8 @@ def _of_value(case: _Case) -> Iterator[Finding]:
         yield from _of_batch(case)
     elif phase == "forward":
         yield from _of_state(case)
+    elif phase == "reward" and "rollout" in first.phases_before and not case.has_generator:
+        yield (CauseCode.REWARD_OF_HASH if _hashes_differ(case.a, case.b) else CauseCode.REWARD_DIFFERS)()
     elif phase == "loss" and not case.has_generator and not has_operation:
         has_batch = "rollout" in first.phases_before
         yield (CauseCode.FORWARD_DIFFERS if has_batch else CauseCode.INPUTS_NOT_RECORDED)(step=first.step)
@@ -161,9 +166,12 @@ def _of_value(case: _Case) -> Iterator[Finding]:
 
 
 def logged_too(verdict: Verdict) -> list[CurveDifference]:
-    """Return logged values that differ up to the step of the first difference and do not follow from the loss."""
-    last = -1 if verdict.first is None else verdict.first.step
-    return [each for each in verdict.curve if each.step <= last and not LOSSES.search(each.name)]
+    """Return logged values that differ up to the step of the first difference and follow from no loss or reward."""
+    first = verdict.first
+    value = first and (first.a or first.b)
+    if first is None or (value and value.phase == "reward"):
+        return []
+    return [each for each in verdict.curve if each.step <= first.step and not LOSSES.search(each.name)]
 
 
 def _of_batch(case: _Case) -> Iterator[Finding]:

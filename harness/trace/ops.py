@@ -120,6 +120,10 @@ class OpRecord:
     version: int = VERSION
 
 
+FROM_PYTHON = "aten.lift_fresh."
+"""Beginning of the operation through which Python and NumPy values become tensors."""
+
+
 class OpDifference(Enum):
     """In what an operation differs, first match."""
 

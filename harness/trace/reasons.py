@@ -90,6 +90,16 @@ class CauseCode(FindingCode):
         "the data differ, while the recorded generators are equal: the order of files or sets, a generator that was"
         " not recorded, the clock, or the data themselves",
     )
+    REWARD_OF_HASH = (
+        "reward_of_hash",
+        "the completions are equal: the reward depends on the order of a set of texts, since PYTHONHASHSEED is not set,"
+        " or on the clock, files, a server",
+        "--level deterministic sets the hash seed",
+    )
+    REWARD_DIFFERS = (
+        "reward_differs",
+        "the completions are equal: the reward depends on the clock, files, a server, or a generator of its own",
+    )
     WRITTEN_OUTSIDE = (
         "written_outside",
         "{name} was written outside the optimizer, in {traces}: after its last step, before this forward pass",
@@ -124,6 +134,7 @@ class CauseCode(FindingCode):
         "--level deterministic uses a deterministic kernel if torch has one",
     )
     OPERATION_DIFFERS = "operation_differs", "the first operation that differs is {operation}, {at}"
+    FROM_PYTHON = "from_python", "the value comes from Python or NumPy, {at}"
     LOGGED_TOO = "logged_too", "{names} differs too, and what it is computed from was not recorded"
     BACKWARD_DIFFERS = (
         "backward_differs",

@@ -21,8 +21,8 @@ QUICK = ("accumulated", "closure-lbfgs", "checkpoint-hooks", "dqn", "loader-work
 def rows(context: Context) -> Iterator[Row]:
     """Check each program; one whose environment could not be made is not installed."""
     programs = [each for each in PROGRAMS if not context.is_quick or each.name in QUICK]
-    packaged = [each for each in programs if each.package]
-    made = environments(packaged, base.cache().parent / "programs") if packaged else {}
+    packaged = {each.environment for each in programs if each.package}
+    made = environments(packaged, base.cache().parent / "programs")
 
     def row(program: Program) -> Row:
         python = made.get(program.environment) if program.package else Path(sys.executable)

@@ -86,3 +86,11 @@ def test_a_command_that_was_copied_without_its_secrets_is_not_started(tmp_path: 
         make_command_spec(("python", "train.py", word), RecordingOptions())
     assert word in refused.value.what
     assert "replace <redacted>" in refused.value.remedy
+
+
+def test_a_command_has_a_name_of_its_own_as_a_directory() -> None:
+    assert command_name(("/usr/bin/python", "train.py", "--token", "abc", "--lr=1e-3")) == (
+        "python-train-py-token-redacted-lr-1e-3"
+    )
+    long = [command_name(("python", "train.py", *["--flag"] * 40, last)) for last in "ab"]
+    assert long[0] != long[1] and max(map(len, long)) < 80

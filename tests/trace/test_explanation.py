@@ -55,6 +55,11 @@ MADE = backward(1, Scope.PHYSICAL)
         ([[STATE], [STATE, LOSS]], [[STATE], [OTHER_STATE, OTHER_LOSS]], [CauseCode.GENERATOR_DIFFERS]),
         ([[forward(W, 1), LOSS]], [[forward(W, 1), OTHER_LOSS]], [CauseCode.INPUTS_NOT_RECORDED]),
         (
+            [[recorded_value("rollout", "tokens", 1), recorded_value("reward", "rewards", 1)]],
+            [[recorded_value("rollout", "tokens", 1), recorded_value("reward", "rewards", 2)]],
+            [CauseCode.REWARD_OF_HASH],
+        ),
+        (
             [[recorded_value("rollout", "batch", 1), LOSS]],
             [[recorded_value("rollout", "batch", 1), OTHER_LOSS]],
             [CauseCode.FORWARD_DIFFERS],

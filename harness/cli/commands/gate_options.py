@@ -51,7 +51,7 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         accepts=arguments["accept"],
         reason=redact_text((arguments["reason"] or "").strip()),  # it is committed with the goldens
         given=ScenarioOptions(
-            None if invocation.trailing else arguments["size"] or keys.size,
+            arguments["size"] or (None if invocation.trailing else keys.size),
             tuple(arguments["overrides"]),
             recording=recording_options(arguments),
         ),

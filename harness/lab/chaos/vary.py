@@ -51,8 +51,8 @@ LOCKED = "locked"
 """Below the directory of a run: its measurements, and the tensors of a base."""
 LINES = "steps.jsonl"
 TIED = {"dropout": "the mask of dropout", "batch_norm": "batch norm"}
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ALONE = re.compile(r"(?:[^{}]*=)?\{([A-Za-z_]\w*)\}")
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+_ALONE = re.compile(r"(?:[^{}]*=)?\{([A-Za-z_][\w-]*)\}")
 """An argument that is a placeholder, alone or after an equals sign."""
 
 
@@ -210,7 +210,8 @@ def sentence_of(values: Mapping[str, str], base_values: Mapping[str, str], found
     if found.kind is Kind.FACTOR:
         what = "all gradients are" if difference["of"] == "gradients" else "the update of all weights is"
         reason = _reason(values, base_values, difference["factor"])
-        return f"{lead} {what} {difference['factor']:.4g} times the base's{reason}."
+        hidden = "; clipping may hide it in the steps before" if found.line["number"] and not reason else ""
+        return f"{lead} {what} {difference['factor']:.4g} times the base's{reason}{hidden}."
     much = f"differs: {difference['problem']}"
     if difference["times"] is not None:
         much = f"differs by {difference['share']:.2g} of its norm, {difference['times']:.1g} times rounding"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.bits.digests import digest
 from harness.bits.errors import UsageError
 from harness.bits.levels import OFF
 from harness.bits.redaction import REDACTED, redact_argv
@@ -73,8 +74,13 @@ def make_command_spec(argv: tuple[str, ...], options: RecordingOptions) -> RunSp
 
 
 def command_name(argv: Sequence[str]) -> str:
-    """A command as the name of a file: "python-train.py-seed-7"."""
-    return re.sub(r"[^\w.]+", "-", " ".join(redact_argv(argv)))[:MAX_NAME].strip("-.") or "command"
+    """A command as the name of a directory, its program without a path: "python-train-py-seed-7".
+
+    A long one ends with a digest of all.
+    """
+    program, *arguments = redact_argv(argv)
+    name = re.sub(r"\W+", "-", " ".join([Path(program).name, *arguments])).strip("-") or "command"
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}-{digest(name.encode())[1].hex()[:8]}"
 
 
 def refuse_both(invocation: Invocation, names: Sequence[str]) -> None:

@@ -93,7 +93,7 @@ def check_run(run: RecordedRun, invocation: Invocation, *, is_trusted: bool) -> 
             raise UsageError(
                 f"{path_text(run.directory)} would run the command that it holds: {typed}",
                 legal="a command that is typed after --, that a scenario here names, or that is trusted",
-                remedy=f"rlharness reproduce {path_text(run.directory)} -- {typed}; or --trust if you trust it",
+                remedy=f"add to this line: -- {typed}; or --trust if you trust it",
             )
         found = [Unnamed("command", shlex.join(run.argv))]
     else:

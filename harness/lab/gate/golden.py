@@ -237,7 +237,7 @@ def _is_rounding(name: str, x: float, y: float) -> bool:
 
 def golden_directory(goldens: Path, scenario: str, size: str) -> Path:
     """Of all goldens of a scenario in a size."""
-    return goldens / f"{Path(scenario).stem}.{size}"
+    return goldens / (f"{Path(scenario).stem}.{size}" if size else scenario)
 
 
 def read_goldens(directory: Path) -> dict[str, Golden]:

@@ -434,7 +434,8 @@ class _Comparison:
             if not is_back and not name.endswith("]") and all(isinstance(each, int | float) for each in (x, y, z)):
                 is_back = abs(z - x) <= NEAR * abs(z - y)
             if is_back or self._losses:
-                found.append((not is_back, name, f"{_shown(z)} against {_shown(y)}{', as at step 0' * is_back}"))
+                text = " against ".join(dict.fromkeys((_shown(z), _shown(y))))
+                found.append((not is_back, name, f"{text}{', as at step 0' * is_back}"))
         yield from (f"{name} is {text}" for _, name, text in sorted(found))
 
 
@@ -488,7 +489,7 @@ def _is_comparable(name: str, value: Any, *prefixes: str) -> bool:
 
 def _shown(value: Any) -> str:
     if isinstance(value, str):
-        return value.partition("#")[0] or "another value"
+        return value.partition("#")[0] or "different"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

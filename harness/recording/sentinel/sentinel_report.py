@@ -155,7 +155,7 @@ def finding_line(finding: Finding) -> str:
     if first.since_step is not None:
         what = f"{first.kind} {first.name}{more} changed after step {first.since_step} without a write"
     else:
-        what = f"{first.kind} {first.name}{more} differs"
+        what = f"{first.kind} {first.name}{more} differ{'' if more else 's'}"
     end = "repaired, the program continues" if finding.is_repaired else _ended(finding)
     return f"sentinel: {when} step {finding.step}, {what} on {either}{where}; {finding.fault} fault; {end}"
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,11 +32,12 @@ Row = dict[str, str | int]
 VERSIONS = "import importlib.metadata as m, sys; print(*[f'{n}={m.version(n)}' for n in sys.argv[1:]], sep='\\n')"
 
 
-def environments(programs: Sequence[Program], into: Path) -> dict[Environment, Path]:
-    """Interpreter of each environment that these programs need and that could be made."""
-    wanted = sorted({each.environment for each in programs})
-    made = make_all([Made(each, each, HERE / f"{each}.txt") for each in wanted], into, install)
-    return {each: Path(made[each]) for each in wanted if each in made}
+def environments(wanted: Set[Environment], into: Path) -> dict[Environment, Path]:
+    """Interpreter of each of these environments that could be made."""
+    made = (
+        make_all([Made(each, each, HERE / f"{each}.txt") for each in sorted(wanted)], into, install) if wanted else {}
+    )
+    return {each: Path(made[each]) for each in sorted(wanted) if each in made}
 
 
 def versions(programs: Sequence[Program], pythons: dict[Environment, Path]) -> dict[str, str]:
@@ -114,7 +115,9 @@ def main(words: Sequence[str]) -> int:
         print(*[f"{each.name:24} {each.environment:14} {each.uses}" for each in programs], sep="\n")
         return 0
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    pythons = environments(programs, (arguments.into or cache / "rlharness" / "programs").absolute())
+    pythons = environments(
+        {each.environment for each in programs}, (arguments.into or cache / "rlharness" / "programs").absolute()
+    )
     possible = [each for each in programs if each.environment in pythons]
     began_s, found = time.monotonic(), versions(possible, pythons)
 

@@ -38,7 +38,7 @@ def test_braces_that_are_no_placeholder_stay() -> None:
         (["G=4"], ["{G}"], "--vary G=4"),
         (["G=1,"], ["{G}"], "--vary G=1,"),
         (["G=1,1"], ["{G}"], "--vary G=1,1"),
-        (["a-b=1,2"], ["{G}"], "--vary a-b=1,2"),
+        (["a b=1,2"], ["{G}"], "--vary a b=1,2"),
         (["G"], ["{G}"], "--vary G"),
         (["G=1,2", "G=1,3"], ["{G}"], "--vary G is given twice"),
         (["G=1,2"], ["train.py"], "the command has no {G}"),
