@@ -11,6 +11,7 @@ from harness.lab.experiments.command_spec import (
     RecordingOptions,
     checked_metric,
     command_identity,
+    command_name,
     make_command_spec,
     parse_steps,
 )
