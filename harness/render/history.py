@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.bits.text import count, one_line
-from harness.render.gpu_memory import gb_text
+from harness.render.run_words import gb_text
 from harness.runner.records.trends import PastResult, Trend
 
 VERSION = 1

@@ -3,7 +3,7 @@
 from typing import Any
 
 from harness.bits.errors import ReportError
-from harness.render.isolation import isolation_text
+from harness.render.run_words import isolation_text
 from harness.runner.events import RunFinished, plain
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import flaky_tests, read_attempts

@@ -24,7 +24,7 @@ Units are written one at a time, so that memory holds the tests of one.
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -40,13 +40,14 @@ from junitparser.junitparser import FinalResult
 from harness.bits.errors import ReportError
 from harness.bits.text import escape, one_line
 from harness.process.clock import Clock
-from harness.render.late_file import LateFile
+from harness.render.failures import without_middle
+from harness.render.run_files import LateReporter
 from harness.runner.events import AttemptStarted, Event, RunFinished
 from harness.runner.records.stats import RunState
 from harness.runner.report_file import TestEnd, TestReport, read_report
 from harness.runner.reruns.retries import NAMED, read_attempts
 from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Attempt, Outcome, Unit, UnitResult, WorkerFailure
+from harness.runner.units import Attempt, Outcome, Unit, UnitResult
 
 MAX_TEXT = 200_000
 """Characters of one failure that are kept: GitLab refuses reports of more than 30 MB."""
@@ -56,48 +57,37 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\
 PASSING = (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)
 
 
-class JUnitReporter:
-    """Writes `path` when the run has finished, or when it is closed before that; whole or not at all.
-
-    Raises UsageError where the file cannot be made, OSError where it cannot be written in the end.
-    """
+class JUnitReporter(LateReporter):
+    """Writes the report, also of a run that never finished."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self._file = LateFile(path, "JUnit XML")
+        super().__init__(path, "JUnit XML", lambda state, finished: "")
         self._clock = clock
         self._began: datetime | None = None
         self._started_t: dict[str, float] = {}
-        self._state: RunState | None = None
-        self._is_written = False
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Remember when units started; write at the end."""
         if self._began is None:
             self._began = self._clock.wall() - timedelta(seconds=event.t)
-        self._state = state
         if isinstance(event, AttemptStarted):
             self._started_t.setdefault(event.path, event.t)
-        elif isinstance(event, RunFinished) and not self._is_written:
-            self._write(state, event.t, event.error, event.failed_workers)
+        super().on_event(event, state)
 
-    def close(self) -> None:
-        """Write what is known of a run that never finished."""
-        if self._state is not None and not self._is_written:
-            self._write(self._state, self._state.t, "", ())
-
-    def _write(self, state: RunState, seconds: float, error: str, workers: Sequence[WorkerFailure]) -> None:
-        self._is_written = True
+    def _write(self, state: RunState, finished: RunFinished | None) -> None:
         with TemporaryFile(dir=self._file.path.parent) as suites:
             totals = Counter[str]()
-            for suite in self._suites(state, error, workers):
+            for suite in self._suites(state, finished):
                 totals += Counter(tests=suite.tests, failures=suite.failures, errors=suite.errors)
                 suites.write(suite.tostring() + b"\n")  # type: ignore[no-untyped-call]
             suites.seek(0)
-            self._assemble(suites, totals, seconds)
+            self._assemble(suites, totals, state.t)
 
-    def _suites(self, state: RunState, error: str, workers: Sequence[WorkerFailure]) -> Iterator[TestSuite]:
+    def _suites(self, state: RunState, finished: RunFinished | None) -> Iterator[TestSuite]:
+        error = finished.error if finished else ""
         cases = [_run_case("[run]", error, "run", error)] if error else []
-        cases += [_run_case(f"[worker {each.name}]", each.reason, "worker", each.text) for each in workers]
+        for each in finished.failed_workers if finished else ():
+            cases.append(_run_case(f"[worker {each.name}]", each.reason, "worker", each.text))
         if cases:
             suite = TestSuite("rlharness")
             suite.add_testcases(cases)
@@ -204,7 +194,7 @@ def _flaky_case(result: UnitResult, reruns: Reruns) -> TestCase | None:
 def _rerun_element(name: str, reason: str, kind: str, text: str, attempt: Attempt) -> ElementTree.Element:
     element = ElementTree.Element(name, message=_message(reason or kind), type=kind)
     trace = ElementTree.SubElement(element, "stackTrace")
-    trace.text = _legal(text if len(text) <= MAX_TEXT else _shortened(text))
+    trace.text = _legal(without_middle(text, MAX_TEXT))
     output = f"output of the test file: {Path(attempt.directory, 'output.log')}"
     ElementTree.SubElement(element, "system-out").text = _legal(output)
     return element
@@ -259,13 +249,8 @@ def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> TestC
 
 def _with_text(told: FinalResult, text: str) -> FinalResult:
     if text:
-        told.text = _legal(text if len(text) <= MAX_TEXT else _shortened(text))
+        told.text = _legal(without_middle(text, MAX_TEXT))
     return told
-
-
-def _shortened(text: str) -> str:
-    half = MAX_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
 def _names(nodeid: str) -> tuple[str, str]:

@@ -7,12 +7,11 @@ from typing import TextIO
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, harmless, one_line
 from harness.process.invocation import Invocation
-from harness.process.program_output import OutputFilter
-from harness.render.failure_list import Failure, list_failures, list_unmet, most_telling_first
+from harness.render.failures import Failure, list_failures, list_unmet, most_telling_first, shown
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
-from harness.render.outcomes import gpus, tally
+from harness.render.run_text import closing_line
+from harness.render.run_words import exit_reason, gpus, tally
 from harness.render.source_locations import SourceTree
-from harness.render.summary import closing_line, exit_reason
 from harness.render.workflow_commands import stop_lines
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs
@@ -172,7 +171,7 @@ def _failed(failures: Sequence[Failure]) -> Iterator[str]:
     yield from (f"#### Failures ({len(failures):,})", "")
     num_left, num_folded = MAX_TEXT_BYTES, 0
     for failure in failures[:MAX_TEXTS]:
-        text = _harmless(failure.text) or "\n".join(failure.message())
+        text = shown(failure.text) or "\n".join(failure.message())
         num_left -= len(text.encode("utf-8", "backslashreplace"))
         if num_left < 0:
             break
@@ -224,8 +223,3 @@ def _sign(outcome: Outcome) -> str:
     if outcome.is_failure:
         return "❌"
     return "✅" if outcome is Outcome.PASSED else "🟡"
-
-
-def _harmless(text: str) -> str:
-    output = OutputFilter(colour=False)
-    return output.feed(text.encode("utf-8", "backslashreplace")) + output.finish()

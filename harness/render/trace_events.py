@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.text import one_line
-from harness.render.late_file import LateFile
-from harness.runner.events import Event, RunFinished
+from harness.runner.events import RunFinished
 from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, read_run_record
 from harness.runner.records.stats import RunState
 from harness.runner.records.timeline import rows_of
@@ -22,30 +21,9 @@ RUN_PID = 1
 TID = 1
 
 
-class TraceEventsReporter:
-    """Writes the events of the record to `path` when the run has finished, or when it is closed before that.
-
-    Raises UsageError where the file cannot be made, OSError where it cannot be written in the end.
-    """
-
-    def __init__(self, path: Path, record_file: Path) -> None:
-        self._file = LateFile(path, "the trace events")
-        self._record_file = record_file
-        self._is_written = False
-
-    def on_event(self, event: Event, state: RunState) -> None:
-        """Write at the end."""
-        if isinstance(event, RunFinished):
-            self._write(event)
-
-    def close(self) -> None:
-        """Write what is known of a run that never finished."""
-        self._write()
-
-    def _write(self, *finished: RunFinished) -> None:
-        if not self._is_written:
-            self._is_written = True
-            self._file.write(json.dumps(trace_events(read_run_record(self._record_file, *finished))) + "\n")
+def trace_events_text(record_file: Path, state: RunState, finished: RunFinished | None) -> str:
+    """Return the events of the record as JSON. Raises OSError for a record that cannot be read."""
+    return json.dumps(trace_events(read_run_record(record_file, *([finished] if finished else [])))) + "\n"
 
 
 def trace_events(record: RunRecord) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Notes on isolation as codes with their values; `harness.render.isolation` has the sentences."""
+"""Notes on isolation as codes with their values; `harness.render.run_words` has the sentences."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.render.jsonl import JsonlReporter
+from harness.render.run_files import JsonlReporter
 from harness.runner.events import CancelRequested, event_name
 from harness.runner.records.stats import RunState
 

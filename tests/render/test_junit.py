@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 
 from harness.bits.errors import UsageError
-from harness.render.jsonl import JsonlReporter
 from harness.render.junit import JUnitReporter
+from harness.render.run_files import JsonlReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
@@ -187,7 +187,7 @@ def test_a_failure_of_200_mb_is_shortened_and_says_so(sample_run: Any, file: Pat
     (case,) = suites(file)["tests/test_ok.py"]
     text = case.result[0].text
     assert len(text) < 201_000
-    assert "1800000 characters left out" in text
+    assert "1,800,000 characters left out" in text
 
 
 @given(text=st.text(max_size=60), outcome=st.sampled_from(Outcome))

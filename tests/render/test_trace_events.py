@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
-from harness.render.jsonl import JsonlReporter
-from harness.render.trace_events import TraceEventsReporter, trace_events
+from harness.render.run_files import JsonlReporter, LateReporter
+from harness.render.trace_events import trace_events, trace_events_text
 from harness.runner.records.run_record import RECORD, read_run_record
+from harness.runner.records.stats import RunState
 from tests.render.run_pages import write_run
 
 COMMON = {"name": {"type": "string"}, "pid": {"type": "integer"}, "tid": {"type": "integer"}}
@@ -53,7 +55,9 @@ def of(events: list[dict[str, Any]], ph: str, category: str = "") -> Iterator[di
 
 def test_the_export_is_valid_and_has_every_file_and_test(sample_run: Any, tmp_path: Path) -> None:
     record = tmp_path / RECORD
-    sample_run.tell(JsonlReporter(record), TraceEventsReporter(tmp_path / "trace.json", record))
+    sample_run.tell(
+        JsonlReporter(record), LateReporter(tmp_path / "trace.json", "", partial(trace_events_text, record))
+    )
     trace = json.loads((tmp_path / "trace.json").read_text("utf-8"))
     jsonschema.validate(trace, SCHEMA)
     events = trace["traceEvents"]
@@ -102,8 +106,6 @@ def test_a_run_that_never_finished_is_exported(tmp_path: Path) -> None:
     directory = write_run(tmp_path, "20260301-123000-abcdef", {"tests/test_a.py": {"test_x": ("passed", 1.0)}})
     lines = (directory / RECORD).read_text().splitlines(keepends=True)
     (directory / RECORD).write_text("".join(lines[:3]))
-    reporter = TraceEventsReporter(tmp_path / "trace.json", directory / RECORD)
-    reporter.close()
-    trace = json.loads((tmp_path / "trace.json").read_text())
+    trace = json.loads(trace_events_text(directory / RECORD, RunState(), None))
     jsonschema.validate(trace, SCHEMA)
     assert [each["args"]["outcome"] for each in of(trace["traceEvents"], "X")] == [None]

@@ -6,8 +6,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from harness.bits.text import count, one_line, ranges
-from harness.render.outcomes import gpu_names, label
-from harness.render.sentences import bare_test, words
+from harness.render.run_text import bare_test, words
+from harness.render.run_words import gpu_names, label
 from harness.runner.records.stats import Progress, Running
 from harness.runner.units import Outcome
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.process.clock import Clock
 from harness.render.live.frame import FrameStyle, Picture, frame
 from harness.render.live.screen import Line, Screen, terminal_size
-from harness.render.sentences import Sentence, Tone, alive, head_lines, running_line, sentences
+from harness.render.run_text import Sentence, Tone, alive, head_lines, running_line, sentences
 from harness.runner.events import DumpRequested, Event, RunFinished, RunStarted
 from harness.runner.records.stats import RunState
 from harness.runner.reporter import complain

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.bits.text import put
 from harness.render.live.frame import FrameStyle
-from harness.render.sentences import Sentence, Tone
+from harness.render.run_text import Sentence, Tone
 
 FALLBACK_SIZE = (80, 24)
 LABEL_WIDTH = 15
