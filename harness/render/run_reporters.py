@@ -87,6 +87,6 @@ def _late(options: ReportOptions, clock: Clock) -> Iterator[tuple[Reporter, str,
 def _display(options: ReportOptions, stream: TextIO, clock: Clock, say: Callable[[str], None]) -> Reporter:
     if not options.is_terminal:
         return PlainReporter(stream)
-    from harness.render.live.reporter import LiveReporter
+    from harness.render.run_live import LiveReporter
 
     return LiveReporter(stream, clock, colour=options.colour, say=say)
