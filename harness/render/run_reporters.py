@@ -10,9 +10,9 @@ from typing import TextIO
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.render.run_files import JsonlReporter, LateReporter
+from harness.render.run_json import trace_events_text
 from harness.render.run_page import run_page_text
 from harness.render.run_text import PlainReporter, SummaryReporter
-from harness.render.trace_events import trace_events_text
 from harness.runner.reporter import Guarded, Reporter
 
 

@@ -43,6 +43,7 @@ from harness.runner.events import (
     TestFinished,
     UnitFinished,
 )
+from harness.runner.records.merging import MergedRun
 from harness.runner.records.run_record import PAGE
 from harness.runner.records.stats import Running, RunState
 from harness.runner.report_file import TestEnd
@@ -464,3 +465,16 @@ def _joined(result: UnitResult, facts: Iterable[str]) -> str:
     """path: fact; fact."""
     text = "; ".join(one_line(fact) for fact in facts)
     return one_line(result.unit.path) + (f": {text}" if text else "")
+
+
+def merge_lines(merged: MergedRun) -> Iterator[str]:
+    """Yield a line for each of the merged runs, and one for each missing shard or early end."""
+    shards = f", {count(merged.num_shards, 'shard')}" if merged.num_shards else ""
+    yield f"rlharness merge: {count(len(merged.runs), 'run')}{shards}"
+    for run in merged.runs:
+        shard = f"shard {one_line(run.started.shard)}, " if run.started.shard else ""
+        units = count(len(run.collected.units), "unit") if run.collected is not None else "no units known"
+        end = f"exit code {run.finished.exit_code}" if run.finished is not None else "killed before its end"
+        yield f"  {shard}{units}, {end}: {one_line(run.name, 4096)}"
+    for error in merged.errors:
+        yield f"  {one_line(error, 4096)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.render.json_summary import summary_json
+from harness.render.run_json import summary_json
 from harness.render.run_words import isolation_text
 from harness.runner import events
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked

@@ -1,7 +1,7 @@
 import json
 from typing import Any
 
-from harness.render.json_summary import summary_json
+from harness.render.run_json import summary_json
 
 
 def test_every_unit_and_figure_is_there_and_is_json(sample_run: Any) -> None:

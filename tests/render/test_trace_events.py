@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 
 from harness.render.run_files import JsonlReporter, LateReporter
-from harness.render.trace_events import trace_events, trace_events_text
+from harness.render.run_json import trace_events, trace_events_text
 from harness.runner.records.run_record import RECORD, read_run_record
 from harness.runner.records.stats import RunState
 from tests.render.run_pages import write_run
