@@ -12,7 +12,7 @@ from harness.bits.text import count, escape, one_line
 from harness.process.program_output import show_file
 from harness.render.chart import ROUND_S, axis_label
 from harness.render.failures import shown, unit_failures, without_middle
-from harness.render.html import html_page
+from harness.render.pages import html_page
 from harness.render.run_words import (
     REASON_OF_CODE,
     facts,
@@ -97,7 +97,6 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
     listed = _listed(record)
     return html_page(
         "run.html",
-        room="harness.render",
         styles=("report/templates/report.css", "templates/run.css"),
         script="templates/run.js",
         filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": lambda word: word.replace("_", " ")},

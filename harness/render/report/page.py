@@ -1,7 +1,7 @@
 """A report as one HTML file."""
 
 from harness.lab.report.subjects import Report
-from harness.render.html import html_page
+from harness.render.pages import html_page
 from harness.render.report.curves import measured, plots
 from harness.render.report.views import alone_view, pair_view, run_rows, visible
 
