@@ -6,10 +6,10 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, one_line, ranges
 from harness.runner.events import RunFinished
 from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured, exceeds_budget
-from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
+from harness.runner.isolation_notes import IsolationNote
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
-from harness.runner.schedule.splitting import Obstacle, Split, SplitReason
+from harness.runner.schedule.splitting import Split
 from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
@@ -82,57 +82,30 @@ def gpu_names(gpus: Iterable[str]) -> dict[str, str]:
 
 # ---- isolation
 
-CHANGES = {
-    IsolationCode.CHANGED_ENVIRONMENT: "changed environment variables and did not restore them",
-    IsolationCode.CHANGED_CWD: "changed the working directory, which rlharness restored, to",
-    IsolationCode.LEFT_PROCESS: "left a process running, which ends with its worker",
-    IsolationCode.LEFT_THREAD: "left a thread running, and its worker cannot exit before that ends",
-}
-NOT_FORKED = {
-    NotForked.THREADS: "{subject} starts threads when it is imported{more}",
-    NotForked.PLUGIN_THREADS: "the plugin {detail} starts threads; to run without it: rlharness run -- -p no:{detail}",
-    NotForked.SUITE_THREADS: "the suite starts threads before its files are imported{more}",
-    NotForked.CUDA: "{subject} initialises CUDA when it is imported{more}",
-    NotForked.PROCESSES: "{subject} starts a process when it is imported{more}",
-    NotForked.SOCKETS: "{subject} opens sockets when it is imported{more}",
-    NotForked.FILES: "{subject} holds a file open for writing when it is imported{more}",
-    NotForked.CWD: "{subject} changes the working directory when it is imported{more}",
-    NotForked.TEMPORARY_FILES: "{subject} makes temporary files when it is imported{more}",
-    NotForked.REPLACED: "{subject} replaces system functions when it is imported{more}",
-    NotForked.READS: "{reader} reads {name} when it is imported",
-    NotForked.NOT_LOADED: "the suite cannot be loaded ahead of its files{more}",
-    NotForked.NOT_IMPORTED: "the imports of the suite did not end well in the warm session{more}",
-    NotForked.NOT_READY: "the warm session is not ready{more}",
-    NotForked.NO_FORK: "the warm session could not fork{more}",
-    NotForked.LOST: "the warm session was lost{more}",
-    None: "{detail}",
-}
-
 
 def isolation_text(note: IsolationNote) -> str:
     """Return the sentence of a note. It may hold texts of others, unescaped."""
-    if note.code in CHANGES:
-        return f"{note.path} {CHANGES[note.code]}: {note.detail}"
-    name, _, reader = note.detail.partition(" ")
-    more = f" ({note.detail})" if note.detail else ""
+    detail, num = note.detail, note.num_processes
+    name, _, reader = detail.partition(" ")
+    more = f" ({detail})" if detail else ""
     subject = "the file" if note.path else "the suite"
-    why = NOT_FORKED[note.reason].format(detail=note.detail, more=more, subject=subject, name=name, reader=reader)
-    if note.code is IsolationCode.TESTS_NOT_FORKED:
-        files = note.path or count(note.num_processes, "file")
-        return f"the tests of {files} ran in one process{' each' if note.num_processes > 1 else ''}: {why}"
-    if not note.num_processes:
-        return f"each file has an interpreter of its own: {why}"
-    verb = "has" if note.num_processes == 1 else "have"
-    return f"{count(note.num_processes, 'process', 'processes')} {verb} an interpreter of their own: {why}"
+    why = note.reason(subject=subject, detail=detail, more=more, name=name, reader=reader) if note.reason else detail
+    processes = f"{count(num, 'process', 'processes')} {'has' if num == 1 else 'have'}" if num else "each file has"
+    return str(
+        note.code(
+            path=note.path,
+            detail=detail,
+            files=note.path or count(num, "file"),
+            each=" each" if num > 1 else "",
+            processes=processes,
+            whose="their" if num else "its",
+            why=why,
+        )
+    )
 
 
 # ---- files in parts
 
-OBSTACLES = {
-    Obstacle.ONE_TEST: "it has one test",
-    Obstacle.SHORT: "its parts would take less than 1 s",
-    Obstacle.NOT_COLLECTED: "its tests could not be listed before the run",
-}
 TIES = {
     "together": "its tests are marked to run together ({})",
     "marker": "its tests have the marker {}",
@@ -140,31 +113,19 @@ TIES = {
     "module-fixture": "its tests share the module-scoped fixture {}",
     "package-fixture": "its tests share the package-scoped fixture {}",
 }
-WHY_SPLIT = {
-    SplitReason.DOMINATES: "it takes {:.1f} s, and all work spread evenly takes {:.1f} s",
-    SplitReason.FEW_FILES: "there are fewer files than GPUs or CPU slots for them, and no duration is known",
-    SplitReason.NEEDS_DIFFER: "its tests need different numbers of GPUs",
-}
 
 
 def split_line(split: Split) -> str:
     """Return a line about one file: its number of parts or the obstacle, and why it is to be split."""
-    path, why = one_line(split.path), WHY_SPLIT[split.reason].format(split.expected_s, split.bound_s)
+    path, why = one_line(split.path), split.reason(expected_s=split.expected_s, bound_s=split.bound_s)
     if split.obstacle is None:
         return f"{path} is split into {count(split.num_parts, 'part')}: {why}"
     kind, _, name = split.detail.partition(" ")
-    tie = TIES.get(kind, "its tests run together").format(one_line(name))
-    return f"{path} is not split: {OBSTACLES.get(split.obstacle, tie)} ({why})"
+    obstacle = TIES[kind].format(one_line(name)) if kind in TIES else split.obstacle.sentence
+    return f"{path} is not split: {obstacle} ({why})"
 
 
 # ---- GPU memory
-
-UNMEASURED = {
-    Unmeasured.NOT_SEEN: "none of its processes was on a GPU in any sample",
-    Unmeasured.NOT_REPORTED: "the driver reports no memory by process here, as with MIG or in some containers",
-    Unmeasured.NOT_VISIBLE: "the driver lists processes that cannot be seen from here, as in a container",
-    Unmeasured.NO_ANSWER: "the driver did not answer in time",
-}
 
 
 def gb_text(num_bytes: int | None) -> str:
@@ -177,7 +138,7 @@ def gb_text(num_bytes: int | None) -> str:
 def memory_text(use: GpuMemoryUse, need: Need) -> str:
     """The peak of a unit with its budget and the test that ran then, or why it was not measured."""
     if use.peak_bytes is None:
-        return "GPU memory not measured" + (f": {UNMEASURED[use.why]}" if use.why else "")
+        return "GPU memory not measured" + (f": {use.why.sentence}" if use.why else "")
     test = f" in {one_line(use.test.partition('::')[2] or use.test)}" if use.test else ""
     budget = f" of a budget of {need.memory_gb:g} GB" if need.shared else ""
     return f"{gb_text(use.peak_bytes)} of GPU memory at its peak{test}{budget}"
@@ -196,6 +157,6 @@ def over_budget_lines(uses: Iterable[tuple[str, Need, GpuMemoryUse | None]]) -> 
 def unmeasured_lines(results: Iterable[UnitResult]) -> Iterator[str]:
     """Yield a line for each reason that a user can do something about why the memory of units was not measured."""
     whys = [result.gpu_memory.why for result in results if result.gpu_memory is not None]
-    for why, text in UNMEASURED.items():
+    for why in Unmeasured:
         if why is not Unmeasured.NOT_SEEN and why in whys:
-            yield f"the GPU memory of {count(whys.count(why), 'unit')} was not measured: {text}"
+            yield f"the GPU memory of {count(whys.count(why), 'unit')} was not measured: {why.sentence}"
