@@ -44,7 +44,7 @@ MAX_LISTED = 100
 NUM_SLOWEST = 10
 NUM_TICKS = 8
 LEAST_WIDTH = 0.15
-"""Percent of the timeline's width that a bar has at least; a passed one that would stand behind another is left out."""
+"""Percent of the timeline's width that a bar has at least; a passed one that another would hide is left out."""
 LEAST_OF_FILE = 1.5
 """Percent of the timeline's width from which the tests of a file are drawn."""
 NO_OUTCOME = "no outcome"

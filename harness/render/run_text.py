@@ -25,24 +25,7 @@ from harness.render.run_words import (
     tally,
     unmeasured_lines,
 )
-from harness.runner.events import (
-    AttemptFailed,
-    AttemptSlow,
-    AttemptTerminating,
-    CancelRequested,
-    CollectionFinished,
-    CollectionProgress,
-    DumpRequested,
-    Event,
-    GpuQuarantined,
-    GpuReadmitted,
-    Heartbeat,
-    LeaseRefused,
-    RunFinished,
-    RunStarted,
-    TestFinished,
-    UnitFinished,
-)
+from harness.runner import events
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.run_record import PAGE
 from harness.runner.records.stats import Running, RunState
@@ -88,7 +71,7 @@ class Sentence:
     text: str
 
 
-def head_lines(event: RunStarted) -> list[str]:
+def head_lines(event: events.RunStarted) -> list[str]:
     """The run's first lines: its name, the GPUs it may use and those it may not, and where its output is kept."""
     return [
         f"rlharness run {one_line(event.run_id)}: {count(len(event.gpus), 'GPU')}, "
@@ -101,37 +84,37 @@ def head_lines(event: RunStarted) -> list[str]:
     ]
 
 
-def sentences(event: Event, state: RunState) -> list[Sentence]:
+def sentences(event: events.Event, state: RunState) -> list[Sentence]:
     """Return the sentences about an event; empty for an event that needs none."""
     match event:
-        case CollectionFinished():
+        case events.CollectionFinished():
             left_out = [("deselected", unselected(event.num_deselected))] if event.num_deselected else []
             quiet = [("collected", _plan(event)), *left_out, *(("split", split_line(each)) for each in event.splits)]
             notes = [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
             return [*(Sentence(Tone.QUIET, *each) for each in quiet), *notes]
-        case UnitFinished():
+        case events.UnitFinished():
             return _unit_sentences(event.result, state)
-        case AttemptSlow():
+        case events.AttemptSlow():
             attempt = state.running.get(event.path)
             where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
             return [Sentence(Tone.WARNING, "slow", where)]
-        case AttemptFailed():
+        case events.AttemptFailed():
             what = count(len(event.tests), "test") if event.tests else "the whole file"
             next_up = f"{what} left" if event.is_rest else f"{what} again, {event.number} of {event.limit}"
             parts = [one_line(event.path), *facts(event.result, state), next_up]
             why = f": {one_line(event.result.reason)}" if event.result.reason else ""
             word = "continuing" if event.is_rest else "retrying"
             return [Sentence(Tone.WARNING, word, f"{label(event.result.outcome)} {', '.join(parts)}{why}")]
-        case AttemptTerminating():
+        case events.AttemptTerminating():
             return [Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")]
-        case GpuQuarantined():
+        case events.GpuQuarantined():
             return [Sentence(Tone.BAD, "QUARANTINED", _quarantine(event, state))]
-        case GpuReadmitted():
+        case events.GpuReadmitted():
             return [Sentence(Tone.QUIET, "leased again", f"{gpus([event.gpu_id], state)}: it is as it was before")]
-        case LeaseRefused():
+        case events.LeaseRefused():
             text = f"{one_line(event.path)}: its GPUs were not fit for use; it starts next on others"
             return [Sentence(Tone.WARNING, "queued again", text)]
-        case CancelRequested():
+        case events.CancelRequested():
             hint = "; running units are terminated (interrupt again to kill them)"
             doing = f"no more units start{hint if event.interrupt and state.running else ''}"
             doing = "running units are killed" if event.kill else doing
@@ -178,7 +161,7 @@ def shard_units(shard: ShardPlan, num_units: int) -> str:
     return f"{num_units:,} of {count(shard.num_suite_units, 'unit')}, partition {shard.partition}"
 
 
-def _plan(event: CollectionFinished) -> str:
+def _plan(event: events.CollectionFinished) -> str:
     num_units = len(event.units)
     units = count(num_units, "unit") if event.shard is None else shard_units(event.shard, num_units)
     times = f"planned {event.planned_makespan_s:.1f} s, lower bound {event.lower_bound_s:.1f} s"
@@ -186,7 +169,7 @@ def _plan(event: CollectionFinished) -> str:
     return f"{units} in {event.duration_s:.1f} s; {times}" + (f" ({guess})" if guess else "")
 
 
-def _quarantine(event: GpuQuarantined, state: RunState) -> str:
+def _quarantine(event: events.GpuQuarantined, state: RunState) -> str:
     return f"{gpus([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
 
 
@@ -215,22 +198,23 @@ class PlainReporter:
         self._stream = stream
         self._last_progress_t = 0.0
 
-    def on_event(self, event: Event, state: RunState) -> None:
+    def on_event(self, event: events.Event, state: RunState) -> None:
         """Write the lines of an event."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 put(self._stream, "".join(f"{line}\n" for line in head_lines(event)))
-            case CollectionProgress():
+            case events.CollectionProgress():
                 if event.t - self._last_progress_t >= COLLECTION_EVERY_S:
                     self._last_progress_t = event.t
                     self._line(event.t, "collecting", f"{event.num_done} of {count(event.num_total, 'file')} imported")
-            case Heartbeat() | DumpRequested():
-                self._line(event.t, "running" if isinstance(event, Heartbeat) else "dump", alive(state))
+            case events.Heartbeat() | events.DumpRequested():
+                self._line(event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state))
                 for attempt in state.running.values():
                     self._line(event.t, "", running_line(attempt, event.t, state))
             case _:
                 total = str(len(state.units))
-                done = f"[{len(state.results):>{len(total)}}/{total}] " if isinstance(event, UnitFinished) else ""
+                done = f"[{len(state.results):>{len(total)}}/{total}] "
+                done = done if isinstance(event, events.UnitFinished) else ""
                 for said in sentences(event, state):
                     self._line(event.t, said.label, done + said.text)
         self._stream.flush()
@@ -261,11 +245,11 @@ class SummaryReporter:
         self._collect_errors: dict[str, str] = {}
         """Collection errors that were shown, with the first unit that each was shown for."""
 
-    def on_event(self, event: Event, state: RunState) -> None:
+    def on_event(self, event: events.Event, state: RunState) -> None:
         """Keep the time of a finished test; write at the end."""
-        if isinstance(event, TestFinished) and self._num_slowest:
+        if isinstance(event, events.TestFinished) and self._num_slowest:
             self._seconds[event.nodeid] = max(event.duration_s, self._seconds.get(event.nodeid, 0.0))
-        if not isinstance(event, RunFinished):
+        if not isinstance(event, events.RunFinished):
             return
         slowest = sorted(self._seconds.items(), key=lambda each: (-each[1], each[0]))[: self._num_slowest]
         if slowest:
@@ -361,7 +345,7 @@ class SummaryReporter:
             elif if_empty:
                 self._put(f"({if_empty})\n")
 
-    def _figures(self, event: RunFinished, state: RunState) -> None:
+    def _figures(self, event: events.RunFinished, state: RunState) -> None:
         self._put("\n")
         for outcome in Outcome:
             if number := state.outcomes[outcome]:
@@ -389,7 +373,7 @@ class SummaryReporter:
         put(self._stream, text)
 
 
-def closing_line(event: RunFinished, state: RunState) -> str:
+def closing_line(event: events.RunFinished, state: RunState) -> str:
     """The run in one line: counts, wall time against sequential time, utilisation of the GPUs, lower bound."""
     outcomes = outcome_counts(state)
     units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
@@ -407,7 +391,7 @@ def closing_line(event: RunFinished, state: RunState) -> str:
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
 
 
-def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, list[str]]]:
+def _sections(event: events.RunFinished, state: RunState) -> Iterator[tuple[str, str, list[str]]]:
     """(head, colour, lines) of each list, empty ones included."""
     results = state.with_outcome(*Outcome)
 
