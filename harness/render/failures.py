@@ -1,14 +1,16 @@
 """Failures of a run: each failed test, and each unit whose end no failed test explains."""
 
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.bits.errors import ReportError
 from harness.bits.exit_codes import ExitCode
+from harness.bits.files import open_regular
 from harness.bits.text import count, one_line
-from harness.process.program_output import OutputFilter, output_tail
+from harness.process.program_output import OutputFilter, output_tail, show_file
 from harness.render.run_words import exit_reason, gpus
 from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState
@@ -176,3 +178,20 @@ def unprinted_failures(result: UnitResult) -> list[tuple[str, TestEnd]]:
     if result.outcome is not Outcome.INTERRUPTED and report.finished_exit in WITH_SUMMARY:
         return []
     return [(nodeid, end) for nodeid, end in report.ends.items() if end.outcome in FAILED]
+
+
+def show_kept(path: Path, write: Callable[[str], None], *, colour: bool, cap_bytes: int, if_empty: str = "") -> None:
+    """Write what an attempt has left in a file, its middle left out beyond `cap_bytes`."""
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        write(f"({one_line(str(path), 4096)} is gone)\n")
+        return
+    except OSError as error:  # the tests may have put anything in its place
+        write(f"({one_line(str(path), 4096)} is not shown: {error.strerror})\n")
+        return
+    with file:
+        if os.fstat(file.fileno()).st_size:
+            show_file(file, str(path), write, colour=colour, cap_bytes=cap_bytes)
+        elif if_empty:
+            write(f"({if_empty})\n")

@@ -1,5 +1,6 @@
 """The page of a run of tests: timeline, changes since earlier runs, failures, slowest, skipped, and all outcomes."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -7,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.exit_codes import ExitCode
-from harness.bits.files import open_regular
 from harness.bits.text import count, escape, one_line
-from harness.process.program_output import show_file
 from harness.render.chart import ROUND_S, axis_label
-from harness.render.failures import shown, unit_failures, without_middle
+from harness.render.failures import show_kept, shown, unit_failures, without_middle
 from harness.render.pages import html_page
 from harness.render.run_words import (
     REASON_OF_CODE,
@@ -280,8 +279,11 @@ def _failures(results: list[UnitResult], state: RunState) -> Iterator[dict[str, 
         texts = [(each, cut(shown(each.text)) if num_left > 0 else "") for each in found[:MAX_FAILED_TESTS]]
         files = []
         for title, name in (("Stacks of its processes at termination", "stacks.txt"), ("Output", "output.log")):
-            text = cut(_contents(Path(result.directory, name))) if result.directory and num_left > 0 else ""
-            files += [(title, text)] if text.strip() else []
+            path = Path(result.directory, name)
+            if result.directory and num_left > 0 and os.path.lexists(path):
+                pieces: list[str] = []
+                show_kept(path, pieces.append, colour=False, cap_bytes=MAX_OUTPUT, if_empty="no output")
+                files.append((title, cut("".join(pieces))))
         yield {
             "result": result,
             "label": label(result.outcome),
@@ -291,16 +293,3 @@ def _failures(results: list[UnitResult], state: RunState) -> Iterator[dict[str, 
             "files": files,
             "is_full": is_full,
         }
-
-
-def _contents(path: Path) -> str:
-    """The first and the last part of a file; the reason where it cannot be read, and nothing where there is none."""
-    pieces: list[str] = []
-    try:
-        with open_regular(path) as file:
-            show_file(file, str(path), pieces.append, colour=False, cap_bytes=MAX_OUTPUT)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:  # the tests may have put anything in its place
-        return f"({one_line(str(path), 4096)} is not shown: {error.strerror})"
-    return "".join(pieces)

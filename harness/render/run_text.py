@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.bits.exit_codes import ExitCode
-from harness.bits.files import open_regular
 from harness.bits.text import count, one_line, put
-from harness.process.program_output import MAX_SHOWN_BYTES, show_file
-from harness.render.failures import shown, unprinted_failures, without_middle
+from harness.process.program_output import MAX_SHOWN_BYTES
+from harness.render.failures import show_kept, shown, unprinted_failures, without_middle
 from harness.render.run_words import (
     estimated,
     exit_reason,
@@ -302,14 +301,14 @@ class SummaryReporter:
         self._file(directory / "output.log", "no output")
         for attempt in result.attempts:
             if attempt.is_rest and attempt.outcome.is_failure:
-                self._file(Path(attempt.directory) / "output.log", "")
+                self._file(Path(attempt.directory) / "output.log")
         if failures := unprinted_failures(result):
             self._rule(" tests that failed before its end ", RED, "-")
             self._failed_tests(failures)
         stacks = directory / "stacks.txt"
         if os.path.lexists(stacks):
             self._rule(" stacks of its processes at termination ", RED, "-")
-            self._file(stacks, "")
+            self._file(stacks)
         self._kept(result.directory)
 
     def _failed_worker(self, worker: WorkerFailure) -> None:
@@ -330,20 +329,8 @@ class SummaryReporter:
     def _kept(self, directory: str, said: str = "") -> None:
         self._put(self._paint(f"({said}kept in {one_line(directory, 4096)})", DIM) + "\n")
 
-    def _file(self, path: Path, if_empty: str) -> None:
-        try:
-            file = open_regular(path)
-        except FileNotFoundError:
-            self._put(f"({one_line(str(path), 4096)} is gone)\n")
-            return
-        except OSError as error:  # the tests may have put anything in its place
-            self._put(f"({one_line(str(path), 4096)} is not shown: {error.strerror})\n")
-            return
-        with file:
-            if os.fstat(file.fileno()).st_size:
-                show_file(file, str(path), self._put, colour=self._colour, cap_bytes=self._cap_bytes)
-            elif if_empty:
-                self._put(f"({if_empty})\n")
+    def _file(self, path: Path, if_empty: str = "") -> None:
+        show_kept(path, self._put, colour=self._colour, cap_bytes=self._cap_bytes, if_empty=if_empty)
 
     def _figures(self, event: events.RunFinished, state: RunState) -> None:
         self._put("\n")
