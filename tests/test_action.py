@@ -71,8 +71,8 @@ def test_every_expression_names_an_input_and_none_stands_in_a_script() -> None:
 
 def test_the_install_step_installs_the_action_itself(tmp_path: Path, programs: Path) -> None:
     write_program(programs / "python", 'printf "%s\\n" "$@"')
-    done = run_step("Install rlharness", {"extras": "engine,report", "constraints": "c.txt"}, tmp_path, programs)
-    wanted = f"rlharness[engine,report] @ file://{ROOT.resolve()}"
+    done = run_step("Install rlharness", {"extras": "engine,ray", "constraints": "c.txt"}, tmp_path, programs)
+    wanted = f"rlharness[engine,ray] @ file://{ROOT.resolve()}"
     assert done.stdout.splitlines() == ["-P", "-m", "pip", "install", "-c", "c.txt", wanted]
     bare = run_step("Install rlharness", {}, tmp_path, programs)
     assert bare.stdout.splitlines()[:4] == ["-P", "-m", "pip", "install"]

@@ -14,7 +14,7 @@ from tests.architecture_rules import Owned, Source, absent, house, trespasses, u
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = (
-    *("torch", "numpy", "ray", "pydantic", "yaml", "rich", "pynvml", "psutil", "sqlite3", "asyncio", "junitparser"),
+    *("torch", "numpy", "ray", "pydantic", "yaml", "rich", "pynvml", "psutil", "sqlite3", "asyncio"),
     *("pytest", "jinja2"),
 )
 

@@ -88,7 +88,7 @@ def test_the_two_commands_are_what_ci_and_packaging_provide() -> None:
         assert re.sub("^pip install", r"pip install --quiet --disable-pip-version-check", part) in script
     extras = PYPROJECT["project"]["optional-dependencies"]
     assert {"engine", "ray", "vllm", "dev"} <= extras.keys()
-    assert "rlharness[asynchronous,browser,engine,parquet,plots,ray,report,tensorboard,tests]" in extras["dev"]
+    assert "rlharness[asynchronous,browser,engine,parquet,plots,ray,tensorboard,tests]" in extras["dev"]
     assert not any(requirement.startswith("rlharness[") for requirement in extras["engine"])
     assert any(requirement.startswith("torch>") for requirement in extras["engine"]), "the demo's replay needs torch"
     assert PYPROJECT["project"]["scripts"] == {"rlharness": "harness.__main__:run", "rlcore": "rlcore.commands:main"}

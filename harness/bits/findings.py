@@ -37,7 +37,7 @@ class FindingCode(Enum):
     sentence: str
     remedy: str
 
-    def __new__(cls, code: str, sentence: str, remedy: str = "") -> "FindingCode":
+    def __new__(cls, code: str, sentence: str = "", remedy: str = "") -> "FindingCode":
         member = object.__new__(cls)
         member._value_, member.sentence, member.remedy = code, sentence, remedy
         return member

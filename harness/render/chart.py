@@ -10,8 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.bits.text import count, one_line
-from harness.render.outcomes import estimated
-from harness.render.splits import split_line
+from harness.render.run_words import estimated, split_line
 from harness.runner.events import plain
 from harness.runner.records.history import UNKNOWN_S
 from harness.runner.schedule.makespan_bounds import TOLERANCE
@@ -109,13 +108,13 @@ class _Scale:
         cells = [" "] * (self.num_columns + 1)
         for number in range(int(self.makespan_s / step_s) + 1):
             at = self.column(number * step_s)
-            mark = f"|{_axis_label(number * step_s, step_s)}"
+            mark = f"|{axis_label(number * step_s, step_s)}"
             room = len(cells) - at
             cells[at : at + len(mark)] = mark if len(mark) <= room else f"{'|':{room}}"
         return "".join(cells)
 
 
-def _axis_label(seconds: float, step_s: float) -> str:
+def axis_label(seconds: float, step_s: float) -> str:
     for unit, unit_s in (("h", 3_600), ("min", 60)):
         if step_s % unit_s == 0:
             return f"{round(seconds / unit_s)} {unit}"

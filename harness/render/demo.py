@@ -15,7 +15,7 @@ from harness.lab.demo.findings import (
     FileFinding,
 )
 from harness.lab.demo.project import TRAIN
-from harness.render.outcomes import label
+from harness.render.run_words import label
 from harness.runner.units import Outcome
 
 VERSION = 1

@@ -4,11 +4,13 @@ import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.bits.redaction import redact_text
 from harness.bits.text import count, one_line
 from harness.machine.findings import Finding, Severity
+from harness.render.serialise import serialised
 
 VERSION = 1
 TONES = {Severity.BROKEN: "1;31", Severity.WARNING: "33", Severity.FINE: "32"}
@@ -33,7 +35,7 @@ def findings_text(
     None for any length; commands are never wrapped.
     """
     width = min(MAX_CHECK_WIDTH, max((len(one_line(finding.check)) for finding in findings), default=0))
-    lines = [line for finding in findings for line in _lines(finding, width, colour, columns)]
+    lines = [line for finding in findings for line in _lines(_redacted(finding), width, colour, columns)]
     return "\n".join([*lines, "", *_closing(findings, took_s, colour), *_hint(findings, fix_command)])
 
 
@@ -43,19 +45,7 @@ def findings_json(findings: Iterable[Finding], *, exit_code: int, took_s: float)
         "version": VERSION,
         "exit_code": exit_code,
         "took_s": round(took_s, 3),
-        "findings": [
-            {
-                "check": finding.check,
-                "severity": finding.severity.value,
-                "measured": redact_text(finding.measured),
-                "breaks": redact_text(finding.breaks),
-                "remedy": redact_text(finding.remedy),
-                "exports": dict(finding.exports),
-                "unsets": list(finding.unsets),
-                "details": [redact_text(detail) for detail in finding.details],
-            }
-            for finding in findings
-        ],
+        "findings": [{**serialised(finding), "exports": dict(finding.exports)} for finding in map(_redacted, findings)],
     }
 
 
@@ -75,18 +65,25 @@ def fix_lines(findings: Iterable[Finding]) -> list[str]:
     ]
 
 
+def _redacted(finding: Finding) -> Finding:
+    measured, breaks, remedy = map(redact_text, (finding.measured, finding.breaks, finding.remedy))
+    return replace(
+        finding, measured=measured, breaks=breaks, remedy=remedy, details=tuple(map(redact_text, finding.details))
+    )
+
+
 def _lines(finding: Finding, width: int, colour: bool, columns: int | None) -> Iterator[str]:
     label = f"{LABELS[finding.severity]:<{LABEL_WIDTH}}"
-    first, *others = _wrapped(f"{label}  {one_line(finding.check):<{width}}  ", redact_text(finding.measured), columns)
+    first, *others = _wrapped(f"{label}  {one_line(finding.check):<{width}}  ", finding.measured, columns)
     yield _paint(label, TONES[finding.severity], colour) + first.removeprefix(label)
     yield from others
     indent = " " * (LABEL_WIDTH + 4)
     if finding.breaks:
-        yield from _wrapped(f"{indent}breaks: ", redact_text(finding.breaks), columns)
+        yield from _wrapped(f"{indent}breaks: ", finding.breaks, columns)
     if finding.remedy:
-        yield f"{indent}remedy: {one_line(redact_text(finding.remedy), MAX_CHARS)}"
+        yield f"{indent}remedy: {one_line(finding.remedy, MAX_CHARS)}"
     for detail in finding.details:
-        yield f"{indent}| {one_line(redact_text(detail), MAX_CHARS)}"
+        yield f"{indent}| {one_line(detail, MAX_CHARS)}"
 
 
 def _wrapped(head: str, text: str, columns: int | None) -> list[str]:

@@ -4,41 +4,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.bits.text import count, one_line
-from harness.render.gpu_memory import gb_text
+from harness.render.run_words import gb_text
 from harness.runner.records.trends import PastResult, Trend
 
 VERSION = 1
-LETTERS = {
-    **dict.fromkeys(("passed",), "."),
-    **dict.fromkeys(("failed", "collect_error", "pytest_error", "usage_error"), "F"),
-    "flaky": "f",
-    "leaning": "L",
-    "error": "E",
-    "skipped": "s",
-    "xfailed": "x",
-    "xpassed": "X",
-    "no_tests": "-",
-    "": "?",
-    **dict.fromkeys(("timed_out", "collect_timeout"), "T"),
-    **dict.fromkeys(("crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"), "C"),
-}
-"""Letter of each outcome, pytest's where it has one."""
 OTHER = "o"
 MEANINGS = {
-    ".": "passed",
-    "F": "failed",
-    "f": "flaky",
-    "L": "leaning",
-    "E": "error",
-    "s": "skipped",
-    "x": "xfailed",
-    "X": "xpassed",
-    "T": "timed out",
-    "C": "hung or crashed",
-    "-": "no tests",
-    "?": "not recorded",
-    OTHER: "other",
+    ".": ("passed", ("passed",)),
+    "F": ("failed", ("failed", "collect_error", "pytest_error", "usage_error")),
+    "f": ("flaky", ("flaky",)),
+    "L": ("leaning", ("leaning",)),
+    "E": ("error", ("error",)),
+    "s": ("skipped", ("skipped",)),
+    "x": ("xfailed", ("xfailed",)),
+    "X": ("xpassed", ("xpassed",)),
+    "T": ("timed out", ("timed_out", "collect_timeout")),
+    "C": ("hung or crashed", ("crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished")),
+    "-": ("no tests", ("no_tests",)),
+    "?": ("not recorded", ("",)),
+    OTHER: ("other", ()),
 }
+"""Letters, pytest's where it has one: what each means, and its outcomes."""
+LETTERS = {outcome: letter for letter, (_, outcomes) in MEANINGS.items() for outcome in outcomes}
 HEADS = ("outcomes", "runs", "median", "range", "spread")
 MEMORY_HEAD = "GPU memory"
 
@@ -60,7 +47,7 @@ def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
         lines.append(f"and {num_more:,} more; --limit N prints N")
     used = dict.fromkeys(letter for each in shown for letter in _letters(each))
     lines.append("")
-    lines.append("outcomes, oldest first: " + ", ".join(f"{letter} {MEANINGS[letter]}" for letter in used))
+    lines.append("outcomes, oldest first: " + ", ".join(f"{letter} {MEANINGS[letter][0]}" for letter in used))
     if len(trends) == 1:
         lines += ["", *(_result_line(each) for each in trends[0].results)]
     return lines
@@ -73,26 +60,27 @@ def history_json(trends: Sequence[Trend], *, exit_code: int, file: str, notes: S
         "exit_code": exit_code,
         "file": file,
         "notes": list(notes),
-        "trends": [
+        "trends": [_trend_json(each) for each in trends],
+    }
+
+
+def _trend_json(trend: Trend) -> dict[str, Any]:
+    return {
+        "name": trend.name,
+        "kind": "test" if trend.is_test else "file",
+        "median_s": trend.median_s,
+        "min_s": min(trend.durations_s, default=None),
+        "max_s": max(trend.durations_s, default=None),
+        "spread": trend.spread,
+        "peak_gpu_bytes": trend.peak_bytes,
+        "results": [
             {
-                "name": each.name,
-                "kind": "test" if each.is_test else "file",
-                "median_s": each.median_s,
-                "min_s": min(each.durations_s, default=None),
-                "max_s": max(each.durations_s, default=None),
-                "spread": each.spread,
-                "peak_gpu_bytes": each.peak_bytes,
-                "results": [
-                    {
-                        "run_id": result.run_id,
-                        "outcome": result.outcome or None,
-                        "duration_s": result.duration_s,
-                        "peak_gpu_bytes": result.peak_bytes,
-                    }
-                    for result in each.results
-                ],
+                "run_id": r.run_id,
+                "outcome": r.outcome or None,
+                "duration_s": r.duration_s,
+                "peak_gpu_bytes": r.peak_bytes,
             }
-            for each in trends
+            for r in trend.results
         ],
     }
 

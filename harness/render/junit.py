@@ -24,248 +24,187 @@ Units are written one at a time, so that memory holds the tests of one.
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO
-from xml.etree import ElementTree
-from xml.sax.saxutils import XMLGenerator
-from xml.sax.xmlreader import AttributesImpl
-
-from junitparser import Error, Failure, Skipped, TestCase, TestSuite
-from junitparser.junitparser import FinalResult
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 from harness.bits.errors import ReportError
 from harness.bits.text import escape, one_line
 from harness.process.clock import Clock
-from harness.render.late_file import LateFile
+from harness.render.failures import without_middle
+from harness.render.run_files import LateReporter
 from harness.runner.events import AttemptStarted, Event, RunFinished
 from harness.runner.records.stats import RunState
 from harness.runner.report_file import TestEnd, TestReport, read_report
 from harness.runner.reruns.retries import NAMED, read_attempts
 from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Attempt, Outcome, Unit, UnitResult, WorkerFailure
+from harness.runner.units import Attempt, Outcome, UnitResult
 
 MAX_TEXT = 200_000
 """Characters of one failure that are kept: GitLab refuses reports of more than 30 MB."""
-Reruns = list[tuple[Attempt, TestReport]]
-"""Earlier attempts, each with its report."""
-_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
+BAD = (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
 PASSING = (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)
+NO_OUTCOME = "the runner stopped before this unit had an outcome"
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
 
 
-class JUnitReporter:
-    """Writes `path` when the run has finished, or when it is closed before that; whole or not at all.
-
-    Raises UsageError where the file cannot be made, OSError where it cannot be written in the end.
-    """
+class JUnitReporter(LateReporter):
+    """Writes the report, also of a run that never finished."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self._file = LateFile(path, "JUnit XML")
+        super().__init__(path, "JUnit XML", lambda state, finished: "")
         self._clock = clock
         self._began: datetime | None = None
-        self._started_t: dict[str, float] = {}
-        self._state: RunState | None = None
-        self._is_written = False
+        self._started: dict[str, datetime] = {}
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Remember when units started; write at the end."""
-        if self._began is None:
-            self._began = self._clock.wall() - timedelta(seconds=event.t)
-        self._state = state
+        self._began = self._began or self._clock.wall() - timedelta(seconds=event.t)
         if isinstance(event, AttemptStarted):
-            self._started_t.setdefault(event.path, event.t)
-        elif isinstance(event, RunFinished) and not self._is_written:
-            self._write(state, event.t, event.error, event.failed_workers)
+            self._started.setdefault(event.path, self._began + timedelta(seconds=event.t))
+        super().on_event(event, state)
 
-    def close(self) -> None:
-        """Write what is known of a run that never finished."""
-        if self._state is not None and not self._is_written:
-            self._write(self._state, self._state.t, "", ())
-
-    def _write(self, state: RunState, seconds: float, error: str, workers: Sequence[WorkerFailure]) -> None:
-        self._is_written = True
+    def _write(self, state: RunState, finished: RunFinished | None) -> None:
+        totals = Counter(tests=0, failures=0, errors=0)
         with TemporaryFile(dir=self._file.path.parent) as suites:
-            totals = Counter[str]()
-            for suite in self._suites(state, error, workers):
-                totals += Counter(tests=suite.tests, failures=suite.failures, errors=suite.errors)
-                suites.write(suite.tostring() + b"\n")  # type: ignore[no-untyped-call]
+            for suite in self._suites(state, finished):
+                totals.update({name: int(suite.attrib[name]) for name in totals})
+                suites.write(tostring(suite, "unicode").encode() + b"\n")
             suites.seek(0)
-            self._assemble(suites, totals, seconds)
+            counts = " ".join(f'{name}="{number}"' for name, number in totals.items())
+            root = f'<testsuites name="rlharness" time="{state.t:.3f}" {counts}>'
+            with self._file.opened() as file:
+                file.write(f'<?xml version="1.0" encoding="utf-8"?>\n{root}\n'.encode())
+                shutil.copyfileobj(suites, file)
+                file.write(b"</testsuites>")
 
-    def _suites(self, state: RunState, error: str, workers: Sequence[WorkerFailure]) -> Iterator[TestSuite]:
-        cases = [_run_case("[run]", error, "run", error)] if error else []
-        cases += [_run_case(f"[worker {each.name}]", each.reason, "worker", each.text) for each in workers]
-        if cases:
-            suite = TestSuite("rlharness")
-            suite.add_testcases(cases)
-            suite._elem.set("file", ".")  # the suite as a whole
+    def _suites(self, state: RunState, finished: RunFinished | None) -> Iterator[Element]:
+        whole = [("[run]", finished.error, "run", finished.error)] if finished and finished.error else []
+        for each in finished.failed_workers if finished else ():
+            whole.append((f"[worker {each.name}]", each.reason, "worker", each.text))
+        if whole:
+            cases = [_case(name, "rlharness", _told("error", *error)) for name, *error in whole]
+            yield _suite("rlharness", ".", cases)
+        for path, unit in sorted(state.units.items()):
+            result = state.results.get(path) or UnitResult(unit, Outcome.INTERRUPTED, NO_OUTCOME)
+            suite = _suite(path, unit.file_path, list(_cases(result)), result.duration_s)
+            if path in self._started:
+                suite.set("timestamp", self._started[path].isoformat(timespec="milliseconds"))
             yield suite
-        for unit in sorted(state.units.values(), key=lambda unit: unit.path):
-            yield self._suite(unit, state.results.get(unit.path))
-
-    def _assemble(self, suites: BinaryIO, totals: Counter[str], seconds: float) -> None:
-        """Put the root around the suites."""
-        with self._file.opened() as file:
-            xml = XMLGenerator(file, encoding="utf-8")
-            xml.startDocument()
-            counts = {name: str(totals[name]) for name in ("tests", "failures", "errors")}
-            root = {"name": "rlharness", "time": f"{seconds:.3f}", **counts}
-            xml.startElement("testsuites", AttributesImpl(root))
-            xml.characters("\n")
-            shutil.copyfileobj(suites, file)
-            xml.endElement("testsuites")
-
-    def _suite(self, unit: Unit, result: UnitResult | None) -> TestSuite:
-        result = result or UnitResult(unit, Outcome.INTERRUPTED, "the runner stopped before this unit had an outcome")
-        suite = TestSuite(_legal(unit.path))
-        suite.add_testcases(list(_cases(result)))
-        suite.time = round(result.duration_s, 3)
-        suite._elem.set("file", _legal(unit.file_path))
-        if self._began is not None and unit.path in self._started_t:
-            started = self._began + timedelta(seconds=self._started_t[unit.path])
-            suite.timestamp = started.isoformat(timespec="milliseconds")
-        return suite
 
 
-def _run_case(name: str, reason: str, kind: str, text: str) -> TestCase:
-    """Return a testcase of an error that belongs to no unit."""
-    case = TestCase(name, "rlharness", 0.0)
-    case.result = _with_text(Error(_message(reason), kind), text)
+def _suite(name: str, file: str, cases: list[Element], seconds: float = 0.0) -> Element:
+    tags = Counter(child.tag for case in cases for child in case)
+    counts = {"failures": tags["failure"], "errors": tags["error"], "skipped": tags["skipped"]}
+    numbers = {"tests": len(cases), **counts, "time": round(seconds, 3)}
+    suite = Element("testsuite", {"name": _legal(name), "file": _legal(file)})
+    suite.attrib |= {key: str(number) for key, number in numbers.items()}
+    suite.extend(cases)
+    return suite
+
+
+def _case(name: str, classname: str, *children: Element | None, seconds: float = 0.0) -> Element:
+    case = Element("testcase", name=name, classname=classname, time=str(round(seconds, 3)))
+    case.extend(child for child in children if child is not None)
     return case
 
 
-def _cases(result: UnitResult) -> Iterator[TestCase]:
-    """The testcases of one unit, in the order of its tests."""
-    try:
-        report = read_attempts(result)
-        unreadable = ""
-    except (OSError, ReportError) as error:
-        report, unreadable = TestReport(), f"its report cannot be read: {error}"
-    reruns = _reruns(result)
-    explained = False
-    for nodeid in report.all_ids():
-        outcome = report.outcome_of(nodeid)
-        bad = outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
-        explained |= bad or (outcome is TestOutcome.UNSTARTED and not _has_stopped_itself(report, result))
-        yield _test_case(nodeid, report, result, reruns)
-    if result.outcome is Outcome.FLAKY and (case := _flaky_case(result, reruns)) is not None:
-        yield case
-    if unreadable or not (explained or result.outcome in PASSING):
-        yield _unit_case(result, report, unreadable)
-
-
-def _test_case(nodeid: str, report: TestReport, result: UnitResult, reruns: Reruns) -> TestCase:
-    name, classname = _names(nodeid)
-    outcome = report.outcome_of(nodeid)
-    end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
-    case = TestCase(name, classname, round(end.duration_s, 3))
-    told = _final_result(end, outcome, result, stopped_itself=_has_stopped_itself(report, result))
-    if told is not None:
-        case.result = told
-    for attempt, earlier in reruns:
-        if (rerun := _rerun(nodeid, attempt, earlier, "rerun" if outcome in NAMED else "flaky")) is not None:
-            case._elem.append(rerun)
-    if result.directory and outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED):
-        case.system_out = _output_of(result)
-    return case
-
-
-def _reruns(result: UnitResult) -> Reruns:
-    """Return the earlier attempts of a unit with their reports; without one that cannot be read."""
-    found = []
-    for attempt in (each for each in result.attempts if not each.is_rest):
-        with suppress(OSError, ReportError):
-            found.append((attempt, read_report(Path(attempt.directory, "report.jsonl"))))
-    return found
-
-
-def _rerun(nodeid: str, attempt: Attempt, report: TestReport, kind: str) -> ElementTree.Element | None:
-    """Return the element of a test that failed in an earlier attempt; None if it did not."""
-    outcome = report.outcome_of(nodeid)
-    if outcome not in NAMED:
-        return None
-    end = report.ends.get(nodeid, TestEnd(outcome, 0.0, attempt.reason or attempt.outcome.value, ""))
-    name = f"{kind}{'Failure' if outcome is TestOutcome.FAILED else 'Error'}"
-    return _rerun_element(name, end.reason, outcome.value, end.text, attempt)
-
-
-def _flaky_case(result: UnitResult, reruns: Reruns) -> TestCase | None:
-    """Return a testcase of the earlier attempts of a flaky unit that failed without a failed test; None without any."""
-    case = TestCase("[flaky]", _names(result.unit.path)[1], 0.0)
-    for attempt, report in reruns:
-        if not any(report.outcome_of(nodeid) in NAMED for nodeid in report.all_ids()):
-            case._elem.append(_rerun_element("flakyError", attempt.reason, attempt.outcome.value, "", attempt))
-    return case if len(case._elem) else None
-
-
-def _rerun_element(name: str, reason: str, kind: str, text: str, attempt: Attempt) -> ElementTree.Element:
-    element = ElementTree.Element(name, message=_message(reason or kind), type=kind)
-    trace = ElementTree.SubElement(element, "stackTrace")
-    trace.text = _legal(text if len(text) <= MAX_TEXT else _shortened(text))
-    output = f"output of the test file: {Path(attempt.directory, 'output.log')}"
-    ElementTree.SubElement(element, "system-out").text = _legal(output)
+def _told(tag: str, reason: str, kind: str, text: str = "") -> Element:
+    """Return what became of a test."""
+    element = Element(tag, message=_legal(one_line(reason, 1000)), type=kind)
+    element.text = _legal(without_middle(text, MAX_TEXT)) or None
     return element
 
 
-def _has_stopped_itself(report: TestReport, result: UnitResult) -> bool:
-    """Whether pytest left tests out by its own choice, as with -x; not where rlharness ended the file."""
-    return report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED, Outcome.LEANING)
+def _output(directory: str) -> Element | None:
+    element = Element("system-out")
+    element.text = _legal(f"output of the test file: {Path(directory, 'output.log')}")
+    return element if directory else None
 
 
-def _final_result(
-    end: TestEnd, outcome: TestOutcome, result: UnitResult, *, stopped_itself: bool
-) -> FinalResult | None:
-    """Return the result element of a test's testcase; None for a testcase without one."""
+def _cases(result: UnitResult) -> Iterator[Element]:
+    """The testcases of one unit, in the order of its tests."""
+    try:
+        report, unreadable = read_attempts(result), ""
+    except (OSError, ReportError) as error:
+        report, unreadable = TestReport(), f"its report cannot be read: {error}"
+    reruns: list[tuple[Attempt, TestReport]] = []
+    for attempt in (each for each in result.attempts if not each.is_rest):
+        with suppress(OSError, ReportError):
+            reruns.append((attempt, read_report(Path(attempt.directory, "report.jsonl"))))
+    # Pytest left tests out by its own choice, as with -x; not where rlharness ended the file.
+    stopped = report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED, Outcome.LEANING)
+    is_explained = False
+    for nodeid in report.all_ids():
+        outcome = report.outcome_of(nodeid)
+        is_explained |= outcome in BAD or (outcome is TestOutcome.UNSTARTED and not stopped)
+        end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
+        told = _end(end, outcome, result, stopped_itself=stopped)
+        kind = "rerun" if outcome in NAMED else "flaky"
+        earlier = [_rerun(kind, nodeid, attempt, each) for attempt, each in reruns if each.outcome_of(nodeid) in NAMED]
+        output = _output(result.directory) if outcome in BAD else None
+        yield _case(*_names(nodeid), told, *earlier, output, seconds=end.duration_s)
+    if result.outcome is Outcome.FLAKY:
+        whole = [
+            _earlier("flakyError", attempt.reason or attempt.outcome.value, attempt.outcome.value, "", attempt)
+            for attempt, each in reruns
+            if not any(each.outcome_of(nodeid) in NAMED for nodeid in each.all_ids())
+        ]
+        if whole:  # attempts that failed without a failed test
+            yield _case("[flaky]", _names(result.unit.path)[1], *whole)
+    if unreadable or not (is_explained or result.outcome in PASSING):
+        yield _unit_case(result, report, unreadable)
+
+
+def _end(end: TestEnd, outcome: TestOutcome, result: UnitResult, *, stopped_itself: bool) -> Element | None:
+    """Return what became of a test; None for one that passed."""
     why = result.reason or result.outcome.value
-    told: FinalResult | None = None
     match outcome:
         case TestOutcome.FAILED | TestOutcome.ERROR if result.is_accepted:
-            told = _with_text(Skipped(_message(f"{result.outcome.value}: {why}"), "leaning"), end.text)
-        case TestOutcome.FAILED:
-            told = _with_text(Failure(_message(end.reason), "failed"), end.text)
-        case TestOutcome.ERROR:
-            told = _with_text(Error(_message(end.reason), "error"), end.text)
-        case TestOutcome.SKIPPED:
-            told = _with_text(Skipped(_message(end.reason), "skipped"), end.text)
+            return _told("skipped", f"{result.outcome.value}: {why}", "leaning", end.text)
+        case TestOutcome.FAILED | TestOutcome.ERROR | TestOutcome.SKIPPED:
+            return _told(
+                "failure" if outcome is TestOutcome.FAILED else outcome.value, end.reason, outcome.value, end.text
+            )
         case TestOutcome.XFAILED:
-            told = Skipped(_message(end.reason), "xfailed")
+            return _told("skipped", end.reason, "xfailed")
         case TestOutcome.UNFINISHED:
-            told = Error(_message(f"it was running when the process ended: {why}"), "unfinished")
+            return _told("error", f"it was running when the process ended: {why}", "unfinished")
         case TestOutcome.UNSTARTED if stopped_itself:
-            told = Skipped("pytest stopped before it began", "unstarted")
+            return _told("skipped", "pytest stopped before it began", "unstarted")
         case TestOutcome.UNSTARTED:
-            told = Error(_message(f"the process ended before it began: {why}"), "unstarted")
-    return told
+            return _told("error", f"the process ended before it began: {why}", "unstarted")
+    return None
 
 
-def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> TestCase:
+def _rerun(kind: str, nodeid: str, attempt: Attempt, report: TestReport) -> Element:
+    """Return the element of a test that failed in an earlier attempt."""
+    outcome = report.outcome_of(nodeid)
+    end = report.ends.get(nodeid, TestEnd(outcome, 0.0, attempt.reason or attempt.outcome.value, ""))
+    name = f"{kind}{'Failure' if outcome is TestOutcome.FAILED else 'Error'}"
+    return _earlier(name, end.reason or outcome.value, outcome.value, end.text, attempt)
+
+
+def _earlier(tag: str, reason: str, kind: str, text: str, attempt: Attempt) -> Element:
+    element = _told(tag, reason, kind)
+    SubElement(element, "stackTrace").text = _legal(without_middle(text, MAX_TEXT))
+    element.extend(each for each in [_output(attempt.directory)] if each is not None)
+    return element
+
+
+def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> Element:
     """Return a testcase for a unit whose outcome none of its tests explains."""
     outcome = result.outcome
     part = f" {result.unit.part}" if result.unit.part else ""
-    case = TestCase(f"[{outcome.value}]{part}", _names(result.unit.file_path)[1], 0.0)
-    message = _message(unreadable or result.reason or outcome.value.replace("_", " "))
+    message = unreadable or result.reason or outcome.value.replace("_", " ")
+    told = _told("skipped", message, outcome.value)  # it never ran; or it passed, and only its report is gone
     if result.is_failure or outcome is Outcome.INTERRUPTED:
         texts = [text for _, text in report.collect_errors] or [result.unit.collect_error]
-        case.result = _with_text(Error(message, outcome.value), "\n".join(texts))
-    else:  # it never ran; or it passed, and only its report is gone
-        case.result = Skipped(message, outcome.value)
-    if result.directory:
-        case.system_out = _output_of(result)
-    return case
-
-
-def _with_text(told: FinalResult, text: str) -> FinalResult:
-    if text:
-        told.text = _legal(text if len(text) <= MAX_TEXT else _shortened(text))
-    return told
-
-
-def _shortened(text: str) -> str:
-    half = MAX_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+        told = _told("error", message, outcome.value, "\n".join(texts))
+    return _case(f"[{outcome.value}]{part}", _names(result.unit.file_path)[1], told, _output(result.directory))
 
 
 def _names(nodeid: str) -> tuple[str, str]:
@@ -275,14 +214,6 @@ def _names(nodeid: str) -> tuple[str, str]:
     inner, bracket, parameters = rest.partition("[")
     *classes, name = inner.split("::")
     return _legal(name + bracket + parameters) or module, _legal(".".join([module, *classes]))
-
-
-def _message(text: str) -> str:
-    return _legal(one_line(text, 1000))
-
-
-def _output_of(result: UnitResult) -> str:
-    return _legal(f"output of the test file: {Path(result.directory, 'output.log')}")
 
 
 def _legal(text: str) -> str:

@@ -1,18 +1,18 @@
 """Output of a run of tests on GitHub Actions: annotations of failures and flaky files, and the summary of the job."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, harmless, one_line
 from harness.process.invocation import Invocation
-from harness.process.program_output import OutputFilter
-from harness.render.failure_list import Failure, list_failures, list_unmet, most_telling_first
+from harness.render.failures import Failure, list_failures, list_unmet, most_telling_first, shown
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
-from harness.render.outcomes import gpus, tally
+from harness.render.pages import from_template
+from harness.render.run_text import closing_line
+from harness.render.run_words import exit_reason, gpus, tally
 from harness.render.source_locations import SourceTree
-from harness.render.summary import closing_line, exit_reason
 from harness.render.workflow_commands import stop_lines
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs
@@ -57,8 +57,7 @@ class GithubReporter:
         tree = SourceTree(Path(self._job.environ.get(WORKSPACE_VARIABLE) or self._job.cwd), self._job.cwd)
         self.close()
         say_lines(annotations(failures, state, event, tree), self._stream)
-        lines = _summary("run", state, event, failures, record=record, comparison=comparison)
-        _append(lines, state, event, self._job.environ)
+        _summary("run", state, event, failures, self._job.environ, record=record, comparison=comparison)
 
     def close(self) -> None:
         """Have GitHub obey workflow commands again."""
@@ -79,8 +78,7 @@ class GithubReporter:
 
 def summarize_merge(state: RunState, finished: RunFinished, environ: Mapping[str, str]) -> None:
     """Add the summary of merged runs to that of the job; their own jobs have annotated the failures."""
-    lines = _summary("merge", state, finished, most_telling_first(list_failures(state, finished)))
-    _append(lines, state, finished, environ)
+    _summary("merge", state, finished, most_telling_first(list_failures(state, finished)), environ)
 
 
 def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinished, tree: SourceTree) -> Iterator[str]:
@@ -122,63 +120,58 @@ def _summary(
     state: RunState,
     finished: RunFinished,
     failures: Sequence[Failure],
+    environ: Mapping[str, str],
     *,
     record: RunRecord | None = None,
     comparison: Comparison | None = None,
-) -> Iterator[str]:
-    """Yield the lines of the summary, in Markdown."""
-    yield from _head(title, state, finished)
-    outcomes = [(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]]
-    if outcomes:
-        yield from ("| outcome | units |", "|---|---|")
-        yield from (f"| {_sign(outcome)} {outcome.value.replace('_', ' ')} | {num:,} |" for outcome, num in outcomes)
-        yield ""
-    if state.tests:
-        yield from (f"Tests: {tally(TestCounts(dict(state.tests)))}.", "")
-    if comparison:
-        changes = [
-            f"{_code(each.name)}: {plain(each.before)} in run {plain(each.run_id)}, now {plain(each.now)}"
-            for each in comparison.newly_failing
-        ]
-        yield from _section("Newly failing", changes)
-    yield from _failed(failures)
-    flaky = state.with_outcome(Outcome.FLAKY)
-    yield from _section("Flaky", [f"{_code(each.unit.path)}: {plain('; '.join(_flaky_lines(each)))}" for each in flaky])
-    unmet = [f"{_code(each.name)}: {plain(each.reason)}" for each in list_unmet(state)]
-    yield from _section("Not run for lack of GPUs", unmet)
-    held = [
-        f"{plain(gpus([each.gpu_id], state))} after {_code(each.path)}: {plain(each.reason)}"
-        for each in state.quarantined.values()
-    ]
-    yield from _section("GPUs in quarantine", held)
-    yield from _slowest(record)
-    yield from _section("Notes", [plain(one_line(note, 1000)) for note in finished.notes])
-    page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
-    if page and page.is_file():
-        yield f"Page of the run: {_code(str(page))}"
-
-
-def _head(title: str, state: RunState, finished: RunFinished) -> Iterator[str]:
+) -> None:
+    """Add the summary of a run to that of the job."""
     words = {ExitCode.OK: "passed", ExitCode.TESTS_FAILED: "tests failed"}
     verdict = words.get(ExitCode(finished.exit_code)) or exit_reason(finished, state)
-    yield from (f"### rlharness {title}: {plain(verdict or f'exit code {finished.exit_code}')}", "")
-    yield from (f"{plain(one_line(closing_line(finished, state), 1000))}.", "")
+    closing = plain(one_line(closing_line(finished, state), 1000))
+    head = f"### rlharness {title}: {plain(verdict or f'exit code {finished.exit_code}')}\n\n{closing}.\n"
+    first = list(_folded(failures))
+    tests = [test for span in record.files.values() for test in span.tests] if record else []
+    page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
+    text = from_template(
+        "job_summary.md",
+        filters={"code": _code},
+        head=head,
+        outcomes=[(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]],
+        tests=tally(TestCounts(dict(state.tests))) if state.tests else "",
+        newly_failing=[
+            f"{_code(each.name)}: {plain(each.before)} in run {plain(each.run_id)}, now {plain(each.now)}"
+            for each in (comparison.newly_failing if comparison else ())
+        ],
+        num_failures=len(failures),
+        folded=first,
+        others=[f"{_code(each.title)}{plain(_reason(each))}" for each in failures[len(first) :]],
+        flaky=[
+            f"{_code(each.unit.path)}: {plain('; '.join(_flaky_lines(each)))}"
+            for each in state.with_outcome(Outcome.FLAKY)
+        ],
+        unmet=[f"{_code(each.name)}: {plain(each.reason)}" for each in list_unmet(state)],
+        quarantined=[
+            f"{plain(gpus([each.gpu_id], state))} after {_code(each.path)}: {plain(each.reason)}"
+            for each in state.quarantined.values()
+        ],
+        slowest=sorted(tests, key=lambda test: (-test.duration_s, test.nodeid))[:NUM_SLOWEST],
+        notes=[plain(one_line(note, 1000)) for note in finished.notes],
+        page=str(page) if page and page.is_file() else "",
+        max_listed=MAX_LISTED,
+    )
+    append_to_summary(text, environ, short=f"{head}\nThe full summary exceeds the size limit.\n")
 
 
-def _failed(failures: Sequence[Failure]) -> Iterator[str]:
-    """Yield the failures: the first ones with their text folded, then names."""
-    if not failures:
-        return
-    yield from (f"#### Failures ({len(failures):,})", "")
-    num_left, num_folded = MAX_TEXT_BYTES, 0
+def _folded(failures: Sequence[Failure]) -> Iterator[str]:
+    """Yield the first failures with their texts below titles that open them, as many as fit."""
+    num_left = MAX_TEXT_BYTES
     for failure in failures[:MAX_TEXTS]:
-        text = _harmless(failure.text) or "\n".join(failure.message())
+        text = shown(failure.text) or "\n".join(failure.message())
         num_left -= len(text.encode("utf-8", "backslashreplace"))
         if num_left < 0:
-            break
-        num_folded += 1
-        yield from folded(f"❌ {failure.title}{_reason(failure)}", text.rstrip("\n").split("\n"))
-    yield from _listed([f"{_code(each.title)}{plain(_reason(each))}" for each in failures[num_folded:]])
+            return
+        yield "\n".join(folded(f"❌ {failure.title}{_reason(failure)}", text.rstrip("\n").split("\n"))).rstrip("\n")
 
 
 def _reason(failure: Failure) -> str:
@@ -186,46 +179,5 @@ def _reason(failure: Failure) -> str:
     return (f": {one_line(failure.reason, 150)}" if failure.reason else "") + same
 
 
-def _slowest(record: RunRecord | None) -> Iterator[str]:
-    tests = [test for span in record.files.values() for test in span.tests] if record else []
-    slowest = sorted(tests, key=lambda test: (-test.duration_s, test.nodeid))[:NUM_SLOWEST]
-    if not slowest:
-        return
-    yield from ("<details><summary>Slowest tests</summary>", "", "| test | seconds | outcome |", "|---|---:|---|")
-    yield from (f"| {_code(each.nodeid)} | {each.duration_s:.2f} | {each.outcome.value} |" for each in slowest)
-    yield from ("", "</details>", "")
-
-
-def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield from (f"#### {title} ({len(lines):,})", "")
-        yield from _listed(lines)
-
-
-def _listed(lines: Sequence[str]) -> Iterator[str]:
-    """Yield a list of Markdown; the entries after the limit are counted."""
-    if lines:
-        yield from (f"- {line}" for line in lines[:MAX_LISTED])
-        yield from ([f"- and {len(lines) - MAX_LISTED:,} more"] if len(lines) > MAX_LISTED else [])
-        yield ""
-
-
-def _append(lines: Iterable[str], state: RunState, finished: RunFinished, environ: Mapping[str, str]) -> None:
-    head = "\n".join(_head("run", state, finished))
-    short = f"{head}\nThe full summary exceeds the size limit.\n"
-    append_to_summary("".join(f"{line}\n" for line in lines), environ, short=short)
-
-
 def _code(text: str) -> str:
     return f"<code>{plain(text)}</code>"
-
-
-def _sign(outcome: Outcome) -> str:
-    if outcome.is_failure:
-        return "❌"
-    return "✅" if outcome is Outcome.PASSED else "🟡"
-
-
-def _harmless(text: str) -> str:
-    output = OutputFilter(colour=False)
-    return output.feed(text.encode("utf-8", "backslashreplace")) + output.finish()

@@ -56,7 +56,7 @@ def make_display(num_runs: int, clock: Clock, *, colour: bool, environ: Mapping[
     """Return the display of numbered runs that fits standard error."""
     if sys.stderr is None or not sys.stderr.isatty() or environ.get("TERM") == "dumb":
         return RunLines(num_runs)
-    from harness.render.live.replay_line import ReplayLine
+    from harness.render.replay_line import ReplayLine
 
     return ReplayLine(sys.stderr, clock, num_runs, colour=colour)
 

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
-from harness.render.jsonl import JsonlReporter
-from harness.render.plain import PlainReporter
-from harness.render.run_page.reporter import PageText, RunPageReporter
-from harness.render.slowest import SlowestReporter
-from harness.render.summary import SummaryReporter
+from harness.render.run_files import JsonlReporter, LateReporter
+from harness.render.run_json import trace_events_text
+from harness.render.run_page import run_page_text
+from harness.render.run_text import PlainReporter, SummaryReporter
 from harness.runner.reporter import Guarded, Reporter
 
 
@@ -59,9 +59,7 @@ def make_reporters(
         add(_display(options, stream, clock, say), "the display")
         for late, name, is_asked in _late(options, clock):
             add(late, name, is_asked=is_asked, is_late=True)
-        if options.num_slowest:
-            add(SlowestReporter(stream, options.num_slowest), "the slowest tests")
-        add(SummaryReporter(stream, colour=options.colour), "the summary")
+        add(SummaryReporter(stream, colour=options.colour, num_slowest=options.num_slowest), "the summary")
         if options.github_job is not None:
             from harness.render.run_github import GithubReporter
 
@@ -76,21 +74,19 @@ def _late(options: ReportOptions, clock: Clock) -> Iterator[tuple[Reporter, str,
         from harness.render.junit import JUnitReporter
 
         yield JUnitReporter(options.junit_file, clock), f"the JUnit XML in {options.junit_file}", True
-    if options.record_file is None:
+    if (record := options.record_file) is None:
         return
-    if options.trace_events_file is not None:
-        from harness.render.trace_events import TraceEventsReporter
-
-        events = TraceEventsReporter(options.trace_events_file, options.record_file)
-        yield events, f"the trace events in {options.trace_events_file}", True
-    page = PageText(options.record_file)
+    if (path := options.trace_events_file) is not None:
+        contents = f"the trace events in {path}"
+        yield LateReporter(path, "the trace events", partial(trace_events_text, record)), contents, True
     for path in filter(None, (options.page_file, options.html_file)):
-        yield RunPageReporter(path, page), f"the page in {path}", path == options.html_file
+        page = LateReporter(path, "the page of the run", partial(run_page_text, record))
+        yield page, f"the page in {path}", path == options.html_file
 
 
 def _display(options: ReportOptions, stream: TextIO, clock: Clock, say: Callable[[str], None]) -> Reporter:
     if not options.is_terminal:
         return PlainReporter(stream)
-    from harness.render.live.reporter import LiveReporter
+    from harness.render.run_live import LiveReporter
 
     return LiveReporter(stream, clock, colour=options.colour, say=say)

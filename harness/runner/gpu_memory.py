@@ -5,21 +5,21 @@ sample ─▶ bytes by process of each GPU, and the processes of each unit ─�
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from harness.bits.findings import FindingCode
 from harness.runner.need import Need
 
 MAX_TESTS = 10_000
 """Tests of one unit whose peaks are kept."""
 
 
-class Unmeasured(StrEnum):
+class Unmeasured(FindingCode):
     """Reason why there is no figure for a unit."""
 
-    NOT_SEEN = "not_seen"  # no process of it was on its GPUs in any sample
-    NOT_REPORTED = "not_reported"  # the driver lists its processes without their memory, as with MIG
-    NOT_VISIBLE = "not_visible"  # the driver lists processes of another PID namespace
-    NO_ANSWER = "no_answer"  # the driver did not answer in time
+    NOT_SEEN = "not_seen", "none of its processes was on a GPU in any sample"
+    NOT_REPORTED = "not_reported", "the driver reports no memory by process here, as with MIG or in some containers"
+    NOT_VISIBLE = "not_visible", "the driver lists processes that cannot be seen from here, as in a container"
+    NO_ANSWER = "no_answer", "the driver did not answer in time"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,40 +1,41 @@
-"""Notes on isolation as codes with their values; `harness.render.isolation` has the sentences."""
+"""Notes on isolation as codes with their sentences and values."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
+
+from harness.bits.findings import FindingCode
 
 
-class IsolationCode(StrEnum):
-    """Codes of notes on isolation. Scripts rely on the values: none changes its meaning."""
+class IsolationCode(FindingCode):
+    """Codes of notes on isolation."""
 
-    CHANGED_ENVIRONMENT = "changed_environment"  # a file left variables changed for later files of its worker
-    CHANGED_CWD = "changed_cwd"
-    LEFT_PROCESS = "left_process"
-    LEFT_THREAD = "left_thread"  # not a daemon thread: the worker cannot exit before it ends
-    TESTS_NOT_FORKED = "tests_not_forked"  # all tests of a file ran in one process, with --isolate test
-    NOT_FORKED = "not_forked"  # processes that were started and not forked from the warm session
+    CHANGED_ENVIRONMENT = "changed_environment", "{path} did not restore variables of the environment: {detail}"
+    CHANGED_CWD = "changed_cwd", "{path} changed the working directory, which rlharness restored, to: {detail}"
+    LEFT_PROCESS = "left_process", "{path} left a process running, which ends with its worker: {detail}"
+    LEFT_THREAD = "left_thread", "{path} left a thread running, which its worker waits for when it ends: {detail}"
+    TESTS_NOT_FORKED = "tests_not_forked", "the tests of {files} ran in one process{each}: {why}"
+    NOT_FORKED = "not_forked", "{processes} an interpreter of {whose} own: {why}"
 
 
-class NotForked(StrEnum):
+class NotForked(FindingCode):
     """Reasons why something is not forked."""
 
-    THREADS = "threads"
-    PLUGIN_THREADS = "plugin_threads"  # a plugin had started threads before the file was imported
-    SUITE_THREADS = "suite_threads"  # a conftest file, or an unknown plugin, had
-    CUDA = "cuda"
-    PROCESSES = "processes"
-    SOCKETS = "sockets"
-    FILES = "files"
-    CWD = "cwd"
-    TEMPORARY_FILES = "temporary_files"
-    REPLACED = "replaced"
-    READS = "reads"  # a module reads a variable at import that differs between files
-    NOT_LOADED = "not_loaded"  # the warm session did not start
-    NOT_IMPORTED = "not_imported"  # the warm session did not survive an import
-    NOT_READY = "not_ready"
-    NO_FORK = "no_fork"  # one fork failed
-    LOST = "lost"  # the warm session ended
+    THREADS = "threads", "{subject} starts threads when it is imported{more}"
+    PLUGIN_THREADS = "plugin_threads", "the plugin {detail} starts threads; without it: rlharness run -- -p no:{detail}"
+    SUITE_THREADS = "suite_threads", "the suite starts threads before its files are imported{more}"
+    CUDA = "cuda", "{subject} initialises CUDA when it is imported{more}"
+    PROCESSES = "processes", "{subject} starts a process when it is imported{more}"
+    SOCKETS = "sockets", "{subject} opens sockets when it is imported{more}"
+    FILES = "files", "{subject} holds a file open for writing when it is imported{more}"
+    CWD = "cwd", "{subject} changes the working directory when it is imported{more}"
+    TEMPORARY_FILES = "temporary_files", "{subject} makes temporary files when it is imported{more}"
+    REPLACED = "replaced", "{subject} replaces system functions when it is imported{more}"
+    READS = "reads", "{reader} reads {name} when it is imported"
+    NOT_LOADED = "not_loaded", "the suite cannot be loaded ahead of its files{more}"
+    NOT_IMPORTED = "not_imported", "the imports of the suite did not end well in the warm session{more}"
+    NOT_READY = "not_ready", "the warm session is not ready{more}"
+    NO_FORK = "no_fork", "the warm session could not fork{more}"
+    LOST = "lost", "the warm session was lost{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.text import count, one_line, path_text, put, ranges
-from harness.render.outcomes import gpu_names, gpus, label, tally
+from harness.render.run_words import gpu_names, gpus, label, tally
 from harness.runner.events import RunStarted
 from harness.runner.records.stats import RunState
 from harness.runner.test_outcomes import TestCounts, TestOutcome

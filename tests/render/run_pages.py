@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from harness.bits.exit_codes import ExitCode
 from harness.process.run_directory import make_run_directory
-from harness.render.jsonl import JsonlReporter
-from harness.render.run_page.reporter import PageText, RunPageReporter
+from harness.render.run_files import JsonlReporter, LateReporter
+from harness.render.run_page import run_page_text
 from harness.runner.events import (
     AttemptStarted,
     CollectionFinished,
@@ -37,7 +38,8 @@ def write_run(root: Path, run_id: str, files: Mapping[str, Tests], *, num_gpus: 
     directory = make_run_directory(root, run_id)
     state = RunState()
     record = directory / RECORD
-    reporters: list[Reporter] = [JsonlReporter(record), RunPageReporter(directory / PAGE, PageText(record))]
+    page = LateReporter(directory / PAGE, "the page", partial(run_page_text, record))
+    reporters: list[Reporter] = [JsonlReporter(record), page]
 
     def take(event: Event) -> None:
         state.apply(event)

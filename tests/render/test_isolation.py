@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.render.isolation import isolation_text
-from harness.render.json_summary import summary_json
+from harness.render.run_json import summary_json
+from harness.render.run_words import isolation_text
 from harness.runner import events
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.records.merging import merge_runs

@@ -1,5 +1,6 @@
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 
 from harness.bits.errors import UsageError
-from harness.render.jsonl import JsonlReporter
 from harness.render.junit import JUnitReporter
+from harness.render.run_files import JsonlReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
@@ -46,58 +47,10 @@ def told(case: TestCase) -> tuple[Any, ...]:
     return tuple((result.type, result.message) for result in case.result) or (None,)
 
 
-def names(suite: TestSuite) -> list[tuple[str, str]]:
-    return [(case.name, case.classname) for case in suite]
-
-
-def test_each_test_has_its_outcome(sample_run: Any, file: Path) -> None:
+def test_a_whole_run_reads_as_the_golden(sample_run: Any, file: Path, golden: Callable[[str, str], None]) -> None:
     sample_run.tell(JUnitReporter(file, FakeClock()))
-    found = suites(file)
-    assert names(found["tests/test_ok.py"]) == [
-        ("test_a", "tests.test_ok"),
-        ("test_c[x::y]", "tests.test_ok.TestB"),
-    ]
-    fine, failed, in_error = found["tests/test_bad.py"]
-    assert told(fine) == (None,)
-    assert told(failed) == (("failed", "assert 1 == 2"),)
-    assert failed.result[0].text == "E   assert 1 == 2\nbell \\x07 nul \\x00"
-    assert told(in_error) == (("error", "fixture 'gone' not found"),)
-    assert "units/bad/output.log" in failed.system_out
-    assert [told(case) for case in found["tests/test_skipped.py"]] == [
-        (("skipped", "no flash-attn"),),
-        (("skipped", "no H100"),),
-    ]
-
-
-def test_tests_that_never_wrote_their_end_are_errors(sample_run: Any, file: Path) -> None:
-    sample_run.tell(JUnitReporter(file, FakeClock()))
-    waits, later = suites(file)["tests/test_hang.py"]
-    reason = "test_waits ran longer than its 30 s"
-    assert told(waits) == (("unfinished", f"it was running when the process ended: {reason}"),)
-    assert told(later) == (("unstarted", f"the process ended before it began: {reason}"),)
-
-
-def test_a_unit_whose_outcome_no_test_explains_has_a_testcase_of_its_own(sample_run: Any, file: Path) -> None:
-    sample_run.tell(JUnitReporter(file, FakeClock()))
-    found = suites(file)
-    passed, crashed = found["tests/test_crash.py"]
-    assert told(passed) == (None,)
-    assert (crashed.name, told(crashed)) == ("[crashed]", (("crashed", "signal 11 (SIGSEGV)"),))
-    (imported,) = found["tests/test_import.py"]
-    assert told(imported) == (("collect_error", "ModuleNotFoundError: moonshine"),)
-    assert "import moonshine" in imported.result[0].text
-    (wide,) = found["tests/test_wide.py"]
-    assert wide.is_skipped
-    assert told(wide) == (("not_run", "needs 16 GPUs; here: 2 x NVIDIA H200 143 GB"),)
-    assert list(found["tests/test_empty.py"]) == []
-
-
-def test_suites_carry_time_date_and_file(sample_run: Any, file: Path) -> None:
-    sample_run.tell(JUnitReporter(file, FakeClock()))
-    suite = suites(file)["tests/test_hang.py"]
-    assert suite.time == 32.0
-    assert suite.timestamp == "2026-01-01T00:00:16.000+00:00"
-    assert suite._elem.get("file") == "tests/test_hang.py"
+    assert len(suites(file)) == 9
+    golden("junit.xml", sample_run.without_paths(file.read_text("utf-8")) + "\n")
 
 
 def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any, file: Path) -> None:
@@ -109,14 +62,6 @@ def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any,
     assert told(next(iter(found["tests/test_leaky.py"]))) == (
         ("interrupted", "the runner stopped before this unit had an outcome"),
     )
-
-
-def test_nothing_is_left_beside_the_file(sample_run: Any, file: Path) -> None:
-    file.parent.mkdir()
-    file.write_text("an older report")
-    sample_run.tell(JUnitReporter(file, FakeClock()))
-    assert list(file.parent.iterdir()) == [file]
-    assert "an older report" not in file.read_text()
 
 
 def test_an_older_report_stays_when_the_new_one_cannot_be_written(sample_run: Any, file: Path) -> None:
@@ -187,7 +132,7 @@ def test_a_failure_of_200_mb_is_shortened_and_says_so(sample_run: Any, file: Pat
     (case,) = suites(file)["tests/test_ok.py"]
     text = case.result[0].text
     assert len(text) < 201_000
-    assert "1800000 characters left out" in text
+    assert "1,800,000 characters left out" in text
 
 
 @given(text=st.text(max_size=60), outcome=st.sampled_from(Outcome))

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.render.live.frame import FrameStyle, Picture, frame
-from harness.render.live.reporter import LiveReporter
-from harness.render.live.screen import Screen
+from harness.render.run_live import FrameStyle, LiveReporter, Picture, Screen, frame
 from harness.runner.records.stats import Progress, Running, RunState
 from harness.runner.units import Outcome
 from tests.support.fake_clock import FakeClock

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from harness.render.live.replay_line import ReplayLine
+from harness.render.replay_line import ReplayLine
 from harness.render.run_lines import RunLines, make_display
 from tests.support.fake_clock import FakeClock
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import struct
-import sys
 from base64 import b64encode
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -14,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.digests import RAW
-from harness.bits.errors import UsageError
 from harness.lab.report.subjects import Report, Subject
-from harness.render.report.page import page, require_jinja
+from harness.render.report.page import page
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import read_trace
 from tests.render.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
@@ -89,7 +87,7 @@ def test_what_a_trace_holds_is_text(hostile: str) -> None:
     assert HOSTILE not in hostile
     text = Elements(hostile).text
     assert text.count(HOSTILE) >= 8, "names, command line, identity, prompt, completions, tokens"
-    assert "{{7*7}}" in text and "49" not in re.findall(r"\b49\b", text)
+    assert "{{7*7}}" in text
     assert "\u202e" not in hostile and "\\u202e" in text
 
 
@@ -193,12 +191,6 @@ def test_a_completion_that_holds_a_secret_is_not_shown(tmp_path: Path) -> None:
     (b / "completions.jsonl").write_text(json.dumps({"step": 1, "prompt": key, "completion": "x"}), "utf-8")
     text = page_of(tmp_path, a, b)
     assert key not in re.sub("<[^>]*>", "", text)
-
-
-def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(UsageError, match=r"needs Jinja2.*(?s:.)*pip install 'rlharness\[report\]'"):
-        require_jinja()
 
 
 def test_a_leaf_is_named_with_its_occurrence_and_whose_part_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
 from harness.process.invocation import Invocation
-from harness.render.failure_list import Failure
+from harness.render.failures import Failure
 from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
 from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, annotations, summarize_merge
 from harness.render.source_locations import SourceTree

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.render.jsonl import JsonlReporter
 from harness.render.junit import JUnitReporter
-from harness.render.run_page.reporter import PageText, RunPageReporter
+from harness.render.run_files import JsonlReporter, LateReporter
 from harness.render.run_reporters import ReportOptions, make_reporters
-from harness.render.trace_events import TraceEventsReporter
 from tests.support.fake_clock import FakeClock
 
 
@@ -63,8 +61,7 @@ def test_one_that_fails_takes_no_other_with_it(sample_run: Any, tmp_path: Path) 
     [
         (JsonlReporter, "events cannot be written"),
         (lambda path: JUnitReporter(path, FakeClock()), "cannot be written to"),
-        (lambda path: RunPageReporter(path, PageText(path)), "the page of the run cannot be written to"),
-        (lambda path: TraceEventsReporter(path, path), "trace events cannot be written"),
+        (lambda path: LateReporter(path, "the page", lambda state, finished: ""), "the page cannot be written to"),
     ],
 )
 def test_a_file_that_cannot_be_made_is_refused_before_the_run(
@@ -92,7 +89,7 @@ def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any) 
 def test_heavy_libraries_wait_until_they_are_asked_for() -> None:
     code = (
         "import sys, harness.render.run_reporters;"
-        "print([name for name in ('rich', 'junitparser', 'xml') if name in sys.modules])"
+        "print([name for name in ('rich', 'xml', 'jinja2') if name in sys.modules])"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=Path(__file__).parents[2])
     assert out == "[]\n"

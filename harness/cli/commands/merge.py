@@ -14,8 +14,8 @@ from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import show
 from harness.render.junit import JUnitReporter
-from harness.render.merge import merge_json, merge_lines
-from harness.render.summary import SummaryReporter
+from harness.render.run_json import merge_json
+from harness.render.run_text import SummaryReporter, merge_lines
 from harness.render.workflow_commands import is_outermost_on_github
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run

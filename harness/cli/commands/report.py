@@ -19,7 +19,7 @@ from harness.lab.report.subjects import Pair, Report, Subject, letter
 from harness.process.invocation import Invocation
 from harness.render.console import say, show
 from harness.render.divergence import LABELS, headline, verdict_json
-from harness.render.report.page import GENERATOR, page, require_jinja
+from harness.render.report.page import GENERATOR, page
 from harness.trace.diff import diff
 from harness.trace.layout import MANIFEST, log_name
 from harness.trace.reader import Trace, read_trace
@@ -35,7 +35,6 @@ _RUN = re.compile(r"run-(\d+)")
 def run_report(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness report`; raises UsageError and TraceError for user errors."""
     out = place_of(invocation.cwd, arguments["out"])
-    require_jinja()
     _check_out(out)
     report = read_report(invocation.cwd, arguments["traces"])
     size_bytes = _write(out, page(report))

@@ -36,7 +36,7 @@ def unit_result(
 def unforked_note(path: str, why: str, detail: str) -> IsolationNote:
     """Return the note on a file whose tests were not forked; `why` is of the report, which a test can write to."""
     code = IsolationCode.TESTS_NOT_FORKED
-    if why in set(NotForked):
+    if why in {each.value for each in NotForked}:
         return IsolationNote(code, path, NotForked(why), detail=detail)
     return IsolationNote(code, path, detail=why)
 

@@ -10,9 +10,9 @@ Pure: no clock, no machine, no randomness.
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import ceil
 
+from harness.bits.findings import FindingCode
 from harness.runner.need import Need
 from harness.runner.report_file import ListedTest
 
@@ -27,21 +27,21 @@ NO_NEED = Need()
 MIN_TEST_S = 1e-4
 
 
-class SplitReason(StrEnum):
+class SplitReason(FindingCode):
     """Why a file is to be split."""
 
-    DOMINATES = "dominates"  # it would end long after the other files of its class could
-    FEW_FILES = "few_files"  # fewer files than GPUs or CPU slots, and no duration is known
-    NEEDS_DIFFER = "needs_differ"  # its tests ask for different numbers of GPUs
+    DOMINATES = "dominates", "it takes {expected_s:.1f} s, and all work spread evenly takes {bound_s:.1f} s"
+    FEW_FILES = "few_files", "there are fewer files than GPUs or CPU slots for them, and no duration is known"
+    NEEDS_DIFFER = "needs_differ", "its tests need different numbers of GPUs"
 
 
-class Obstacle(StrEnum):
+class Obstacle(FindingCode):
     """Why a file that is to be split runs whole."""
 
-    ONE_TEST = "one_test"
-    TIED = "tied"  # all tests belong together; the detail is the tie
-    SHORT = "short"  # parts would take less than a second
-    NOT_COLLECTED = "not_collected"  # its tests could not be listed ahead of the run
+    ONE_TEST = "one_test", "it has one test"
+    TIED = "tied", "its tests run together"  # the detail is the tie
+    SHORT = "short", "its parts would take less than 1 s"
+    NOT_COLLECTED = "not_collected", "its tests could not be listed before the run"
 
 
 @dataclass(frozen=True, slots=True)

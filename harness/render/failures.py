@@ -1,19 +1,20 @@
-"""Failures of a run as a list: each failed test, and each unit whose end no failed test explains."""
+"""Failures of a run: each failed test, and each unit whose end no failed test explains."""
 
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.bits.errors import ReportError
 from harness.bits.exit_codes import ExitCode
+from harness.bits.files import open_regular
 from harness.bits.text import count, one_line
-from harness.process.program_output import output_tail
-from harness.render.outcomes import gpus
-from harness.render.summary import exit_reason
+from harness.process.program_output import OutputFilter, output_tail, show_file
+from harness.render.run_words import exit_reason, gpus
 from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState
-from harness.runner.report_file import TestReport, read_report
+from harness.runner.report_file import TestEnd, TestReport, read_report
 from harness.runner.reruns.retries import read_attempts
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Attempt, Outcome, UnitResult, file_of
@@ -61,7 +62,8 @@ def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
     """Return the failures of a run by path, after the one of the run itself. Reads the reports of failed units."""
     found = [*_of_run(state, finished)]
     first: dict[tuple[Outcome, str], int] = {}
-    found += [Failure(f"worker {each.name}", "error", each.reason, _cut(each.text)) for each in finished.failed_workers]
+    for worker in finished.failed_workers:
+        found.append(Failure(f"worker {worker.name}", "error", worker.reason, without_middle(worker.text)))
     for result in state.with_outcome(*Outcome):
         error = result.unit.collect_error
         if error and (result.outcome, error) in first:
@@ -70,7 +72,7 @@ def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
             continue
         if error:
             first[result.outcome, error] = len(found)
-        found += _of_unit(result)
+        found += unit_failures(result)
     return found
 
 
@@ -104,7 +106,8 @@ def _of_run(state: RunState, finished: RunFinished) -> Iterator[Failure]:
     yield Failure("", f"exit code {finished.exit_code}", one_line(reason, 1000), "\n".join(held))
 
 
-def _of_unit(result: UnitResult) -> Iterator[Failure]:
+def unit_failures(result: UnitResult) -> Iterator[Failure]:
+    """Yield the failed tests of a unit, those that never ended, and the unit itself where they do not explain it."""
     outcome = result.outcome
     if not (outcome.is_failure or outcome is Outcome.INTERRUPTED):
         return
@@ -113,7 +116,7 @@ def _of_unit(result: UnitResult) -> Iterator[Failure]:
     failed = [(nodeid, end) for nodeid, end in report.ends.items() if end.outcome in FAILED]
     for nodeid, end in failed:
         reason = "; ".join(part for part in (why, end.reason) if part)
-        yield Failure(nodeid, "leaning" if why else end.outcome.value, reason, _cut(end.text))
+        yield Failure(nodeid, "leaning" if why else end.outcome.value, reason, without_middle(end.text))
     if outcome is Outcome.INTERRUPTED:
         return
     for nodeid in report.running:
@@ -123,7 +126,7 @@ def _of_unit(result: UnitResult) -> Iterator[Failure]:
     text = "\n".join(text for _, text in report.collect_errors) or result.unit.collect_error
     if not text and result.directory:
         text = "\n".join(output_tail(Path(result.directory, "output.log")))
-    yield Failure(result.unit.path, _words(outcome.value), result.reason, _cut(text))
+    yield Failure(result.unit.path, _words(outcome.value), result.reason, without_middle(text))
 
 
 def _end_of(nodeid: str, result: UnitResult) -> tuple[str, str]:
@@ -149,8 +152,46 @@ def _words(outcome: str) -> str:
     return outcome.replace("_", " ")
 
 
-def _cut(text: str) -> str:
-    if len(text) <= MAX_CHARS:
-        return text
-    half = MAX_CHARS // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+def without_middle(text: str, limit: int = MAX_CHARS) -> str:
+    """Return `text`, its middle left out where it is longer than `limit` characters."""
+    half = limit // 2
+    left_out = f"\n[... {len(text) - 2 * half:,} characters left out ...]\n"
+    return text if len(text) <= limit else f"{text[:half]}{left_out}{text[len(text) - half :]}"
+
+
+def shown(text: str, *, colour: bool = False) -> str:
+    """Return the text of a failure without anything that a terminal would obey but colours, if it may have them."""
+    output = OutputFilter(colour=colour)
+    return output.feed(text.encode("utf-8", "backslashreplace")) + output.finish()
+
+
+WITH_SUMMARY = (0, 1, 2, 4, 5)
+"""Exit codes at which pytest prints the failures of its tests before it exits."""
+
+
+def unprinted_failures(result: UnitResult) -> list[tuple[str, TestEnd]]:
+    """Return the failed tests of a unit, with their node ids, that no printed output shows, since pytest was ended."""
+    try:
+        report = read_report(Path(result.directory) / "report.jsonl") if result.directory else TestReport()
+    except (ReportError, OSError):
+        return []
+    if result.outcome is not Outcome.INTERRUPTED and report.finished_exit in WITH_SUMMARY:
+        return []
+    return [(nodeid, end) for nodeid, end in report.ends.items() if end.outcome in FAILED]
+
+
+def show_kept(path: Path, write: Callable[[str], None], *, colour: bool, cap_bytes: int, if_empty: str = "") -> None:
+    """Write what an attempt has left in a file, its middle left out beyond `cap_bytes`."""
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        write(f"({one_line(str(path), 4096)} is gone)\n")
+        return
+    except OSError as error:  # the tests may have put anything in its place
+        write(f"({one_line(str(path), 4096)} is not shown: {error.strerror})\n")
+        return
+    with file:
+        if os.fstat(file.fileno()).st_size:
+            show_file(file, str(path), write, colour=colour, cap_bytes=cap_bytes)
+        elif if_empty:
+            write(f"({if_empty})\n")

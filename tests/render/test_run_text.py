@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.render.failed_tests import MAX_CHARS, MAX_SHOWN
-from harness.render.summary import SummaryReporter
-from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
+from harness.render.run_text import MAX_CHARS, MAX_TESTS, PlainReporter, SummaryReporter
+from harness.runner.events import CancelRequested, CollectionFinished, Event, RunFinished, TestFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
 from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.render.conftest import attempt, end
+from tests.support.golden import GOLDEN
+from tests.support.manual import goldens
 
 
 def told(*events: Event) -> str:
@@ -39,6 +40,44 @@ def results(*units: tuple[UnitResult, ...] | UnitResult) -> list[Event]:
 
 def unit(name: str, source: NeedSource = NeedSource.AST) -> Unit:
     return Unit(name, Need(1), source)
+
+
+def test_lines_of_a_whole_run_read_as_the_golden(golden: Callable[[str, str], None], sample_run: Any) -> None:
+    stream = io.StringIO()
+    sample_run.tell(PlainReporter(stream))
+    golden("plain_run.txt", sample_run.without_paths(stream.getvalue()))
+    assert goldens("plain_run") == {"plain_run": (GOLDEN / "plain_run.txt").read_text("utf-8")}, "the manual shows it"
+
+
+def test_no_control_character_reaches_the_stream() -> None:
+    stream, state = io.StringIO(), RunState()
+    unit = Unit("tests/\x1b[2J\r.py", Need(), NeedSource.AST)
+    reporter = PlainReporter(stream)
+    for event in (
+        CollectionFinished(0.0, (unit,), (0.0,), 0.0, 0.0, 0.0),
+        UnitFinished(1.0, UnitResult(unit, Outcome.FAILED, "bad\x07\nthing", directory="/d")),
+    ):
+        state.apply(event)
+        reporter.on_event(event, state)
+    text = stream.getvalue()
+    assert "\\x1b[2J" in text
+    assert "bad\\x07 thing" in text
+    assert not [c for c in text if ord(c) < 0x20 and c != "\n"]
+
+
+def test_units_that_a_cancelled_run_does_not_start_get_no_line_each() -> None:
+    stream, state = io.StringIO(), RunState()
+    units = tuple(Unit(f"test_{index}.py", Need(), NeedSource.AST) for index in range(100))
+    reporter = PlainReporter(stream)
+    for event in (
+        CollectionFinished(0.0, units, (0.0,) * 100, 0.0, 0.0, 0.0),
+        CancelRequested(1.0, "SIGINT", kill=False),
+        *(UnitFinished(1.0, UnitResult(unit, Outcome.NOT_RUN, "cancelled")) for unit in units),
+    ):
+        state.apply(event)
+        reporter.on_event(event, state)
+    assert "SIGINT: no more units start" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 2
 
 
 @pytest.mark.parametrize(("name", "colour"), [("summary.txt", False), ("summary_colour.txt", True)])
@@ -139,7 +178,7 @@ def test_failures_of_a_file_that_was_ended_are_bounded(tmp_path: Path) -> None:
     text = "E   a\x1b[2Jb\n" + "x" * 3 * MAX_CHARS
     ends = [
         {"k": "end", "id": f"a.py::test_{n}", "outcome": "failed", "duration_s": 0.1, "reason": "r", "text": text}
-        for n in range(MAX_SHOWN + 5)
+        for n in range(MAX_TESTS + 5)
     ]
     records = [{"k": "hello", "version": 1}, *ends]
     (tmp_path / "report.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -147,10 +186,10 @@ def test_failures_of_a_file_that_was_ended_are_bounded(tmp_path: Path) -> None:
     tests = TestCounts({TestOutcome.FAILED: len(ends)})
     crashed = UnitResult(unit("a.py"), Outcome.CRASHED, duration_s=1.0, tests=tests, directory=str(tmp_path))
     shown = told(*results(crashed), finished(ExitCode.TESTS_FAILED))
-    assert shown.count("FAILED a.py::test_") == MAX_SHOWN
+    assert shown.count("FAILED a.py::test_") == MAX_TESTS
     assert "and 5 more" in shown
     assert "E   ab\n" in shown
-    assert len(shown) < MAX_SHOWN * (MAX_CHARS + 200) + 2000
+    assert len(shown) < MAX_TESTS * (MAX_CHARS + 200) + 2000
 
 
 def test_the_page_of_the_run_is_named_before_the_closing_line(sample_run: Any) -> None:
@@ -164,3 +203,16 @@ def test_the_page_of_the_run_is_named_before_the_closing_line(sample_run: Any) -
     page, closing = last_lines()
     assert page == f"page: {sample_run.directory / 'run.html'}"
     assert closing.startswith("9 units: ")
+
+
+def test_the_slowest_tests_come_first_each_with_its_longest_time() -> None:
+    stream, state = io.StringIO(), RunState()
+    reporter = SummaryReporter(stream, colour=False, num_slowest=3)
+    ran = [("a.py::b", 1.0), ("b.py::x[\x1b[31m]", 0.1), ("b.py::x[\x1b[31m]", 3.0), ("a.py::a", 1.0), ("a.py::c", 0.5)]
+    for nodeid, seconds in ran:
+        reporter.on_event(TestFinished(1.0, nodeid.partition("::")[0], nodeid, "passed", seconds), state)
+    assert stream.getvalue() == "", "nothing before the end of the run"
+    reporter.on_event(finished(ExitCode.OK), state)
+    title, *lines = stream.getvalue().splitlines()[1:5]
+    assert title == "slowest tests (3)"
+    assert lines == ["       3.00 s  b.py::x[\\x1b[31m]", "       1.00 s  a.py::a", "       1.00 s  a.py::b"]

@@ -1,0 +1,295 @@
+"""The page of a run of tests: timeline, changes since earlier runs, failures, slowest, skipped, and all outcomes."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import count, escape, one_line
+from harness.render.chart import ROUND_S, axis_label
+from harness.render.failures import show_kept, shown, unit_failures, without_middle
+from harness.render.pages import html_page
+from harness.render.run_words import (
+    REASON_OF_CODE,
+    facts,
+    gb_text,
+    isolation_text,
+    label,
+    memory_text,
+    outcome_counts,
+    over_budget_lines,
+    tally,
+)
+from harness.runner.events import RunFinished
+from harness.runner.records.run_comparison import FAILING, Comparison, compare_runs, read_earlier_runs
+from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, read_run_record
+from harness.runner.records.stats import RunState
+from harness.runner.records.timeline import Row, rows_of
+from harness.runner.test_outcomes import TestCounts
+from harness.runner.units import UnitResult
+
+MAX_TESTS = 10_000
+"""Of more tests, those that failed and the longest are listed."""
+MAX_BYTES = 1_200_000
+"""Bytes of the texts of all failures together."""
+MAX_OUTPUT = 40_000
+MAX_FAILED_TESTS = 40
+"""Failed tests of one file that are shown."""
+MAX_FILES = 200
+MAX_LISTED = 100
+NUM_SLOWEST = 10
+NUM_TICKS = 8
+LEAST_WIDTH = 0.15
+"""Percent of the timeline's width that a bar has at least; a passed one that another would hide is left out."""
+LEAST_OF_FILE = 1.5
+"""Percent of the timeline's width from which the tests of a file are drawn."""
+NO_OUTCOME = "no outcome"
+TONES = {
+    "bad": ("failed", "leaning", "error", "collect_error", "pytest_error", "usage_error"),
+    "lost": (
+        *("collect_timeout", "timed_out", "crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"),
+    ),
+    "stopped": ("interrupted", "not_run", "unstarted", NO_OUTCOME),
+    "quiet": ("flaky", "skipped", "xfailed", "no_tests"),
+    "good": ("passed", "xpassed"),
+}
+"""Colour of each outcome; in the order in which files are listed."""
+TONE_OF = {outcome: tone for tone, outcomes in TONES.items() for outcome in outcomes}
+LEGEND = {
+    "good": "passed",
+    "bad": "failed",
+    "lost": "hung or crashed",
+    "quiet": "skipped or no tests",
+    "stopped": "stopped",
+}
+_TURNS = re.compile("[\u2028-\u202e\u2066-\u2069]")
+
+
+@lru_cache(maxsize=1)  # it may be written to two files
+def run_page_text(record_file: Path, state: RunState, finished: RunFinished | None) -> str:
+    """Return the page of a run; reads the outputs of its failed files. Raises OSError for an unreadable record."""
+    record = read_run_record(record_file, *([finished] if finished else []))
+    return run_page(record, state, compare_runs(record, read_earlier_runs(record_file.parent)))
+
+
+def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) -> str:
+    """Return the page of a run from its record and what its events say."""
+    failed = [each for each in sorted(state.results.values(), key=lambda result: result.unit.path) if each.is_failure]
+    numbers = {result.unit.path: number for number, result in enumerate(failed[:MAX_FILES])}
+    spans = [span for span in record.files.values() if span.start_s is not None]
+    tests = [test for span in spans for test in span.tests]
+    bound = f"{record.bounding_unit} sets the bound: split this file to make the run shorter"
+    notes = [
+        *([bound] if record.bounding_unit else []),
+        *(f"not used: {each}" for each in record.left_out),
+        *record.notes,
+        *map(isolation_text, record.isolation),
+        *(f"{each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in record.lost_gpus),
+        *(
+            f"more GPU memory than its budget: {line}"
+            for line in over_budget_lines((each.path, each.need, each.gpu_memory) for each in record.files.values())
+        ),
+    ]
+    listed = _listed(record)
+    return html_page(
+        "run.html",
+        styles=("report/templates/report.css", "templates/run.css"),
+        script="templates/run.js",
+        filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": lambda word: word.replace("_", " ")},
+        record=record,
+        verdict=verdict_text(record.exit_code),
+        sign=_sign(record.exit_code),
+        units=f"{count(len(record.files), 'unit')}: {outcome_counts(state) or 'none'}",
+        tests=tally(TestCounts(dict(state.tests))),
+        notes=notes,
+        timeline=_timeline(record, spans, numbers),
+        comparison=comparison,
+        max_listed=MAX_LISTED,
+        failures=list(_failures(failed[:MAX_FILES], state)),
+        num_failures=len(failed),
+        slowest=[
+            ("file", _slowest((span.path, span) for span in spans)),
+            ("test", _slowest((test.nodeid, test) for test in tests)),
+        ],
+        left_out=_left_out(state),
+        listed=listed,
+        num_hidden=len(record.files) + record.num_tests - len(listed),
+        max_tests=MAX_TESTS,
+    )
+
+
+def verdict_text(code: int | None) -> str:
+    """The exit code in words."""
+    if code is None:
+        return "The run has no end"
+    told = {ExitCode.OK: "all tests passed", ExitCode.TESTS_FAILED: "tests failed", **REASON_OF_CODE}
+    why = {int(each): text for each, text in told.items()}.get(code, f"exit code {code}")
+    return f"{why[:1].upper()}{why[1:]}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration for people: 0.012 s, 3.4 s, 5 min 20 s, 2 h 5 min."""
+    if seconds < 1:
+        return f"{seconds:.3f} s"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+def _sign(code: int | None) -> tuple[str, str]:
+    if code == ExitCode.OK:
+        return "equal", "✓"
+    return ("diverged", "✗") if code in (ExitCode.TESTS_FAILED, ExitCode.INTERNAL_ERROR) else ("incomplete", "!")
+
+
+def _word(span: Any) -> str:
+    return span.outcome.value if span.outcome else NO_OUTCOME
+
+
+# ---- timeline: a row for each GPU and CPU slot; all places are percent of its width
+
+
+def _timeline(record: RunRecord, spans: list[FileSpan], numbers: dict[str, int]) -> dict[str, Any]:
+    first_s = record.first_start_s
+    whole_s = max(record.makespan_s, record.lower_bound_s, 0.001)
+    step_s = next((each for each in ROUND_S if each * NUM_TICKS >= whole_s), whole_s)
+    tones = {TONE_OF[_word(each)] for span in spans for each in (span, *span.tests)}
+    rows = rows_of(record)
+    return {
+        "rows": [_row(row, first_s, whole_s, record, numbers) for row in rows],
+        "ticks": [
+            (f"{100 * number * step_s / whole_s:.2f}%", axis_label(number * step_s, step_s))
+            for number in range(int(0.96 * whole_s / step_s) + 1)
+        ],
+        "bound": f"{100 * record.lower_bound_s / whole_s:.2f}%" if record.lower_bound_s else "",
+        "legend": [(tone, words) for tone, words in LEGEND.items() if tone in tones],
+        "has_quarantine": any(row.lost_s is not None for row in rows),
+    }
+
+
+def _row(row: Row, first_s: float, whole_s: float, record: RunRecord, numbers: dict[str, int]) -> dict[str, Any]:
+    bars = []
+    for span, place in _bars(row.files, first_s, whole_s, LEAST_WIDTH):
+        memory = memory_text(span.gpu_memory, span.need) if span.gpu_memory else ""
+        width_s = span.end_s - (span.start_s or 0.0)
+        is_wide = 100 * width_s / whole_s >= LEAST_OF_FILE
+        inner = _bars(span.tests, span.start_s or 0.0, width_s or 1.0, LEAST_WIDTH) if is_wide else ()
+        directory, name = one_line(span.path).rpartition("/")[1:]
+        bars.append(
+            {
+                **place,
+                "label": name or directory,
+                "title": _title(span.path, span, first_s, one_line(span.reason), memory),
+                "failure": numbers.get(span.path),
+                "tests": [
+                    {**inside, "title": _title(test.nodeid, test, first_s, _test_memory(span, test))}
+                    for test, inside in inner
+                ],
+            }
+        )
+    return {
+        "name": one_line(row.name, 40),
+        "title": one_line(row.title),
+        "idle": f"{1 - min(1.0, row.busy_s / (record.makespan_s or 1.0)):.0%}",
+        "lost": "" if row.lost_s is None else f"{100 * (row.lost_s - first_s) / whole_s:.2f}%",
+        "bars": bars,
+    }
+
+
+def _bars(spans: Iterable[Any], first_s: float, whole_s: float, least: float) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Yield the spans that can be seen, each with its place and its tone."""
+    filled = -1.0
+    for span in spans:
+        left, right = (100 * ((each or 0.0) - first_s) / whole_s for each in (span.start_s, span.end_s))
+        tone = TONE_OF[_word(span)]
+        if tone != "good" or right > filled:
+            filled = max(right, left + least)
+            yield span, {"x": f"{left:.2f}%", "width": f"{filled - left:.2f}%", "tone": tone}
+
+
+def _title(name: str, span: FileSpan | TestSpan, first_s: float, *facts: str) -> str:
+    start_s = span.start_s or 0.0
+    times = f"{seconds_text(span.end_s - start_s)} from {seconds_text(start_s - first_s)}"
+    return "; ".join([f"{one_line(name)}: {_word(span).replace('_', ' ')}, {times}", *filter(None, facts)])
+
+
+def _test_memory(span: FileSpan, test: TestSpan) -> str:
+    peak_bytes = span.gpu_memory.tests.get(test.nodeid) if span.gpu_memory else None
+    return "" if peak_bytes is None else f"{gb_text(peak_bytes)} of GPU memory at its peak"
+
+
+# ---- lists
+
+
+def _slowest(spans: Iterable[tuple[str, FileSpan | TestSpan]]) -> list[tuple[str, str, str, str]]:
+    """(name, duration, share of all, outcome) of the longest."""
+    found = [(name, span.duration_s or 0.0, _word(span)) for name, span in spans]
+    total_s = sum(seconds for _, seconds, _ in found) or 1.0
+    longest = sorted(found, key=lambda each: -each[1])[:NUM_SLOWEST]
+    return [(one_line(name), seconds_text(s), f"{s / total_s:.0%}", word) for name, s, word in longest]
+
+
+def _left_out(state: RunState) -> list[tuple[str, list[str]]]:
+    """Each reason why tests were skipped, or files not run, with the files, the most frequent first."""
+    files: dict[str, list[str]] = {}
+    for result in state.results.values():
+        stopped = TONE_OF[result.outcome.value] == "stopped" or result.outcome.value == "no_tests"
+        reasons = [result.reason or label(result.outcome)] if stopped else result.skip_reasons
+        for reason in reasons:
+            files.setdefault(one_line(reason), []).append(one_line(result.unit.path))
+    return sorted(files.items(), key=lambda each: (-len(each[1]), each[0]))
+
+
+def _listed(record: RunRecord) -> list[tuple[str, str, str, str]]:
+    """(outcome, name, duration, reason) of each file and its tests, failed ones first."""
+    tests = [test for span in record.files.values() for test in span.tests]
+    tests.sort(key=lambda test: (test.outcome not in FAILING, -test.duration_s))
+    kept = {id(test) for test in tests[:MAX_TESTS]}
+    tones = list(TONES)
+    rows = []
+    for span in sorted(record.files.values(), key=lambda span: tones.index(TONE_OF[_word(span)])):
+        took = seconds_text(span.duration_s) if span.start_s is not None else ""
+        rows.append((_word(span), one_line(span.path), took, one_line(span.reason, 1000)))
+        for test in sorted(span.tests, key=lambda test: tones.index(TONE_OF[test.outcome.value])):
+            if id(test) in kept:
+                rows.append((test.outcome.value, one_line(test.nodeid), seconds_text(test.duration_s), ""))
+    return rows
+
+
+# ---- failures
+
+
+def _failures(results: list[UnitResult], state: RunState) -> Iterator[dict[str, Any]]:
+    """Yield each failed file with its texts, as many as the page holds."""
+    num_left = MAX_BYTES
+
+    def cut(text: str) -> str:
+        nonlocal num_left
+        text = without_middle(_TURNS.sub(lambda match: escape(match.group()), text.rstrip("\n")), MAX_OUTPUT)
+        num_left -= len(text.encode("utf-8", "backslashreplace"))
+        return text
+
+    for result in results:
+        is_full = num_left <= 0
+        found = [each for each in unit_failures(result) if each.name != result.unit.path or not result.directory]
+        texts = [(each, cut(shown(each.text)) if num_left > 0 else "") for each in found[:MAX_FAILED_TESTS]]
+        files = []
+        for title, name in (("Stacks of its processes at termination", "stacks.txt"), ("Output", "output.log")):
+            path = Path(result.directory, name)
+            if result.directory and num_left > 0 and os.path.lexists(path):
+                pieces: list[str] = []
+                show_kept(path, pieces.append, colour=False, cap_bytes=MAX_OUTPUT, if_empty="no output")
+                files.append((title, cut("".join(pieces))))
+        yield {
+            "result": result,
+            "label": label(result.outcome),
+            "facts": ", ".join(facts(result, state)),
+            "tests": texts,
+            "num_more": max(0, len(found) - MAX_FAILED_TESTS),
+            "files": files,
+            "is_full": is_full,
+        }
