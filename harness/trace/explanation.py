@@ -166,7 +166,7 @@ def logged_too(verdict: Verdict) -> list[CurveDifference]:
     """Return logged values that differ up to the step of the first difference and follow from no loss or reward."""
     first = verdict.first
     value = first and (first.a or first.b)
-    if first is None or (value and value.phase == "reward"):
+    if first is None or (value and value.phase in ("reward", "optimizer")):
         return []
     return [each for each in verdict.curve if each.step <= first.step and not LOSSES.search(each.name)]
 
