@@ -152,8 +152,9 @@ def rounding_lines(rounding: Rounding) -> Iterator[str]:
 def shown_costs(scenario: GateScenario) -> Iterator[CostChange]:
     """The step as a whole, or the run where nothing else is known; and what is over its limit, noise or not."""
     step = [each for each in scenario.costs if (each.kind, each.name) == (SECONDS, STEP)]
-    yield from step or [each for each in scenario.costs if each.kind == SECONDS][:1]
-    yield from (each for each in scenario.costs if each.is_over_limit and isfinite(each.noise) and each not in step)
+    shown = step or [each for each in scenario.costs if each.kind == SECONDS][:1]
+    yield from shown
+    yield from (each for each in scenario.costs if each.is_over_limit and isfinite(each.noise) and each not in shown)
 
 
 def cost_line(cost: CostChange) -> str:

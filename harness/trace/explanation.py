@@ -87,13 +87,10 @@ def causes(a: Trace, b: Trace, verdict: Verdict) -> Iterator[Finding]:
         return
     found = verdict.operations and (verdict.operations.made or verdict.operations.first)
     operation = found and (found.a or found.b)
-    if found and operation:
+    if found and operation and not (found.what is OpDifference.INPUT and operation.name.startswith(FROM_PYTHON)):
         is_known = found.what is OpDifference.OUTPUT and base_name(operation.name) in DOCUMENTED
-        if found.what is OpDifference.INPUT and operation.name.startswith(FROM_PYTHON):
-            yield CauseCode.FROM_PYTHON(at=operation.at)
-        else:
-            code = CauseCode.ATOMICS if is_known else CauseCode.OPERATION_DIFFERS
-            yield code(operation=operation.name, at=operation.at)
+        code = CauseCode.ATOMICS if is_known else CauseCode.OPERATION_DIFFERS
+        yield code(operation=operation.name, at=operation.at)
     context = verdict.context
     if has_generator := context is not None and context.step is not None and context.step > a.steps[0]:
         yield CauseCode.GENERATOR_DIFFERS(names=context.names, step=context.step)
@@ -169,7 +166,7 @@ def logged_too(verdict: Verdict) -> list[CurveDifference]:
     """Return logged values that differ up to the step of the first difference and follow from no loss or reward."""
     first = verdict.first
     value = first and (first.a or first.b)
-    if first is None or (value and value.phase == "reward"):
+    if first is None or (value and value.phase in ("reward", "optimizer")):
         return []
     return [each for each in verdict.curve if each.step <= first.step and not LOSSES.search(each.name)]
 

@@ -134,7 +134,6 @@ class CauseCode(FindingCode):
         "--level deterministic uses a deterministic kernel if torch has one",
     )
     OPERATION_DIFFERS = "operation_differs", "the first operation that differs is {operation}, {at}"
-    FROM_PYTHON = "from_python", "the value comes from Python or NumPy, {at}"
     LOGGED_TOO = "logged_too", "{names} differs too, and what it is computed from was not recorded"
     BACKWARD_DIFFERS = (
         "backward_differs",

@@ -21,10 +21,7 @@ from tests.support.cli_commands import shown  # noqa: E402
 from tests.support.manual import page_with  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "support" / "programs"
-EXAMPLE = (
-    "rlharness replay --step 0 --trace-ops -- python bag_of_words.py",
-    "rlharness replay --level deterministic -- python bag_of_words.py",
-)
+EXAMPLE = ("rlharness replay --step 0 --trace-ops -- python bag_of_words.py",)
 PICTURES = {
     "replay_equal": "rlharness replay -- python classifier.py",
     "replay_diverged": "rlharness replay -- python bag_of_words.py",

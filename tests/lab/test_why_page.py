@@ -16,7 +16,6 @@ VERDICTS = {
     "chaos": "DIVERGED  runtime.num_parts=3 alone changes the gradient of weights at step 0",
     "sweep": "DIVERGED  step 0: the gradient of weights differs",
     "step": "mean.py:12 <genexpr>",
-    "scenario_mended": "EQUAL  3 steps, every recorded bit",
 }
 """Of some blocks of output a line that the text around them is about."""
 

@@ -14,12 +14,14 @@ from enum import Enum
 from math import isinf
 
 from harness.bits.findings import Finding, FindingCode
-from harness.lab.gate.rounding import Rounding
+from harness.lab.gate.rounding import HALF_OF_THE_DIGITS, Rounding
 from harness.trace.attribution import TEXTS
-from harness.trace.chain import CHAINED, Key
+from harness.trace.chain import CHAINED, Key, raw_value
+from harness.trace.element_diff import numbers
 from harness.trace.reader import Trace
 from harness.trace.reasons import VerdictCode
 from harness.trace.renames import ENTRY, current_entry, current_identity
+from harness.trace.values import FLOATS
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -31,6 +33,7 @@ from harness.trace.verdict import (
     Difference,
     Divergence,
     Kind,
+    SettingDifference,
     Verdict,
 )
 
@@ -90,6 +93,10 @@ class GateCode(FindingCode):
     CURVE_BEYOND_ROUNDING = (
         "curve_beyond_rounding",
         "{name} of step {step} was {base:.6g} and is {head:.6g}: more than rounding explains",
+    )
+    OPTIMIZER_SETTINGS_CHANGED = (
+        "optimizer_settings_changed",
+        "settings of the optimizer changed by more than rounding: {names}",
     )
     SYNC_MOVED_ALONE = (
         "sync_moved_alone",
@@ -194,6 +201,8 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Comparison:
         reasons.append(CODE_OF_DIFFERENCE[first.what]())
     elif _is_text_of_sync(first):
         reasons.append(GateCode.SYNC_MOVED_ALONE())
+    if names := tuple(each.name for each in first.settings if _is_beyond_rounding(each)):
+        reasons.append(GateCode.OPTIMIZER_SETTINGS_CHANGED(names=names))
     reasons += [reason for kind in DECIDING if (reason := _moved(kind, verdict.attribution))]
     if not reasons and rounding is not None and not rounding.is_rounding:
         reasons.append(beyond_rounding(rounding))
@@ -229,6 +238,15 @@ def noted(verdict: Verdict) -> tuple[Finding, ...]:
 def _is_text_of_sync(first: Divergence) -> bool:
     """Whether what differs first is a digest of weights that were sent, so that the weights themselves do not."""
     return first.a is not None and first.a.phase == SYNC and first.a.dtype in TEXTS
+
+
+def _is_beyond_rounding(setting: SettingDifference) -> bool:
+    """Return whether a number of an optimizer changed by more than half of its digits."""
+    a, b = setting.a, setting.b
+    if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATS:
+        return False
+    pairs = zip(*(numbers(each.dtype, raw_value(each)) for each in (a, b)), strict=True)
+    return any(abs(x - y) > HALF_OF_THE_DIGITS[a.dtype] * max(abs(x), abs(y)) for x, y in pairs)
 
 
 def _moved(kind: str, attribution: Mapping[str, Count]) -> Finding | None:

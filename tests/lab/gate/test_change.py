@@ -1,13 +1,16 @@
 """What a verdict means for a change: equal, numerics only, behaviour; every doubt counts as behaviour."""
 
+import struct
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import pytest
 
+from harness.bits.digests import RAW
 from harness.lab.gate.change import CODE_OF_DIFFERENCE, CODE_OF_KIND, Change, GateCode, classify_change, equal_in_common
 from harness.lab.gate.rounding import Rounding
+from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import (
@@ -20,6 +23,7 @@ from harness.trace.verdict import (
     Difference,
     Element,
     Kind,
+    SettingDifference,
     Verdict,
 )
 from tests.support.traces import Steps, flip_bit, manifest_of, steps_of, trace, value
@@ -101,6 +105,17 @@ def test_where_nothing_tells_numerics_from_behaviour_it_counts_as_behaviour(move
     found = classify_change(bare, None)
     assert (found.change, found.reasons) == (Change.BEHAVIOUR, (GateCode.NO_EVIDENCE(),))
     assert classify_change(bare, ROUNDING).change is Change.NUMERICS
+
+
+@pytest.mark.parametrize(("rate", "change"), [(0.0009, Change.BEHAVIOUR), (0.001 * (1 + 1e-9), Change.NUMERICS)])
+def test_a_changed_learning_rate_is_behaviour(moved: Verdict, rate: float, change: Change) -> None:
+    a, b = (
+        RecordedValue("optimizer", "group0.lr", 0, "f64", (), RAW, struct.pack("<d", each).ljust(16, b"\0"))
+        for each in (0.001, rate)
+    )
+    assert moved.first is not None
+    verdict = replace(moved, first=replace(moved.first, settings=(SettingDifference("group0.lr", a, b),)))
+    assert classify_change(verdict, ROUNDING).change is change
 
 
 def test_what_the_change_itself_imports_is_no_excuse(tmp_path: Path) -> None:
