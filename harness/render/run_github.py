@@ -134,7 +134,7 @@ def _summary(
     tests = [test for span in record.files.values() for test in span.tests] if record else []
     page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
     text = from_template(
-        "job_summary.md",
+        "job_summary.jinja",
         filters={"code": _code},
         head=head,
         outcomes=[(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]],
