@@ -163,10 +163,13 @@ def _of_value(case: _Case) -> Iterator[Finding]:
 
 
 def logged_too(verdict: Verdict) -> list[CurveDifference]:
-    """Return logged values that differ up to the step of the first difference and follow from no loss or reward."""
+    """Return logged values that differ up to the step of the first difference, if it is a gradient or a loss.
+
+    After any other first difference they are consequences.
+    """
     first = verdict.first
     value = first and (first.a or first.b)
-    if first is None or (value and value.phase in ("reward", "optimizer")):
+    if first is None or value is None or value.phase not in ("loss", "backward"):
         return []
     return [each for each in verdict.curve if each.step <= first.step and not LOSSES.search(each.name)]
 
