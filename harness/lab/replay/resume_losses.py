@@ -57,7 +57,7 @@ class LossCode(Enum):
     )
     DATA_FOREIGN = "{num} of {total} samples were in no batch of the straight run"
     DATA_DIFFERENT = "the inputs differ"
-    SAMPLES = "until the end, {never} of {total} samples are never trained, and {more} more often"
+    SAMPLES = "until the end, {shown}"
     WINDOW = "the first resumed step is made of {num} of {total} batches: the gradients of the first {rest} are lost"
     SCALE = "the loss is {ratio:g} times the straight run's, and gradients are equal: the gradient scaler was lost"
     LOSS = "with equal weights and inputs, {shown}{where}"
@@ -137,7 +137,8 @@ def compare_resumed(
 
     `expected` is the number of steps before the last checkpoint, `ignored` what `unrepeated` has found.
     """
-    key = "calls" if any(line["calls"] for line in straight.steps) else "batches"  # of data that enter no module
+    has_inputs = any(call["inputs"] for line in straight.steps for call in line["calls"])
+    key = "calls" if has_inputs else "batches"  # of data that enter no module
     names = {line["optimizer"]: line["names"] for line in reversed(straight.steps)}
     resumed = replace(resumed, steps=[_in_order(line, names.get(line["optimizer"], ())) for line in resumed.steps])
     at, how = _place(straight, resumed.steps[0], expected, key)
@@ -273,11 +274,12 @@ class _Comparison:
     def _compare_generators(self, a: Line, b: Line) -> None:
         """Add where generators stand that the straight run draws from, if the data or a loss differ: the likely cause.
 
-        After the data if the batch is a known one: then they may stand elsewhere because of it.
+        After the data if the batch or the place is not one that lost generators have: then the data may be the cause.
         """
         codes = {loss.code for loss in self._losses}
         known = {LossCode.DATA_START_OVER, LossCode.DATA_SKIPPED, LossCode.DATA_REPEATED, LossCode.DATA_OF_STEP}
-        if LossCode.LOSS not in codes and not any(code.name.startswith("DATA") for code in codes):
+        has_data = any(code.name.startswith("DATA") for code in codes)
+        if LossCode.LOSS not in codes and not has_data:
             return
         num = min(len(a["calls"]), len(b["calls"]))
         if num and len(a["calls"]) != len(b["calls"]) and _inputs(a, "calls")[-num:] == _inputs(b, "calls")[-num:]:
@@ -291,7 +293,8 @@ class _Comparison:
                 where = f"was set back: it stands where it stood at step {self._straight.label(step)}"
             elif name == "torch" and b["seed"] is not None:
                 where = f"was set back: it stands where manual_seed({b['seed']}) puts it"
-            doubt = " (perhaps because the data stand elsewhere)" if known & codes else ""
+            is_effect = known & codes or (has_data and where.endswith("no step"))
+            doubt = " (perhaps because the data stand elsewhere)" if is_effect else ""
             values = {"name": name, "where": where, "doubt": doubt}
             at = len(self._losses) if doubt else 0
             self._losses.insert(at, Loss(LossCode.GENERATOR, self._straight.label(self._at), values))
@@ -409,8 +412,10 @@ class _Comparison:
         if not foreign and seen and rest != other:
             mine = Counter(row for line in [*self._a[: self._at], *self._b] for row in _rows(line, key))
             never, more = [row for row in seen if row not in mine], [row for row in seen if mine[row] > seen[row]]
-            if never or more:
-                self._add(LossCode.SAMPLES, at, never=len(never), total=len(seen), more=len(more))
+            shown = [f"{len(never)} of {len(seen)} samples are never trained"] * bool(never)
+            shown += [f"{len(more)} of {len(seen)} samples are trained more often"] * bool(more)
+            if shown:
+                self._add(LossCode.SAMPLES, at, shown=", and ".join(shown))
 
     def _add_known(self, number: int, at: int, key: str) -> None:
         """Add that a batch is that of another step. Data that come once were skipped or repeated."""
@@ -434,7 +439,10 @@ class _Comparison:
             if not is_back and not name.endswith("]") and all(isinstance(each, int | float) for each in (x, y, z)):
                 is_back = abs(z - x) <= NEAR * abs(z - y)
             if is_back or self._losses:
-                found.append((not is_back, name, f"{_shown(z)} against {_shown(y)}{', as at step 0' * is_back}"))
+                text = f"{_shown(z)} against {_shown(y)}{', as at step 0' * is_back}"
+                if isinstance(z, str):
+                    text = "back at its value of step 0" if is_back else "another one"
+                found.append((not is_back, name, text))
         yield from (f"{name} is {text}" for _, name, text in sorted(found))
 
 
@@ -468,7 +476,8 @@ def _has_batch(line: Line, other: Line, key: str) -> bool:
 def _words(kinds: Sequence[str], owner: str) -> str:
     """weights; AdamW's moments and step count (exp_avg, exp_avg_sq, step)."""
     words = list(dict.fromkeys(WORDS.get(kind, kind) for kind in kinds))
-    shown = " and ".join(words) + (f" ({', '.join(kinds)})" if words != kinds and owner else "")
+    listed = " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    shown = listed + (f" ({', '.join(kinds)})" if words != kinds and owner else "")
     return f"{owner}'s {shown}" if owner else shown
 
 
