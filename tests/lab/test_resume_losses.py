@@ -110,6 +110,7 @@ STATES = line(3)["state"]
             "with equal weights and inputs, the loss is 5 against 4, though gradients are equal",
         ),
         ({"saves": [{"ema": "#x"}]}, "CHECKPOINT", None),
+        ({"saves": [{"best": "#y"}, {"ema": "#x"}]}, "CHECKPOINT", None),
         ({"calls": line(5)["calls"]}, "DATA_SKIPPED", "the batch is that of step 5: 2 batches skipped"),
         ({"calls": line(2)["calls"]}, "DATA_REPEATED", "the batch is that of step 2: 1 batch repeated"),
         ({"calls": line(0)["calls"]}, "DATA_START_OVER", "the batch is that of step 0: the data start over"),

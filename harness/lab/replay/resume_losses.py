@@ -205,10 +205,10 @@ class _Comparison:
         a, b = self._a[self._at], self._b[0]
         pairs = list(zip(self._a[self._at :], self._b, strict=False))
         firsts = {y["optimizer"]: (x, y) for x, y in reversed(pairs) if x["optimizer"] == y["optimizer"]}
-        for number, (x, y) in sorted(firsts.items()):
+        for _, (x, y) in sorted(firsts.items()):
             if "had" in y:
                 self._add(LossCode.REORDERED, names=some(y["had"]), others=some(y["names"]))
-            owner = f"{y['kind']} ({number + 1})" if len(firsts) > 1 else y["kind"]
+            owner = f"{y['kind']}{self._which(y)}"
             self._compare_held(_weights(x), _weights(y), self._at)
             self._compare_held(_states(x), _states(y), self._at, owner)
         if len(b[self._key]) >= len(a[self._key]) or not b[self._key]:  # not within a window
@@ -221,6 +221,10 @@ class _Comparison:
         self._compare_ends()
         losses, hints = tuple(self._losses), tuple(self._hints(a, b))
         return Resumption(self._straight.label(self._at), how, len(pairs), losses, hints)
+
+    def _which(self, line: Line) -> str:
+        """The number of an optimizer, if there are several."""
+        return f" ({line['optimizer'] + 1})" if any(each["optimizer"] for each in self._a) else ""
 
     def _add(self, code: LossCode, at: int | None = None, **values: Any) -> None:
         self._losses.append(Loss(code, self._straight.label(self._at if at is None else at), values))
@@ -241,7 +245,8 @@ class _Comparison:
         """Add what differs of what a process holds before a step, by where the resumed run's values come from."""
         here = self._a[min(at, len(self._a) - 1)]
         names_of = {value: name for held in (_states, _modules, _weights) for (_, name), value in held(here).items()}
-        rounded = {digest: kind for kind, digests in here["rounded"].items() for digest in digests}
+        kinds = sorted(here["rounded"].items(), key=lambda each: len({*each[1]} & {*b.values()}))  # some fit several
+        rounded = {digest: kind for kind, digests in kinds for digest in digests}
         found: dict[tuple[LossCode, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         unequal = [key for key in {**a, **b} if a.get(key) != b.get(key)]
         history = [_states(line) | _modules(line) | _weights(line) for line in self._a] if unequal else []
@@ -267,9 +272,9 @@ class _Comparison:
                 )
         for (code, other), by_kind in found.items():
             for names in {tuple(each): None for each in by_kind.values()}:
-                kinds = [kind for kind, each in by_kind.items() if tuple(each) == names]
-                total = 0 if kinds[0] == "modules" or code is LossCode.COPIED else len(here["names"])
-                self._add(code, at, what=_words(kinds, owner), names=some(names, total), other=other)
+                held = [kind for kind, each in by_kind.items() if tuple(each) == names]
+                total = 0 if held[0] == "modules" or code is LossCode.COPIED else len(here["names"])
+                self._add(code, at, what=_words(held, owner), names=some(names, total), other=other)
 
     def _compare_generators(self, a: Line, b: Line) -> None:
         """Add where generators stand that the straight run draws from, if the data or a loss differ: the likely cause.
@@ -310,8 +315,8 @@ class _Comparison:
         told: set[str] = set()
         for m, (a, b) in enumerate(pairs):
             at, rows = self._at + m, _rows(b, self._key)
-            if a["settings"] != b["settings"] and "settings" not in told:
-                told.add("settings")
+            if a["settings"] != b["settings"] and (key := f"settings{self._which(b)}") not in told:
+                told.add(key)
                 self._compare_settings(a, b, at)
             is_told = self._is_clean or m == 0 or (rows and {*rows} <= known_rows)
             x, y = _inputs(a, self._key), _inputs(b, self._key)
@@ -337,6 +342,7 @@ class _Comparison:
                 step = min(steps, key=lambda n: (n > 0, abs(n - at)), default=None)
                 origin = "" if step is None else f", that of step {self._straight.label(step)}"
                 name = key if len(a["settings"]) == 1 else f"{key} of group {group}"
+                name += f" of {b['kind']}{self._which(b)}" if self._which(b) else ""
                 x, y = (each[key][0] if isinstance(each[key], list) else each[key] for each in (old, new))
                 self._add(LossCode.SETTING, at, name=name, a=x, b=y, origin=origin)
 
@@ -363,7 +369,9 @@ class _Comparison:
 
     def _compare_saves(self, a: Line, b: Line, at: int) -> None:
         """Compare checkpoints that both runs wrote at the same step: averages, counters and positions in them."""
-        for x, y in zip(a["saves"], b["saves"], strict=False):
+        saves = a["saves"], b["saves"]
+        alike = ((x, y) for x in a["saves"] for y in b["saves"] if x.keys() == y.keys())  # a best one more, say
+        for x, y in zip(*saves, strict=True) if len(saves[0]) == len(saves[1]) else alike:
             unequal = [name for name in x if name in y and x[name] != y[name] and name not in self._ignored]
             names = [name for name in unequal if _is_comparable(name, x[name])]
             if names and self._is_clean:
