@@ -120,9 +120,9 @@ def common_factor(
     """Return the one number that all varied tensors are of the base's, if what remains is rounding; None if not."""
     if varied.keys() != base.keys() or any(varied[name].shape != base[name].shape for name in base):
         return None
-    pairs = {name: (varied[name].double(), each.to(varied[name].device)) for name, each in base.items()}
+    pairs = {name: (varied[name].to(_wide(each)), each.to(varied[name].device)) for name, each in base.items()}
     square = sum(norm(its) ** 2 for _, its in pairs.values())
-    factor = sum(float((mine * its).sum()) for mine, its in pairs.values()) / square if square else 1.0
+    factor = sum(float((mine * its.conj()).sum().real) for mine, its in pairs.values()) / square if square else 1.0
     if not abs(factor) >= 1e-6 or abs(factor - 1) < 1e-3:
         return None
     rest = (of(name).multiple((mine / factor).to(its.dtype), its, number) for name, (mine, its) in pairs.items())
@@ -241,8 +241,12 @@ class LockedSteps(RecorderCallback):
         self._has_failed = False
         self._control = None if ties is None else Control(ties, lambda: self._num_begun)
         hook_steps(self._begin, self._end, self._stepping, CompiledSteps())
+        self._coarse, self._moves = 0.0, weakref.WeakKeyDictionary[Optimizer, list[torch.Tensor]]()
+        """Eps of the type that autocast computes in, and how far weights have moved for it, until their step."""
         if self._nudges is not None:
             hook_optimizers(lambda optimizer: self._guarded(self._nudge, optimizer))
+            autocast: Any = torch.autocast
+            autocast.__enter__ = self._around_autocast(autocast.__enter__)
 
     def _begin(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         self._stepping.optimizers.append(optimizer)
@@ -287,6 +291,8 @@ class LockedSteps(RecorderCallback):
         which, number = self._optimizers[optimizer]
         self._optimizers[optimizer] = [which, number + 1]
         weights = _weights(optimizer)
+        for weight, move in zip(map(_local, weights), self._moves.pop(optimizer, []), strict=False):
+            weight.sub_(move)
         if self._base is None:
             self._names.assign(weights)
         self._step = {
@@ -306,6 +312,10 @@ class LockedSteps(RecorderCallback):
     def _gradients(self, optimizer: Optimizer) -> None:
         """Keep the gradients; of an optimizer with a closure those of its first call."""
         self._step["num_gradients"] += 1
+        for each in _weights(optimizer):  # one number rounded so coarsely is often the same by chance
+            if each.grad is not None and not each.grad.is_sparse and torch.finfo(each.dtype).eps < self._coarse:
+                grad = _local(each.grad)
+                grad.mul_(1 + self._coarse * (2 * torch.randint(2, grad.shape, generator=self._nudges) - 1).to(grad))
         if self._step["num_gradients"] == 1:
             scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler that leaves unscaling to the step
             found = [(name, each.grad) for name, each in _numbered(_weights(optimizer)) if each.grad is not None]
@@ -345,12 +355,32 @@ class LockedSteps(RecorderCallback):
             self._nudge(optimizer)
         self._write(line)
 
+    def _around_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def enter(context: Any) -> Any:
+            coarse = torch.finfo(context.fast_dtype).eps if context._enabled else 0.0
+            if coarse > self._coarse:
+                self._coarse = coarse
+                for optimizer in list(self._moves):
+                    self._guarded(self._nudge, optimizer)
+            return original(context)
+
+        return enter
+
     def _nudge(self, optimizer: Optimizer) -> None:
-        """Move each weight by -1, 0 or 1 ulp, but whole numbers, which stand for something else than a measurement."""
+        """Move each weight by -1, 0 or 1 ulp, but whole numbers, which stand for something else than a measurement.
+
+        Under autocast by an ulp of its type until the step: gradients are so coarse, updates of the weights are not.
+        """
+        moves = self._moves[optimizer] = []
         for weight in map(_local, _weights(optimizer)):
+            moves.append(torch.zeros_like(weight))
             if weight.is_floating_point():
                 signs = torch.randint(-1, 2, weight.shape, generator=self._nudges).to(weight)
-                weight.mul_(1 + signs * (weight != weight.round()) * torch.finfo(weight.dtype).eps)
+                move = weight * signs * (weight != weight.round())
+                weight.add_(move, alpha=torch.finfo(weight.dtype).eps)
+                if self._coarse > torch.finfo(weight.dtype).eps:
+                    weight.add_(moves[-1].add_(move, alpha=self._coarse))
 
     def _claim_rank(self) -> None:
         """Take a directory of this process's rank; that of another number if a process without ranks has taken it."""

@@ -162,7 +162,7 @@ class ResumptionRecorder(RecorderCallback):
     # --------------------------------------------------------------------------------------------------- what is seen
 
     def _see_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], has_grad: bool) -> None:
-        tensors = _tensors([args, kwargs])
+        tensors = [(name, each) for name, each in _tensors([args, kwargs]) if each.grad_fn is None]  # data, no results
         if not self._line["calls"]:
             self._see_random()
         rows = _rows(tensors) if has_grad else []

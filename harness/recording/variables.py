@@ -92,7 +92,7 @@ def _visit(name: str, value: Any, found: Values, seen: set[int], max_bytes: int,
         except AttributeError:
             return
         pairs = list(dict.items(held))[: MAX_ITEMS[object]] if isinstance(held, dict) else []
-        inner = ((f"{name}.{key}", each) for key, each in pairs)
+        inner = ((f"{name}.{key}", each) for key, each in pairs if not str(key).startswith("__"))
     for inner_name, each in inner:
         _visit(inner_name, each, found, seen, max_bytes, depth=depth + 1)
 

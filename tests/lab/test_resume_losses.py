@@ -110,6 +110,7 @@ STATES = line(3)["state"]
             "with equal weights and inputs, the loss is 5 against 4, though gradients are equal",
         ),
         ({"saves": [{"ema": "#x"}]}, "CHECKPOINT", None),
+        ({"saves": [{"best": "#y"}, {"ema": "#x"}]}, "CHECKPOINT", None),
         ({"calls": line(5)["calls"]}, "DATA_SKIPPED", "the batch is that of step 5: 2 batches skipped"),
         ({"calls": line(2)["calls"]}, "DATA_REPEATED", "the batch is that of step 2: 1 batch repeated"),
         ({"calls": line(0)["calls"]}, "DATA_START_OVER", "the batch is that of step 0: the data start over"),
@@ -137,6 +138,8 @@ def test_a_generator_is_a_cause_only_if_something_draws_from_it() -> None:
     set_back = resumed(random={"torch": "fresh", "numpy": "unused"}, seed=7, gradients=["x", "y"], losses=[9.0])
     assert [loss.code.name for loss in set_back.losses] == ["GENERATOR", "LOSS"]
     assert set_back.losses[0].sentence == "torch's generator was set back: it stands where manual_seed(7) puts it"
+    pool = resumed(random={"torch": "elsewhere", "numpy": "unused"}, calls=line(9)["calls"])
+    assert [loss.code.name for loss in pool.losses] == ["DATA_FOREIGN", "GENERATOR"], "fewer to choose from, say"
 
 
 def test_evaluations_before_the_first_step_lose_nothing() -> None:

@@ -1,6 +1,7 @@
 """The rule that tells rounding from a difference, on steps written by hand; and what a nudge moves."""
 
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def test_one_factor_for_all_gradients() -> None:
     assert (found["kind"], found["of"], found["factor"]) == ("FACTOR", "gradients", pytest.approx(4.0))
     assert compare_step(step(), step({**scaled(4.0), "1": GRADIENTS["1"]}), {})["difference"]["kind"] == "DIFFERENT"
     assert compare_step(step(), step(scaled(1.0005)), {})["difference"]["kind"] == "DIFFERENT", "too near to 1"
+    turned = {"0": torch.tensor([1 + 2j])}
+    assert common_factor({"0": turned["0"] * 4}, turned, lambda name: Rounding(), 0) == pytest.approx(4.0)
     assert common_factor({"0": torch.zeros(2)}, {"0": torch.zeros(2)}, lambda name: Rounding(), 0) is None
 
 
@@ -119,7 +122,8 @@ def test_a_nudge_moves_each_weight_by_one_ulp_at_most_and_no_whole_number(tmp_pa
     weight = torch.nn.Parameter(torch.cat([torch.rand(64), torch.ones(4), torch.zeros(4)]))
     before = weight.detach().clone()
     locked = LockedSteps.__new__(LockedSteps)
-    locked._nudges = torch.Generator().manual_seed(0)
+    locked._nudges, locked._coarse = torch.Generator().manual_seed(0), 0.0
+    locked._moves = weakref.WeakKeyDictionary()
     with torch.no_grad():
         locked._nudge(torch.optim.SGD([weight]))
     away = ((weight - before) / before).nan_to_num().abs()

@@ -156,7 +156,7 @@ class Comparison:
     worst: tuple[float, str, str] | None = None
     """(multiple of rounding, phase, name) of the largest rounding."""
     moved: tuple[str, int] | None = None
-    """(generator, step) where random numbers stand elsewhere first, up to that step."""
+    """(generator, step) where random numbers stand elsewhere first, up to that step, if they may be the cause."""
 
 
 def compare(base: Ranks, varied: Ranks, unsteady: frozenset[str] = frozenset()) -> Comparison:
@@ -171,12 +171,17 @@ def compare(base: Ranks, varied: Ranks, unsteady: frozenset[str] = frozenset()) 
 def _compare_rank(base: list[Line], varied: list[Line], unsteady: frozenset[str]) -> Comparison:
     known = {(line["optimizer"], line["number"]): line for line in base}
     sizes, first, worst, moved = (len(base), len(varied)), None, None, None
+    since: dict[str, tuple[int, str]] = {}
+    """By generator that stands elsewhere: the first step, and the base's state there."""
     for line in varied:
         if (mine := known.get((line["optimizer"], line["number"]))) is None:
             continue
-        states = [name for name in mine["random"] if name not in unsteady]
-        elsewhere = [name for name in states if mine["random"][name] != line["random"].get(name)]
-        moved = moved or ((elsewhere[0], line["number"]) if elsewhere else None)
+        states = {name: state for name, state in mine["random"].items() if name not in unsteady}
+        elsewhere = {name: state for name, state in states.items() if state != line["random"].get(name)}
+        since = {name: (line["number"], state) for name, state in elsewhere.items()} | since
+        # where steps have agreed since, and the base has drawn nothing, it is not the cause
+        causes = (name for name, (at, state) in since.items() if at == line["number"] or state != states[name])
+        moved = next(((name, since[name][0]) for name in causes), None)
         if line["difference"]:
             return Comparison(Kind(line["difference"]["kind"].lower()), sizes, line, worst, moved)
         first = first or (line if line["bit"] else None)

@@ -57,7 +57,7 @@ class LossCode(Enum):
     )
     DATA_FOREIGN = "{num} of {total} samples were in no batch of the straight run"
     DATA_DIFFERENT = "the inputs differ"
-    SAMPLES = "until the end, {never} of {total} samples are never trained, and {more} more often"
+    SAMPLES = "until the end, {shown}"
     WINDOW = "the first resumed step is made of {num} of {total} batches: the gradients of the first {rest} are lost"
     SCALE = "the loss is {ratio:g} times the straight run's, and gradients are equal: the gradient scaler was lost"
     LOSS = "with equal weights and inputs, {shown}{where}"
@@ -137,7 +137,8 @@ def compare_resumed(
 
     `expected` is the number of steps before the last checkpoint, `ignored` what `unrepeated` has found.
     """
-    key = "calls" if any(line["calls"] for line in straight.steps) else "batches"  # of data that enter no module
+    has_inputs = any(call["inputs"] for line in straight.steps for call in line["calls"])
+    key = "calls" if has_inputs else "batches"  # of data that enter no module
     names = {line["optimizer"]: line["names"] for line in reversed(straight.steps)}
     resumed = replace(resumed, steps=[_in_order(line, names.get(line["optimizer"], ())) for line in resumed.steps])
     at, how = _place(straight, resumed.steps[0], expected, key)
@@ -204,10 +205,10 @@ class _Comparison:
         a, b = self._a[self._at], self._b[0]
         pairs = list(zip(self._a[self._at :], self._b, strict=False))
         firsts = {y["optimizer"]: (x, y) for x, y in reversed(pairs) if x["optimizer"] == y["optimizer"]}
-        for number, (x, y) in sorted(firsts.items()):
+        for _, (x, y) in sorted(firsts.items()):
             if "had" in y:
                 self._add(LossCode.REORDERED, names=some(y["had"]), others=some(y["names"]))
-            owner = f"{y['kind']} ({number + 1})" if len(firsts) > 1 else y["kind"]
+            owner = f"{y['kind']}{self._which(y)}"
             self._compare_held(_weights(x), _weights(y), self._at)
             self._compare_held(_states(x), _states(y), self._at, owner)
         if len(b[self._key]) >= len(a[self._key]) or not b[self._key]:  # not within a window
@@ -220,6 +221,10 @@ class _Comparison:
         self._compare_ends()
         losses, hints = tuple(self._losses), tuple(self._hints(a, b))
         return Resumption(self._straight.label(self._at), how, len(pairs), losses, hints)
+
+    def _which(self, line: Line) -> str:
+        """The number of an optimizer, if there are several."""
+        return f" ({line['optimizer'] + 1})" if any(each["optimizer"] for each in self._a) else ""
 
     def _add(self, code: LossCode, at: int | None = None, **values: Any) -> None:
         self._losses.append(Loss(code, self._straight.label(self._at if at is None else at), values))
@@ -240,7 +245,8 @@ class _Comparison:
         """Add what differs of what a process holds before a step, by where the resumed run's values come from."""
         here = self._a[min(at, len(self._a) - 1)]
         names_of = {value: name for held in (_states, _modules, _weights) for (_, name), value in held(here).items()}
-        rounded = {digest: kind for kind, digests in here["rounded"].items() for digest in digests}
+        kinds = sorted(here["rounded"].items(), key=lambda each: len({*each[1]} & {*b.values()}))  # some fit several
+        rounded = {digest: kind for kind, digests in kinds for digest in digests}
         found: dict[tuple[LossCode, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         unequal = [key for key in {**a, **b} if a.get(key) != b.get(key)]
         history = [_states(line) | _modules(line) | _weights(line) for line in self._a] if unequal else []
@@ -266,18 +272,19 @@ class _Comparison:
                 )
         for (code, other), by_kind in found.items():
             for names in {tuple(each): None for each in by_kind.values()}:
-                kinds = [kind for kind, each in by_kind.items() if tuple(each) == names]
-                total = 0 if kinds[0] == "modules" or code is LossCode.COPIED else len(here["names"])
-                self._add(code, at, what=_words(kinds, owner), names=some(names, total), other=other)
+                held = [kind for kind, each in by_kind.items() if tuple(each) == names]
+                total = 0 if held[0] == "modules" or code is LossCode.COPIED else len(here["names"])
+                self._add(code, at, what=_words(held, owner), names=some(names, total), other=other)
 
     def _compare_generators(self, a: Line, b: Line) -> None:
         """Add where generators stand that the straight run draws from, if the data or a loss differ: the likely cause.
 
-        After the data if the batch is a known one: then they may stand elsewhere because of it.
+        After the data if the batch or the place is not one that lost generators have: then the data may be the cause.
         """
         codes = {loss.code for loss in self._losses}
         known = {LossCode.DATA_START_OVER, LossCode.DATA_SKIPPED, LossCode.DATA_REPEATED, LossCode.DATA_OF_STEP}
-        if LossCode.LOSS not in codes and not any(code.name.startswith("DATA") for code in codes):
+        has_data = any(code.name.startswith("DATA") for code in codes)
+        if LossCode.LOSS not in codes and not has_data:
             return
         num = min(len(a["calls"]), len(b["calls"]))
         if num and len(a["calls"]) != len(b["calls"]) and _inputs(a, "calls")[-num:] == _inputs(b, "calls")[-num:]:
@@ -291,7 +298,8 @@ class _Comparison:
                 where = f"was set back: it stands where it stood at step {self._straight.label(step)}"
             elif name == "torch" and b["seed"] is not None:
                 where = f"was set back: it stands where manual_seed({b['seed']}) puts it"
-            doubt = " (perhaps because the data stand elsewhere)" if known & codes else ""
+            is_effect = known & codes or (has_data and where.endswith("no step"))
+            doubt = " (perhaps because the data stand elsewhere)" if is_effect else ""
             values = {"name": name, "where": where, "doubt": doubt}
             at = len(self._losses) if doubt else 0
             self._losses.insert(at, Loss(LossCode.GENERATOR, self._straight.label(self._at), values))
@@ -307,8 +315,8 @@ class _Comparison:
         told: set[str] = set()
         for m, (a, b) in enumerate(pairs):
             at, rows = self._at + m, _rows(b, self._key)
-            if a["settings"] != b["settings"] and "settings" not in told:
-                told.add("settings")
+            if a["settings"] != b["settings"] and (key := f"settings{self._which(b)}") not in told:
+                told.add(key)
                 self._compare_settings(a, b, at)
             is_told = self._is_clean or m == 0 or (rows and {*rows} <= known_rows)
             x, y = _inputs(a, self._key), _inputs(b, self._key)
@@ -334,6 +342,7 @@ class _Comparison:
                 step = min(steps, key=lambda n: (n > 0, abs(n - at)), default=None)
                 origin = "" if step is None else f", that of step {self._straight.label(step)}"
                 name = key if len(a["settings"]) == 1 else f"{key} of group {group}"
+                name += f" of {b['kind']}{self._which(b)}" if self._which(b) else ""
                 x, y = (each[key][0] if isinstance(each[key], list) else each[key] for each in (old, new))
                 self._add(LossCode.SETTING, at, name=name, a=x, b=y, origin=origin)
 
@@ -360,7 +369,9 @@ class _Comparison:
 
     def _compare_saves(self, a: Line, b: Line, at: int) -> None:
         """Compare checkpoints that both runs wrote at the same step: averages, counters and positions in them."""
-        for x, y in zip(a["saves"], b["saves"], strict=False):
+        saves = a["saves"], b["saves"]
+        alike = ((x, y) for x in a["saves"] for y in b["saves"] if x.keys() == y.keys())  # a best one more, say
+        for x, y in zip(*saves, strict=True) if len(saves[0]) == len(saves[1]) else alike:
             unequal = [name for name in x if name in y and x[name] != y[name] and name not in self._ignored]
             names = [name for name in unequal if _is_comparable(name, x[name])]
             if names and self._is_clean:
@@ -409,8 +420,10 @@ class _Comparison:
         if not foreign and seen and rest != other:
             mine = Counter(row for line in [*self._a[: self._at], *self._b] for row in _rows(line, key))
             never, more = [row for row in seen if row not in mine], [row for row in seen if mine[row] > seen[row]]
-            if never or more:
-                self._add(LossCode.SAMPLES, at, never=len(never), total=len(seen), more=len(more))
+            shown = [f"{len(never)} of {len(seen)} samples are never trained"] * bool(never)
+            shown += [f"{len(more)} of {len(seen)} samples are trained more often"] * bool(more)
+            if shown:
+                self._add(LossCode.SAMPLES, at, shown=", and ".join(shown))
 
     def _add_known(self, number: int, at: int, key: str) -> None:
         """Add that a batch is that of another step. Data that come once were skipped or repeated."""
@@ -434,8 +447,10 @@ class _Comparison:
             if not is_back and not name.endswith("]") and all(isinstance(each, int | float) for each in (x, y, z)):
                 is_back = abs(z - x) <= NEAR * abs(z - y)
             if is_back or self._losses:
-                text = " against ".join(dict.fromkeys((_shown(z), _shown(y))))
-                found.append((not is_back, name, f"{text}{', as at step 0' * is_back}"))
+                text = f"{' against '.join(dict.fromkeys((_shown(z), _shown(y))))}{', as at step 0' * is_back}"
+                if isinstance(z, str):
+                    text = "back at its value of step 0" if is_back else "another one"
+                found.append((not is_back, name, text))
         yield from (f"{name} is {text}" for _, name, text in sorted(found))
 
 
@@ -469,7 +484,8 @@ def _has_batch(line: Line, other: Line, key: str) -> bool:
 def _words(kinds: Sequence[str], owner: str) -> str:
     """weights; AdamW's moments and step count (exp_avg, exp_avg_sq, step)."""
     words = list(dict.fromkeys(WORDS.get(kind, kind) for kind in kinds))
-    shown = " and ".join(words) + (f" ({', '.join(kinds)})" if words != kinds and owner else "")
+    listed = " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    shown = listed + (f" ({', '.join(kinds)})" if words != kinds and owner else "")
     return f"{owner}'s {shown}" if owner else shown
 
 

@@ -7,7 +7,7 @@ Each side runs in a copy of the working directory of its own: the resumed run mu
 one, and nothing that the user has there changes. Both copies are removed at the end. (A placeholder for an output
 directory in the command would need no copy, but programs that name their checkpoints would overwrite the user's.)
 A program that saves outside of its copy is ended before it does. If the killed run has saved nothing, it is run once
-more and ended by SIGTERM.
+more in a fresh copy and ended by SIGTERM.
 """
 
 import json
@@ -133,6 +133,9 @@ async def record_resumed(
     sides = [plan.directory / name for name in ("straight", "resumed")]
 
     async def record(side: Path, end_at: int | None = None, *, resumes: bool = True, is_asked: bool = False) -> Record:
+        if is_asked:  # what the killed run has written, perhaps unseen, it must not find
+            remove_tree(str(side))
+            copy_directory(cwd, side, plan.directory)
         argv = resume_argv if resumes else plan.run_spec.argv
         lines = plan.directory / f"steps-{len(runs) + 1}"
         told = {"directory": str(lines), "inside": str(side), "end_at": end_at, "is_asked": is_asked}
@@ -183,7 +186,7 @@ async def _resume(
     is_fresh = bool(resumed.steps) and resumed.steps[0]["weights"] == straight.steps[0]["weights"]
     if written is None and (is_fresh or not resumed.steps):
         steps = some(str(straight.label(at)) for at in straight.saves) or "no"
-        reason = f"no checkpoint was written within {first} steps; the straight run writes one after {steps} steps"
+        reason = f"no checkpoint was seen within {first} steps; the straight run writes one after {steps} steps"
         return ResumeVerdict(ResumeKind.NOTHING_TO_RESUME, reason, _output(runs[-1]))
     _require_steps("the resumed run", resumed, runs[-1])
     found = compare_resumed(straight, resumed, written, unrepeated(straight, ended))

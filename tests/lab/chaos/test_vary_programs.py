@@ -31,6 +31,14 @@ def verdicts(tmp_path: Path, name: str, vary: str, *, fix: bool) -> Varied:
         ("workers", "W=0,2", (Kind.EQUAL, Kind.RANDOM), "the random numbers of torch stand elsewhere from step 0 on"),
         ("dropout", "G=1,4", (Kind.BY_DESIGN, Kind.DIFFERENT), "the mask of dropout"),
         pytest.param(
+            *("autocast", "G=1,4", (Kind.ROUNDING, Kind.DIFFERENT), "Step 0: with G=4 the gradient of 0.weight"),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("traced", "TRACE=off,on", (Kind.ROUNDING, Kind.DIFFERENT), "Step 4: with TRACE=on the gradient of"),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
             *("noise", "G=1,4", (Kind.BY_DESIGN, Kind.FACTOR), "0.25 times the base's"), marks=pytest.mark.full
         ),
         pytest.param(
