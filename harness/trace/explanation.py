@@ -168,7 +168,7 @@ def logged_too(verdict: Verdict) -> list[CurveDifference]:
     After any other first difference they are consequences.
     """
     first = verdict.first
-    value = first and (first.a or first.b)
+    value = None if first is None else first.a or first.b
     if first is None or value is None or value.phase not in ("loss", "backward"):
         return []
     return [each for each in verdict.curve if each.step <= first.step and not LOSSES.search(each.name)]
