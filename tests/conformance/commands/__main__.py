@@ -181,11 +181,11 @@ def environment() -> dict[str, str]:
 
 def table(results: Mapping[str, Mapping[str, str]]) -> str:
     """Return the verdicts as a table in Markdown: a row for each command, a column for each trainer."""
-    titles = [each.title for each in TRAINERS]
-    lines = [["command", *titles], ["---"] * (len(titles) + 1)]
     rows = [results.get(each.name, {}) for each in TRAINERS]
+    lines = [["command", *(each.title for each in TRAINERS)]]
     lines += [[step.title, *(row.get(step.title, "-").rpartition(",")[0] for row in rows)] for step in STEPS]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    head, *rest = (f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join([head, "|---" * len(lines[0]) + "|\n", *rest])
 
 
 def main(words: Sequence[str]) -> int:
