@@ -139,6 +139,8 @@ def _from_a_cursor(
     path = self._run / "cursor"
     first = int(path.read_text()) if path.exists() else 0
     ahead, size = self._section.max_async_level, self._per_step
+    if self._section.mode == "strict":  # behind all that was begun are groups whose weights follow from what is lost
+        first = min(first, len(ledgers) * size + 1)
     for group in itertools.count(first):
         path.write_text(str(group + 1))
         yield group, None if self._section.mode == "free" else max(0, group // size - ahead)
