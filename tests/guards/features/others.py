@@ -80,7 +80,7 @@ FEATURES = (
     Feature("doctor --color", DOCTOR_TEXT, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("doctor --no-redact", DOCTOR_TEXT, "the secret", lambda s: _SECRET in s.out),
     Feature(
-        "command demo", DEMO, "the planted difference", lambda s: s.code == 0 and s.json["replay"]["first_difference"]
+        "command demo", DEMO, "the planted difference", lambda s: s.code == 0 and s.json["replay"] == 10
     ),
     Feature("demo --out", DEMO, "the project there", lambda s: s.has("shown/train.py")),
     Feature("demo --json", DEMO, "one JSON document", lambda s: s.json["suite"]),

@@ -1,0 +1,62 @@
+"""`rlharness merge`: merge recorded runs into one summary."""
+
+import click
+
+from harness.bits.errors import UsageError
+from harness.cli import options as opt
+from harness.process.invocation import Invocation
+from harness.render.console import show
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=opt.PATH)
+@opt.option("--junit FILE", "Write a JUnit XML report to this file.", opt.PATH)
+@opt.output
+def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...], junit: str | None) -> int:
+    """Merge recorded runs, such as all shards of a suite, into one summary.
+
+    RUN is the directory of a run, or its events.jsonl. The exit code is that of one run over all their files.
+    """
+    import io
+    import json
+    import sys
+    from pathlib import Path
+
+    from harness.bits.text import put
+    from harness.process.clock import SystemClock
+    from harness.render.junit import JUnitReporter
+    from harness.render.run_json import merge_json
+    from harness.render.run_text import SummaryReporter, merge_lines
+    from harness.render.workflow_commands import is_outermost_on_github
+    from harness.runner.records.merging import merge_runs
+    from harness.runner.records.recorded_run import read_recorded_run
+
+    merged = merge_runs([read_recorded_run(Path(run)) for run in runs])
+    if output.is_json:
+        show(json.dumps(merge_json(merged)))
+    else:  # without characters that standard output cannot encode
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="")
+        put(stream, "".join(f"{line}\n" for line in merge_lines(merged)))
+        SummaryReporter(stream, colour=output.colour).on_event(merged.finished, merged.state)
+        stream.seek(0)
+        show(stream.read().rstrip("\n"))
+    if is_outermost_on_github(invocation.environ):
+        from harness.render.run_github import summarize_merge
+
+        summarize_merge(merged.state, merged.finished, invocation.environ)
+    if junit is not None:  # last: the outcomes are shown where this file cannot be written
+        try:
+            JUnitReporter(Path(junit), SystemClock()).on_event(merged.finished, merged.state)
+        except (OSError, UsageError) as error:
+            refusal = (
+                error
+                if isinstance(error, UsageError)
+                else UsageError(
+                    f"JUnit XML cannot be written to {junit}: {error.strerror}",
+                    legal="a file that can be written",
+                    remedy="choose another file, or make room or permission there",
+                )
+            )
+            refusal.in_record = True
+            raise refusal from None
+    return merged.exit_code
