@@ -32,7 +32,7 @@ OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
     "  [default: 3]",
     opt.COUNT,
 )
-@opt.many("--only FACTOR=VALUE", "Run only this perturbation, e.g. threads=2. Repeat it to combine factors.")
+@opt.many("--only FACTOR=VALUE", "Run only this perturbation, e.g. threads=2, or several combined.")
 @opt.option(
     "--steps num_steps N", "For a scenario, and with --vary: run only the first N steps.  [default: all]", opt.COUNT
 )

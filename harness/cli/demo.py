@@ -34,7 +34,6 @@ def demo(invocation: Invocation, output: opt.Output, /, *, out: str) -> int:
     torch, and is left out without it. Exits with 0 if everything that ran found what is planted, else 3.
     """
     import contextlib
-    import json
     import shlex
     import shutil
     from importlib.util import find_spec
@@ -87,14 +86,16 @@ def demo(invocation: Invocation, output: opt.Output, /, *, out: str) -> int:
     code = ExitCode.INTERNAL_ERROR if missed else ExitCode.OK
     if output.is_json:
         head = {"version": 1, "exit_code": int(code), "directory": str(directory)}
-        show(json.dumps({**head, "suite": found, "replay": compared, "missed": missed}))
+        opt.show_json({**head, "suite": found, "replay": compared, "missed": missed})
         return code
     say_title("What was planted, and what rlharness found")
-    texts = {path: found.get(path, "no outcome").upper().replace("_", " ") for path in wanted}
+    texts = {
+        path: found.get(path, "no outcome").upper().replace("_", " ") for path in dict.fromkeys([*PLANTED, *missed])
+    }
     if compared is not None:
         texts["train.py"] = "DIVERGED" if compared == ExitCode.DIVERGED else f"exit code {compared}"
     for path, text in texts.items():
-        show(f"  {'NOT FOUND' if path in missed else 'ok'}  {path:<24} {text}")
+        show(f"  {'NOT FOUND' if path in missed else 'ok'}  {path:<22} {text}")
     if compared is None:
         show("  --  train.py was not run: install torch to see `rlharness replay`")
     say_title(f"Next, in {name}")

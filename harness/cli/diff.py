@@ -29,7 +29,6 @@ def diff(invocation: Invocation, output: opt.Output, /, *, a: str, b: str, steps
 
     Exits with 0 if they are equal, 10 if they diverge, 11 if they are not comparable, or 12 if one is incomplete.
     """
-    import json
     from dataclasses import replace
     from pathlib import Path
 
@@ -55,7 +54,7 @@ def diff(invocation: Invocation, output: opt.Output, /, *, a: str, b: str, steps
     verdict = replace(verdict, notes=(*notes, *verdict.notes))
     code = EXIT_CODES[verdict.kind]
     if output.is_json:
-        show(json.dumps(verdict_json(verdict, exit_code=code)))
+        opt.show_json(verdict_json(verdict, exit_code=code))
         return code
     show(verdict_text(verdict, colour=output.colour))
     for line in next_lines(Pair(Subject("A", a, first), Subject("B", b, second), verdict)):

@@ -7,7 +7,7 @@ import click
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli import options as opt
-from harness.process.invocation import Invocation, terminal_columns, wants_colour
+from harness.process.invocation import Invocation, terminal_columns
 from harness.render.console import say, show
 
 LAUNCHED = "launched"
@@ -23,36 +23,23 @@ class NumRanks(click.IntRange):
 
 
 @click.command()
-@opt.json_flag
 @opt.option("--fix", "Print shell commands that fix the environment variables, for use with eval.")
 @opt.option("--numerics", "Also check which torch operations are batch-invariant; takes seconds.")
 @opt.option(
-    "--distributed [N]",
+    "--distributed num_ranks [N]",
     "Start N ranks and Ray, and find the layer at which they hang. Without N: use the ranks of the launcher.",
     NumRanks(2),
     is_flag=False,
     flag_value=LAUNCHED,
 )
 @opt.option("--backend", "Communication backend of the ranks.  [default: gloo]", click.Choice(["gloo", "nccl"]))
-@opt.color
-@click.pass_obj
-def doctor(
-    invocation: Invocation,
-    /,
-    *,
-    numerics: bool,
-    distributed: int | None,
-    backend: str | None,
-    fix: bool,
-    is_json: bool,
-    color: str,
-) -> int:
+@opt.output
+def doctor(invocation: Invocation, output: opt.Output, /, *, fix: bool, **given: Any) -> int:
     """Check this machine for problems, and print remedies.
 
     Exits with 1 if a problem would break tests or training runs.
     """
     import asyncio
-    import json
 
     from harness.doctor.diagnosis import DoctorOptions, check_limits, diagnose
     from harness.machine.findings import Severity
@@ -60,9 +47,9 @@ def doctor(
     from harness.process.interruption import Interruption
     from harness.render.findings import findings_json, findings_text, fix_lines
 
-    if is_json and fix:
+    if output.is_json and fix:
         raise UsageError("--json and --fix", legal="one of them", remedy="rlharness doctor --json contains the exports")
-    options = DoctorOptions(numerics, distributed, backend)
+    options = DoctorOptions(**given)
     check_limits()
 
     async def examine() -> int:
@@ -78,15 +65,14 @@ def doctor(
         took_s = clock.monotonic_s() - began_s
         if not findings:
             return code  # a rank of a job, whose rank 0 prints the report
-        if is_json:
-            show(json.dumps(findings_json(findings, exit_code=code, took_s=took_s)))
+        if output.is_json:
+            opt.show_json(findings_json(findings, exit_code=code, took_s=took_s))
         elif fix:
             show("\n".join(fix_lines(findings)) or "# nothing to fix")
         else:
-            colour = wants_colour(color, invocation)
             columns = terminal_columns() if invocation.is_terminal else None
-            again = fix_command(distributed, backend)
-            show(findings_text(findings, took_s=took_s, colour=colour, fix_command=again, columns=columns))
+            again = fix_command(options.num_ranks, options.backend)
+            show(findings_text(findings, took_s=took_s, colour=output.colour, fix_command=again, columns=columns))
         return code
 
     return asyncio.run(examine())

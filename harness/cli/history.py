@@ -19,7 +19,6 @@ def history(invocation: Invocation, /, *, name: str | None, limit: int, is_json:
 
     Without TEST-OR-FILE, all files are listed, longest first.
     """
-    import json
     import os
 
     from harness.bits.text import one_line
@@ -51,7 +50,7 @@ def history(invocation: Invocation, /, *, name: str | None, limit: int, is_json:
                 remedy="rlharness history lists the known files" if known else "run the suite with rlharness run",
             )
     if is_json:
-        show(json.dumps(history_json(found, exit_code=ExitCode.OK, file=str(file), notes=notes)))
+        opt.show_json(history_json(found, exit_code=ExitCode.OK, file=str(file), notes=notes))
         return ExitCode.OK
     for note in notes:
         say(note)

@@ -18,7 +18,6 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
     RUN is the directory of a run, or its events.jsonl. The exit code is that of one run over all their files.
     """
     import io
-    import json
     import sys
     from pathlib import Path
 
@@ -33,7 +32,7 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
 
     merged = merge_runs([read_recorded_run(Path(run)) for run in runs])
     if output.is_json:
-        show(json.dumps(merge_json(merged)))
+        opt.show_json(merge_json(merged))
     else:  # without characters that standard output cannot encode
         stream = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="")
         put(stream, "".join(f"{line}\n" for line in merge_lines(merged)))

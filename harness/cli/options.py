@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -67,12 +67,12 @@ def complete_scenario(_: click.Context, __: click.Parameter, incomplete: str) ->
 def option(words: str, text: str, kind: click.ParamType[Any] | None = None, **settings: Any) -> Decorator:
     """Return an option with a help text. `words` are its names, then its parameter and its metavar, if it has them.
 
-    An option with neither a metavar nor a type is a flag.
+    An option with neither a metavar nor a type is a flag; one that can be turned off is None if it is not given.
     """
     names = [word for word in words.split() if word.startswith("-") or (word.isidentifier() and word.islower())]
     metavar = next((word for word in words.split() if word not in names), None)
     if metavar is None and kind is None:
-        settings["is_flag"] = True
+        settings = {"is_flag": True, "default": None if "/" in words else False} | settings
     return click.option(*names, metavar=metavar, type=kind, help=text, **settings)
 
 
@@ -147,15 +147,17 @@ def experiment(kind: str) -> Decorator:
     return all_of(timeout, out(f"traces; must be new or empty.  [default: .rlharness/{kind}]"))
 
 
+def show_json(value: Any) -> None:
+    """Print a value as JSON on standard output."""
+    show(json.dumps(value))
+
+
 class Result(Protocol):
     """Result of a command."""
 
     @property
     def exit_code(self) -> ExitCode:
         """Exit code of the command."""
-
-
-R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)
@@ -165,9 +167,12 @@ class Output:
     is_json: bool
     colour: bool
 
-    def show(self, found: R, as_text: Callable[..., str], as_json: Callable[[R], Any]) -> ExitCode:
+    def show(self, found: Result, as_text: Callable[..., str], as_json: Callable[..., Any]) -> ExitCode:
         """Print a result on standard output, and return its exit code."""
-        show(json.dumps(as_json(found)) if self.is_json else as_text(found, colour=self.colour))
+        if self.is_json:
+            show_json(as_json(found))
+        else:
+            show(as_text(found, colour=self.colour))
         return found.exit_code
 
 

@@ -43,7 +43,6 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
 
     The page is self-contained: it needs no network and no server.
     """
-    import json
 
     from harness.bits.files import open_regular, write_replacing
     from harness.bits.text import count, one_line, path_text
@@ -80,7 +79,7 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
             for each in found.pairs
         ]
         head = {"version": 1, "exit_code": int(ExitCode.OK), "page": str(path), "size_bytes": len(data)}
-        show(json.dumps({**head, "runs": runs, "comparisons": pairs}))
+        opt.show_json({**head, "runs": runs, "comparisons": pairs})
         return ExitCode.OK
     for each in found.pairs:
         show(f"{each.b.letter}: {one_line(each.b.name)}  {LABELS[each.verdict.kind]}  {headline(each.verdict)}")

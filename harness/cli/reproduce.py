@@ -62,24 +62,16 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
     from harness.lab.experiments.scenario_spec import check_entries
     from harness.lab.experiments.single_run import record_until
     from harness.lab.experiments.single_run import with_bundle as with_bundle_of_stop
-    from harness.lab.reproduce import execution
+    from harness.lab.reproduce import execution, plan
     from harness.lab.reproduce.comparison import check_trace, with_bundle
-    from harness.lab.reproduce.plan import (
-        REPRODUCTIONS,
-        ReproduceOptions,
-        check_options,
-        named_run,
-        plan_step,
-        plan_stop,
-    )
     from harness.render.run_lines import RunLines
     from harness.render.steps import step_json, step_text
     from harness.render.stopping import stopped_json, stopped_text
     from harness.trace.reader import read_trace
 
-    options, cwd = ReproduceOptions(**given), invocation.cwd
+    options, cwd = plan.ReproduceOptions(**given), invocation.cwd
     kind = recorded_kind(cwd, options.subject)
-    check_options(options, kind)
+    plan.check_options(options, kind)
     own_id = opt.new_id()
     if options.is_interactive:
         return debug(invocation, output, options, own_id)
@@ -91,22 +83,22 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
             )
         check_entries(invocation)
         unread = execution.trusted_bundle(invocation, options.subject, is_trusted=options.is_trusted)
-        out = out_directory(cwd, options.out, REPRODUCTIONS, own_id)
+        out = out_directory(cwd, options.out, plan.REPRODUCTIONS, own_id)
         try:
             run = execution.unpacked(unread, out.path / execution.UNPACKED)
-            plan = plan_step(run, unread.head.step, options)
+            step = plan.plan_step(run, unread.head.step, options)
         except HarnessError:
             out.give_back()
             raise
-        found = asyncio.run(execution.reproduce(plan, None, out, place, RunLines()))
+        found = asyncio.run(execution.reproduce(step, None, out, place, RunLines()))
         found = replace(found, notes=tuple(execution.notes_on(run, found.repeated)))
         return output.show(found, step_text, step_json)
 
-    run = named_run(invocation, options.subject, is_trusted=options.is_trusted)
+    run = plan.named_run(invocation, options.subject, is_trusted=options.is_trusted)
     if options.has_condition:
-        stop = plan_stop(run, invocation, options)
+        stop = plan.plan_stop(run, invocation, options)
         bundle = bundle_place(cwd, options.bundle) if options.bundle else None
-        out = out_directory(cwd, options.out, REPRODUCTIONS, own_id)
+        out = out_directory(cwd, options.out, plan.REPRODUCTIONS, own_id)
         stopped = asyncio.run(record_until(stop, out, place, RunLines()))
         stopped = with_bundle_of_stop(stopped, bundle, refers_to_checkpoint=options.refers_to_checkpoint)
         return output.show(stopped, stopped_text, stopped_json)
@@ -116,18 +108,18 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
             legal="a run of a scenario, which has checkpoints to begin from",
             remedy="a trace is data: send its directory, and reproduce it there with -- COMMAND",
         )
-    plan = plan_step(run, options.step, options)
-    check_program(plan.run_spec, cwd, invocation.environ)
+    step = plan.plan_step(run, options.step, options)
+    check_program(step.run_spec, cwd, invocation.environ)
     other_trace, other_plan = None, None
     if options.against and options.step is None:
         other_trace = read_trace(place_of(cwd, options.against))
     elif options.against:
-        other = named_run(invocation, options.against, is_trusted=options.is_trusted, is_other=True)
-        other_plan = plan_step(other, plan.step, options)
+        other = plan.named_run(invocation, options.against, is_trusted=options.is_trusted, is_other=True)
+        other_plan = plan.plan_step(other, step.step, options)
     bundle = bundle_place(cwd, options.bundle) if options.bundle else None
-    out = out_directory(cwd, options.out, REPRODUCTIONS, own_id)
-    found = asyncio.run(execution.reproduce(plan, other_plan, out, place, RunLines()))
-    found = replace(found, notes=tuple(f"skipped a damaged checkpoint: {each}" for each in plan.passed_over))
+    out = out_directory(cwd, options.out, plan.REPRODUCTIONS, own_id)
+    found = asyncio.run(execution.reproduce(step, other_plan, out, place, RunLines()))
+    found = replace(found, notes=tuple(f"skipped a damaged checkpoint: {each}" for each in step.passed_over))
     if other_trace is not None and not found.interrupted_by:
         found = replace(found, other_trace=check_trace(found.repeated, other_trace))
     if bundle is not None and found.repeated.runs and not found.interrupted_by:
@@ -141,7 +133,6 @@ def debug(invocation: Invocation, output: opt.Output, options: "ReproduceOptions
     Ctrl-C pauses the run at the next recorded value; a second Ctrl-C leaves, as does the end of the input.
     """
     import asyncio
-    import json
 
     from harness.lab.experiments.launcher import LaunchContext, check_program, open_launcher
     from harness.lab.reproduce.debugger import Answer, Session, open_lines
@@ -167,7 +158,7 @@ def debug(invocation: Invocation, output: opt.Output, options: "ReproduceOptions
         raise asyncio.CancelledError
 
     def show_answer(answer: Answer) -> None:
-        show(json.dumps(answer) if output.is_json else "\n".join(answer["lines"]))
+        opt.show_json(answer) if output.is_json else "\n".join(answer["lines"])
 
     async def converse() -> ExitCode:
         with open_launcher(LaunchContext(invocation.cwd, invocation.environ, own_id), SilentRuns()) as launcher:

@@ -1,4 +1,4 @@
-"""`rlharness run` and `rlharness plan`: run a suite of tests, or show the schedule."""
+"""`rlharness run`: run a suite of tests. The options of the suite are those of `rlharness plan` too."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,8 +9,8 @@ import click
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli import options as opt
-from harness.process.invocation import Invocation, num_cores, shadowing, terminal_columns, wants_colour
-from harness.render.console import say, show
+from harness.process.invocation import Invocation, num_cores, shadowing, wants_colour
+from harness.render.console import say
 from harness.runner.options import RunOptions
 
 RUN_NOTHING = frozenset(
@@ -58,17 +58,13 @@ suite_options = opt.all_of(
     opt.option(
         "--needs needs_file", 'TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.', FILE
     ),
-    opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models.", default=None),
+    opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models."),
     opt.option(
         "--workers-per-gpu N",
         "How many files without a need share each GPU; each has that part of its memory as its budget.",
         opt.COUNT,
     ),
-    opt.option(
-        "--split/--no-split",
-        "Run a file in parts if it would end long after the others.  [default: --split]",
-        default=None,
-    ),
+    opt.option("--split/--no-split", "Run a file in parts if it would end long after the others.  [default: --split]"),
     opt.option(
         "--collect-timeout collect_timeout_s S", "Time limit for importing one file.  [default: 120]", opt.ABOVE_0_S
     ),
@@ -114,15 +110,10 @@ suite_options = opt.all_of(
     "--check-leaning/--no-check-leaning",
     "Run a failing file once more after the files before it: one that then passes is leaning. That is a failure"
     ' unless the configuration has leaning = "report".  [default: --no-check-leaning]',
-    default=None,
 )
 @opt.option("--durations num_slowest N", "Print the N slowest tests of the run.  [default: 0]", COUNT, default=0)
 @click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
-@opt.option(
-    "--allow-missing-gpus/--no-allow-missing-gpus",
-    "Exit with 0 even if files were not run for lack of GPUs.",
-    default=None,
-)
+@opt.option("--allow-missing-gpus/--no-allow-missing-gpus", "Exit with 0 even if files were not run for lack of GPUs.")
 @opt.option("--events events_file", "Write every event to this file, one JSON object per line.", FILE)
 @opt.option("--junit junit_file", "Write a JUnit XML report to this file.", FILE)
 @opt.option("--html html_file", "Write the HTML page of the run to this file as well.", FILE)
@@ -150,7 +141,6 @@ def run(invocation: Invocation, /, **given: Any) -> int:
     Each file runs in its own process tree, which is always terminated. Exits with 0 if all tests pass.
     """
     import asyncio
-    import json
     import sys
 
     from harness.process.clock import Clock
@@ -184,75 +174,12 @@ def run(invocation: Invocation, /, **given: Any) -> int:
         say(f"interrupted by {ended} before any test ran")
         return ExitCode.INTERRUPTED
     if options.json:
-        show(json.dumps(summary_json(ended.state, ended.finished)))
+        opt.show_json(summary_json(ended.state, ended.finished))
     if ended.failure is not None:
         if isinstance(ended.failure, HarnessError):
             ended.failure.in_record = True
         raise ended.failure
     return ended.finished.exit_code
-
-
-@click.command()
-@suite_options
-@opt.option("--width", "Width of the chart in columns.  [default: width of the terminal]", click.IntRange(40))
-@click.pass_obj
-def plan(invocation: Invocation, /, *, width: int | None, **given: Any) -> int:
-    """Show the schedule that `run` would use.
-
-    Includes the makespan of the schedule and a lower bound. Exits with 1 if a file cannot be collected, and with 0 if
-    a file needs more GPUs than there are.
-    """
-    import asyncio
-    import json
-
-    from harness.render.chart import chart, deselected_lines, plan_json
-    from harness.render.run_text import shard_units
-    from harness.render.run_words import REASON_OF_CODE
-    from harness.runner.attempts.unit_result import why_uncollected
-    from harness.runner.events import plain
-    from harness.runner.run import plan_tests
-
-    options = make_options(invocation, given)
-    found = asyncio.run(plan_tests(options))
-    if isinstance(found, str):
-        say(f"interrupted by {found} before any test ran")
-        return ExitCode.INTERRUPTED
-    planned, notes = found
-    for note in notes:
-        say(note)
-    collected, shard = planned.collected, planned.shard
-    units, not_found = collected.units, collected.not_found
-    deselected = [result for result in collected.kept.values() if not result.resumed_from]
-    never = [
-        (n, why + planned.table.who_keeps_it(collected.asks.get(units[n].path, {}))) for n, why in planned.plan.never
-    ]
-    never += [(n, f"cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run]
-    never += [(n, "; ".join(not_found[u.path].splitlines())) for n, u in enumerate(units) if u.path in not_found]
-    packed, names = replace(planned.plan, never=tuple(never)), [unit.path for unit in units]
-    if options.json:
-        shown = plan_json(packed, names, planned.estimated, collected.splits)
-        paths = [result.unit.path for result in deselected]
-        show(json.dumps({**shown, "shard": plain(shard), "deselected": paths}))
-    else:
-        if shard is not None:
-            show(f"shard {options.shard}: {shard_units(shard, len(units))}\n")
-        text = chart(
-            packed,
-            names,
-            width=width or terminal_columns(),
-            colour=options.colour,
-            estimates=planned.estimated,
-            splits=collected.splits,
-        )
-        show("\n".join((text.rstrip("\n"), *deselected_lines(deselected))))
-    if not all(unit.can_run for unit in units):
-        return ExitCode.TESTS_FAILED
-    is_empty_shard = not units and shard is not None and shard.num_suite_units > 0
-    if (is_empty_shard or len(deselected) < len(units)) and not not_found:
-        return ExitCode.OK
-    code = ExitCode.USAGE_ERROR if not_found else ExitCode.NOTHING_COLLECTED
-    say(f"exit code {code}: {REASON_OF_CODE[code]}")
-    return code
 
 
 def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:

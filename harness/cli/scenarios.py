@@ -18,7 +18,6 @@ from harness.render.console import show
 @click.pass_obj
 def scenarios(invocation: Invocation, /, *, check: bool, is_json: bool) -> int:
     """List the scenarios that can be trained and replayed by name."""
-    import json
 
     from harness.lab.experiments.scenario_files import all_scenarios
 
@@ -34,7 +33,7 @@ def scenarios(invocation: Invocation, /, *, check: bool, is_json: bool) -> int:
     num_bad = sum("problem" in fields for fields in found)
     code = ExitCode.USAGE_ERROR if check and num_bad else ExitCode.OK
     if is_json:
-        show(json.dumps({"version": 1, "exit_code": int(code), "scenarios": found}))
+        opt.show_json({"version": 1, "exit_code": int(code), "scenarios": found})
         return code
     texts = []
     for each in found:

@@ -23,9 +23,7 @@ from harness.render.console import say
     opt.COUNT,
 )
 @click.pass_obj
-def trace(
-    invocation: Invocation, /, *, out: str, break_on: tuple[str, ...], until: tuple[str, ...], **given: Any
-) -> int:
+def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     """Record an unmodified PyTorch program in this terminal.
 
     Exits with the exit code of the program, or with 12 if the recording is incomplete, or with 10 if --sentinel ended
@@ -36,7 +34,7 @@ def trace(
     from harness.lab.experiments.single_run import conditions_of_one_run, run_here
 
     run_spec = make_command_spec(invocation.trailing, opt.take_recording(given))
-    conditions = conditions_of_one_run(break_on, until)
+    conditions = conditions_of_one_run(given["break_on"], given["until"])
     directory = place_of(invocation.cwd, out)
     run = run_here(run_spec, directory, invocation.environ, conditions, at_start=import_reports)
     from harness.render.recording import recording_lines

@@ -6,7 +6,7 @@ import click
 
 from harness.cli import options as opt
 from harness.process.invocation import Invocation
-from harness.render.console import say, show
+from harness.render.console import say
 
 STDERR = 2
 
@@ -19,22 +19,11 @@ STDERR = 2
 @opt.breaks
 @opt.json_flag
 @click.pass_obj
-def train(
-    invocation: Invocation,
-    /,
-    *,
-    scenario: str,
-    out: str,
-    break_on: tuple[str, ...],
-    until: tuple[str, ...],
-    is_json: bool,
-    **given: Any,
-) -> int:
+def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, **given: Any) -> int:
     """Run a scenario once in this terminal, and record it.
 
     Exits with the exit code of the run, or with 12 if the recording is incomplete.
     """
-    import json
     from dataclasses import asdict
 
     from harness.lab.experiments.preparation import place_of
@@ -48,7 +37,7 @@ def train(
     options = opt.take_scenario(given)
     asked = asked_scenario(invocation, scenario, options, FULL)
     run_spec = make_scenario_spec(asked, options.recording)
-    conditions = conditions_of_one_run(break_on, until)
+    conditions = conditions_of_one_run(given["break_on"], given["until"])
     directory = place_of(invocation.cwd, out)
     run = run_here(run_spec, directory, invocation.environ, conditions, stdout=STDERR if is_json else None)
     for line in recording_lines(run.recording, stop_lines(run)):
@@ -58,5 +47,5 @@ def train(
         own = {"name": asked.name, "entry": asked.scenario.entry, "size": asked.size, "level": run_spec.level}
         stop, following = run.stop and asdict(run.stop), run.next_command and run.next_command.command
         recording = recording_json(run.recording)
-        show(json.dumps({**head, "scenario": own, "recording": recording, "stop": stop, "next": following}))
+        opt.show_json({**head, "scenario": own, "recording": recording, "stop": stop, "next": following})
     return run.exit_code
