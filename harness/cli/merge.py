@@ -18,10 +18,8 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
     RUN is the directory of a run, or its events.jsonl. The exit code is that of one run over all their files.
     """
     import io
-    import sys
     from pathlib import Path
 
-    from harness.bits.text import put
     from harness.process.clock import SystemClock
     from harness.render.junit import JUnitReporter
     from harness.render.run_json import merge_json
@@ -33,12 +31,11 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
     merged = merge_runs([read_recorded_run(Path(run)) for run in runs])
     if output.is_json:
         opt.show_json(merge_json(merged))
-    else:  # without characters that standard output cannot encode
-        stream = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="")
-        put(stream, "".join(f"{line}\n" for line in merge_lines(merged)))
+    else:
+        stream = io.StringIO("".join(f"{line}\n" for line in merge_lines(merged)))
+        stream.seek(0, io.SEEK_END)
         SummaryReporter(stream, colour=output.colour).on_event(merged.finished, merged.state)
-        stream.seek(0)
-        show(stream.read().rstrip("\n"))
+        show(stream.getvalue().rstrip("\n"))
     if is_outermost_on_github(invocation.environ):
         from harness.render.run_github import summarize_merge
 
@@ -47,15 +44,7 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
         try:
             JUnitReporter(Path(junit), SystemClock()).on_event(merged.finished, merged.state)
         except (OSError, UsageError) as error:
-            refusal = (
-                error
-                if isinstance(error, UsageError)
-                else UsageError(
-                    f"JUnit XML cannot be written to {junit}: {error.strerror}",
-                    legal="a file that can be written",
-                    remedy="choose another file, or make room or permission there",
-                )
-            )
+            refusal = opt.unwritable("JUnit XML", Path(junit), error) if isinstance(error, OSError) else error
             refusal.in_record = True
             raise refusal from None
     return merged.exit_code

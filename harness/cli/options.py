@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
+from harness.bits.text import path_text
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id
@@ -145,6 +147,15 @@ def experiment(kind: str) -> Decorator:
     """Return the options of a command that starts several runs, below `.rlharness/KIND`."""
     timeout = option("--timeout timeout_s S", "Time limit per run.  [default: none]", ABOVE_0_S, default=math.inf)
     return all_of(timeout, out(f"traces; must be new or empty.  [default: .rlharness/{kind}]"))
+
+
+def unwritable(what: str, path: Path, error: OSError) -> UsageError:
+    """Return the error for a file that cannot be written."""
+    return UsageError(
+        f"{what} cannot be written to {path_text(path)}: {error.strerror}",
+        legal="a path that can be written to",
+        remedy="choose another one, or make room or permission there",
+    )
 
 
 def show_json(value: Any) -> None:

@@ -66,11 +66,7 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
         path.parent.mkdir(parents=True, exist_ok=True)
         write_replacing(path, data)
     except OSError as error:
-        raise UsageError(
-            f"the report cannot be written to {path_text(path)}: {error.strerror}",
-            legal="a file, new or an earlier report, in a directory that can be written to",
-            remedy="choose another file with --out",
-        ) from None
+        raise opt.unwritable("the report", path, error) from None
     if is_json:
         runs = [{"letter": each.letter, "name": each.name, "gaps": list(each.trace.gaps)} for each in found.subjects]
         pairs = [

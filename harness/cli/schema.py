@@ -13,7 +13,6 @@ import click
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.bits.text import path_text
 from harness.cli import options as opt
 from harness.process.invocation import Invocation
 from harness.render.console import show
@@ -54,17 +53,13 @@ def schema(invocation: Invocation, /, *, name: str | None, out: Path | None) -> 
         if out is None:
             show(text)
             continue
-        directory = invocation.cwd / out
+        path = invocation.cwd / out / f"{each.replace(':', '.')}.json"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_replacing(directory / f"{each.replace(':', '.')}.json", f"{text}\n")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_replacing(path, f"{text}\n")
         except OSError as error:
-            raise UsageError(
-                f"the schemas cannot be written to {path_text(directory)} ({error.strerror})",
-                legal="a directory that can be written to",
-                remedy="change --out",
-            ) from None
-        show(str(directory / f"{each.replace(':', '.')}.json"))
+            raise opt.unwritable("the schema", path, error) from None
+        show(str(path))
     return ExitCode.OK
 
 
