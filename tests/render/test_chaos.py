@@ -186,7 +186,7 @@ def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pyte
         lines.begin(1, has_operations=False)
         lines.progress(1, 29)
         clock.advance(10)
-        lines.ended(outcome, 10.0)
+        lines.finished(outcome, 10.0)
     lines.begin(9, has_operations=False)
     lines.progress(4, 31)
     lines.progress(4, 40)

@@ -6,22 +6,23 @@
 Which perturbation is the i-th of a seed depends on nothing else: each factor has random numbers of its own.
 """
 
+import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from harness.bits.errors import UsageError
 from harness.lab.experiments.command_spec import (
     RecordingOptions,
     ScenarioOptions,
     make_command_spec,
+    refuse_both,
     refuse_scenario_options,
 )
-from harness.lab.experiments.flat_config import Payload, overridden
+from harness.lab.experiments.flat_config import flattened, overridden
 from harness.lab.experiments.perturbation import (
     CORES,
     CRASH,
@@ -111,23 +112,21 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     """Return the subject of a command line; UsageError for what cannot be run."""
     recording = options.scenario_options.recording
     outside = outside_factors(num_cores(), invocation.environ)
+    refuse_both(invocation, [options.scenario] if options.scenario else [])
     if options.scenario is None:
         if not invocation.trailing:
             raise nothing_to_run("chaos", invocation.cwd)
         refuse_scenario_options(options.scenario_options)
         run_spec = make_command_spec(invocation.trailing, recording)
         return Subject(lambda values: run_spec, outside, recording_words(recording))
-    if invocation.trailing:
-        raise UsageError(
-            f"both the scenario {options.scenario} and a command are given",
-            legal="one of the two: a scenario, or a command after --",
-            remedy="change a scenario with --set KEY=VALUE",
-        )
     asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
     section, resume = asked.scenario.chaos, asked.scenario.resume
-    usual = dict(_dotted(asked.scenario.payload(asked.size, asked.overrides)))
+    flat = flattened(asked.scenario.payload(asked.size, asked.overrides))
+    usual = {key: json.loads(text) for key, text in flat.items() if text != "{}"}
     latency = (latency_factor(),) if section.latency else ()
     crash = () if section.crash is None else (crash_factor(()),)
+    known = {*section.factors, *((resume.run, resume.step) if resume else ())}
+    free = asked.scenario.runtime_sections
 
     def spec_of(values: Mapping[str, Any]) -> RunSpec:
         return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}), recording)
@@ -138,31 +137,14 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
         (*asked.typed, *recording_words(replace(recording, level=""))),
         section.crash,
         tuple(section.latency),
-        unvaried_of(
-            usual,
-            asked.scenario.runtime_sections,
-            {*section.factors, *((resume.run, resume.step) if resume else ())},
-        ),
+        tuple(key for key in usual if key.partition(".")[0] in free and key not in known),
     )
-
-
-def unvaried_of(usual: Mapping[str, Any], free: Collection[str], known: Collection[str]) -> tuple[str, ...]:
-    """Return the dotted keys of a payload in sections of runtime settings that are not known to be varied."""
-    return tuple(key for key in usual if key.partition(".")[0] in free and key not in known)
 
 
 def recording_words(options: RecordingOptions) -> tuple[str, ...]:
     """Return the words of a command line that say how its runs are recorded."""
     level = ("--level", options.level) if options.level else ()
     return (*level, *(word for metric in options.metrics for word in ("--metric", metric)))
-
-
-def _dotted(payload: Payload, prefix: str = "") -> dict[str, Any]:
-    """Every value by its dotted key."""
-    found: dict[str, Any] = {}
-    for name, value in payload.items():
-        found |= _dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return found
 
 
 # ------------------------------------------------------------------------------------------------- bringing it to a run
