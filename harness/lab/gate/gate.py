@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from harness.bits.errors import UsageError
 from harness.bits.findings import Finding
@@ -40,7 +41,7 @@ from harness.lab.gate.golden import (
     read_goldens,
     write_golden,
 )
-from harness.lab.gate.result import OF_COST, Gate, GateScenario, Policy, checked_reasons
+from harness.lab.gate.result import Gate, GateScenario, policy_of
 from harness.lab.gate.sides import (
     BASE,
     HEAD,
@@ -60,8 +61,6 @@ from harness.trace.mapped_libraries import deciding
 GATES = "gates"
 LEAST_AGREEING = 2
 """Runs of the head that have to agree before one is compared with a golden, or becomes one."""
-POLICY_KEYS = ("scenarios", "fail_on", "slowdown", "memory")
-"""Keys of the configuration that decide the verdict: those of the base apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +81,14 @@ class GateOptions:
     setup: str
     """Command that prepares the base's worktree; empty for none."""
     runs: int
-    """Of each side."""
-    policy: Policy
+    """Number of runs of each side."""
+    fail_on: tuple[str, ...]
     limits: Limits
+    typed: Mapping[str, Any]
+    """Values of --fail-on, --slowdown and --memory, which go before those of a configuration."""
     timeout_s: float = inf
-    typed: frozenset[str] = frozenset()
-    """Of fail_on, slowdown and memory those that the command line has."""
     base_scenarios: tuple[str, ...] = ()
     """Scenarios that the configuration of the base lists: they run whatever that of the head says."""
-
-    def with_policy_of(self, keys: GateKeys) -> "GateOptions":
-        """The same options with the policy, limits and scenarios of the base.
-
-        What the command line says stays. UsageError for a policy that is not legal.
-        """
-        default = Limits()
-        policy = Policy() if keys.fail_on is None else Policy(checked_reasons(keys.fail_on, "fail-on of the base"))
-        limits = Limits(
-            slowdown=self.limits.slowdown if "slowdown" in self.typed else keys.slowdown or default.slowdown,
-            memory=self.limits.memory if "memory" in self.typed else keys.memory or default.memory,
-        )
-        return replace(
-            self,
-            policy=self.policy if "fail_on" in self.typed else policy,
-            limits=limits,
-            base_scenarios=tuple(keys.scenarios or ()),
-        )
 
 
 def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
@@ -125,13 +106,14 @@ def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
 
 
 def head_contexts(head: Side, options: GateOptions) -> list[GateContext]:
-    """What runs in the working tree; UsageError where it cannot be run here as it was asked for."""
-    refuse_both(options.invocation, options.names)
-    if argv := options.invocation.trailing:
+    """Return what runs in the working tree; UsageError where it cannot be run here as it was asked for."""
+    invocation = options.invocation
+    refuse_both(invocation, options.names)
+    if invocation.trailing:
         refuse_scenario_options(options.given)
-        run_spec = make_command_spec(argv, options.given.recording)
+        run_spec = make_command_spec(invocation.trailing, options.given.recording)
         check_program(run_spec, head.cwd, head.command_environ)
-        return [GateContext(command_name(argv), "", head, run_spec)]
+        return [GateContext(command_name(invocation.trailing), "", head, run_spec)]
     return [head_context(name, head, options) for name in scenario_names(head, options)]
 
 
@@ -211,12 +193,8 @@ async def run_gate(
             )
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
-        author = Acceptance(
-            f"{clock.wall():%Y-%m-%d}",
-            checkout.commit("HEAD").short + ("+" if is_dirty else ""),
-            options.reason,
-            checkout.user,
-        )
+        head_commit, date = checkout.commit("HEAD"), f"{clock.wall():%Y-%m-%d}"
+        author = Acceptance(date, head_commit.short + ("+" if is_dirty else ""), options.reason, checkout.user)
         problem: str | None = None  # why the base is not prepared: empty where it is
         found: list[GateScenario] = []
 
@@ -226,7 +204,7 @@ async def run_gate(
             if base is None:
                 code = GateCode.NO_BASE_IN_SHALLOW_CLONE if checkout.is_shallow else GateCode.NO_BASE
                 return GateScenario(context.name, Comparison(Change.NOT_COMPARABLE, (code(),)))
-            commit, side = base
+            side, against = base[1], f"base {base[0].short}"
             if problem is None:
                 log, setup = directory / "setup", options.setup
                 problem = await set_up(launcher, setup, side, checkout.root, log) if setup else ""
@@ -235,15 +213,14 @@ async def run_gate(
                     raise UsageError(problem)
                 other = base_context(context, head, side, options)
             except UsageError as error:
-                rejected = GateCode.BASE_REJECTED(message=error.what)
-                return GateScenario(
-                    context.name, Comparison(Change.NOT_COMPARABLE, (rejected,)), against=f"base {commit.short}"
-                )
-            return await _compare_with_base(recorder, context, other, commit, options)
+                rejected = Comparison(Change.NOT_COMPARABLE, (GateCode.BASE_REJECTED(message=error.what),))
+                return GateScenario(context.name, rejected, against=against)
+            return await _compare_with_base(recorder, context, other, against, options)
 
         async def compare(context: GateContext) -> GateScenario:
             shared: tuple[Finding, ...] = ()
-            recorder = Recorder(launcher, lines, directory / directory_name(context.name), checkout=checkout.root)
+            place_of_runs = directory / context.name.replace("/", "-")
+            recorder = Recorder(launcher, lines, place_of_runs, checkout=checkout.root)
             replayed = context.run_spec.typed or ("--", *context.run_spec.argv)
             try:
                 if options.golden:
@@ -253,14 +230,12 @@ async def run_gate(
                         return replace(result, notes=shared, replay=replayed)
                     shared += result.comparison.reasons
                 result = await against_base(recorder, context)
-                has_run = bool(recorder.runs[HEAD])
-                shared += (GateCode.SHARED_CODE(),) if has_run and not recorder.imports_checkout else ()
+                if recorder.runs[HEAD] and not recorder.imports_checkout:
+                    shared += (GateCode.SHARED_CODE(),)
                 return replace(result, notes=shared, replay=replayed)
             except BrokenRun as broken:
-                change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
-                return GateScenario(
-                    context.name, Comparison(change, broken.reasons), notes=shared, output=broken.run.output
-                )
+                change = Comparison(Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE, broken.reasons)
+                return GateScenario(context.name, change, notes=shared, output=broken.run.output)
 
         try:
             for context in contexts:
@@ -269,43 +244,53 @@ async def run_gate(
             note(f"interrupted by {launcher.interrupted_by}: the results so far follow")
         found += [GateScenario(name, Comparison(Change.REMOVED, (GateCode.SCENARIO_REMOVED(),))) for name in removed]
         return Gate(
-            head=checkout.commit("HEAD"),
-            is_dirty=is_dirty,
-            base=None if base is None else base[0],
-            policy=options.policy,
-            scenarios=tuple(found),
-            directory=directory,
-            notes=tuple(notes),
-            interrupted_by=launcher.interrupted_by,
+            head_commit,
+            is_dirty,
+            base and base[0],
+            options.fail_on,
+            tuple(found),
+            directory,
+            tuple(notes),
+            launcher.interrupted_by,
+            bisect_words(checkout, base[0], head_commit, options.setup) if base and not is_dirty else (),
         )
 
 
+def bisect_words(checkout: Checkout, base: Commit, head: Commit, setup: str) -> tuple[str, ...]:
+    """Return the command that finds the commit of a change, without its scenario; empty for a single commit."""
+    if not checkout.is_ancestor(base, head) or len(checkout.history(base, head)) < 2:
+        return ()
+    prepared = ("--setup", setup) if setup else ()
+    return ("rlharness", "bisect", "--good", base.short, "--bad", head.short, *prepared)
+
+
 def _with_policy_of(base: Side, options: GateOptions) -> GateOptions:
-    """The options with the policy of the base; a note where that of the head differs."""
+    """Return the options with the policy of the base, but what was typed stays; a note where that of the head differs.
+
+    UsageError for a policy that is not legal.
+    """
     config = load_config(base.cwd)
     keys = config.gate if config.path is not None and base.holds(str(config.path)) else GateKeys()
     head = load_config(options.invocation.cwd).gate
-    if names := [name for name in POLICY_KEYS if getattr(head, name) != getattr(keys, name)]:
-        spelt = ", ".join(name.replace("_", "-") for name in names)
+    names = [name for name in ("scenarios", *options.typed) if getattr(head, name) != getattr(keys, name)]
+    if spelt := ", ".join(name.replace("_", "-") for name in names):
         options.invocation.note(f"note: {spelt} of [tool.rlharness.gate] changed: that of the base applies")
-    return options.with_policy_of(keys)
+    fail_on, limits = policy_of(options.typed, keys, "fail-on of the base")
+    return replace(options, fail_on=fail_on, limits=limits, base_scenarios=tuple(keys.scenarios or ()))
 
 
 async def _compare_with_base(
-    recorder: Recorder, head: GateContext, base: GateContext | None, commit: Commit, options: GateOptions
+    recorder: Recorder, head: GateContext, base: GateContext | None, against: str, options: GateOptions
 ) -> GateScenario:
     """A scenario of the head, and the same at the base. Interrupted, BrokenRun."""
-    against = f"base {commit.short}"
     if base is None:
         return GateScenario(head.name, Comparison(Change.NEW, (GateCode.SCENARIO_NEW(),)), against=against)
     if other := change_of_identity(base.run_spec.identity, head.run_spec.identity):
         return GateScenario(head.name, other, against=against)
-    contexts = {BASE: base, HEAD: head}
-    confirmed = [kind for kind, reason in OF_COST.items() if reason in options.policy.fail_on]
-    comparison, costs = await compare_sides(
-        recorder, contexts, num_runs=options.runs, limits=options.limits, confirmed=confirmed
+    found = await compare_sides(
+        recorder, {BASE: base, HEAD: head}, num_runs=options.runs, limits=options.limits, fail_on=options.fail_on
     )
-    return GateScenario(head.name, comparison, costs, against)
+    return GateScenario(head.name, *found, against)
 
 
 # ------------------------------------------------------------------------------------------------------------ goldens
@@ -363,8 +348,3 @@ def nearest_differences(goldens: Iterable[Golden], now: Golden) -> tuple[str, ..
     """Return the numerics in which the nearest of these goldens differs from this run."""
     mine, others = deciding(now.numerics), [deciding(each.numerics) for each in goldens]
     return min((tuple(sorted(n for n in {**mine, **its} if mine.get(n) != its.get(n))) for its in others), key=len)
-
-
-def directory_name(scenario: str) -> str:
-    """Of a scenario's traces."""
-    return scenario.replace("/", "-")

@@ -1,16 +1,18 @@
 """A gate that has ended: what became of each scenario, what of that fails it, and with which exit code. Data only."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.lab.experiments.worktrees import Commit
 from harness.lab.gate.change import Change, Comparison
-from harness.lab.gate.costs import MEMORY, SECONDS, CostChange
+from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits
 from harness.lab.gate.golden import Golden
+from harness.runner.config import GateKeys
 
 BEHAVIOUR, NUMERICS, CONFIGURATION = "behaviour", "numerics", "configuration"
 SLOWDOWN, OF_MEMORY, NOT_COMPARABLE = "slowdown", "memory", "not_comparable"
@@ -33,17 +35,29 @@ OF_CHANGE = {
 OF_COST = {SECONDS: SLOWDOWN, MEMORY: OF_MEMORY}
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What fails."""
+def failures(change: Change, costs: Iterable[CostChange], fail_on: Collection[str] = DEFAULT) -> tuple[str, ...]:
+    """Return what fails of a scenario, in the order of REASONS; BROKEN always does."""
+    found = {OF_CHANGE.get(change)} | {OF_COST[cost.kind] for cost in costs if cost.is_too_much}
+    return tuple(each for each in (BROKEN, *REASONS) if each in found and each in (BROKEN, *fail_on))
 
-    fail_on: tuple[str, ...] = DEFAULT
 
-    def failures(self, change: Change, costs: Iterable[CostChange]) -> tuple[str, ...]:
-        """What fails of a scenario, in the order of REASONS; BROKEN always does."""
-        found = {OF_CHANGE[change]} if change in OF_CHANGE else set()
-        found |= {OF_COST[cost.kind] for cost in costs if cost.is_too_much}
-        return tuple(each for each in (BROKEN, *REASONS) if each in found and each in (BROKEN, *self.fail_on))
+def policy_of(typed: Mapping[str, Any], keys: GateKeys, where: str) -> tuple[tuple[str, ...], Limits]:
+    """(reasons to fail, limits) of what was typed over the keys of a configuration over the defaults.
+
+    UsageError for an unknown reason; the word "none" alone stands for none.
+    """
+    words: Sequence[str] = DEFAULT if keys.fail_on is None else keys.fail_on
+    if typed.get("fail_on") is not None:
+        where, words = "--fail-on", [word.strip() for word in typed["fail_on"].split(",")]
+    words = () if list(words) == ["none"] else tuple(dict.fromkeys(words))
+    if unknown := [word for word in words if word not in REASONS]:
+        raise UsageError(
+            f"{where} {unknown[0]!r}",
+            legal=", ".join((*REASONS, "or none")),
+            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
+        )
+    defaults = Limits()._asdict()
+    return words, Limits(**{name: typed.get(name) or getattr(keys, name) or x for name, x in defaults.items()})
 
 
 def exit_code(failures: Collection[str]) -> ExitCode:
@@ -53,19 +67,6 @@ def exit_code(failures: Collection[str]) -> ExitCode:
     if any(each != BROKEN for each in failures):
         return ExitCode.NOT_COMPARABLE
     return ExitCode.INCOMPLETE_RECORDING if failures else ExitCode.OK
-
-
-def checked_reasons(words: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the reasons to fail, each once; "none" alone gives an empty tuple. UsageError for any other word."""
-    if list(words) == ["none"]:
-        return ()
-    if unknown := [word for word in words if word not in REASONS]:
-        raise UsageError(
-            f"{where} {unknown[0]!r}",
-            legal=", ".join((*REASONS, "or none")),
-            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
-        )
-    return tuple(dict.fromkeys(words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +92,29 @@ class Gate:
     """A gate that has ended."""
 
     head: Commit
-    """What is checked out."""
+    """The commit that is checked out."""
     is_dirty: bool
     """Whether the working tree holds more."""
     base: Commit | None
     """None where nothing was compared with a revision."""
-    policy: Policy
+    fail_on: tuple[str, ...]
     scenarios: tuple[GateScenario, ...]
     directory: Path
-    """Of the traces."""
+    """Directory of the traces."""
     notes: tuple[Finding, ...] = ()
     interrupted_by: str = ""
-    failures: Mapping[str, tuple[str, ...]] = field(init=False)
-    """By scenario, what fails it."""
+    bisect: tuple[str, ...] = ()
+    """The command that finds the commit, without the scenario; empty where no commits lie between both sides."""
 
-    def __post_init__(self) -> None:
-        found = {each.name: self.policy.failures(each.comparison.change, each.costs) for each in self.scenarios}
-        object.__setattr__(self, "failures", {name: reasons for name, reasons in found.items() if reasons})
+    @property
+    def failures(self) -> dict[str, tuple[str, ...]]:
+        """By scenario, what fails it."""
+        found = {each.name: failures(each.comparison.change, each.costs, self.fail_on) for each in self.scenarios}
+        return {name: reasons for name, reasons in found.items() if reasons}
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of all scenarios together."""
+        """The exit code of all scenarios together."""
         if self.interrupted_by:
             return ExitCode.INTERRUPTED
         return exit_code([reason for reasons in self.failures.values() for reason in reasons])

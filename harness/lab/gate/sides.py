@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.launcher import Executor, Run, TitledDisplay
+from harness.lab.experiments.launcher import Launcher, Run, TitledDisplay
 from harness.lab.experiments.recording_result import METRICS, Problem, read_metrics
 from harness.lab.experiments.worktrees import Side, imports_checkout
 from harness.lab.gate.change import Change, Comparison, GateCode, classify_change, equal_in_common
-from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run
+from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
+from harness.lab.gate.result import DEFAULT, OF_COST, failures
 from harness.lab.gate.rounding import MAX_BYTES, earliest_phase, measure_rounding, step_bytes
 from harness.recording.entry_call import read_rejection
 from harness.recording.run_spec import RunSpec
@@ -39,19 +40,15 @@ class BrokenRun(Exception):
 
     def __init__(self, side: str, run: Run) -> None:
         super().__init__(side)
-        self.side = side
-        self.run = run
+        self.side, self.run = side, run
 
     @property
     def reasons(self) -> tuple[Finding, ...]:
         """What its entry says if that has rejected its configuration, else the problems of the recording."""
-        if rejection := read_rejection(self.run.recording.directory):
-            return (self._failed(f"{rejection.what} (legal: {rejection.legal})", rejection.remedy),)
         problems = self.run.recording.problems or (Problem("it recorded no step"),)
-        return tuple(self._failed(each.what, each.remedy) for each in problems)
-
-    def _failed(self, message: str, remedy: str) -> Finding:
-        return GateCode.RUN_FAILED(side=self.side, message=message, remedy=remedy)
+        if rejection := read_rejection(self.run.recording.directory):
+            problems = (Problem(f"{rejection.what} (legal: {rejection.legal})", rejection.remedy),)
+        return tuple(GateCode.RUN_FAILED(side=self.side, message=each.what, remedy=each.remedy) for each in problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,64 +65,51 @@ class Recorder:
     """Records the runs of one scenario, each side in a directory of its own."""
 
     def __init__(
-        self, session: Executor, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
+        self, launcher: Launcher, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
     ) -> None:
-        self._checkout = checkout
+        self._launcher, self._lines, self._directory, self._checkout = launcher, lines, directory, checkout
         self.imports_checkout = False
         """Whether any run has imported code of its side."""
-        self._session = session
-        self._lines = lines
-        self._directory = directory
         self.runs: dict[str, list[Run]] = {BASE: [], HEAD: []}
-        self.kept: dict[str, Run] = {}
 
-    async def record(self, side: str, scene: GateContext) -> Run:
-        """One more run of a side. Interrupted, BrokenRun."""
+    async def record(self, side: str, context: GateContext) -> None:
+        """Add one more run of a side. Interrupted, BrokenRun."""
         number = len(self.runs[side]) + 1
-        run = await self._run(side, f"{side}, run {number}", scene, number)
-        self.runs[side].append(run)
-        return run
+        self.runs[side].append(await self._run(side, side, f"{side}, run {number}", context, number))
 
     def note(self, line: str) -> None:
         """Show a line between two runs."""
         self._lines.end(line)
 
-    async def keep(self, side: str, scene: GateContext, step: int) -> Run:
-        """A run up to this step, whose tensors it keeps."""
-        run_spec = replace(scene.run_spec, keep=(step,), last_step=step)
+    async def keep(self, side: str, context: GateContext, step: int) -> Trace:
+        """Make a run up to this step, whose tensors it keeps."""
+        context = replace(context, run_spec=replace(context.run_spec, keep=(step,), last_step=step))
         title = f"{side} up to step {step}, whose tensors are kept"
-        self.kept[side] = await self._run(f"{side}-kept", title, replace(scene, run_spec=run_spec), 1)
-        return self.kept[side]
+        return read_trace((await self._run(side, f"{side}-kept", title, context, 1)).recording.directory)
 
-    async def _run(self, place: str, title: str, scene: GateContext, number: int) -> Run:
-        if self._session.interrupted_by:
+    async def _run(self, side: str, place: str, title: str, context: GateContext, number: int) -> Run:
+        if self._launcher.interrupted_by:
             raise Interrupted
-        self._lines.title = f"{scene.name}: {title}"
-        run = await self._session.record(
-            scene.run_spec,
-            self._directory / place,
-            number,
-            environ=scene.side.environ_of(scene.run_spec),
-            cwd=scene.side.cwd,
-        )
-        if self._session.interrupted_by:
+        self._lines.title = f"{context.name}: {title}"
+        spec, environ, cwd = context.run_spec, context.side.environ_of(context.run_spec), context.side.cwd
+        run = await self._launcher.record(spec, self._directory / place, number, environ=environ, cwd=cwd)
+        if self._launcher.interrupted_by:
             raise Interrupted
         self._lines.ended(run)
         if not run.recording.is_complete or not run.recording.num_steps:
-            raise BrokenRun(place.partition("-")[0], run)
+            raise BrokenRun(side, run)
         if self._checkout is not None:
-            self.imports_checkout |= imports_checkout(run, scene.side, self._checkout)
+            self.imports_checkout |= imports_checkout(run, context.side, self._checkout)
         return run
 
     def traces(self, side: str) -> list[Trace]:
-        """Of the runs of a side so far."""
+        """Return those of the runs of a side so far."""
         return [read_trace(run.recording.directory) for run in self.runs[side]]
 
     def costs(self, side: str) -> list[RunCosts]:
-        """Of the same."""
-        return [
-            costs_of_run(run.duration_s, read_metrics(run.recording.directory / METRICS)) for run in self.runs[side]
-        ]
+        """Return those of the same runs."""
+        metrics = ((run.duration_s, run.recording.directory / METRICS) for run in self.runs[side])
+        return [costs_of_run(duration_s, read_metrics(path)) for duration_s, path in metrics]
 
 
 async def compare_sides(
@@ -134,11 +118,11 @@ async def compare_sides(
     *,
     num_runs: int,
     limits: Limits,
-    confirmed: Collection[str] = (SECONDS, MEMORY),
+    fail_on: Collection[str] = DEFAULT,
 ) -> tuple[Comparison, tuple[CostChange, ...]]:
     """Run both sides in turns, and return what the change has done, and to costs. Interrupted, BrokenRun.
 
-    More runs follow where a cost of a `confirmed` kind seems too high.
+    More runs follow where a cost seems too high that would fail a gate which passes so far.
     """
     for number in range(num_runs):
         for side, context in contexts.items():
@@ -146,7 +130,9 @@ async def compare_sides(
                 await recorder.record(side, context)
     comparison = await _compared(recorder, contexts)
     costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
-    if num_runs > 1 and any(each.is_over_limit and each.kind in confirmed for each in costs):
+    if num_runs > 1 and any(each.is_over_limit and OF_COST[each.kind] in fail_on for each in costs):
+        if failures(comparison.change, (), fail_on):  # it fails anyway: nothing is said of costs
+            return comparison, tuple(replace(each, is_beyond_noise=False) for each in costs)
         name = contexts[HEAD].name
         recorder.note(f"{name} seems to cost more: {NUM_CONFIRMING} more runs of each side follow to confirm it")
         for _ in range(NUM_CONFIRMING):
@@ -175,10 +161,7 @@ async def _compared(recorder: Recorder, contexts: Mapping[str, GateContext]) -> 
         if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
             await _record_both(recorder, contexts)
         return disagreement(recorder) or classify_change(verdict, None)
-    kept = {
-        side: read_trace((await recorder.keep(side, context, first.step)).recording.directory)
-        for side, context in contexts.items()
-    }
+    kept = {side: await recorder.keep(side, context, first.step) for side, context in contexts.items()}
     for side, again in kept.items():
         unlike_itself = diff(excerpt(traces[side], again.steps[0], again.steps[-1]), again)
         if unlike_itself.first is not None:
