@@ -8,8 +8,7 @@ from typing import Any
 
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.chaos.factors import recording_words
-from harness.lab.chaos.search import BASELINE, Chaos, Finding, Outcome, Sign, Tally
+from harness.lab.chaos.search import BASELINE, Chaos, Finding, Outcome, Sign, Tally, recording_words
 from harness.lab.chaos.vary import Kind, Varied, assignment
 from harness.lab.experiments.launcher import OUTPUT
 from harness.lab.experiments.perturbation import (

@@ -11,9 +11,9 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
 from harness.lab.gate.change import CODE_OF_KIND, Change
 from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
+from harness.lab.gate.gate import Gate, GateScenario
 from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
-from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
 from harness.process.program_output import output_tail
 from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.factors import Subject
-from harness.lab.chaos.search import Chaos, ChaosPlan, Finding, NotApplied, Outcome, Sign, Tally
+from harness.lab.chaos.search import Chaos, ChaosPlan, Finding, NotApplied, Outcome, Sign, Subject, Tally
 from harness.lab.experiments.launcher import OUTPUT
 from harness.lab.experiments.perturbation import Factor, Span
 from harness.recording.entry_call import EntryCall

@@ -9,8 +9,7 @@ from harness.bits.redaction import redact_text
 from harness.cli.commands.scenario_arguments import recording_options
 from harness.lab.experiments.command_spec import ScenarioOptions
 from harness.lab.experiments.preparation import place_of
-from harness.lab.gate.gate import LEAST_AGREEING, GateOptions
-from harness.lab.gate.result import policy_of
+from harness.lab.gate.gate import LEAST_AGREEING, GateOptions, policy_of
 from harness.process.invocation import Invocation
 from harness.runner.config import load_config
 

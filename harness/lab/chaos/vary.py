@@ -24,22 +24,22 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import UNLIMITED, read_regular
 from harness.bits.text import count
-from harness.lab.chaos.factors import ChaosOptions, environ_of, launched
 from harness.lab.chaos.search import (
     BASELINE,
+    ChaosOptions,
     Executor,
     Listener,
     OutOfTimeError,
     ddmin,
+    environ_of,
+    launched,
     make_directory,
 )
 from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.launcher import Launcher, Run, check_program
 from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import A_COMMAND
-from harness.lab.experiments.scenario_spec import asked_scenario
+from harness.lab.experiments.scenario import A_COMMAND, SMOKE, asked_scenario
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.process.scratch import remove_tree

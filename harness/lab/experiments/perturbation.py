@@ -149,9 +149,7 @@ def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor,
     cores = [Factor(CORES, Span(1, num_cores - 1), num_cores, num_quarters=2, about="the number of cores")]
     return (
         Factor(HASH_SEED, Span(0, 2**32 - 1), usual(seed), about="the hash seed"),
-        Factor(
-            THREADS, Span(1, max(2, num_cores)), usual(environ.get("OMP_NUM_THREADS", "")), about="the thread count"
-        ),
+        Factor(THREADS, Span(1, max(2, num_cores)), usual(threads), about="the thread count"),
         Factor(LOAD, Span(1, 2 * num_cores), 0, num_quarters=1, about="machine load"),
         Factor(NICE, Span(1, 19), 0, num_quarters=2, about="the priority"),
         *(cores if num_cores > 1 else ()),

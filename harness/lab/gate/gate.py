@@ -3,16 +3,24 @@
 options ─▶ worktree of the base (when it is wanted) ─▶ scenario by scenario ─▶ Gate
              golden of this machine and environment? ─ yes ─▶ compared with it
                                                     ─ no ──▶ compared with the base
+
+    base  head  base  head ─▶ each side agrees with itself? ─▶ base against head
+                              they part at step K ─▶ base, head once more, up to K, with its tensors kept
+                              one seems slower    ─▶ base  head, four times more: is it?
+
+Both sides run in turns, so that what slows the machine slows both. The pair with tensors shows once more that each side
+agrees with itself: its steps must be those of the first pair.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
 from harness.lab.experiments.command_spec import (
@@ -22,14 +30,22 @@ from harness.lab.experiments.command_spec import (
     refuse_both,
     refuse_scenario_options,
 )
-from harness.lab.experiments.launcher import LaunchContext, TitledDisplay, check_program, open_launcher
+from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
 from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
-from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
-from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, set_up
-from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity
-from harness.lab.gate.costs import Limits
+from harness.lab.experiments.recording_result import METRICS, Problem, read_metrics
+from harness.lab.experiments.scenario import (
+    SMOKE,
+    ScenarioFile,
+    all_scenarios,
+    asked_of,
+    check_machine,
+    find_scenario,
+    make_scenario_spec,
+    say_misspelt,
+)
+from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
+from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity, classify_change, equal_in_common
+from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.golden import (
     Acceptance,
     Golden,
@@ -41,22 +57,286 @@ from harness.lab.gate.golden import (
     read_goldens,
     write_golden,
 )
-from harness.lab.gate.result import Gate, GateScenario, policy_of
-from harness.lab.gate.sides import (
-    BASE,
-    HEAD,
-    BrokenRun,
-    GateContext,
-    Interrupted,
-    Recorder,
-    compare_sides,
-    disagreement,
-)
+from harness.lab.gate.rounding import MAX_BYTES, earliest_phase, measure_rounding, step_bytes
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
+from harness.recording.entry_call import read_rejection
 from harness.recording.run_spec import RunSpec
 from harness.runner.config import GateKeys, load_config
+from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
 from harness.trace.mapped_libraries import deciding
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import Difference, Verdict
+
+BEHAVIOUR, NUMERICS, CONFIGURATION = "behaviour", "numerics", "configuration"
+SLOWDOWN, OF_MEMORY, NOT_COMPARABLE = "slowdown", "memory", "not_comparable"
+REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+"""What may stand in `fail-on`."""
+DEFAULT = (BEHAVIOUR, NUMERICS, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+BROKEN = "broken"
+"""Beside REASONS: the head does not run. It always fails."""
+OF_CHANGE = {
+    Change.NUMERICS: NUMERICS,
+    Change.BEHAVIOUR: BEHAVIOUR,
+    Change.CONFIGURATION: CONFIGURATION,
+    Change.REMOVED: CONFIGURATION,
+    Change.NONDETERMINISTIC: NOT_COMPARABLE,
+    Change.NOT_COMPARABLE: NOT_COMPARABLE,
+    Change.BROKEN: BROKEN,
+}
+
+
+OF_COST = {SECONDS: SLOWDOWN, MEMORY: OF_MEMORY}
+
+
+def failures(change: Change, costs: Iterable[CostChange], fail_on: Collection[str] = DEFAULT) -> tuple[str, ...]:
+    """Return what fails of a scenario, in the order of REASONS; BROKEN always does."""
+    found = {OF_CHANGE.get(change)} | {OF_COST[cost.kind] for cost in costs if cost.is_too_much}
+    return tuple(each for each in (BROKEN, *REASONS) if each in found and each in (BROKEN, *fail_on))
+
+
+def policy_of(typed: Mapping[str, Any], keys: GateKeys, where: str) -> tuple[tuple[str, ...], Limits]:
+    """(reasons to fail, limits) of what was typed over the keys of a configuration over the defaults.
+
+    UsageError for an unknown reason; the word "none" alone stands for none.
+    """
+    words: Sequence[str] = DEFAULT if keys.fail_on is None else keys.fail_on
+    if typed.get("fail_on") is not None:
+        where, words = "--fail-on", [word.strip() for word in typed["fail_on"].split(",")]
+    words = () if list(words) == ["none"] else tuple(dict.fromkeys(words))
+    if unknown := [word for word in words if word not in REASONS]:
+        raise UsageError(
+            f"{where} {unknown[0]!r}",
+            legal=", ".join((*REASONS, "or none")),
+            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
+        )
+    defaults = Limits()._asdict()
+    return words, Limits(**{name: typed.get(name) or getattr(keys, name) or x for name, x in defaults.items()})
+
+
+def exit_code(failures: Collection[str]) -> ExitCode:
+    """That of a gate from all that fails it: a divergence weighs most, then what is not comparable, then BROKEN."""
+    if any(each not in (CONFIGURATION, NOT_COMPARABLE, BROKEN) for each in failures):
+        return ExitCode.DIVERGED
+    if any(each != BROKEN for each in failures):
+        return ExitCode.NOT_COMPARABLE
+    return ExitCode.INCOMPLETE_RECORDING if failures else ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class GateScenario:
+    """What became of one scenario."""
+
+    name: str
+    comparison: Comparison
+    costs: tuple[CostChange, ...] = ()
+    against: str = ""
+    """With what it was compared: "base 3f9c2a7", "golden 5d0e..."; empty where with nothing."""
+    notes: tuple[Finding, ...] = ()
+    golden: Golden | None = None
+    """With which it was compared, or that was written."""
+    output: Path | None = None
+    """What the run printed that did not come to its end."""
+    replay: tuple[str, ...] = ()
+    """The words after `rlharness replay` that run it again; empty if none of its runs is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gate that has ended."""
+
+    head: Commit
+    """The commit that is checked out."""
+    is_dirty: bool
+    """Whether the working tree holds more."""
+    base: Commit | None
+    """None where nothing was compared with a revision."""
+    fail_on: tuple[str, ...]
+    scenarios: tuple[GateScenario, ...]
+    directory: Path
+    """Directory of the traces."""
+    notes: tuple[Finding, ...] = ()
+    interrupted_by: str = ""
+    bisect: tuple[str, ...] = ()
+    """The command that finds the commit, without the scenario; empty where no commits lie between both sides."""
+
+    @property
+    def failures(self) -> dict[str, tuple[str, ...]]:
+        """By scenario, what fails it."""
+        found = {each.name: failures(each.comparison.change, each.costs, self.fail_on) for each in self.scenarios}
+        return {name: reasons for name, reasons in found.items() if reasons}
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of all scenarios together."""
+        if self.interrupted_by:
+            return ExitCode.INTERRUPTED
+        return exit_code([reason for reasons in self.failures.values() for reason in reasons])
+
+
+NUM_CONFIRMING = 4
+BASE, HEAD = "base", "head"
+ALONE = (Difference.VALUE_ONLY_IN_A, Difference.VALUE_ONLY_IN_B)
+
+
+class Interrupted(Exception):
+    """A signal has asked for the end: nothing follows from the runs so far."""
+
+
+class BrokenRun(Exception):
+    """A run that did not come to its end, or recorded nothing."""
+
+    def __init__(self, side: str, run: Run) -> None:
+        super().__init__(side)
+        self.side, self.run = side, run
+
+    @property
+    def reasons(self) -> tuple[Finding, ...]:
+        """What its entry says if that has rejected its configuration, else the problems of the recording."""
+        problems = self.run.recording.problems or (Problem("it recorded no step"),)
+        if rejection := read_rejection(self.run.recording.directory):
+            problems = (Problem(f"{rejection.what} (legal: {rejection.legal})", rejection.remedy),)
+        return tuple(GateCode.RUN_FAILED(side=self.side, message=each.what, remedy=each.remedy) for each in problems)
+
+
+@dataclass(frozen=True, slots=True)
+class GateContext:
+    """A scenario or a command on one side, ready to be run."""
+
+    name: str
+    size: str
+    side: Side = field(repr=False)
+    run_spec: RunSpec = field(repr=False)
+
+
+class Recorder:
+    """Records the runs of one scenario, each side in a directory of its own."""
+
+    def __init__(
+        self, launcher: Launcher, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
+    ) -> None:
+        self._launcher, self._lines, self._directory, self._checkout = launcher, lines, directory, checkout
+        self.imports_checkout = False
+        """Whether any run has imported code of its side."""
+        self.runs: dict[str, list[Run]] = {BASE: [], HEAD: []}
+
+    async def record(self, side: str, context: GateContext) -> None:
+        """Add one more run of a side. Interrupted, BrokenRun."""
+        number = len(self.runs[side]) + 1
+        self.runs[side].append(await self._run(side, side, f"{side}, run {number}", context, number))
+
+    def note(self, line: str) -> None:
+        """Show a line between two runs."""
+        self._lines.end(line)
+
+    async def keep(self, side: str, context: GateContext, step: int) -> Trace:
+        """Make a run up to this step, whose tensors it keeps."""
+        context = replace(context, run_spec=replace(context.run_spec, keep=(step,), last_step=step))
+        title = f"{side} up to step {step}, whose tensors are kept"
+        return read_trace((await self._run(side, f"{side}-kept", title, context, 1)).recording.directory)
+
+    async def _run(self, side: str, place: str, title: str, context: GateContext, number: int) -> Run:
+        if self._launcher.interrupted_by:
+            raise Interrupted
+        self._lines.title = f"{context.name}: {title}"
+        spec, environ, cwd = context.run_spec, context.side.environ_of(context.run_spec), context.side.cwd
+        run = await self._launcher.record(spec, self._directory / place, number, environ=environ, cwd=cwd)
+        if self._launcher.interrupted_by:
+            raise Interrupted
+        self._lines.ended(run)
+        if not run.recording.is_complete or not run.recording.num_steps:
+            raise BrokenRun(side, run)
+        if self._checkout is not None:
+            self.imports_checkout |= imports_checkout(run, context.side, self._checkout)
+        return run
+
+    def traces(self, side: str) -> list[Trace]:
+        """Return those of the runs of a side so far."""
+        return [read_trace(run.recording.directory) for run in self.runs[side]]
+
+    def costs(self, side: str) -> list[RunCosts]:
+        """Return those of the same runs."""
+        metrics = ((run.duration_s, run.recording.directory / METRICS) for run in self.runs[side])
+        return [costs_of_run(duration_s, read_metrics(path)) for duration_s, path in metrics]
+
+
+async def compare_sides(
+    recorder: Recorder,
+    contexts: Mapping[str, GateContext],
+    *,
+    num_runs: int,
+    limits: Limits,
+    fail_on: Collection[str] = DEFAULT,
+) -> tuple[Comparison, tuple[CostChange, ...]]:
+    """Run both sides in turns, and return what the change has done, and to costs. Interrupted, BrokenRun.
+
+    More runs follow where a cost seems too high that would fail a gate which passes so far.
+    """
+    for number in range(num_runs):
+        for side, context in contexts.items():
+            if len(recorder.runs[side]) <= number:  # against a golden, the head may have run before
+                await recorder.record(side, context)
+    comparison = await _compared(recorder, contexts)
+    costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
+    if num_runs > 1 and any(each.is_over_limit and OF_COST[each.kind] in fail_on for each in costs):
+        if failures(comparison.change, (), fail_on):  # it fails anyway: nothing is said of costs
+            return comparison, tuple(replace(each, is_beyond_noise=False) for each in costs)
+        name = contexts[HEAD].name
+        recorder.note(f"{name} seems to cost more: {NUM_CONFIRMING} more runs of each side follow to confirm it")
+        for _ in range(NUM_CONFIRMING):
+            await _record_both(recorder, contexts)
+        costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
+    return comparison, costs
+
+
+async def _record_both(recorder: Recorder, contexts: Mapping[str, GateContext]) -> None:
+    for side, context in contexts.items():
+        await recorder.record(side, context)
+
+
+async def _compared(recorder: Recorder, contexts: Mapping[str, GateContext]) -> Comparison:
+    if unlike := disagreement(recorder):
+        return unlike
+    traces = {side: recorder.traces(side)[0] for side in contexts}
+    verdict = diff(traces[BASE], traces[HEAD])
+    first = verdict.first
+    if first is None:
+        return classify_change(verdict, None)
+    if first.what in ALONE and (equal := equal_in_common(verdict, traces[BASE], traces[HEAD])) is not None:
+        return equal
+    # Tensors say more where both sides have the value that differs, and it is not too much to keep.
+    if first.what is not Difference.VALUE or max(step_bytes(each, first.step) for each in traces.values()) > MAX_BYTES:
+        if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
+            await _record_both(recorder, contexts)
+        return disagreement(recorder) or classify_change(verdict, None)
+    kept = {side: await recorder.keep(side, context, first.step) for side, context in contexts.items()}
+    for side, again in kept.items():
+        unlike_itself = diff(excerpt(traces[side], again.steps[0], again.steps[-1]), again)
+        if unlike_itself.first is not None:
+            return nondeterministic(side, unlike_itself)
+    sides = kept[BASE], kept[HEAD]
+    again_first = diff(*sides).first
+    assert again_first is not None
+    rounding = measure_rounding(*sides, first.step, earliest_phase(*sides, first.step))
+    return classify_change(replace(verdict, first=replace(first, value=first.value or again_first.value)), rounding)
+
+
+def disagreement(recorder: Recorder) -> Comparison | None:
+    """That two runs of one side are not alike; None where they are."""
+    for side in (BASE, HEAD):
+        traces = recorder.traces(side)
+        for other in traces[1:]:
+            verdict = diff(traces[0], other)
+            if verdict.first is not None:
+                return nondeterministic(side, verdict)
+    return None
+
+
+def nondeterministic(side: str, verdict: Verdict) -> Comparison:
+    """That a side does not agree with itself."""
+    return Comparison(Change.NONDETERMINISTIC, (GateCode.SIDE_NONDETERMINISTIC(side=side),), verdict=verdict)
+
 
 GATES = "gates"
 LEAST_AGREEING = 2

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-from harness.lab.chaos.factors import ChaosOptions
+from harness.lab.chaos.search import ChaosOptions
 from harness.lab.chaos.vary import Varied, VarySearch, make_vary_plan
 from harness.lab.experiments.launcher import OUTPUT, Launcher, Run
 from harness.lab.experiments.recording_result import Problem, Recording

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
-from harness.lab.chaos.factors import ChaosOptions, make_subject
-from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosPlan, PerturbationSearch
+from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosOptions, ChaosPlan, PerturbationSearch, make_subject
 from harness.lab.experiments.launcher import Launcher, Run
 from harness.lab.experiments.perturbation import LATENCY
 from harness.lab.experiments.preparation import prepare

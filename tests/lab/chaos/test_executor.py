@@ -10,8 +10,18 @@ from typing import cast
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.chaos.factors import CRASHING_ENTRY, DELAYS, LAUNCH, Subject
-from harness.lab.chaos.search import SIGKILLED, ChaosExecutor, ChaosPlan, Outcome, OutOfTimeError, Sign
+from harness.lab.chaos.search import (
+    CRASHING_ENTRY,
+    DELAYS,
+    LAUNCH,
+    SIGKILLED,
+    ChaosExecutor,
+    ChaosPlan,
+    Outcome,
+    OutOfTimeError,
+    Sign,
+    Subject,
+)
 from harness.lab.experiments.launcher import Launcher, Run
 from harness.lab.experiments.perturbation import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording

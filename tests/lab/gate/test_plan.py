@@ -15,8 +15,7 @@ from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.worktrees import CHILD, Checkout, Side, imports_checkout, open_worktrees
 from harness.lab.gate.change import GateCode, change_of_identity
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.gate import GateOptions, base_context, head_context, scenario_names
-from harness.lab.gate.result import DEFAULT
+from harness.lab.gate.gate import DEFAULT, GateOptions, base_context, head_context, scenario_names
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import Report
 from harness.render.console import say

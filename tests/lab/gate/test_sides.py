@@ -11,10 +11,10 @@ from harness.bits.findings import Finding
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.recording_result import Problem, read_metrics
 from harness.lab.experiments.worktrees import Side
-from harness.lab.gate import sides
+from harness.lab.gate import gate
 from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.costs import CostChange, Limits
-from harness.lab.gate.sides import (
+from harness.lab.gate.gate import (
     BASE,
     HEAD,
     NUM_CONFIRMING,
@@ -74,7 +74,7 @@ def test_a_side_that_differs_from_itself_is_no_change(tmp_path: Path, side: str)
 
 
 def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "MAX_BYTES", 10)
+    monkeypatch.setattr(gate, "MAX_BYTES", 10)
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [rounded]}), num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None)] * 2, "another pair shows that each agrees with itself"
     assert (found.comparison.change, found.comparison.rounding) == (Change.NUMERICS, None)
