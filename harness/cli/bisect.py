@@ -33,9 +33,8 @@ def bisect(invocation: Invocation, output: opt.Output, /, *, by: str, tolerance:
     """
     import asyncio
 
-    from harness.lab.bisect.bisection import BisectOptions
+    from harness.lab.bisect.bisection import BisectOptions, parse_criterion
     from harness.lab.bisect.bisection import bisect as search
-    from harness.lab.bisect.criterion import parse_criterion
     from harness.render.bisect import bisection_json, bisection_text
     from harness.render.run_lines import RunLines
 

@@ -9,7 +9,7 @@ from harness.cli import options as opt
 from harness.process.invocation import Invocation
 
 if TYPE_CHECKING:
-    from harness.lab.chaos.factors import ChaosOptions
+    from harness.lab.chaos.search import ChaosOptions
 
 OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
 """Options without --vary."""
@@ -84,7 +84,7 @@ def chaos(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
 
 def chaos_options(given: dict[str, Any]) -> "ChaosOptions":
     """Return the options that were given."""
-    from harness.lab.chaos.factors import ChaosOptions
+    from harness.lab.chaos.search import ChaosOptions
 
     of_factors = {name: value for name in OF_FACTORS if (value := given.pop(name)) not in (None, ())}
     return ChaosOptions(scenario_options=opt.take_scenario(given), of_factors=of_factors, **given)

@@ -85,9 +85,7 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
     from dataclasses import replace
 
     from harness.lab.experiments.preparation import place_of
-    from harness.lab.gate.costs import Limits
-    from harness.lab.gate.gate import LEAST_AGREEING, GateOptions
-    from harness.lab.gate.result import Policy, checked_reasons
+    from harness.lab.gate.gate import LEAST_AGREEING, GateOptions, policy_of
     from harness.runner.config import load_config
 
     config = load_config(invocation.cwd)
@@ -116,14 +114,8 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
     scenario = opt.take_scenario(given)
     if not invocation.trailing:
         scenario = replace(scenario, size=scenario.size or keys.size)
-    typed = {name: value for name in ("fail_on", "slowdown", "memory") if (value := given.pop(name)) is not None}
-    if "fail_on" in typed:
-        policy = Policy(checked_reasons([word.strip() for word in typed["fail_on"].split(",")], "--fail-on"))
-    elif keys.fail_on is not None:
-        policy = Policy(checked_reasons(keys.fail_on, f"{config.path}: [tool.rlharness.gate] fail-on"))
-    else:
-        policy = Policy()
-    limits = {name: typed.get(name) or getattr(keys, name) for name in ("slowdown", "memory")}
+    typed = {name: given.pop(name) for name in ("fail_on", "slowdown", "memory")}
+    fail_on, limits = policy_of(typed, keys, f"{config.path}: [tool.rlharness.gate] fail-on")
     timeout_s = given.pop("timeout_s")
     return GateOptions(
         invocation=invocation,
@@ -131,9 +123,9 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
         reason=redact_text(reason),  # it is committed with the goldens
         given=scenario,
         runs=runs,
-        policy=policy,
-        limits=Limits(**{name: value for name, value in limits.items() if value}),
+        fail_on=fail_on,
+        limits=limits,
         timeout_s=timeout_s if timeout_s < inf else keys.timeout_s or inf,
-        typed=frozenset(typed),
+        typed=typed,
         **given,
     )

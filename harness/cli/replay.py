@@ -56,8 +56,7 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from harness.lab.experiments.preparation import keep_input, out_directory, read_input
     from harness.lab.experiments.recorded_kind import find_recorded
     from harness.lab.experiments.single_run import record_until, with_bundle
-    from harness.lab.replay.comparison import compare_runs
-    from harness.lab.replay.plan import REPLAYS, ReplayOptions, make_plan, plan_stop
+    from harness.lab.replay.replay import REPLAYS, ReplayOptions, compare_runs, make_plan, plan_stop
     from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
     from harness.process.clock import SystemClock
     from harness.render.replay import replay_json, replay_text, run_line

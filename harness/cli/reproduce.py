@@ -18,7 +18,7 @@ from harness.process.invocation import Invocation
 from harness.render.console import say, show
 
 if TYPE_CHECKING:
-    from harness.lab.reproduce.plan import ReproduceOptions
+    from harness.lab.reproduce.reproduction import ReproduceOptions
 
 
 @click.command(
@@ -55,23 +55,22 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
     import asyncio
     from dataclasses import replace
 
-    from harness.lab.experiments.bundles.making import bundle_place
+    from harness.lab.experiments.bundle import bundle_place
     from harness.lab.experiments.launcher import LaunchContext, check_program
     from harness.lab.experiments.preparation import out_directory, place_of
     from harness.lab.experiments.recorded_kind import RecordedKind, recorded_kind
-    from harness.lab.experiments.scenario_spec import check_entries
+    from harness.lab.experiments.scenario import check_entries
     from harness.lab.experiments.single_run import record_until
     from harness.lab.experiments.single_run import with_bundle as with_bundle_of_stop
-    from harness.lab.reproduce import execution, plan
-    from harness.lab.reproduce.comparison import check_trace, with_bundle
+    from harness.lab.reproduce import reproduction
     from harness.render.run_lines import RunLines
     from harness.render.steps import step_json, step_text
     from harness.render.stopping import stopped_json, stopped_text
     from harness.trace.reader import read_trace
 
-    options, cwd = plan.ReproduceOptions(**given), invocation.cwd
+    options, cwd = reproduction.ReproduceOptions(**given), invocation.cwd
     kind = recorded_kind(cwd, options.subject)
-    plan.check_options(options, kind)
+    reproduction.check_options(options, kind)
     own_id = opt.new_id()
     if options.is_interactive:
         return debug(invocation, output, options, own_id)
@@ -82,23 +81,23 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
                 "a bundle and a command", legal="a bundle, which holds its run", remedy="omit everything after --"
             )
         check_entries(invocation)
-        unread = execution.trusted_bundle(invocation, options.subject, is_trusted=options.is_trusted)
-        out = out_directory(cwd, options.out, plan.REPRODUCTIONS, own_id)
+        unread = reproduction.trusted_bundle(invocation, options.subject, is_trusted=options.is_trusted)
+        out = out_directory(cwd, options.out, reproduction.REPRODUCTIONS, own_id)
         try:
-            run = execution.unpacked(unread, out.path / execution.UNPACKED)
-            step = plan.plan_step(run, unread.head.step, options)
+            run = reproduction.unpacked(unread, out.path / reproduction.UNPACKED)
+            step = reproduction.plan_step(run, unread.head.step, options)
         except HarnessError:
             out.give_back()
             raise
-        found = asyncio.run(execution.reproduce(step, None, out, place, RunLines()))
-        found = replace(found, notes=tuple(execution.notes_on(run, found.repeated)))
+        found = asyncio.run(reproduction.reproduce(step, None, out, place, RunLines()))
+        found = replace(found, notes=tuple(reproduction.notes_on(run, found.repeated)))
         return output.show(found, step_text, step_json)
 
-    run = plan.named_run(invocation, options.subject, is_trusted=options.is_trusted)
+    run = reproduction.named_run(invocation, options.subject, is_trusted=options.is_trusted)
     if options.has_condition:
-        stop = plan.plan_stop(run, invocation, options)
+        stop = reproduction.plan_stop(run, invocation, options)
         bundle = bundle_place(cwd, options.bundle) if options.bundle else None
-        out = out_directory(cwd, options.out, plan.REPRODUCTIONS, own_id)
+        out = out_directory(cwd, options.out, reproduction.REPRODUCTIONS, own_id)
         stopped = asyncio.run(record_until(stop, out, place, RunLines()))
         stopped = with_bundle_of_stop(stopped, bundle, refers_to_checkpoint=options.refers_to_checkpoint)
         return output.show(stopped, stopped_text, stopped_json)
@@ -108,22 +107,22 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
             legal="a run of a scenario, which has checkpoints to begin from",
             remedy="a trace is data: send its directory, and reproduce it there with -- COMMAND",
         )
-    step = plan.plan_step(run, options.step, options)
+    step = reproduction.plan_step(run, options.step, options)
     check_program(step.run_spec, cwd, invocation.environ)
     other_trace, other_plan = None, None
     if options.against and options.step is None:
         other_trace = read_trace(place_of(cwd, options.against))
     elif options.against:
-        other = plan.named_run(invocation, options.against, is_trusted=options.is_trusted, is_other=True)
-        other_plan = plan.plan_step(other, step.step, options)
+        other = reproduction.named_run(invocation, options.against, is_trusted=options.is_trusted, is_other=True)
+        other_plan = reproduction.plan_step(other, step.step, options)
     bundle = bundle_place(cwd, options.bundle) if options.bundle else None
-    out = out_directory(cwd, options.out, plan.REPRODUCTIONS, own_id)
-    found = asyncio.run(execution.reproduce(step, other_plan, out, place, RunLines()))
+    out = out_directory(cwd, options.out, reproduction.REPRODUCTIONS, own_id)
+    found = asyncio.run(reproduction.reproduce(step, other_plan, out, place, RunLines()))
     found = replace(found, notes=tuple(f"skipped a damaged checkpoint: {each}" for each in step.passed_over))
     if other_trace is not None and not found.interrupted_by:
-        found = replace(found, other_trace=check_trace(found.repeated, other_trace))
+        found = replace(found, other_trace=reproduction.check_trace(found.repeated, other_trace))
     if bundle is not None and found.repeated.runs and not found.interrupted_by:
-        found = with_bundle(found, bundle, refers_to_checkpoint=options.refers_to_checkpoint)
+        found = reproduction.with_bundle(found, bundle, refers_to_checkpoint=options.refers_to_checkpoint)
     return output.show(found, step_text, step_json)
 
 

@@ -65,7 +65,7 @@ def schema(invocation: Invocation, /, *, name: str | None, out: Path | None) -> 
 
 def schema_names(cwd: Path) -> dict[str, str]:
     """Return the names of all schemas, each with what it describes."""
-    from harness.lab.experiments.scenario_files import all_scenarios
+    from harness.lab.experiments.scenario import all_scenarios
 
     entries: set[str | None] = set()
     for file in all_scenarios(cwd):

@@ -28,8 +28,7 @@ def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, 
 
     from harness.lab.experiments.preparation import place_of
     from harness.lab.experiments.recording_result import recording_json
-    from harness.lab.experiments.scenario import FULL
-    from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
+    from harness.lab.experiments.scenario import FULL, asked_scenario, make_scenario_spec
     from harness.lab.experiments.single_run import conditions_of_one_run, run_here
     from harness.render.recording import recording_lines
     from harness.render.stopping import stop_lines
