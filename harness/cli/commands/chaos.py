@@ -16,8 +16,7 @@ from harness.lab.experiments.preparation import read_input
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
-from harness.render.chaos import chaos_json, chaos_text, varied_json, varied_text
-from harness.render.chaos_progress import ChaosLines, VaryLines
+from harness.render.chaos import ChaosLines, VaryLines, chaos_json, chaos_text, varied_json, varied_text
 from harness.render.console import say
 
 OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
