@@ -167,6 +167,8 @@ def in_a_line(names: Sequence[T]) -> dict[T, tuple[T, ...]]:
     return {name: (before,) for before, name in pairwise(names)}
 
 
+# ------------------------------------------------------------------------------------------------------------ criterion
+
 BITS, REWARD = "bits", "reward"
 OPTION = "--by"
 REWARD_MEAN = "reward_mean"
@@ -274,6 +276,8 @@ def _values(trace: Trace, name: str) -> Iterator[tuple[int, float]]:
         if name in point.values:
             yield point.step, point.values[name].value()
 
+
+# ----------------------------------------------------------------------------------------------------------- candidates
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 LEGAL = "NAME==A..B, the good version and a later one that is bad"
@@ -488,6 +492,8 @@ def faults_of(output: str) -> list[str]:
     others = [line for line in lines if not line.startswith("WARNING:")]
     return list(dict.fromkeys(found or others[-1:]))
 
+
+# ------------------------------------------------------------------------------------------------------------- the runs
 
 BISECTIONS = "bisections"
 

@@ -308,6 +308,8 @@ def payload_factors(
     )
 
 
+# ---------------------------------------------------------------------------------------------------- what is perturbed
+
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 DELAYS = "harness.recording.latency:Latency"
 CRASHING_ENTRY = "harness.lab.chaos.crash:run"

@@ -358,6 +358,8 @@ def _dotted(location: tuple[object, ...]) -> str:
     return ".".join(map(str, location))
 
 
+# ---------------------------------------------------------------------------------------------------------------- files
+
 A_COMMAND = "a command after --"
 """The alternative to a scenario, for commands that accept it."""
 
@@ -455,6 +457,8 @@ def _in(place: Traversable) -> Iterator[ScenarioFile]:
             if is_scenario_file(file):
                 yield ScenarioFile(name_of(file), file)
 
+
+# ------------------------------------------------------------------------------------------------------------ run specs
 
 CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
 ISOLATED = (sys.executable, "-P", *CHILD[1:])

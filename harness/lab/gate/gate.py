@@ -199,6 +199,8 @@ def _change(kind: str, name: str, base: Sequence[float], head: Sequence[float], 
     )
 
 
+# --------------------------------------------------------------------------------------------------------------- policy
+
 BEHAVIOUR, NUMERICS, CONFIGURATION = "behaviour", "numerics", "configuration"
 SLOWDOWN, OF_MEMORY, NOT_COMPARABLE = "slowdown", "memory", "not_comparable"
 REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
@@ -304,6 +306,8 @@ class Gate:
             return ExitCode.INTERRUPTED
         return exit_code([reason for reasons in self.failures.values() for reason in reasons])
 
+
+# ------------------------------------------------------------------------------------------------------------- the runs
 
 NUM_CONFIRMING = 4
 BASE, HEAD = "base", "head"
@@ -467,6 +471,8 @@ def nondeterministic(side: str, verdict: Verdict) -> Comparison:
     """That a side does not agree with itself."""
     return Comparison(Change.NONDETERMINISTIC, (GateCode.SIDE_NONDETERMINISTIC(side=side),), verdict=verdict)
 
+
+# ------------------------------------------------------------------------------------------------------------- the gate
 
 GATES = "gates"
 LEAST_AGREEING = 2

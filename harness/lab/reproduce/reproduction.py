@@ -258,6 +258,9 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
     return values
 
 
+# ----------------------------------------------------------------------------------------------------------- comparison
+
+
 @dataclass(frozen=True, slots=True)
 class StepOperations:
     """The operations of a step, of one rank, as one more run has recorded them."""
@@ -493,6 +496,8 @@ def with_bundle(found: Reproduction, path: Path, *, refers_to_checkpoint: bool) 
     head = write_bundle_of(plan.run, plan.step, path, refers_to_checkpoint=refers_to_checkpoint, kept_by=again)
     return replace(found, bundle=path, bundle_needs=head.checkpoint.path if head.checkpoint else "")
 
+
+# ------------------------------------------------------------------------------------------------ bundles, and the runs
 
 UNPACKED = "bundle"
 _FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)
