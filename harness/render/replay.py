@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.bits.levels import OFF
 from harness.bits.redaction import redact_argv
-from harness.bits.text import count, one_line, path_text
+from harness.bits.text import one_line, path_text
 from harness.lab.experiments.hints import level_command, next_command, program_command, report_command
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import recording_json
@@ -26,15 +26,6 @@ from harness.render.serialise import serialised
 from harness.trace.verdict import EXIT_CODES, STEP_ONLY, Kind
 
 VERSION = 1
-
-
-def run_line(run: Run) -> str:
-    """run 1: 40 steps in 12.3 s; with what was wrong with it, if anything was."""
-    recording = run.recording
-    line = f"{run.name}: {count(recording.num_steps, 'step')} in {run.duration_s:.1f} s"
-    if not recording.is_complete:
-        line += f", INCOMPLETE: {one_line(recording.problems[0].what)}"
-    return line
 
 
 def replay_text(replay: Replay, *, colour: bool) -> str:

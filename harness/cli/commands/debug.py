@@ -17,7 +17,7 @@ from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id
 from harness.process.user_cache import cache_path
 from harness.render.console import say, show
-from harness.render.run_lines import SilentRuns
+from harness.render.run_lines import RunLines
 
 HISTORY = "interactive-history"
 
@@ -39,7 +39,7 @@ def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color:
         show(json.dumps(answer) if is_json else "\n".join(answer["lines"]))
 
     async def converse() -> ExitCode:
-        with open_launcher(context, SilentRuns()) as launcher:
+        with open_launcher(context, RunLines(say=lambda line: None)) as launcher:
             talk = asyncio.create_task(session.converse(launcher, _leaving(lines), show_answer))
 
             def on_signal(name: str) -> None:

@@ -88,7 +88,7 @@ def _replay(inside: Invocation, options: DemoOptions, parse: Parse, python: str)
     """Replay the training program in this terminal; with --json only its progress is shown, on standard error."""
     _print(options, replay_heading(python, colour=wants_colour(options.color, inside)))
     inside = replace(inside, trailing=(python, TRAIN))
-    replay = record_and_compare(inside, replay_options(parse("replay", ())), color=options.color)
+    replay = record_and_compare(inside, replay_options(parse("replay", ())))
     if not options.is_json:
         show_replay(replay, inside, color=options.color)
     if replay.interrupted_by:

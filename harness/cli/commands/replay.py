@@ -20,12 +20,12 @@ from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.plan import REPLAYS, ReplayOptions, ReplayPlan, make_plan, plan_stop
 from harness.lab.replay.resumption import make_resume_plan, record_resumed
 from harness.process.clock import SystemClock
-from harness.process.invocation import Invocation, wants_colour
+from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.render.console import say
-from harness.render.replay import replay_json, replay_text, run_line
+from harness.render.replay import replay_json, replay_text
 from harness.render.resumption import resume_json, resume_text, resumed_run_line
-from harness.render.run_lines import make_display
+from harness.render.run_lines import RunLines, run_line
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def run_replay(invocation: Invocation, arguments: Mapping[str, Any], reproduce_l
         return _compare_resumed(invocation, options, color=arguments["color"], is_json=arguments["json"])
     if options.has_condition:
         return _run_until(invocation, options, color=arguments["color"], is_json=arguments["json"])
-    replay = record_and_compare(invocation, options, color=arguments["color"])
+    replay = record_and_compare(invocation, options)
     return show_replay(replay, invocation, color=arguments["color"], is_json=arguments["json"])
 
 
@@ -92,13 +92,13 @@ def _compare_resumed(invocation: Invocation, options: ReplayOptions, *, color: s
     """Compare a straight run with one that is interrupted and resumed."""
     resume = make_resume_plan(options, invocation)
     record = partial(record_resumed, resume, invocation)
-    plan, verdict, _ = _record(invocation, options, record, color=color, num_resumes=len(resume.steps))
+    plan, verdict, _ = _record(invocation, options, record, num_resumes=len(resume.steps))
     return show_result(
         verdict, invocation, partial(resume_text, plan), partial(resume_json, plan), color=color, is_json=is_json
     )
 
 
-def record_and_compare(invocation: Invocation, options: ReplayOptions, *, color: str) -> Replay:
+def record_and_compare(invocation: Invocation, options: ReplayOptions) -> Replay:
     """Carry out the runs, with their progress on standard error, and compare them."""
 
     async def record(plan: ReplayPlan, launcher: Launcher, *, ended: Callable[[Run], None]) -> list[Run]:
@@ -106,7 +106,7 @@ def record_and_compare(invocation: Invocation, options: ReplayOptions, *, color:
             launcher, plan.runs(), plan.out, ended=ended, is_useless=lambda run: not run.recording.num_steps
         )
 
-    plan, runs, interrupted_by = _record(invocation, options, record, color=color)
+    plan, runs, interrupted_by = _record(invocation, options, record)
     return compare_runs(plan, runs, interrupted_by)
 
 
@@ -115,7 +115,6 @@ def _record(
     options: ReplayOptions,
     record: Callable[..., Awaitable[T]],
     *,
-    color: str,
     num_resumes: int | None = None,
 ) -> tuple[ReplayPlan, T, str]:
     """(the plan, what the runs give, the signal that ended them early), with a line about each run."""
@@ -124,7 +123,7 @@ def _record(
     plan = make_plan(invocation, options, own_id, lambda: read_input(0, say))
     place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)
     num_runs = plan.num_runs if num_resumes is None else 2 + num_resumes
-    display = make_display(num_runs, clock, colour=wants_colour(color, invocation), environ=invocation.environ)
+    display = RunLines(num_runs)
 
     def ended(run: Run, kind: str = "") -> None:
         display.end(resumed_run_line(run, kind) if kind else run_line(run))

@@ -3,7 +3,7 @@
 The script of a page draws nothing: a plot is part of the page, scales with it, and is printed as it is seen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite, nan
 
@@ -44,13 +44,13 @@ def plots(report: Report) -> list[Plot]:
 
     def lines(name: str) -> dict[str, list[float | None]]:
         found = {letter: [curve.get(step, {}).get(name) for step in steps] for letter, curve in curves.items()}
-        return {letter: [each and each.value() for each in line] for letter, line in found.items()}
+        return {letter: [None if each is None else each.value() for each in line] for letter, line in found.items()}
 
     return [plot(name, steps, lines(name), parted) for name in names[:MAX_PLOTS]]
 
 
 def plot(
-    name: str, steps: Sequence[int], lines: dict[str, list[float | None]], parted: Sequence[tuple[str, int]]
+    name: str, steps: Sequence[int], lines: Mapping[str, Sequence[float | None]], parted: Sequence[tuple[str, int]]
 ) -> Plot:
     """Return the plot of one value over `steps`; a value that is no number is a gap."""
     size = ceil(2 * len(steps) / MAX_POINTS) if len(steps) > MAX_POINTS else 1
