@@ -2,8 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
@@ -14,78 +13,44 @@ from harness.runner.events import Event, RunFinished, to_json_line
 from harness.runner.records.stats import RunState
 
 
-class LateFile:
-    """A path that can be written to, checked before the run begins.
-
-    A device, or a pipe that has a reader, is written to if it has the name then. Whatever a test puts there later is
-    replaced, and never opened: a FIFO without a reader would keep the run from ending.
-
-    `contents` names what is written ("the page"). Raises UsageError where the file cannot be made.
-    """
-
-    def __init__(self, path: Path, contents: str) -> None:
-        if path.is_dir():
-            raise UsageError(f"{contents} cannot be written to {path}: it is a directory", legal="a file")
-        self.path = path = path.resolve()
-        """With links followed: a link stays, and the file that it leads to is written."""
-        self._special: int | None = None
-        """Descriptor that holds the device or the pipe, without opening it; None for any other file."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=path.parent):
-                pass
-            if path.exists() and not path.is_file():
-                self._special = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError as error:
-            raise _refusal(contents, path, error, "a file in a directory that can be written to") from error
-
-    @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
-        """Yield the file, once; it takes its name when the block ends. Raises OSError."""
-        if self._special is None:
-            with replacing(self.path, is_synced=True) as file:
-                yield file
-            return
-        try:
-            with open_as_named(f"/proc/self/fd/{self._special}") as file:
-                yield file
-        finally:
-            os.close(self._special)
-
-
 class LateReporter:
-    """Writes `path` when the run has finished, or when it is closed before that.
+    """Writes `path` once, whole or not at all, when the run has finished, or when it is closed before that.
 
-    `text` makes what is written; `contents` names it. Raises UsageError where the file cannot be made, OSError where it
-    cannot be written in the end.
+    `text` makes what is written; `contents` names it ("the page"). A link is followed. A device, or a pipe that has a
+    reader, is written to if it has the name before the run. Raises UsageError where the file cannot be made, OSError
+    where it cannot be written in the end.
     """
 
     def __init__(self, path: Path, contents: str, text: Callable[[RunState, RunFinished | None], str]) -> None:
-        self._file = LateFile(path, contents)
-        self._text = text
+        if path.is_dir():
+            raise UsageError(f"{contents} cannot be written to {path}: it is a directory", legal="a file")
+        self._path = path.resolve()
+        self._text: Callable[[RunState, RunFinished | None], str] | None = text
         self._state: RunState | None = None
-        self._is_written = False
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=self._path.parent):
+                pass
+        except OSError as error:
+            raise _refusal(contents, path, error, "a file in a directory that can be written to") from error
+        self._is_special = self._path.exists() and not self._path.is_file()
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Write at the end."""
         self._state = state
         if isinstance(event, RunFinished):
-            self._write_once(state, event)
+            self._write(event)
 
     def close(self) -> None:
         """Write what is known of a run that never finished."""
-        if self._state is not None:
-            self._write_once(self._state, None)
+        self._write(None)
 
-    def _write_once(self, state: RunState, finished: RunFinished | None) -> None:
-        if not self._is_written:
-            self._is_written = True
-            self._write(state, finished)
-
-    def _write(self, state: RunState, finished: RunFinished | None) -> None:
-        text = self._text(state, finished).encode("utf-8", "backslashreplace")
-        with self._file.opened() as file:
-            file.write(text)
+    def _write(self, finished: RunFinished | None) -> None:
+        make, self._text = self._text, None
+        if make is not None and self._state is not None:
+            data = make(self._state, finished).encode("utf-8", "backslashreplace")
+            with open_as_named(self._path) if self._is_special else replacing(self._path, is_synced=True) as file:
+                file.write(data)
 
 
 class JsonlReporter:

@@ -56,8 +56,13 @@ def make_reporters(
 
         for path in filter(None, (options.record_file, options.events_file)):
             add(JsonlReporter(path), f"the record of events in {path}", is_asked=path == options.events_file)
-        add(_display(options, stream, clock, say), "the display")
-        for late, name, is_asked in _late(options, clock):
+        if options.is_terminal:
+            from harness.render.run_live import LiveReporter
+
+            add(LiveReporter(stream, clock, colour=options.colour, say=say), "the display")
+        else:
+            add(PlainReporter(stream), "the display")
+        for late, name, is_asked in _late(options):
             add(late, name, is_asked=is_asked, is_late=True)
         add(SummaryReporter(stream, colour=options.colour, num_slowest=options.num_slowest), "the summary")
         if options.github_job is not None:
@@ -68,12 +73,13 @@ def make_reporters(
     return reporters
 
 
-def _late(options: ReportOptions, clock: Clock) -> Iterator[tuple[Reporter, str, bool]]:
+def _late(options: ReportOptions) -> Iterator[tuple[Reporter, str, bool]]:
     """The reporters that write a file at the end, each with its name and whether the user requested its file."""
     if options.junit_file is not None:
-        from harness.render.junit import JUnitReporter
+        from harness.render.junit import junit_text
 
-        yield JUnitReporter(options.junit_file, clock), f"the JUnit XML in {options.junit_file}", True
+        junit = LateReporter(options.junit_file, "JUnit XML", junit_text)
+        yield junit, f"the JUnit XML in {options.junit_file}", True
     if (record := options.record_file) is None:
         return
     if (path := options.trace_events_file) is not None:
@@ -82,11 +88,3 @@ def _late(options: ReportOptions, clock: Clock) -> Iterator[tuple[Reporter, str,
     for path in filter(None, (options.page_file, options.html_file)):
         page = LateReporter(path, "the page of the run", partial(run_page_text, record))
         yield page, f"the page in {path}", path == options.html_file
-
-
-def _display(options: ReportOptions, stream: TextIO, clock: Clock, say: Callable[[str], None]) -> Reporter:
-    if not options.is_terminal:
-        return PlainReporter(stream)
-    from harness.render.run_live import LiveReporter
-
-    return LiveReporter(stream, clock, colour=options.colour, say=say)

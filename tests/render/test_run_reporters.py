@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.render.junit import JUnitReporter
+from harness.render.junit import junit_text
 from harness.render.run_files import JsonlReporter, LateReporter
 from harness.render.run_reporters import ReportOptions, make_reporters
 from tests.support.fake_clock import FakeClock
@@ -60,7 +60,7 @@ def test_one_that_fails_takes_no_other_with_it(sample_run: Any, tmp_path: Path) 
     ("make", "said"),
     [
         (JsonlReporter, "events cannot be written"),
-        (lambda path: JUnitReporter(path, FakeClock()), "cannot be written to"),
+        (lambda path: LateReporter(path, "JUnit XML", junit_text), "cannot be written to"),
         (lambda path: LateReporter(path, "the page", lambda state, finished: ""), "the page cannot be written to"),
     ],
 )

@@ -10,10 +10,10 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import put
-from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import show
-from harness.render.junit import JUnitReporter
+from harness.render.junit import junit_text
+from harness.render.run_files import LateReporter
 from harness.render.run_json import merge_json
 from harness.render.run_text import SummaryReporter, merge_lines
 from harness.render.workflow_commands import is_outermost_on_github
@@ -63,6 +63,6 @@ class _Unwritten(UsageError):
 
 def _write_junit(merged: MergedRun, path: Path) -> None:
     try:
-        JUnitReporter(path, SystemClock()).on_event(merged.finished, merged.state)
+        LateReporter(path, "JUnit XML", junit_text).on_event(merged.finished, merged.state)
     except (OSError, UsageError) as error:
         raise _Unwritten(path, error) from error
