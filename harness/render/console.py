@@ -40,6 +40,11 @@ def show(result: str) -> None:
         raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
 
 
+def painted(text: str, code: str, colour: bool) -> str:
+    """Return a text in a colour, by its ANSI code, or as it is."""
+    return f"\x1b[{code}m{text}\x1b[0m" if colour else text
+
+
 def _without_commands(text: str) -> str:
     """Return a text in which GitHub obeys no workflow command; JSON is returned as it is, since its lines obey none."""
     is_obeyed = _JOB["is_on_github"] and is_command_in(text) and not _is_json(text)

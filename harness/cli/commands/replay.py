@@ -23,8 +23,7 @@ from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
 from harness.render.console import say
-from harness.render.replay import replay_json, replay_text
-from harness.render.resumption import resume_json, resume_text, resumed_run_line
+from harness.render.replay import replay_json, replay_text, resume_json, resume_text, resumed_run_line
 from harness.render.run_lines import RunLines, run_line
 
 T = TypeVar("T")

@@ -26,8 +26,8 @@ from harness.lab.reproduce.plan import REPRODUCTIONS, ReproduceOptions, check_op
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
+from harness.render.replay import step_json, step_text
 from harness.render.run_lines import RunLines
-from harness.render.steps import step_json, step_text
 from harness.trace.reader import read_trace
 
 

@@ -12,8 +12,8 @@ from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.preparation import OutDirectory
 from harness.lab.experiments.single_run import StopPlan, record_until, with_bundle
 from harness.process.invocation import Invocation
+from harness.render.replay import stopped_json, stopped_text
 from harness.render.run_lines import RunLines
-from harness.render.stopping import stopped_json, stopped_text
 
 
 def run_until(

@@ -21,11 +21,9 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     directory = place_of(invocation.cwd, arguments["out"])
     run = run_here(run_spec, directory, invocation.environ, conditions, at_start=_import_reports)
     from harness.render.console import say
-    from harness.render.recording import recording_lines
-    from harness.render.sentinel import sentinel_lines
-    from harness.render.stopping import stop_lines
+    from harness.render.recording import end_lines, recording_lines
 
-    for line in recording_lines(run.recording, [*sentinel_lines(run.findings), *stop_lines(run)]):
+    for line in recording_lines(run.recording, end_lines(run)):
         say(line)
     return run.exit_code
 
@@ -33,6 +31,4 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
 def _import_reports() -> None:
     """Import what reports on the program while it runs: it did not wait, and an update meanwhile changes nothing."""
     import harness.render.console
-    import harness.render.recording
-    import harness.render.sentinel
-    import harness.render.stopping  # noqa: F401
+    import harness.render.recording  # noqa: F401

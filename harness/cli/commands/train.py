@@ -13,8 +13,7 @@ from harness.lab.experiments.scenario_spec import Asked, asked_scenario, make_sc
 from harness.lab.experiments.single_run import conditions_of_one_run, run_here
 from harness.process.invocation import Invocation
 from harness.render.console import say, show
-from harness.render.recording import recording_lines
-from harness.render.stopping import stop_lines
+from harness.render.recording import end_lines, recording_lines
 
 VERSION = 1
 STDERR = 2
@@ -33,7 +32,7 @@ def run_train(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     directory = place_of(invocation.cwd, arguments["out"])
     stdout = STDERR if arguments["json"] else None
     run = run_here(run_spec, directory, invocation.environ, conditions, stdout=stdout)
-    for line in recording_lines(run.recording, stop_lines(run)):
+    for line in recording_lines(run.recording, end_lines(run)):
         say(line)
     if arguments["json"]:
         told = {"scenario": _scenario_json(asked, run_spec.level), "recording": recording_json(run.recording)}
