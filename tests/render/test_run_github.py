@@ -15,8 +15,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.process.invocation import Invocation
 from harness.render.failures import Failure
 from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
-from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, annotations, summarize_merge
-from harness.render.source_locations import SourceTree
+from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, SourceTree, annotations, summarize_merge
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.run_record import RECORD
@@ -62,10 +61,7 @@ def test_a_whole_run(
     assert [(kind, properties) for kind, properties, _ in printed] == [
         ("error", {"title": "tests/test_bad.py::test_sum"}),
         ("error", {"title": "crashed: tests/test_crash.py"}),
-        (
-            "error",
-            {"title": "timed out: tests/test_hang.py::test_waits", "file": "tests/test_hang.py", "line": "3"},
-        ),
+        ("error", {"title": "timed out: tests/test_hang.py::test_waits", "file": "tests/test_hang.py"}),
         ("error", {"title": "collect error: tests/test_import.py"}),
         ("error", {"title": "error: tests/test_bad.py::test_setup"}),
         ("warning", {"title": "not run: tests/test_wide.py"}),
