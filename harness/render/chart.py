@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.bits.text import count, one_line
+from harness.render.console import at_most
 from harness.render.run_words import estimated, split_line
 from harness.runner.events import plain
 from harness.runner.records.history import UNKNOWN_S
@@ -188,6 +189,5 @@ def deselected_lines(results: Sequence[UnitResult]) -> list[str]:
 
 
 def _named(title: str, files: Sequence[tuple[str, str]]) -> list[str]:
-    named = [f"  {one_line(path)}: {one_line(reason)}" for path, reason in files[:MAX_NAMED]]
-    more = [f"  and {len(files) - MAX_NAMED:,} more"] if len(files) > MAX_NAMED else []
-    return [f"{title:<11}  {count(len(files), 'file')}", *named, *more] if files else []
+    lines = at_most([f"{one_line(path)}: {one_line(reason)}" for path, reason in files], MAX_NAMED)
+    return [f"{title:<11}  {count(len(files), 'file')}", *(f"  {line}" for line in lines)] if files else []

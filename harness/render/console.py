@@ -6,7 +6,7 @@ Actions no line of theirs is a workflow command.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from harness.bits.errors import UsageError
@@ -38,6 +38,11 @@ def show(result: str) -> None:
             print(_without_commands(printable(result)), flush=True)
     except OSError as error:
         raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
+
+
+def at_most(lines: Sequence[str], limit: int) -> list[str]:
+    """Return the first lines of a list, and a line with the number of the others."""
+    return [*lines[:limit], *([f"and {len(lines) - limit:,} more"] if len(lines) > limit else [])]
 
 
 def painted(text: str, code: str, colour: bool) -> str:

@@ -1,6 +1,7 @@
 """Failures of a run: each failed test, and each unit whose end no failed test explains."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -49,10 +50,8 @@ class Failure:
     def message(self) -> list[str]:
         """Return the lines of the text that pytest marks as the error, after a reason that they do not hold."""
         marked = [line[1:].strip() for line in self.text.splitlines() if line.startswith("E ")]
-        lines = [*self.reason.splitlines(), *marked]
-        if marked and self.reason and self.reason in marked[0]:
-            lines = marked
-        lines = [one_line(line) for line in lines if line.strip()][:MAX_MESSAGE_LINES]
+        reason = [] if marked and self.reason in marked[0] else self.reason.splitlines()
+        lines = [one_line(line) for line in (*reason, *marked) if line.strip()][:MAX_MESSAGE_LINES]
         if self.num_same:
             lines.append(f"the same error in {count(self.num_same, 'more unit')}")
         return lines or [self.outcome]
@@ -61,18 +60,14 @@ class Failure:
 def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
     """Return the failures of a run by path, after the one of the run itself. Reads the reports of failed units."""
     found = [*_of_run(state, finished)]
-    first: dict[tuple[Outcome, str], int] = {}
     for worker in finished.failed_workers:
         found.append(Failure(f"worker {worker.name}", "error", worker.reason, without_middle(worker.text)))
-    for result in state.with_outcome(*Outcome):
-        error = result.unit.collect_error
-        if error and (result.outcome, error) in first:
-            at = first[result.outcome, error]
-            found[at] = replace(found[at], num_same=found[at].num_same + 1)
-            continue
-        if error:
-            first[result.outcome, error] = len(found)
-        found += unit_failures(result)
+    results = state.with_outcome(*Outcome)
+    num = Counter((result.outcome, result.unit.collect_error) for result in results)
+    for result in results:
+        # Of units with one collection error, only the first is listed.
+        num_same = num.pop((result.outcome, result.unit.collect_error), 0) if result.unit.collect_error else 1
+        found += [replace(each, num_same=num_same - 1) for each in unit_failures(result) if num_same]
     return found
 
 
@@ -88,14 +83,12 @@ def most_telling_first(failures: Sequence[Failure], newly_failing: Collection[st
     The end of the run comes first, then newly failing tests and files. In both halves the first failure of each file
     comes before the second of any.
     """
-    num_of_file: dict[str, int] = {}
+    num_of_file = Counter[str]()
     ranked = []
     for failure in failures:
-        file = file_of(failure.name.partition("::")[0])
-        num_of_file[file] = rank = num_of_file.get(file, 0) + 1
-        is_new = failure.name in newly_failing
-        ranked.append(((bool(failure.name), not is_new, rank), failure))
-    return [failure for _, failure in sorted(ranked, key=lambda each: each[0])]
+        num_of_file[file := file_of(failure.name.partition("::")[0])] += 1
+        ranked.append((bool(failure.name), failure.name not in newly_failing, num_of_file[file]))
+    return [failures[at] for at in sorted(range(len(failures)), key=ranked.__getitem__)]
 
 
 def _of_run(state: RunState, finished: RunFinished) -> Iterator[Failure]:
@@ -184,11 +177,9 @@ def show_kept(path: Path, write: Callable[[str], None], *, colour: bool, cap_byt
     """Write what an attempt has left in a file, its middle left out beyond `cap_bytes`."""
     try:
         file = open_regular(path)
-    except FileNotFoundError:
-        write(f"({one_line(str(path), 4096)} is gone)\n")
-        return
     except OSError as error:  # the tests may have put anything in its place
-        write(f"({one_line(str(path), 4096)} is not shown: {error.strerror})\n")
+        why = "is gone" if isinstance(error, FileNotFoundError) else f"is not shown: {error.strerror}"
+        write(f"({one_line(str(path), 4096)} {why})\n")
         return
     with file:
         if os.fstat(file.fileno()).st_size:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.bits.digests import RAW
 from harness.bits.text import count, one_line
+from harness.render.console import at_most
 from harness.trace.element_diff import compare
 from harness.trace.non_finite import NonFinite
 from harness.trace.nondeterministic_ops import has_deterministic_kernel
@@ -47,14 +48,12 @@ def operations_text(verdict: OpVerdict) -> list[str]:
 
 
 def _lines(verdict: OpVerdict) -> Iterator[str]:
-    first = verdict.first
-    if first is None:
-        return
-    yield from _divergence("first operation that differs", first)
+    if verdict.first is not None:
+        yield from _divergence("first operation that differs", verdict.first)
     if verdict.made is not None:
         yield from _divergence("first operation with identical inputs and different outputs", verdict.made)
-    if first.last_equal is not None:
-        yield f"last equal operation: {named(first.last_equal)}"
+    if verdict.first is not None and verdict.first.last_equal is not None:
+        yield f"last equal operation: {named(verdict.first.last_equal)}"
 
 
 def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
@@ -89,11 +88,9 @@ def suspect_lines(step: int, suspects: Sequence[Operation]) -> Iterator[str]:
         yield f"torch documents none of the operations of step {step} as nondeterministic: look at threads and timing"
         return
     yield f"torch documents these operations of step {step} as nondeterministic:"
-    for operation in suspects[:MAX_SUSPECTS]:
-        held = "" if has_deterministic_kernel(operation) else "; torch has no deterministic kernel"
-        yield f"  {named(operation)}{held}"
-    if (more := len(suspects) - MAX_SUSPECTS) > 0:
-        yield f"  and {more:,} more"
+    remedies = ["" if has_deterministic_kernel(each) else "; torch has no deterministic kernel" for each in suspects]
+    lines = [f"{named(each)}{remedy}" for each, remedy in zip(suspects, remedies, strict=True)]
+    yield from (f"  {line}" for line in at_most(lines, MAX_SUSPECTS))
     if any(map(has_deterministic_kernel, suspects)):
         yield "--level deterministic uses deterministic kernels where torch has them"
 
@@ -173,11 +170,9 @@ def non_finite_lines(found: NonFinite) -> Iterator[str]:
 
 def _inputs(operation: Operation) -> Iterator[str]:
     """Yield the inputs of an operation: dtypes, shapes, and whether they are finite."""
-    shown = [
-        value_kind(value)
-        + (f" with {' and '.join(SHOWN[word] for word in sorted(value.not_finite))}" * bool(value.not_finite))
-        for value in operation.inputs[:MAX_VALUES]
+    words = [" and ".join(SHOWN[word] for word in sorted(value.not_finite)) for value in operation.inputs]
+    found = [
+        value_kind(value) + (f" with {word}" if word else "")
+        for value, word in zip(operation.inputs, words, strict=True)
     ]
-    if (more := len(operation.inputs) - MAX_VALUES) > 0:
-        shown.append(f"{more:,} more")
-    yield f"    it read {'; '.join(shown) or 'no tensor'}"
+    yield f"    it read {'; '.join(at_most(found, MAX_VALUES)) or 'no tensor'}"
