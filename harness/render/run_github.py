@@ -9,6 +9,7 @@ from typing import TextIO
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, harmless, one_line
 from harness.process.invocation import Invocation
+from harness.render.console import at_most
 from harness.render.failures import Failure, list_failures, list_unmet, most_telling_first, shown
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.pages import from_template
@@ -121,9 +122,8 @@ def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinis
 
     A unit that was not run for lack of GPUs is an error where this decides the exit code, and a warning elsewhere.
     """
-    warnings = [
-        Failure(each.unit.path, "flaky", "\n".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)
-    ]
+    flaky = state.with_outcome(Outcome.FLAKY)
+    warnings = [Failure(each.unit.path, "flaky", "\n".join(_flaky_lines(each))) for each in flaky]
     unmet, is_error = list_unmet(state), finished.exit_code == ExitCode.UNITS_NOT_RUN
     yield from _limited("error", [*failures, *(unmet if is_error else [])], tree)
     yield from _limited("warning", [*warnings, *([] if is_error else unmet)], tree)
@@ -135,8 +135,7 @@ def _limited(kind: str, failures: Sequence[Failure], tree: SourceTree) -> Iterat
         location = tree.locate(failure.name, failure.text)
         yield command(kind, "\n".join(failure.message()), title=failure.title, **location)
     if rest := failures[num_shown:]:
-        names = [each.title for each in rest[:MAX_LISTED]]
-        text = "\n".join([*names, *(["..."] if len(rest) > MAX_LISTED else [])])
+        text = "\n".join(at_most([each.title for each in rest], MAX_LISTED))
         yield command(kind, text, title=f"and {len(rest):,} more, listed in the summary of the job")
 
 
@@ -165,28 +164,19 @@ def _summary(
     page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
     text = from_template(
         "job_summary.jinja",
-        filters={"code": _code},
+        filters={"code": _code, "plain": plain},
         head=head,
         outcomes=[(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]],
         tests=tally(TestCounts(dict(state.tests))) if state.tests else "",
-        newly_failing=[
-            f"{_code(each.name)}: {plain(each.before)} in run {plain(each.run_id)}, now {plain(each.now)}"
-            for each in (comparison.newly_failing if comparison else ())
-        ],
+        newly_failing=comparison.newly_failing if comparison else (),
         num_failures=len(failures),
         folded=first,
         others=[f"{_code(each.title)}{plain(_reason(each))}" for each in failures[len(first) :]],
-        flaky=[
-            f"{_code(each.unit.path)}: {plain('; '.join(_flaky_lines(each)))}"
-            for each in state.with_outcome(Outcome.FLAKY)
-        ],
-        unmet=[f"{_code(each.name)}: {plain(each.reason)}" for each in list_unmet(state)],
-        quarantined=[
-            f"{plain(gpus([each.gpu_id], state))} after {_code(each.path)}: {plain(each.reason)}"
-            for each in state.quarantined.values()
-        ],
+        flaky=[(each.unit.path, "; ".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)],
+        unmet=list_unmet(state),
+        quarantined=[(gpus([each.gpu_id], state), each) for each in state.quarantined.values()],
         slowest=sorted(tests, key=lambda test: (-test.duration_s, test.nodeid))[:NUM_SLOWEST],
-        notes=[plain(one_line(note, 1000)) for note in finished.notes],
+        notes=finished.notes,
         page=str(page) if page and page.is_file() else "",
         max_listed=MAX_LISTED,
     )

@@ -1,6 +1,7 @@
 """Outcomes, figures and notes of a run of tests in words, which every output of it shares."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, one_line, ranges
@@ -60,24 +61,19 @@ def exit_reason(event: RunFinished, state: RunState) -> str:
 
 def estimated(num_estimated: int, num_planned: int) -> str:
     """Return how many durations of a plan are estimates; empty if all were measured in earlier runs."""
-    if not num_estimated:
-        return ""
-    if num_estimated < num_planned:
-        return f"estimated for {num_estimated:,} of {num_planned:,} files"
-    return "estimated: no durations known yet"
+    some = f"estimated for {num_estimated:,} of {num_planned:,} files"
+    return "" if not num_estimated else some if num_estimated < num_planned else "estimated: no durations known yet"
 
 
 def gpus(gpu_ids: Iterable[str], state: RunState) -> str:
     """The GPUs of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none."""
-    names = gpu_names(state.gpus)
-    shown = [names.get(gpu_id, gpu_id) for gpu_id in gpu_ids]
+    shown = [gpu_names(state.gpus).get(gpu_id, gpu_id) for gpu_id in gpu_ids]
     return f"gpu{'' if len(shown) == 1 else 's'} {ranges(shown)}" if shown else "cpu"
 
 
 def gpu_names(gpus: Iterable[str]) -> dict[str, str]:
     """The index of each GPU by its id, from the lines of RunStarted ("0 NVIDIA H200 143 GB GPU-...")."""
-    words = [line.split() for line in gpus]
-    return {line[-1]: line[0] for line in words if line}
+    return {line[-1]: line[0] for line in map(str.split, gpus) if line}
 
 
 # ---- isolation
@@ -91,17 +87,9 @@ def isolation_text(note: IsolationNote) -> str:
     subject = "the file" if note.path else "the suite"
     why = note.reason(subject=subject, detail=detail, more=more, name=name, reader=reader) if note.reason else detail
     processes = f"{count(num, 'process', 'processes')} {'has' if num == 1 else 'have'}" if num else "each file has"
-    return str(
-        note.code(
-            path=note.path,
-            detail=detail,
-            files=note.path or count(num, "file"),
-            each=" each" if num > 1 else "",
-            processes=processes,
-            whose="their" if num else "its",
-            why=why,
-        )
-    )
+    files, each, whose = note.path or count(num, "file"), " each" if num > 1 else "", "their" if num else "its"
+    values: dict[str, Any] = {"path": note.path, "detail": detail, "files": files, "each": each, "whose": whose}
+    return str(note.code(processes=processes, why=why, **values))
 
 
 # ---- files in parts

@@ -8,16 +8,8 @@ from typing import Any
 from harness.bits.redaction import redact_argv, redact_fields, redact_text
 from harness.bits.text import count, one_line
 from harness.lab.report.subjects import Pair, Report, Subject
-from harness.render.divergence import (
-    LABELS,
-    attribution_lines,
-    cause_lines,
-    distance,
-    headline,
-    noun,
-    pair_of,
-    verdict_text,
-)
+from harness.render import divergence
+from harness.render.divergence import LABELS, distance, noun, pair_of
 from harness.render.pages import html_page
 from harness.render.report.completions import flipped_rollouts
 from harness.render.report.curves import measured, plots
@@ -77,10 +69,9 @@ def page(report: Report) -> str:
 def _run_rows(report: Report) -> list[tuple[str, list[str], bool]]:
     """Return (heading, a text for each run, whether they differ) of what a reader asks of a run first."""
     found = [_facts(subject) for subject in report.subjects]
-    rows = [(name, [each.get(name, "") for each in found]) for name in {name: 0 for each in found for name in each}]
-    return [
-        (name, texts, len({*texts}) > 1 and name not in ("Trace", "Recorded")) for name, texts in rows if any(texts)
-    ]
+    rows = {name: [each.get(name, "") for each in found] for name in {name: 0 for each in found for name in each}}
+    different = {name for name, texts in rows.items() if len({*texts}) > 1} - {"Trace", "Recorded"}
+    return [(name, texts, name in different) for name, texts in rows.items() if any(texts)]
 
 
 def _facts(subject: Subject) -> dict[str, str]:
@@ -106,20 +97,17 @@ def _pair_view(pair: Pair) -> dict[str, Any]:
     """Return one comparison as the template takes it."""
     verdict = pair.verdict
     first, values = verdict.first, list(_values(pair))
-    texts = {
-        "reasons": [one_line(str(reason)) for reason in verdict.reasons],
-        "causes": cause_lines(verdict, pair.b.letter),
-        "attribution": attribution_lines(verdict),
-    }
     return {
         "a": pair.a.letter,
         "b": pair.b.letter,
         "verdict": verdict,
         "sign": SIGNS[verdict.kind],
         "label": LABELS[verdict.kind],
-        "headline": _sentence(headline(verdict)),
-        **{name: list(map(_sentence, found)) for name, found in texts.items()},
-        "told": redact_text(verdict_text(verdict, colour=False)),
+        "headline": _sentence(divergence.headline(verdict)),
+        "reasons": [_sentence(one_line(str(reason))) for reason in verdict.reasons],
+        "causes": list(map(_sentence, divergence.cause_lines(verdict, pair.b.letter))),
+        "attribution": list(map(_sentence, divergence.attribution_lines(verdict))),
+        "told": redact_text(divergence.verdict_text(verdict, colour=False)),
         "step": first.step if first else None,
         "phases": list(_phases(pair)),
         "commands": next_commands(pair),
@@ -139,12 +127,13 @@ def _sentence(text: str) -> str:
 def fingerprints(a: Manifest | None, b: Manifest | None) -> list[dict[str, Any]]:
     """Return the parts that either has, without secrets, as lines (name, A, B); of one run, `b` is `a`."""
     found = []
-    for part, (title, about) in ((part, ABOUT[part]) for part in PARTS):
+    for part in PARTS:
         fields = [getattr(each.fingerprint, part) if each else {} for each in (a, b)]
         left, right = (redact_fields({name: short_field(text) for name, text in each.items()}) for each in fields)
         lines = [(name, left.get(name), right.get(name)) for name in sorted(left.keys() | right.keys())]
         if lines:
             different, alike = [e for e in lines if e[1] != e[2]], [e for e in lines if e[1] == e[2]]
+            title, about = ABOUT[part]
             found.append({"name": title, "about": about, "different": different, "alike": alike})
     return found
 
@@ -163,10 +152,9 @@ def _phases(pair: Pair) -> Iterator[dict[str, Any]]:
     different = Counter(_of(each).phase for _, _, each in _differences(pair, first.step))
     here = _of(first).phase
     for phase in dict.fromkeys((*(phase for phase in PHASES if values[phase] or different[phase]), here)):
-        num_different = different[phase]
-        state = "first" if phase == here else "different" if num_different else "equal"
-        num_values = max(values[phase], num_different)
-        yield {"name": phase, "state": state, "num_different": num_different, "num_values": num_values}
+        state = "first" if phase == here else "different" if different[phase] else "equal"
+        numbers = {"num_different": different[phase], "num_values": max(values[phase], different[phase])}
+        yield {"name": phase, "state": state, **numbers}
 
 
 def _differences(pair: Pair, step: int) -> Iterator[tuple[int, int, RecordedDifference]]:
@@ -197,18 +185,13 @@ def _values(pair: Pair) -> Iterator[dict[str, Any]]:
         difference = _element_difference(pair, step, rank, each)
         one, other = _texts(pair, step, rank, each)
         if difference is not None and difference.num_elements > 1:
-            one, other = f"{difference.a} at {difference.first}", f"{difference.b} at {difference.first}"
+            one, other = (f"{text} at {difference.first}" for text in (difference.a, difference.b))
         verb = "changed" if "unchanged" in one + other else "recorded"
-        occurrence = f" #{value.occurrence}" if value.occurrence else ""
-        yield {
-            "step": step,
-            "noun": noun(value) + (" (one batch or rank)" if value.scope is Scope.PHYSICAL else ""),
-            "name": f"{one_line(value.phase, 40)} {one_line(value.name)}{occurrence}"
-            + (f", rank {rank}" if len(a.ranks) > 1 else ""),
-            "a": one,
-            "b": other,
-            "how": distance(difference) if difference else HOW[each.what].format(verb),
-        }
+        how = distance(difference) if difference else HOW[each.what].format(verb)
+        part = " (one batch or rank)" if value.scope is Scope.PHYSICAL else ""
+        number = (f" #{value.occurrence}" if value.occurrence else "") + (f", rank {rank}" if len(a.ranks) > 1 else "")
+        name = f"{one_line(value.phase, 40)} {one_line(value.name)}{number}"
+        yield {"step": step, "noun": noun(value) + part, "name": name, "a": one, "b": other, "how": how}
         if len(seen) > MAX_VALUES:
             return
 
