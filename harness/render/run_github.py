@@ -43,7 +43,7 @@ class GithubReporter:
     annotations follow there: GitHub may read another stream first.
     """
 
-    def __init__(self, job: Invocation, record_file: Path | None, stream: TextIO) -> None:
+    def __init__(self, job: Invocation, record_file: Path, stream: TextIO) -> None:
         self._job = job
         self._record_file = record_file
         self._stream = stream
@@ -70,8 +70,6 @@ class GithubReporter:
 
     def _compared(self) -> tuple[RunRecord | None, Comparison | None]:
         """Return the record of the run, and how it compares with earlier runs; None for what is not known."""
-        if self._record_file is None:
-            return None, None
         try:
             record = read_run_record(self._record_file)
             return record, compare_runs(record, read_earlier_runs(self._record_file.parent))

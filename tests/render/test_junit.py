@@ -12,7 +12,7 @@ from junitparser import JUnitXml, TestCase, TestSuite
 
 from harness.bits.errors import UsageError
 from harness.render.junit import junit_text
-from harness.render.run_files import JsonlReporter, LateReporter
+from harness.render.run_reporters import JsonlReporter, LateReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState

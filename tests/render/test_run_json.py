@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.render.run_files import JsonlReporter, LateReporter
 from harness.render.run_json import summary_json, trace_events, trace_events_text
+from harness.render.run_reporters import JsonlReporter, LateReporter
 from harness.runner.events import CancelRequested, event_name
 from harness.runner.records.run_record import RECORD, read_run_record
 from harness.runner.records.stats import RunState

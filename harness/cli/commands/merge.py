@@ -13,8 +13,8 @@ from harness.bits.text import put
 from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import show
 from harness.render.junit import junit_text
-from harness.render.run_files import LateReporter
 from harness.render.run_json import merge_json
+from harness.render.run_reporters import LateReporter
 from harness.render.run_text import SummaryReporter, merge_lines
 from harness.render.workflow_commands import is_outermost_on_github
 from harness.runner.records.merging import MergedRun, merge_runs

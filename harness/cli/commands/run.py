@@ -16,7 +16,7 @@ from harness.process.invocation import Invocation, terminal_columns
 from harness.render.chart import chart, deselected_lines, plan_json
 from harness.render.console import say, show
 from harness.render.run_json import summary_json
-from harness.render.run_reporters import ReportOptions, make_reporters
+from harness.render.run_reporters import make_reporters
 from harness.render.run_text import shard_units
 from harness.render.run_words import REASON_OF_CODE
 from harness.render.workflow_commands import is_outermost_on_github
@@ -24,7 +24,6 @@ from harness.runner.attempts.unit_result import why_uncollected
 from harness.runner.events import plain
 from harness.runner.options import RunOptions
 from harness.runner.planning import Planned
-from harness.runner.records.run_record import PAGE, RECORD
 from harness.runner.reporter import Guarded
 from harness.runner.run import EndedRun, plan_tests, run_tests
 from harness.runner.units import UnitResult
@@ -51,19 +50,7 @@ def run_with_reports(options: RunOptions, *, on_github: bool = False) -> EndedRu
     def reporters(directory: Path, clock: Clock) -> list[Guarded]:
         # The display goes to stdout, or to stderr where stdout is asked to be JSON.
         stream: TextIO = sys.stderr if options.json else sys.stdout
-        wanted = ReportOptions(
-            options.live,
-            options.colour,
-            record_file=directory / RECORD,
-            events_file=options.events_file,
-            junit_file=options.junit_file,
-            page_file=directory / PAGE,
-            html_file=options.html_file,
-            trace_events_file=options.trace_events_file,
-            num_slowest=options.num_slowest,
-            github_job=options.invocation if on_github else None,
-        )
-        return make_reporters(wanted, stream=stream, clock=clock, say=say)
+        return make_reporters(options, directory, clock, stream, say, on_github=on_github)
 
     return asyncio.run(run_tests(options, reporters))
 
