@@ -1,7 +1,6 @@
 """Output of `rlharness doctor`: findings for a person, as JSON, or as shell commands that fix them."""
 
 import shlex
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,24 +18,17 @@ LABELS = {Severity.BROKEN: "BROKEN", Severity.WARNING: "warning", Severity.FINE:
 LABEL_WIDTH = 7
 MAX_CHECK_WIDTH = 24
 MAX_CHARS = 1000
-MIN_WRAPPED = 30
 
 
 def findings_text(
-    findings: Sequence[Finding],
-    *,
-    took_s: float,
-    colour: bool,
-    fix_command: str = "rlharness doctor --fix",
-    columns: int | None = None,
+    findings: Sequence[Finding], *, took_s: float, colour: bool, fix_command: str = "rlharness doctor --fix"
 ) -> str:
     """Every finding, in the order given, then how many there are of each kind.
 
-    `fix_command` prints the fixes; empty if it should not be suggested. `columns` is the maximum length of a line,
-    None for any length; commands are never wrapped.
+    `fix_command` prints the fixes; empty if it should not be suggested.
     """
     width = min(MAX_CHECK_WIDTH, max((len(one_line(finding.check)) for finding in findings), default=0))
-    lines = [line for finding in findings for line in _lines(_redacted(finding), width, colour, columns)]
+    lines = [line for finding in findings for line in _lines(_redacted(finding), width, colour)]
     is_fixable = fix_command and fix_lines(each for each in findings if each.severity is not Severity.FINE)
     hint = [f'to fix the variables:  eval "$({fix_command})"'] if is_fixable else []
     return "\n".join([*lines, "", *_closing(findings, took_s, colour), *hint])
@@ -75,28 +67,16 @@ def _redacted(finding: Finding) -> Finding:
     )
 
 
-def _lines(finding: Finding, width: int, colour: bool, columns: int | None) -> Iterator[str]:
-    label = f"{LABELS[finding.severity]:<{LABEL_WIDTH}}"
-    first, *others = _wrapped(f"{label}  {one_line(finding.check):<{width}}  ", finding.measured, columns)
-    yield painted(label, TONES[finding.severity], colour) + first.removeprefix(label)
-    yield from others
+def _lines(finding: Finding, width: int, colour: bool) -> Iterator[str]:
+    label = painted(f"{LABELS[finding.severity]:<{LABEL_WIDTH}}", TONES[finding.severity], colour)
+    yield f"{label}  {one_line(finding.check):<{width}}  {one_line(finding.measured, MAX_CHARS)}"
     indent = " " * (LABEL_WIDTH + 4)
     if finding.breaks:
-        yield from _wrapped(f"{indent}breaks: ", finding.breaks, columns)
+        yield f"{indent}breaks: {one_line(finding.breaks, MAX_CHARS)}"
     if finding.remedy:
         yield f"{indent}remedy: {one_line(finding.remedy, MAX_CHARS)}"
     for detail in finding.details:
         yield f"{indent}| {one_line(detail, MAX_CHARS)}"
-
-
-def _wrapped(head: str, text: str, columns: int | None) -> list[str]:
-    """Return the text after `head`, wrapped between words at `columns`."""
-    text, below = one_line(text, MAX_CHARS), " " * len(head)
-    if columns is None or len(head + text) <= columns:
-        return [head + text]
-    words = textwrap.TextWrapper(max(columns, len(head) + MIN_WRAPPED), head, below, break_long_words=False)
-    words.break_on_hyphens = False
-    return words.wrap(text)
 
 
 def _closing(findings: Sequence[Finding], took_s: float, colour: bool) -> Iterator[str]:

@@ -29,7 +29,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from harness.bits.errors import ReportError
 from harness.bits.text import escape, one_line
-from harness.render.failures import without_middle
+from harness.render.run_words import without_middle
 from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState
 from harness.runner.report_file import TestEnd, TestReport, read_report

@@ -10,11 +10,19 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, harmless, one_line
 from harness.process.invocation import Invocation
 from harness.render.console import at_most
-from harness.render.failures import Failure, list_failures, list_unmet, most_telling_first, shown
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.pages import from_template
 from harness.render.run_text import closing_line
-from harness.render.run_words import exit_reason, gpus, tally
+from harness.render.run_words import (
+    Failure,
+    exit_reason,
+    gpus,
+    list_failures,
+    list_unmet,
+    most_telling_first,
+    shown,
+    tally,
+)
 from harness.render.workflow_commands import stop_lines
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs

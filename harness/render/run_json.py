@@ -13,15 +13,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from harness.bits.errors import ReportError
 from harness.bits.text import one_line
-from harness.render.run_words import isolation_text
+from harness.render.run_words import isolation_text, report_of
 from harness.runner.events import RunFinished, plain
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, read_run_record
 from harness.runner.records.stats import RunState
 from harness.runner.records.timeline import rows_of
-from harness.runner.reruns.retries import flaky_tests, read_attempts
+from harness.runner.reruns.retries import flaky_tests
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
@@ -85,10 +84,7 @@ def _failures(result: UnitResult) -> Iterator[dict[str, str]]:
     """Yield the tests that failed or never ended, from the unit's report; none where that cannot be read."""
     if not any(result.tests.counts.get(outcome) for outcome in FAILURES):
         return
-    try:
-        report = read_attempts(result)
-    except (ReportError, OSError):
-        return
+    report = report_of(result)
     for nodeid in report.all_ids():
         if (outcome := report.outcome_of(nodeid)) in FAILURES:
             reason = report.ends[nodeid].reason if nodeid in report.ends else ""

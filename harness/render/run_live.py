@@ -19,8 +19,8 @@ from rich.text import Text
 
 from harness.bits.text import count, one_line, ranges
 from harness.process.clock import Clock
-from harness.render.run_text import Sentence, Tone, alive, bare_test, head_lines, running_line, sentences, words
-from harness.render.run_words import gpu_names, label
+from harness.render.run_text import Sentence, Tone, alive, bare_test, head_lines, running_line, sentences
+from harness.render.run_words import gpu_names, label, words
 from harness.runner.events import DumpRequested, Event, RunFinished, RunStarted
 from harness.runner.records.stats import Progress, RunState
 from harness.runner.reporter import complain

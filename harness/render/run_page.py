@@ -10,7 +10,6 @@ from typing import Any
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, escape, one_line
 from harness.render.chart import ROUND_S, axis_label
-from harness.render.failures import show_kept, shown, unit_failures, without_middle
 from harness.render.pages import html_page
 from harness.render.run_words import (
     REASON_OF_CODE,
@@ -21,7 +20,12 @@ from harness.render.run_words import (
     memory_text,
     outcome_counts,
     over_budget_lines,
+    show_kept,
+    shown,
     tally,
+    unit_failures,
+    without_middle,
+    words,
 )
 from harness.runner.events import RunFinished
 from harness.runner.records.run_comparison import FAILING, Comparison, compare_runs, read_earlier_runs
@@ -89,7 +93,7 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
         "run.html",
         styles=("report/templates/report.css", "templates/run.css"),
         script="templates/run.js",
-        filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": lambda word: word.replace("_", " ")},
+        filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": words},
         record=record,
         verdict=verdict_text(record.exit_code),
         sign=_sign(record.exit_code),
@@ -152,7 +156,7 @@ def _timeline(record: RunRecord, spans: list[FileSpan], numbers: dict[str, int])
         "rows": [_row(row, first_s, whole_s, record, numbers) for row in rows],
         "ticks": [(f"{100 * tick_s / whole_s:.2f}%", axis_label(tick_s, step_s)) for tick_s in ticks],
         "bound": f"{100 * record.lower_bound_s / whole_s:.2f}%" if record.lower_bound_s else "",
-        "legend": [(tone, words) for tone, words in LEGEND.items() if tone in tones],
+        "legend": [(tone, meaning) for tone, meaning in LEGEND.items() if tone in tones],
         "has_quarantine": any(row.lost_s is not None for row in rows),
     }
 
@@ -193,7 +197,7 @@ def _bars(spans: Iterable[Any], first_s: float, whole_s: float) -> Iterator[tupl
 def _title(name: str, span: FileSpan | TestSpan, first_s: float, *facts: str) -> str:
     start_s = span.start_s or 0.0
     times = f"{seconds_text(span.end_s - start_s)} from {seconds_text(start_s - first_s)}"
-    return "; ".join([f"{one_line(name)}: {_word(span).replace('_', ' ')}, {times}", *filter(None, facts)])
+    return "; ".join([f"{one_line(name)}: {words(_word(span))}, {times}", *filter(None, facts)])
 
 
 # ---- lists

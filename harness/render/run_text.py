@@ -11,7 +11,6 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, one_line, put
 from harness.process.program_output import MAX_SHOWN_BYTES
 from harness.render.console import at_most, painted
-from harness.render.failures import show_kept, shown, unprinted_failures, without_middle
 from harness.render.run_words import (
     estimated,
     exit_reason,
@@ -21,9 +20,14 @@ from harness.render.run_words import (
     label,
     outcome_counts,
     over_budget_lines,
+    show_kept,
+    shown,
     split_line,
     tally,
     unmeasured_lines,
+    unprinted_failures,
+    without_middle,
+    words,
 )
 from harness.runner import events
 from harness.runner.records.merging import MergedRun
@@ -145,11 +149,6 @@ def running_line(attempt: Running, now_t: float, state: RunState) -> str:
 def bare_test(attempt: Running) -> str:
     """Return the running test without its file, which is shown next to it."""
     return attempt.test.removeprefix(file_of(attempt.path)).removeprefix("::")
-
-
-def words(reason: str) -> str:
-    """A reason of AttemptTerminating as words: "test_timeout" is "test timeout"."""
-    return one_line(reason.replace("_", " "))
 
 
 def shard_units(shard: ShardPlan, num_units: int) -> str:

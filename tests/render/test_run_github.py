@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
 from harness.process.invocation import Invocation
-from harness.render.failures import Failure
 from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
 from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, SourceTree, annotations, summarize_merge
+from harness.render.run_words import Failure
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.run_record import RECORD

@@ -11,7 +11,7 @@ from harness.doctor.diagnosis import DoctorOptions, check_limits, diagnose
 from harness.machine.findings import Severity
 from harness.process.clock import SystemClock
 from harness.process.interruption import Interruption
-from harness.process.invocation import Invocation, terminal_columns, wants_colour
+from harness.process.invocation import Invocation, wants_colour
 from harness.render.console import say, show
 from harness.render.findings import findings_json, findings_text, fix_lines
 
@@ -53,9 +53,8 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
         show("\n".join(fix_lines(findings)) or "# nothing to fix")
     else:
         colour = wants_colour(arguments["color"], invocation)
-        columns = terminal_columns() if invocation.is_terminal else None
         again = fix_command(options)
-        show(findings_text(findings, took_s=took_s, colour=colour, fix_command=again, columns=columns))
+        show(findings_text(findings, took_s=took_s, colour=colour, fix_command=again))
     return code
 
 
