@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.scenario import Scenario
-from harness.lab.experiments.scenario_files import all_scenarios
+from harness.lab.experiments.scenario import Scenario, all_scenarios
 from harness.runner.config_schema import make_config_schema, titled
 
 PYPROJECT, SCENARIO = "pyproject", "scenario"

@@ -13,11 +13,17 @@ from harness.lab.experiments.hints import NextCommand, level_command, next_comma
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.experiments.single_run import Stopped
-from harness.lab.replay.comparison import Comparison, Replay
-from harness.lab.replay.plan import ReplayPlan
+from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
-from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, Reproduction, StepOperations
-from harness.lab.reproduce.plan import StepPlan
+from harness.lab.reproduce.reproduction import (
+    Ending,
+    OtherRun,
+    OtherTrace,
+    Repeated,
+    Reproduction,
+    StepOperations,
+    StepPlan,
+)
 from harness.process.program_output import output_tail
 from harness.render.console import painted
 from harness.render.divergence import verdict_json, verdict_text

@@ -8,8 +8,7 @@ from typing import Any
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
-from harness.lab.bisect.bisection import BisectOptions, bisect
-from harness.lab.bisect.criterion import parse_criterion
+from harness.lab.bisect.bisection import BisectOptions, bisect, parse_criterion
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id

@@ -9,8 +9,7 @@ from typing import Any
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
 from harness.cli.commands.scenario_arguments import scenario_options
-from harness.lab.chaos.factors import ChaosOptions
-from harness.lab.chaos.search import Chaos, ChaosExecutor, PerturbationSearch, make_plan
+from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosOptions, PerturbationSearch, make_plan
 from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
 from harness.lab.experiments.launcher import LaunchContext, Launcher, run_experiment
 from harness.lab.experiments.preparation import read_input

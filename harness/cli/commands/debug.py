@@ -11,7 +11,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.launcher import LaunchContext, check_program, open_launcher
 from harness.lab.reproduce.debugger import Answer, NextLine, Session, open_lines
-from harness.lab.reproduce.plan import ReproduceOptions
+from harness.lab.reproduce.reproduction import ReproduceOptions
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation, wants_colour
 from harness.process.run_directory import new_run_id

@@ -9,11 +9,9 @@ from harness.bits.redaction import redact_text
 from harness.cli.commands.scenario_arguments import recording_options
 from harness.lab.experiments.command_spec import ScenarioOptions
 from harness.lab.experiments.preparation import place_of
-from harness.lab.gate.costs import Limits
-from harness.lab.gate.gate import LEAST_AGREEING, GateOptions
-from harness.lab.gate.result import Policy, checked_reasons
+from harness.lab.gate.gate import LEAST_AGREEING, GateOptions, policy_of
 from harness.process.invocation import Invocation
-from harness.runner.config import GateKeys, load_config
+from harness.runner.config import load_config
 
 DEFAULT_RUNS = 2
 
@@ -43,6 +41,8 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         invocation.note(
             f"note: {LEAST_AGREEING} runs of the working tree are made, not {runs}: goldens need two runs that agree"
         )
+    typed = {name: arguments[name] for name in ("fail_on", "slowdown", "memory")}
+    fail_on, limits = policy_of(typed, keys, f"{config.path}: [tool.rlharness.gate] fail-on")
     return GateOptions(
         invocation=invocation,
         names=tuple(arguments["scenarios"]),
@@ -57,22 +57,8 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         ),
         setup=arguments["setup"] or "",
         runs=runs,
-        policy=_policy(arguments["fail_on"], keys, f"{config.path}: [tool.rlharness.gate] fail-on"),
-        limits=_limits(arguments, keys),
+        fail_on=fail_on,
+        limits=limits,
+        typed=typed,
         timeout_s=arguments["timeout"] or keys.timeout_s or inf,
-        typed=frozenset(name for name in ("fail_on", "slowdown", "memory") if arguments[name] is not None),
-    )
-
-
-def _policy(typed: str | None, keys: GateKeys, where: str) -> Policy:
-    if typed is not None:
-        return Policy(checked_reasons([word.strip() for word in typed.split(",")], "--fail-on"))
-    return Policy() if keys.fail_on is None else Policy(checked_reasons(keys.fail_on, where))
-
-
-def _limits(arguments: Mapping[str, Any], keys: GateKeys) -> Limits:
-    default = Limits()
-    return Limits(
-        slowdown=arguments["slowdown"] or keys.slowdown or default.slowdown,
-        memory=arguments["memory"] or keys.memory or default.memory,
     )

@@ -16,8 +16,7 @@ from harness.cli.commands.scenario_arguments import scenario_options
 from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
 from harness.lab.experiments.preparation import keep_input, out_directory, read_input
 from harness.lab.experiments.recorded_kind import find_recorded
-from harness.lab.replay.comparison import Replay, compare_runs
-from harness.lab.replay.plan import REPLAYS, ReplayOptions, ReplayPlan, make_plan, plan_stop
+from harness.lab.replay.replay import REPLAYS, Replay, ReplayOptions, ReplayPlan, compare_runs, make_plan, plan_stop
 from harness.lab.replay.resumption import make_resume_plan, record_resumed
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation

@@ -15,14 +15,27 @@ from typing import Any
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.commands.result import show_result
-from harness.lab.experiments.bundles.making import bundle_place
+from harness.lab.experiments.bundle import bundle_place
 from harness.lab.experiments.launcher import LaunchContext, check_program
 from harness.lab.experiments.preparation import out_directory, place_of
 from harness.lab.experiments.recorded_kind import RecordedKind, recorded_kind
-from harness.lab.experiments.scenario_spec import check_entries
-from harness.lab.reproduce.comparison import Reproduction, check_trace, with_bundle
-from harness.lab.reproduce.execution import UNPACKED, notes_on, reproduce, trusted_bundle, unpacked
-from harness.lab.reproduce.plan import REPRODUCTIONS, ReproduceOptions, check_options, named_run, plan_step, plan_stop
+from harness.lab.experiments.scenario import check_entries
+from harness.lab.reproduce.reproduction import (
+    REPRODUCTIONS,
+    UNPACKED,
+    ReproduceOptions,
+    Reproduction,
+    check_options,
+    check_trace,
+    named_run,
+    notes_on,
+    plan_step,
+    plan_stop,
+    reproduce,
+    trusted_bundle,
+    unpacked,
+    with_bundle,
+)
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id

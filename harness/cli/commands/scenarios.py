@@ -7,8 +7,7 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, one_line
-from harness.lab.experiments.scenario import Scenario
-from harness.lab.experiments.scenario_files import all_scenarios
+from harness.lab.experiments.scenario import Scenario, all_scenarios
 from harness.process.invocation import Invocation
 from harness.render.console import show
 

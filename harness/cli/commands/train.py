@@ -8,8 +8,7 @@ from typing import Any
 from harness.cli.commands.scenario_arguments import scenario_options
 from harness.lab.experiments.preparation import place_of
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.experiments.scenario import FULL
-from harness.lab.experiments.scenario_spec import Asked, asked_scenario, make_scenario_spec
+from harness.lab.experiments.scenario import FULL, Asked, asked_scenario, make_scenario_spec
 from harness.lab.experiments.single_run import conditions_of_one_run, run_here
 from harness.process.invocation import Invocation
 from harness.render.console import say, show
