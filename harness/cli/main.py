@@ -23,8 +23,7 @@ from harness.cli.options import no_redact_option
 from harness.cli.usage import rejection_of
 from harness.process.exhaustion import exhaustion_of
 from harness.process.invocation import Invocation
-from harness.render.console import enter_job, say
-from harness.render.workflow_commands import inert, is_outermost_on_github
+from harness.render.console import enter_job, inert, is_outermost_on_github, say
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

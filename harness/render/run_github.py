@@ -9,7 +9,7 @@ from typing import TextIO
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, harmless, one_line
 from harness.process.invocation import Invocation
-from harness.render.console import at_most
+from harness.render.console import at_most, stop_lines
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.pages import from_template
 from harness.render.run_text import closing_line
@@ -23,7 +23,6 @@ from harness.render.run_words import (
     shown,
     tally,
 )
-from harness.render.workflow_commands import stop_lines
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs
 from harness.runner.records.run_record import PAGE, RunRecord, read_run_record

@@ -13,10 +13,10 @@ from harness.lab.gate.gate import run_gate
 from harness.process.clock import SystemClock
 from harness.process.invocation import Invocation
 from harness.process.run_directory import new_run_id
+from harness.render.console import is_on_github
 from harness.render.gate import gate_json, gate_text
 from harness.render.gate_github import annotate, append_summary
 from harness.render.run_lines import RunLines
-from harness.render.workflow_commands import is_on_github
 
 
 def carry_out_gate(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:

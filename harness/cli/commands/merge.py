@@ -11,12 +11,11 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import put
 from harness.process.invocation import Invocation, wants_colour
-from harness.render.console import show
+from harness.render.console import is_outermost_on_github, show
 from harness.render.junit import junit_text
 from harness.render.run_json import merge_json
 from harness.render.run_reporters import LateReporter
 from harness.render.run_text import SummaryReporter, merge_lines
-from harness.render.workflow_commands import is_outermost_on_github
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
 

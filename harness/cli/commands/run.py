@@ -14,12 +14,11 @@ from harness.cli.commands.run_options import make_options
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation, terminal_columns
 from harness.render.chart import chart, deselected_lines, plan_json
-from harness.render.console import say, show
+from harness.render.console import is_outermost_on_github, say, show
 from harness.render.run_json import summary_json
 from harness.render.run_reporters import make_reporters
 from harness.render.run_text import shard_units
 from harness.render.run_words import REASON_OF_CODE
-from harness.render.workflow_commands import is_outermost_on_github
 from harness.runner.attempts.unit_result import why_uncollected
 from harness.runner.events import plain
 from harness.runner.options import RunOptions
