@@ -173,9 +173,7 @@ def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -
     lines = [f"lower bound  {bound.value_s:.1f} s, {'of estimated durations' if estimates else reached}"]
     lines.append(f"             set by {bound.term.value}{where}")
     if bound.exclusive_s:
-        lines.append(
-            f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them"
-        )
+        lines.append(f"{'':13}{bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them")
     is_part = bound.unit is not None and file_of(paths[bound.unit]) != paths[bound.unit]
     if bound.unit is not None and not is_part and bound.unit not in estimates and len(plan.placements) > 1:
         alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)

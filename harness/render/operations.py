@@ -116,22 +116,16 @@ def _values(
     yield f"  {title}: {len(different)} of {len(equal)} {'differs' if len(different) == 1 else 'differ'}"
     for place in different[:MAX_VALUES]:
         x, y = a[place], b[place]
+        texts, distance = (f"{x.algorithm} {x.digest}", f"{y.algorithm} {y.digest}"), ""
+        is_known = x.algorithm == y.algorithm == RAW and x.dtype == y.dtype
+        if is_known and (found := compare(x.dtype, bytes.fromhex(x.digest), bytes.fromhex(y.digest))):
+            texts = found.a, found.b
+            distance = "" if found.max_ulp is None else f"  {count(found.max_ulp, 'ulp', 'ulp')} apart"
         number = f"{place + 1}:"
-        shown_x, shown_y, distance = _shown(x, y)
-        yield f"    {number} A {value_kind(x)}  {shown_x}{_alignment(x)}"
-        yield f"    {' ' * len(number)} B {value_kind(y)}  {shown_y}{_alignment(y)}{distance}"
+        yield f"    {number} A {value_kind(x)}  {texts[0]}{_alignment(x)}"
+        yield f"    {' ' * len(number)} B {value_kind(y)}  {texts[1]}{_alignment(y)}{distance}"
     if (more := len(different) - MAX_VALUES) > 0:
         yield f"    and {more:,} more"
-
-
-def _shown(x: OpValue, y: OpValue) -> tuple[str, str, str]:
-    """(A, B, how far apart): values where they are known, digests where they are not."""
-    if x.algorithm == y.algorithm == RAW and x.dtype == y.dtype:
-        found = compare(x.dtype, bytes.fromhex(x.digest), bytes.fromhex(y.digest))
-        if found is not None:
-            ulp = "" if found.max_ulp is None else f"  {count(found.max_ulp, 'ulp', 'ulp')} apart"
-            return found.a, found.b, ulp
-    return f"{x.algorithm} {x.digest}", f"{y.algorithm} {y.digest}", ""
 
 
 def value_kind(value: OpValue) -> str:

@@ -303,20 +303,21 @@ def _span(plan: StepPlan) -> str:
 
 def _reproduced(repeated: Repeated, *, colour: bool) -> str:
     label = painted("REPRODUCED", GREEN, colour)
-    values = count(repeated.num_values, "value")
-    num_before = repeated.plan.step - repeated.plan.first
-    steps = "step" if num_before == 1 else f"{num_before:,} steps"
-    before = f"; and every bit of the {steps} before it" if num_before else ""
+    values, steps = count(repeated.num_values, "value"), _steps_before(repeated.plan)
+    before = f"; and every bit of the {steps} before it" if steps else ""
     return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit{before}"
 
 
 def _how(repeated: Repeated) -> str:
     plan = repeated.plan
     start = f"the checkpoint of step {plan.first}" if plan.is_from_checkpoint else "the beginning of the run"
-    num_before = plan.step - plan.first
-    if not num_before or not repeated.is_reproduced:
-        return f"repeated from {start}"
-    return f"repeated from {start}, with the {'step' if num_before == 1 else f'{num_before:,} steps'} before it"
+    steps = _steps_before(plan) if repeated.is_reproduced else ""
+    return f"repeated from {start}" + (f", with the {steps} before it" if steps else "")
+
+
+def _steps_before(plan: StepPlan) -> str:
+    num = plan.step - plan.first
+    return f"{num:,} steps" if num > 1 else "step" if num else ""
 
 
 def _error_lines(repeated: Repeated) -> list[str]:

@@ -118,7 +118,7 @@ def verdict_text(code: int | None) -> str:
     if code is None:
         return "The run has no end"
     known = {ExitCode.OK: "all tests passed", ExitCode.TESTS_FAILED: "tests failed", **REASON_OF_CODE}
-    why = next((text for each, text in known.items() if each == code), f"exit code {code}")
+    why = known.get(code, f"exit code {code}")
     return f"{why[:1].upper()}{why[1:]}"
 
 

@@ -24,7 +24,7 @@ from harness.runner.schedule.splitting import Split
 from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import Attempt, Outcome, UnitResult, file_of
 
-REASON_OF_CODE = {
+REASON_OF_CODE: dict[int, str] = {
     ExitCode.INTERRUPTED: "the run was interrupted",
     ExitCode.INTERNAL_ERROR: "rlharness itself failed",
     ExitCode.USAGE_ERROR: "pytest refused its arguments",

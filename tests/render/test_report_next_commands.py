@@ -124,7 +124,7 @@ def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     a = manifest_of(numerics={"python": "3.11", "libc": "2.36", "variable HF_TOKEN": "x"})
     b = manifest_of(numerics={"python": "3.12", "libc": "2.36", "driver": "570"})
     identity, numerics = fingerprints(a, b)
-    assert (identity["name"], identity["different"], len(identity["alike"])) == ("Configuration", [], 1)
+    assert (identity["part"], identity["different"], len(identity["alike"])) == ("identity", [], 1)
     assert numerics["different"] == [
         ("driver", None, "570"),
         ("python", "3.11", "3.12"),
@@ -132,4 +132,4 @@ def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     ]
     assert numerics["alike"] == [("libc", "2.36", "2.36")]
     assert fingerprints(None, None) == []
-    assert [part["name"] for part in fingerprints(None, b)] == ["Configuration", "Hardware and software"]
+    assert [part["part"] for part in fingerprints(None, b)] == ["identity", "numerics"]

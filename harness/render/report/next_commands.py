@@ -49,10 +49,8 @@ def next_lines(pair: Pair) -> list[str]:
     if pair.verdict.operations is not None:
         found = [] if _differ_outside(pair) else found[1:]
     if found and found[-1].command.startswith("rlharness diff"):
-        return [
-            "look closer, by the operations of that step on both sides:",
-            *(harmless(f"  {each.command}    # {each.why}") for each in found),
-        ]
+        lines = [harmless(f"  {each.command}    # {each.why}") for each in found]
+        return ["look closer, by the operations of that step on both sides:", *lines]
     if found:
         return [f"look closer: {harmless(found[0].command)}"]
     is_equal = pair.verdict.kind is Kind.EQUAL
@@ -101,10 +99,8 @@ def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
         return
     program, step = ("--", *argv), _step(pair)
     words = ("--step", step, "--trace-ops") if step else ()
-    yield Next(
-        "Run the command that the trace names twice on this machine, and find the first operation that differs",
-        _typed("replay", *words, *program),
-    )
+    why = "Run the command that the trace names twice on this machine, and find the first operation that differs"
+    yield Next(why, _typed("replay", *words, *program))
     if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
         why = "Run that command with determinism flags, which may be enough"
         yield Next(why, _typed("replay", "--level", "deterministic", *program))

@@ -26,13 +26,6 @@ GENERATOR = "rlharness report"
 """In every page: what a file must hold to be replaced by a new page."""
 ROOM = "harness.render.report"
 SIGNS = {Kind.EQUAL: "=", Kind.DIVERGED: "≠", Kind.NOT_COMPARABLE: "?", Kind.INCOMPLETE: "…"}
-ABOUT = {
-    "identity": ("Configuration", "The command and the values that define the results. It must be equal."),
-    "content": ("Data and functions", "Digests of what the configuration names: data, functions, checkpoints."),
-    "numerics": ("Hardware and software", "What computes. If it differs, results may differ by rounding."),
-    "subject": ("Code", "Commit, and files that differ from it."),
-    "perturbation": ("Runtime settings", "How work is distributed: threads, processes, hash seed."),
-}
 HOW = {
     Difference.VALUE: "different bits",
     Difference.DTYPE: "different dtypes",
@@ -133,8 +126,7 @@ def fingerprints(a: Manifest | None, b: Manifest | None) -> list[dict[str, Any]]
         lines = [(name, left.get(name), right.get(name)) for name in sorted(left.keys() | right.keys())]
         if lines:
             different, alike = [e for e in lines if e[1] != e[2]], [e for e in lines if e[1] == e[2]]
-            title, about = ABOUT[part]
-            found.append({"name": title, "about": about, "different": different, "alike": alike})
+            found.append({"part": part, "different": different, "alike": alike})
     return found
 
 
