@@ -22,12 +22,16 @@ PLANTS = (
     "switch",
     "generator",
     "write",
+    "write one",
     "average",
     "worker1",
     "worker2",
     "stream",
     "resumed",
     "resumed-in-part",
+    "actor critic",
+    "actor critic: target",
+    *("own", "own: order", "own: eval", "own: gradient"),
 )
 
 
@@ -67,6 +71,7 @@ def test_an_honest_pair_is_equal(traces: Path) -> None:
         ("switch", (2, "optimizer", "group0.maximize")),
         ("generator", (0, "rollout", "batch")),
         ("write", (2, "forward", "weight")),
+        ("write one", (2, "loss", "loss")),  # past torch's count, and in no sample of the words
         ("average", (2, "forward", "watch.average.0")),
         ("worker2", (0, "rollout", "batch")),
     ],
@@ -75,6 +80,22 @@ def test_the_planted_cause_is_the_first_difference(traces: Path, plant: str, exp
     verdict = compare(traces, "none", plant)
     assert verdict.kind is Kind.DIVERGED
     assert first_of(verdict) == expected
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        ("actor critic: target", (4, "forward", "Critic#2.weight")),
+        ("own: order", (2, "rollout", "batch.Sequential.0")),
+        ("own: eval", (2, "forward", "mode")),
+        ("own: gradient", (2, "backward", "2.weight")),
+    ],
+)
+def test_the_planted_cause_of_a_loop_is_the_first_difference(
+    traces: Path, plant: str, expected: tuple[int, str, str]
+) -> None:
+    verdict = compare(traces, plant.partition(":")[0], plant)
+    assert (verdict.num_steps, first_of(verdict)) == (8 if plant.startswith("actor") else 4, expected)
 
 
 def test_the_generator_of_a_loader_is_named(traces: Path) -> None:
