@@ -1,27 +1,26 @@
 """Output of `rlharness chaos`: a sentence on the cause, how often it occurred, and the command that reproduces it."""
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from math import ceil, log
 from pathlib import Path
 from typing import Any
 
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.chaos.factors import recording_words
-from harness.lab.chaos.search import BASELINE, Chaos, Outcome, Sign, Tally
+from harness.lab.chaos.search import BASELINE, Chaos, Finding, Outcome, Sign, Tally, recording_words
 from harness.lab.chaos.vary import Kind, Varied, assignment
 from harness.lab.experiments.launcher import OUTPUT
 from harness.lab.experiments.perturbation import (
     HASH_SEED,
     USUAL_HASH_SEED,
-    Perturbation,
     format_perturbation,
     written,
 )
 from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.replay import ending_lines
+from harness.render.serialise import serialised
 from harness.trace.verdict import EXIT_CODES, Divergence
 
 VERSION = 1
@@ -40,43 +39,45 @@ NOUNS = {
 
 def chaos_text(chaos: Chaos, *, colour: bool) -> str:
     """Return the finding, or that there is none, and the extent of the search."""
-    lines = [_headline(chaos, colour), *_without_baseline(chaos), *_detail(chaos)]
-    if chaos.interrupted_by:
-        lines.append(f"  interrupted by {chaos.interrupted_by}: {_how_far(chaos)}")
-    elif chaos.is_out_of_time:
-        lines.append(f"  time limit reached: {_how_far(chaos)}")
-    lines += [
-        f"  not applied: {one_line(format_perturbation(e.perturbation))}: {one_line(e.why)}" for e in chaos.not_applied
-    ]
-    if unvaried := chaos.plan.subject.unvaried:
-        lines.append(
-            f"  never varied: {one_line(', '.join(unvaried))}: runtime settings without a factor in chaos.factors"
-        )
-    if chaos.finding is not None:
-        lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
-    if words := command(chaos):
-        lines.append(f"  reproduce: {words}")
-    lines.append(f"  traces: {shlex.quote(path_text(chaos.plan.directory))}")
-    return "\n".join(lines)
+    return "\n  ".join([_labelled(*_headline(chaos), colour), *_lines(chaos)])
 
 
-def _headline(chaos: Chaos, colour: bool) -> str:
+def _lines(chaos: Chaos) -> Iterator[str]:
+    finding, plan = chaos.finding, chaos.plan
+    yield from _without_baseline(chaos)
+    if finding is not None:
+        yield from _detail(chaos, finding)
+    if chaos.interrupted_by or chaos.is_out_of_time:
+        why = f"interrupted by {chaos.interrupted_by}" if chaos.interrupted_by else "time limit reached"
+        wanted = count(1 if plan.only is not None else plan.num_probes, "perturbation")
+        yield f"{why}: {chaos.num_probes} of {wanted} completed in {count(chaos.num_runs, 'run')}"
+    for each in chaos.not_applied:
+        yield f"not applied: {one_line(format_perturbation(each.perturbation))}: {one_line(each.why)}"
+    if unvaried := one_line(", ".join(plan.subject.unvaried)):
+        yield f"never varied: {unvaried}: runtime settings without a factor in chaos.factors"
+    if finding is not None:
+        yield from _closer(finding.outcome, plan.directory / BASELINE)
+        yield f"reproduce: {command(chaos)}"
+    yield f"traces: {shlex.quote(path_text(plan.directory))}"
+
+
+def _headline(chaos: Chaos) -> tuple[str, str, str]:
+    """(label, colour, sentence) of a search."""
     if chaos.problem:
-        text = f"the unperturbed run is incomplete: {one_line(chaos.problem)}"
-        return _labelled("NO BASELINE", "33", text, colour)
+        return "NO BASELINE", "33", f"the unperturbed run is incomplete: {one_line(chaos.problem)}"
     if chaos.finding is not None:
         has_moved = chaos.finding.outcome.sign is Sign.MOVED
-        return _labelled("DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos), colour)
+        return "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos)
     if chaos.num_probes:
-        return _labelled("NOTHING FOUND", "32", _nothing(chaos), colour)
+        return "NOTHING FOUND", "32", _nothing(chaos)
     if chaos.not_applied:
-        return _labelled("NOT APPLIED", "33", "no perturbation took effect, so there is no result", colour)
+        return "NOT APPLIED", "33", "no perturbation took effect, so there is no result"
     label = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME"
-    return _labelled(label, "33", "no perturbation finished, so there is no result", colour)
+    return label, "33", "no perturbation finished, so there is no result"
 
 
 def _labelled(label: str, tone: str, text: str, colour: bool) -> str:
-    return f"\x1b[{tone}m{label}\x1b[0m  {text}" if colour else f"{label}  {text}"
+    return f"\x1b[{tone}m{label}\x1b[0m  {one_line(text, 1000)}" if colour else f"{label}  {one_line(text, 1000)}"
 
 
 def _nothing(chaos: Chaos) -> str:
@@ -101,15 +102,19 @@ def sentence(chaos: Chaos) -> str:
     finding = chaos.finding
     if finding is None:
         return ""
+    outcome = finding.outcome
+    often = f", in {finding.tally.num_failed} of {count(finding.tally.num_runs, 'run')}"
     if not finding.perturbation:
-        what = f"{_without_cause(finding.outcome)}{_often(finding.tally)}"
-        return f"the run is nondeterministic without any perturbation: {what}"
+        what = f"it {effect(outcome)}"
+        if outcome.verdict is not None and outcome.verdict.first is not None:
+            what = f"the first difference is in {_value(outcome.verdict.first)} at step {outcome.step}"
+        return f"the run is nondeterministic without any perturbation: {what}{often}"
     abouts = {factor.name: factor.about for factor in chaos.plan.subject.factors}
     names = [_cause(abouts.get(name, ""), name, value) for name, value in finding.perturbation.items()]
-    together = f"{names[0]} alone" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} together"
-    verb = effect(finding.outcome)
-    verb = verb if len(names) == 1 else verb.replace("changes", "change", 1).replace("ends", "end", 1)
-    return f"{together} {verb}{_often(finding.tally)}"
+    if len(names) == 1:
+        return f"{names[0]} alone {effect(outcome)}{often}"
+    verb = effect(outcome).replace("changes", "change", 1).replace("ends", "end", 1)
+    return f"{', '.join(names[:-1])} and {names[-1]} together {verb}{often}"
 
 
 def _cause(about: str, name: str, value: Any) -> str:
@@ -133,13 +138,6 @@ def _problem(outcome: Outcome) -> str:
     return "; ".join(map(str, outcome.verdict.reasons))
 
 
-def _without_cause(outcome: Outcome) -> str:
-    """Return the effect of no perturbation: the first difference is in tokens of the rollout at step 2."""
-    if outcome.verdict is None or outcome.verdict.first is None:
-        return f"it {effect(outcome)}"
-    return f"the first difference is in {_value(outcome.verdict.first)} at step {outcome.step}"
-
-
 def _value(place: Divergence) -> str:
     value = place.a or place.b
     if value is None:
@@ -148,133 +146,103 @@ def _value(place: Divergence) -> str:
     return f"the {name}" if name in (value.phase, f"{value.phase}s") else NOUNS.get(value.phase, "{}").format(name)
 
 
-def _often(tally: Tally) -> str:
-    return f", in {tally.num_failed} of {count(tally.num_runs, 'run')}"
-
-
 def _without_baseline(chaos: Chaos | Varied) -> Iterator[str]:
     """Yield the remedy for an incomplete baseline, and the last lines of its output."""
     if chaos.remedy:
-        yield f"  remedy: {one_line(chaos.remedy)}"
+        yield f"remedy: {one_line(chaos.remedy)}"
     if chaos.output is not None:
-        yield from (f"  {line}" for line in ending_lines(chaos.output))
+        yield from ending_lines(chaos.output)
 
 
-def _detail(chaos: Chaos) -> Iterator[str]:
-    finding = chaos.finding
-    if finding is None:
-        return
+def _detail(chaos: Chaos, finding: Finding) -> Iterator[str]:
+    without, verdict = finding.without, finding.outcome.verdict
     if not finding.is_smallest:
-        yield "  the search for a smaller cause did not finish"
+        yield "the search for a smaller cause did not finish"
     if finding.perturbation:
-        without = finding.without
         differ = _verb("differ", without.num_runs)
-        yield f"  without perturbation: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
+        yield f"without perturbation: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
     if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
         first = one_line(format_perturbation(finding.drawn))
-        yield f"  first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
-    if finding.outcome.verdict is not None and finding.outcome.verdict.first is not None:
-        yield from (f"  {line}" for line in verdict_text(finding.outcome.verdict, colour=False).splitlines()[1:])
+        yield f"first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
+    if verdict is not None and verdict.first is not None:
+        yield from verdict_text(verdict, colour=False).splitlines()[1:]
 
 
 def _closer(outcome: Outcome, baseline: Path) -> Iterator[str]:
-    """The command that compares the run with the baseline; of one that broke, the end of what it printed."""
+    """Yield the command that compares the run with the baseline; of one that broke, the end of its output."""
     if outcome.directory is None:
         return
     if outcome.sign is Sign.MOVED:
-        yield f"  look closer: {shlex.join(['rlharness', 'diff', path_text(baseline), path_text(outcome.directory)])}"
-        return
-    yield from (f"  {line}" for line in ending_lines(outcome.directory / OUTPUT))
-
-
-def _how_far(chaos: Chaos) -> str:
-    wanted = 1 if chaos.plan.only is not None else chaos.plan.num_probes
-    return f"{chaos.num_probes} of {count(wanted, 'perturbation')} completed in {count(chaos.num_runs, 'run')}"
+        yield f"look closer: {shlex.join(['rlharness', 'diff', path_text(baseline), path_text(outcome.directory)])}"
+    else:
+        yield from ending_lines(outcome.directory / OUTPUT)
 
 
 def command(chaos: Chaos) -> str:
     """Return the command that reproduces the finding; empty without one."""
-    finding, plan = chaos.finding, chaos.plan
+    finding, subject = chaos.finding, chaos.plan.subject
     if finding is None:
         return ""
-    argv = plan.subject.run_spec({}).argv if plan.subject.is_command else ()
-    behind = ["--", *argv] if argv else []
+    program = ["--", *subject.run_spec({}).argv] if subject.is_command else []
     if not finding.perturbation:
         runs = ["--runs", str(max(2, finding.tally.num_runs + 1))]
-        again = shlex.join(redact_argv(["rlharness", "replay", *plan.subject.typed, *runs, *behind]))
-        seed = {factor.name: factor.usual for factor in plan.subject.factors}.get(HASH_SEED, USUAL_HASH_SEED)
+        again = shlex.join(redact_argv(["rlharness", "replay", *subject.typed, *runs, *program]))
+        seed = {factor.name: factor.usual for factor in subject.factors}.get(HASH_SEED, USUAL_HASH_SEED)
         return again if seed is None else f"PYTHONHASHSEED={seed} {again}"
-    words = ["rlharness", "chaos", *plan.subject.typed, *only_words(finding.perturbation)]
+    only = [word for name, value in finding.perturbation.items() for word in ("--only", f"{name}={written(value)}")]
+    words = ["rlharness", "chaos", *subject.typed, *only]
     if finding.num_steps is not None:
         words += ["--steps", str(finding.num_steps)]
-    if not finding.tally.is_steady:
+    if finding.tally.num_failed < finding.tally.num_runs:
         words += ["--repeats", str(_repeats(finding.tally))]
-    return shlex.join(redact_argv([*words, *behind]))
-
-
-def only_words(perturbation: Perturbation) -> list[str]:
-    """--only concurrency=3, once for each factor."""
-    return [word for name, value in perturbation.items() for word in ("--only", f"{name}={written(value)}")]
+    return shlex.join(redact_argv([*words, *program]))
 
 
 def _repeats(tally: Tally) -> int:
-    """So many runs that one of them shows it, in 99 of 100 cases if it is as likely as it was."""
-    share = max(tally.num_failed, 1) / tally.num_runs
-    runs, missed = 1, 1 - share
-    while missed > 0.01:
-        runs, missed = runs + 1, missed * (1 - share)
-    return runs
+    """Return so many runs that one of them shows it, in 99 of 100 cases if it is as likely as it was."""
+    return ceil(log(0.01) / log(1 - tally.num_failed / tally.num_runs))
 
 
 def chaos_json(chaos: Chaos) -> dict[str, Any]:
-    """The same in plain values only, without secrets."""
+    """Return the same in plain values only, without secrets."""
     plan = chaos.plan
     return {
-        "version": VERSION,
-        "exit_code": int(chaos.exit_code),
-        "command": list(redact_argv(("rlharness", "chaos", *plan.subject.typed))),
+        **_ended_json(chaos, ("rlharness", "chaos", *plan.subject.typed)),
         "seed": plan.seed,
         "factors": [factor.name for factor in plan.factors],
-        "directory": str(plan.directory),
         "num_probes": chaos.num_probes,
         "num_probes_wanted": 1 if plan.only is not None else plan.num_probes,
-        **_ended_json(chaos),
         "never_varied": list(plan.subject.unvaried),
-        "not_applied": [{"perturbation": dict(e.perturbation), "why": e.why} for e in chaos.not_applied],
-        "finding": _finding_json(chaos),
+        "not_applied": serialised(chaos.not_applied),
+        "finding": chaos.finding and _finding_json(chaos, chaos.finding),
     }
 
 
-def _ended_json(found: Chaos | Varied) -> dict[str, Any]:
+def _ended_json(found: Chaos | Varied, argv: Sequence[str]) -> dict[str, Any]:
+    names = ("num_runs", "problem", "remedy", "interrupted_by", "is_out_of_time", "output")
     return {
-        **{
-            name: getattr(found, name) for name in ("num_runs", "problem", "remedy", "interrupted_by", "is_out_of_time")
-        },
-        "output": found.output and str(found.output),
+        "version": VERSION,
+        "exit_code": int(found.exit_code),
+        "command": list(redact_argv(argv)),
+        "directory": str(found.plan.directory),
+        **{name: serialised(getattr(found, name)) for name in names},
         "output_tail": output_tail(found.output) if found.output else [],
     }
 
 
-def _finding_json(chaos: Chaos) -> dict[str, Any] | None:
-    finding = chaos.finding
-    if finding is None:
-        return None
-    outcome = finding.outcome
-    verdict = outcome.verdict
+def _finding_json(chaos: Chaos, finding: Finding) -> dict[str, Any]:
+    outcome, verdict = finding.outcome, finding.outcome.verdict
+    names = ("perturbation", "drawn", "index", "num_steps", "is_smallest")
     return {
         "sentence": sentence(chaos),
-        "perturbation": dict(finding.perturbation),
-        "sign": outcome.sign.value,
-        "problem": _problem(outcome),
-        "directory": None if outcome.directory is None else str(outcome.directory),
+        **{name: serialised(getattr(finding, name)) for name in names},
+        **serialised(finding.tally),
         "num_runs_unchanged": finding.without.num_runs,
         "num_failed_unchanged": finding.without.num_failed,
-        "drawn": dict(finding.drawn),
-        **{name: getattr(finding, name) for name in ("index", "num_steps", "is_smallest")},
-        **asdict(finding.tally),
-        "step": outcome.step,
+        **{name: serialised(getattr(outcome, name)) for name in ("sign", "step", "directory")},
+        "problem": _problem(outcome),
         "reproduce": command(chaos),
-        "verdict": None if verdict is None else verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
+        "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
     }
 
 
@@ -287,14 +255,14 @@ def varied_text(varied: Varied, *, colour: bool) -> str:
     """Return a line for each value, and the next command."""
     lines = [_labelled(*_summary(varied), colour), *_without_baseline(varied)]
     for each in varied.verdicts:
-        name = _labelled(each.kind.value.upper(), TONES.get(each.kind, "1;31"), one_line(each.sentence, 1000), colour)
-        output = ending_lines(each.directory / OUTPUT) if each.kind is Kind.FAILED and each.directory else ()
-        lines += [f"  {name}", *(f"    {line}" for line in output)]
+        lines.append(_labelled(each.kind.value.upper(), TONES.get(each.kind, "1;31"), each.sentence, colour))
+        if each.kind is Kind.FAILED and each.directory:
+            lines += [f"  {line}" for line in ending_lines(each.directory / OUTPUT)]
     if varied.interrupted_by or varied.is_out_of_time:
         why = f"interrupted by {varied.interrupted_by}" if varied.interrupted_by else "time limit reached"
-        lines.append(f"  {why} after {count(varied.num_runs, 'run')}")
-    lines += [f"  look closer: {words}" for words in next_commands(varied)]
-    return "\n".join([*lines, f"  runs: {shlex.quote(path_text(varied.plan.directory))}"])
+        lines.append(f"{why} after {count(varied.num_runs, 'run')}")
+    lines += [f"look closer: {words}" for words in next_commands(varied)]
+    return "\n  ".join([*lines, f"runs: {shlex.quote(path_text(varied.plan.directory))}"])
 
 
 def _summary(varied: Varied) -> tuple[str, str, str]:
@@ -333,20 +301,13 @@ def next_commands(varied: Varied) -> list[str]:
 
 
 def varied_json(varied: Varied) -> dict[str, Any]:
-    """The same in plain values only, without secrets."""
+    """Return the same in plain values only, without secrets."""
     plan = varied.plan
     return {
-        "version": VERSION,
-        "exit_code": int(varied.exit_code),
-        "command": list(redact_argv(plan.argv)),
-        "settings": {name: list(values) for name, values in plan.settings.items()},
+        **_ended_json(varied, plan.argv),
+        "settings": serialised(plan.settings),
         "has_bits": plan.options.has_bits,
-        "directory": str(plan.directory),
-        **_ended_json(varied),
         "unsteady": varied.unsteady,
-        "verdicts": [
-            {**asdict(each), "kind": each.kind.value, "directory": each.directory and str(each.directory)}
-            for each in varied.verdicts
-        ],
+        "verdicts": serialised(varied.verdicts),
         "look_closer": next_commands(varied),
     }

@@ -9,9 +9,8 @@ from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.perturbation import Perturbation, format_perturbation
 from harness.process.clock import Clock
 from harness.render.console import say
+from harness.render.run_lines import RunLines
 
-EVERY_S = 30.0
-"""Seconds between two lines about one run."""
 SIGNS = {
     Sign.SAME: "every bit equal",
     Sign.MOVED: "DIVERGED",
@@ -20,31 +19,15 @@ SIGNS = {
 }
 
 
-class RunLines:
-    """Progress of single runs."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._said_s = 0.0
+class SearchLines(RunLines):
+    """Display of a search, which reports each result itself."""
 
     def begin(self, number: int, *, has_operations: bool) -> None:
-        """Note that a run starts."""
+        """Report nothing yet."""
         self._said_s = 0.0
 
-    def progress(self, num_steps: int, elapsed_s: float) -> None:
-        """Report the progress of a run."""
-        if elapsed_s - self._said_s >= EVERY_S:
-            self._said_s = elapsed_s
-            say(f"{self._text}: {count(num_steps, 'step')} after {elapsed_s:.0f} s")
 
-    def end(self, line: str) -> None:
-        """Report nothing: the search reports the result."""
-
-    def close(self) -> None:
-        """Hold nothing."""
-
-
-class VaryLines(RunLines):
+class VaryLines(SearchLines):
     """Display of a comparison of settings: a line for each run."""
 
     def __init__(self, plan: VaryPlan) -> None:
@@ -54,14 +37,14 @@ class VaryLines(RunLines):
     def begins(self, what: str) -> None:
         """Report that a run starts."""
         self._number += 1
-        self._text = f"run {self._number} of {max(self._number, self._num_runs)}: {one_line(what)}"
+        self.title = f"run {self._number} of {max(self._number, self._num_runs)}: {what}"
 
-    def ended(self, outcome: Run, duration_s: float) -> None:
+    def finished(self, run: Run, duration_s: float) -> None:
         """Report the end of a run."""
-        say(f"{self._text}: {count(outcome.recording.num_steps, 'step')}, {duration_s:.1f} s")
+        say(f"{one_line(self.title)}: {count(run.recording.num_steps, 'step')}, {duration_s:.1f} s")
 
 
-class ChaosLines(RunLines):
+class ChaosLines(SearchLines):
     """Display of a perturbation search.
 
     The first two runs are the baseline and its repetition. Then come the drawn perturbations, or several runs of the
@@ -70,26 +53,23 @@ class ChaosLines(RunLines):
 
     def __init__(self, plan: ChaosPlan, clock: Clock) -> None:
         super().__init__()
-        self._noun = "probe" if plan.only is None else "run"
-        self._num_probes = plan.num_probes if plan.only is None else plan.num_repeats
-        self._max_s = plan.max_s
-        self._clock = clock
-        self._began_s = clock.monotonic_s()
-        self._probes_began_s = self._began_s
+        self._noun, self._num_probes = ("probe", plan.num_probes) if plan.only is None else ("run", plan.num_repeats)
+        self._max_s, self._clock = plan.max_s, clock
+        self._began_s = self._probes_began_s = clock.monotonic_s()
         self._num_done = -1
         """Number of finished probes, after the baseline."""
         self._has_found = False
 
     def begins(self, what: Perturbation) -> None:
         """Report that a run with this perturbation starts."""
-        self._text = one_line(format_perturbation(what))
+        self.title = format_perturbation(what)
         if self._num_done < 0:
             say("baseline: two runs without perturbation")
             self._num_done = 0
         elif self._num_done == 0 and not what:
             self._probes_began_s = self._clock.monotonic_s()
 
-    def ended(self, outcome: Outcome, duration_s: float) -> None:
+    def finished(self, outcome: Outcome, duration_s: float) -> None:
         """Report the end of a probe."""
         if self._has_found:
             title = "searching for the cause"
@@ -100,7 +80,7 @@ class ChaosLines(RunLines):
         self._num_done += 1
         self._has_found = self._has_found or outcome.has_failed
         at = f" at step {outcome.step}" if outcome.step is not None else ""
-        say(f"{title}: {self._text}: {SIGNS[outcome.sign]}{at}, {duration_s:.1f} s{self._left()}")
+        say(f"{title}: {one_line(self.title)}: {SIGNS[outcome.sign]}{at}, {duration_s:.1f} s{self._left()}")
 
     def _left(self) -> str:
         """Return the time that the remaining probes will take; empty while their number is unknown."""

@@ -11,10 +11,9 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
 from harness.lab.gate.change import CODE_OF_KIND, Change
 from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
-from harness.lab.gate.gate import directory_name
+from harness.lab.gate.gate import Gate, GateScenario
 from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
-from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
 from harness.process.program_output import output_tail
 from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json
@@ -69,19 +68,20 @@ def _scenario(gate: Gate, scenario: GateScenario, colour: bool) -> Iterator[str]
     against = f" ({scenario.against})" if scenario.golden is not None else ""
     yield f"{label}  {one_line(scenario.name)}{against}{where(scenario)}"
     yield from (f"  {line}" for line in detail_lines(scenario))
-    if words := _next_command(gate, scenario):
-        yield f"  look closer: {shlex.join(words)}"
+    yield from (f"  {line}" for line in _next_command(gate, scenario))
 
 
-def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
-    """Return the command that shows more about a scenario; empty if there is none."""
+def _next_command(gate: Gate, scenario: GateScenario) -> Iterator[str]:
+    """Yield commands that show more about a scenario."""
     comparison = scenario.comparison
     if comparison.change is Change.NONDETERMINISTIC:
-        return ["rlharness", "replay", *redact_argv(scenario.replay)]
+        yield f"look closer: {shlex.join(['rlharness', 'replay', *redact_argv(scenario.replay)])}"
     if comparison.verdict is None or comparison.verdict.first is None or comparison.change not in PARTED:
-        return []
-    runs = (gate.directory / directory_name(scenario.name) / side / "run-1" for side in ("base", "head"))
-    return ["rlharness", "diff", *map(path_text, runs)]
+        return
+    runs = (gate.directory / scenario.name.replace("/", "-") / side / "run-1" for side in ("base", "head"))
+    yield f"look closer: {shlex.join(['rlharness', 'diff', *map(path_text, runs)])}"
+    if gate.bisect and scenario.name in gate.failures and scenario.golden is None:
+        yield f"find the commit: {shlex.join(redact_argv([*gate.bisect, *scenario.replay]))}"
 
 
 def where(scenario: GateScenario) -> str:
@@ -186,7 +186,7 @@ def _decision(gate: Gate, colour: bool) -> Iterator[str]:
 
 def failing_changes(gate: Gate) -> str:
     """Return what fails the gate: behaviour, numerics and scenarios that do not run."""
-    changes = ", ".join(gate.policy.fail_on)
+    changes = ", ".join(gate.fail_on)
     return f"{changes} and scenarios that do not run" if changes else "scenarios that do not run"
 
 
@@ -197,18 +197,15 @@ def summary_line(gate: Gate) -> str:
 
 
 def gate_json(gate: Gate) -> dict[str, Any]:
-    """The same in plain values only."""
+    """Return the same in plain values only."""
     return {
         "version": VERSION,
         "exit_code": int(gate.exit_code),
-        "interrupted_by": gate.interrupted_by,
+        **{name: serialised(getattr(gate, name)) for name in ("interrupted_by", "base", "fail_on", "failures")},
         "head": {**asdict(gate.head), "is_dirty": gate.is_dirty},
-        "base": gate.base and asdict(gate.base),
-        "fail_on": list(gate.policy.fail_on),
-        "failures": {name: list(reasons) for name, reasons in gate.failures.items()},
         "directory": str(gate.directory),
         "notes": [str(note) for note in gate.notes],
-        "note_codes": [serialised(note) for note in gate.notes],
+        "note_codes": serialised(gate.notes),
         "scenarios": [_scenario_json(scenario) for scenario in gate.scenarios],
     }
 
@@ -224,9 +221,9 @@ def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
         "against": scenario.against,
         "place": comparison.place,
         "reasons": [str(reason) for reason in comparison.reasons],
-        "reason_codes": [serialised(reason) for reason in comparison.reasons],
+        "reason_codes": serialised(comparison.reasons),
         "notes": [str(note) for note in notes],
-        "note_codes": [serialised(note) for note in notes],
+        "note_codes": serialised(notes),
         "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
         "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
         "costs": [_cost_json(cost) for cost in scenario.costs],

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.bits.text import one_line
 from harness.lab.gate.change import Change
-from harness.lab.gate.result import Gate, GateScenario
+from harness.lab.gate.gate import Gate, GateScenario
 from harness.render.gate import (
     LABELS,
     cost_line,

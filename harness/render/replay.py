@@ -12,7 +12,7 @@ from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.hints import level_command, next_command, program_command, report_command
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.replay.comparison import Comparison, Replay
+from harness.lab.replay.replay import Comparison, Replay
 from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.operations import (

@@ -8,7 +8,7 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.replay.plan import ReplayPlan
+from harness.lab.replay.replay import ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
 
 VERSION = 1

@@ -6,8 +6,15 @@ from typing import Any
 
 from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, Reproduction, StepOperations
-from harness.lab.reproduce.plan import StepPlan
+from harness.lab.reproduce.reproduction import (
+    Ending,
+    OtherRun,
+    OtherTrace,
+    Repeated,
+    Reproduction,
+    StepOperations,
+    StepPlan,
+)
 from harness.process.program_output import output_tail
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.operations import VALIDITY, non_finite_lines, operations_text

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.lab.experiments.bundles.making import write_bundle_of
+from harness.lab.experiments.bundle import write_bundle_of
 from harness.lab.experiments.recorded_run import read_recorded_run, unfinished_step
-from harness.lab.reproduce.plan import ReproduceOptions, plan_step
+from harness.lab.reproduce.reproduction import ReproduceOptions, plan_step
 from harness.recording.entry_call import EntryCall
 from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.support.traces import SEEDED, trace_of_values, value

@@ -8,7 +8,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.launcher import OUTPUT, Run
-from harness.lab.replay.comparison import Replay, compare_runs
+from harness.lab.replay.replay import Replay, compare_runs
 from harness.recording.op_log import OpLog
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace

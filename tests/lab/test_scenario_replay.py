@@ -10,7 +10,7 @@ import pytest
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
-from harness.lab.replay.plan import ReplayOptions, ReplayPlan, make_plan
+from harness.lab.replay.replay import ReplayOptions, ReplayPlan, make_plan
 from harness.process.invocation import Invocation
 from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.scenario import parse_scenario
-from harness.lab.experiments.scenario_files import all_scenarios
+from harness.lab.experiments.scenario import all_scenarios, parse_scenario
 from harness.lab.experiments.trust import MAX_SHOWN, Unnamed, check_run, check_trust, unnamed_in
 from harness.process.invocation import Invocation
 from harness.recording.entry_call import EntryCall

@@ -6,7 +6,7 @@ from harness.bits.findings import Finding
 from harness.lab.experiments.worktrees import Commit
 from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.costs import SECONDS, STEP, CostChange
-from harness.lab.gate.result import Gate, GateScenario, Policy
+from harness.lab.gate.gate import DEFAULT, Gate, GateScenario
 
 BASE = Commit("b" * 40, "bbbbbbb", "The base, 100 %", "Ada", "2026-11-19")
 HEAD = Commit("a" * 40, "aaaaaaa", "The head", "Ada", "2026-11-20")
@@ -28,6 +28,6 @@ def scenario_of(
     return GateScenario(name, Comparison(change, reasons), costs, "base bbbbbbb")
 
 
-def gate_of(*scenarios: GateScenario, policy: Policy | None = None) -> Gate:
+def gate_of(*scenarios: GateScenario, fail_on: tuple[str, ...] = DEFAULT) -> Gate:
     """A gate that has ended."""
-    return Gate(HEAD, False, BASE, policy or Policy(), scenarios, Path("gates/1"))
+    return Gate(HEAD, False, BASE, fail_on, scenarios, Path("gates/1"))

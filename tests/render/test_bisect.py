@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.bisect.bisection import Bisection, Probe
-from harness.lab.bisect.criterion import Criterion
+from harness.lab.bisect.bisection import Bisection, Criterion, Probe
 from harness.lab.bisect.search import Outcome
 from harness.lab.experiments.worktrees import Commit
 from harness.render.bisect import bisection_json, bisection_text

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.factors import Subject
-from harness.lab.chaos.search import Chaos, ChaosPlan, Finding, NotApplied, Outcome, Sign, Tally
+from harness.lab.chaos.search import Chaos, ChaosPlan, Finding, NotApplied, Outcome, Sign, Subject, Tally
 from harness.lab.experiments.launcher import OUTPUT
 from harness.lab.experiments.perturbation import Factor, Span
 from harness.recording.entry_call import EntryCall
@@ -186,7 +185,7 @@ def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pyte
         lines.begin(1, has_operations=False)
         lines.progress(1, 29)
         clock.advance(10)
-        lines.ended(outcome, 10.0)
+        lines.finished(outcome, 10.0)
     lines.begin(9, has_operations=False)
     lines.progress(4, 31)
     lines.progress(4, 40)

@@ -11,7 +11,6 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Comparison, GateCode, classify_change
 from harness.lab.gate.golden import Acceptance, golden_of
-from harness.lab.gate.result import Policy
 from harness.lab.gate.rounding import Rounding
 from harness.render.gate import cost_line, gate_json, gate_text
 from harness.render.gate_github import summary
@@ -42,7 +41,7 @@ def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Pa
 
 @pytest.mark.parametrize("change", Change)
 def test_every_change_has_a_label_and_json(change: Change) -> None:
-    gate = gate_of(scenario_of("a", change, reported("why")), policy=Policy(()))
+    gate = gate_of(scenario_of("a", change, reported("why")), fail_on=())
     plain, coloured = gate_text(gate, colour=False), gate_text(gate, colour=True)
     assert "  a\n  the base cannot be run: why\n" in plain
     assert "\x1b[" not in plain

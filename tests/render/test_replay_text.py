@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.replay.comparison import Replay, compare_runs
+from harness.lab.replay.replay import Replay, compare_runs
 from harness.process.program_output import TAIL_LINES, output_tail
 from harness.render.divergence import verdict_text
 from harness.render.operations import operations_text

@@ -11,8 +11,15 @@ from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.single_run import Stopped, StopPlan
-from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, Reproduction, StepOperations
-from harness.lab.reproduce.plan import StepPlan
+from harness.lab.reproduce.reproduction import (
+    Ending,
+    OtherRun,
+    OtherTrace,
+    Repeated,
+    Reproduction,
+    StepOperations,
+    StepPlan,
+)
 from harness.recording.conditions import Condition, Stop
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec

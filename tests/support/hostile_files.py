@@ -20,7 +20,7 @@ from harness.bits.errors import (
     TraceError,
     UsageError,
 )
-from harness.lab.experiments.bundles.archive import Head, Member, parse_head
+from harness.lab.experiments.bundle import Head, Member, parse_head
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.recorded_run import CHECKSUMS, damage_of
 from harness.lab.experiments.recording_result import read_metrics

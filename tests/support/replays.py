@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.lab.experiments.launcher import OUTPUT, Run
 from harness.lab.experiments.preparation import OutDirectory
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.replay.plan import ReplayPlan
+from harness.lab.replay.replay import ReplayPlan
 from harness.recording.op_log import OpLog
 from harness.recording.run_spec import Report, RunSpec
 from tests.support.traces import Change, steps_of, write

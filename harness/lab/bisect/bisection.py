@@ -2,35 +2,38 @@
 
     good, good again, bad ─▶ search ─▶ probe: worktree or packages ─▶ run ─▶ criterion ─▶ search ─▶ ... ─▶ first bad
 
+    git rev-list A..B ─▶ commits ─▶ git worktree add ─▶ --setup
+    pip index versions NAME ─▶ A, ..., B ─▶ pip install --dry-run: what would change here ─▶ pip install --target DIR
+
 Every probe runs the scenario or the command as it is in the working tree, with the code of its own revision. The good
-end runs twice, since bits that come and go cannot be bisected.
+end runs twice, since bits that come and go cannot be bisected. Of a package only what pip would change in this
+environment is installed, so that everything else, torch above all, is the same in every probe. The environment itself
+is never written to.
 """
 
+import json
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
+from itertools import count, pairwise
+from math import inf, isnan
 from pathlib import Path
+from typing import Protocol
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
+from harness.bits.files import read_text
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
-from harness.lab.bisect.candidates import (
-    Candidates,
-    CommitCandidates,
-    PackageCandidates,
-    UnavailableError,
-    checked_ends,
-    index_versions,
-    parse_packages,
-    refuse_interrupted,
-    versions_between,
-)
-from harness.lab.bisect.criterion import Criterion
-from harness.lab.bisect.search import Outcome, Search
+from harness.lab.bisect.search import Outcome, Search, in_a_line
 from harness.lab.experiments.command_spec import (
     ScenarioOptions,
     make_command_spec,
@@ -47,14 +50,22 @@ from harness.lab.experiments.launcher import (
     open_launcher,
 )
 from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import find_scenario, nothing_to_run
-from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
+from harness.lab.experiments.scenario import (
+    SMOKE,
+    asked_of,
+    check_machine,
+    find_scenario,
+    make_scenario_spec,
+    nothing_to_run,
+    say_misspelt,
+)
 from harness.lab.experiments.worktrees import (
     CHILD,
     Checkout,
     Commit,
+    GitError,
     Side,
+    Worktrees,
     imports_checkout,
     open_worktrees,
     recorder_path,
@@ -62,11 +73,368 @@ from harness.lab.experiments.worktrees import (
 )
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
+from harness.process.scratch import remove_tree
+from harness.recording.conditions import OPERATORS, Condition, parse_condition
 from harness.recording.entry_call import read_rejection
 from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
-from harness.trace.verdict import Verdict
+from harness.trace.verdict import Kind, Verdict
+
+BITS, REWARD = "bits", "reward"
+OPTION = "--by"
+REWARD_MEAN = "reward_mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """What a probe is."""
+
+    outcome: Outcome
+    reason: str
+    """In a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """Distinguishes good probes from bad ones."""
+
+    text: str
+    """As it was typed."""
+    condition: Condition | None = None
+    """Bad is where it holds; None of BITS and REWARD."""
+    tolerance: float = 0.0
+    """Of REWARD: how far it may move."""
+
+    def classify(self, good: Trace, probe: Trace) -> Classified:
+        """What a probe is, beside the run that is known to be good."""
+        if self.text == BITS:
+            return _by_bits(good, probe)
+        if self.condition is None:
+            return self._by_reward(good, probe)
+        return self._by_condition(self.condition, probe)
+
+    def check(self, good: Trace) -> None:
+        """UsageError where the curve of the good one has nothing of what is asked for."""
+        known = _names(good)
+        name = self.condition.name_among(known) if self.condition else REWARD_MEAN
+        if self.text != BITS and name not in known:
+            raise UsageError(
+                f"{OPTION} {self.text}: the curve of the good run has no value {name!r}",
+                legal=", ".join(sorted(known)) or "nothing: this scenario records no curve",
+                remedy=f"{OPTION} {BITS} compares everything that is recorded",
+            )
+
+    def _by_reward(self, good: Trace, probe: Trace) -> Classified:
+        x, y = (dict(_values(trace, REWARD_MEAN)) for trace in (good, probe))
+        if not x.keys() & y.keys():
+            return Classified(Outcome.SKIP, f"no step has a {REWARD_MEAN} in both")
+        for step in sorted(x.keys() | y.keys()):
+            if step not in x or step not in y:
+                return Classified(Outcome.BAD, f"step {step} is in one of them only")
+            moved = abs(x[step] - y[step])
+            if moved > self.tolerance or isnan(x[step]) != isnan(y[step]):
+                return Classified(Outcome.BAD, f"the reward of step {step} is {y[step]:.6g}, not {x[step]:.6g}")
+        return Classified(Outcome.GOOD, "the same reward")
+
+    def _by_condition(self, condition: Condition, probe: Trace) -> Classified:
+        values = list(_values(probe, condition.name_among(_names(probe))))
+        if not values:
+            return Classified(Outcome.SKIP, f"its curve has no {condition.name}")
+        for step, value in values:
+            if isnan(value) or OPERATORS[condition.relation](value, condition.number):
+                return Classified(Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}")
+        return Classified(Outcome.GOOD, f"no step has {condition}")
+
+
+def parse_criterion(text: str, tolerance: float | None) -> Criterion:
+    """A criterion as it is typed; UsageError for any other text."""
+    if tolerance is not None and text != REWARD:
+        raise UsageError(f"--tolerance with --by {text}", legal=f"--by {REWARD} --tolerance X")
+    if text in (BITS, REWARD):
+        return Criterion(text, tolerance=tolerance or 0.0)
+    with suppress(UsageError):
+        condition = parse_condition(text, OPTION)
+        if not condition.word:
+            return Criterion(text, condition)
+    raise UsageError(
+        f"{OPTION} {text}",
+        legal=f"{BITS}, {REWARD}, or METRIC>X, with one of {' '.join(OPERATORS)}",
+        remedy=f"{OPTION} 'loss>10'",
+    )
+
+
+def _by_bits(good: Trace, probe: Trace) -> Classified:
+    verdict = diff(good, probe)
+    first = verdict.first
+    if first is None:
+        if verdict.kind is Kind.EQUAL:
+            return Classified(Outcome.GOOD, "every bit is the same")
+        codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
+        return Classified(Outcome.SKIP, f"cannot be compared: {', '.join(codes)}")
+    value = first.a or first.b
+    where = f", first in {value.phase} {value.name}" if value else ""
+    return Classified(Outcome.BAD, f"bits differ from step {first.step} on{where}")
+
+
+def _names(trace: Trace) -> set[str]:
+    """Of all values of the curve."""
+    return {name for point in trace.curve for name in point.values}
+
+
+def _values(trace: Trace, name: str) -> Iterator[tuple[int, float]]:
+    """(step, value) of a name of the curve."""
+    for point in trace.curve:
+        if name in point.values:
+            yield point.step, point.values[name].value()
+
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+LEGAL = "NAME==A..B, the good version and a later one that is bad"
+_SPEC = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*==\s*(\S+?)\s*\.\.\s*(\S+)\s*")
+_VERSIONS = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
+
+
+class UnavailableError(HarnessError):
+    """A candidate that is not available here; another one is probed instead."""
+
+
+class Interrupted(HarnessError):
+    """A signal has asked for the end before both ends were known."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+def refuse_interrupted(interrupted_by: str) -> None:
+    """Interrupted where a signal of this name has asked for the end; nothing for no name."""
+    if interrupted_by:
+        raise Interrupted(f"interrupted by {interrupted_by}, before both ends were known")
+
+
+class Candidates(Protocol):
+    """What may be bad first, and how each is had."""
+
+    good: str
+    bad: str
+
+    @property
+    def parents(self) -> Mapping[str, Sequence[str]]:
+        """The history: by candidate, those right before it; `good` is not a candidate."""
+
+    def describe(self, name: str) -> str:
+        """A candidate as a person knows it."""
+
+    def at(self, name: str) -> AbstractAsyncContextManager[Side]:
+        """Where the candidate is run, gone afterwards; UnavailableError where it cannot be had."""
+
+
+class CommitCandidates:
+    """The commits that the bad one has and the good one has not."""
+
+    def __init__(
+        self,
+        checkout: Checkout,
+        worktrees: Worktrees,
+        good: Commit,
+        bad: Commit,
+        *,
+        prepare: Callable[..., Awaitable[str]] | None = None,
+        logs: Path = Path(),
+    ) -> None:
+        self._prepare, self._logs, self._num_prepared = prepare, logs, 0
+        self._checkout = checkout
+        self._worktrees = worktrees
+        self.good, self.bad = good.name, bad.name
+        self.parents = checkout.history(good, bad)
+
+    def commit(self, name: str) -> Commit:
+        """A candidate."""
+        return self._checkout.commit(name)
+
+    def describe(self, name: str) -> str:
+        """3f9c2a7 The clip is lower."""
+        commit = self.commit(name)
+        return f"{commit.short} {commit.subject}"
+
+    @asynccontextmanager
+    async def at(self, name: str) -> AsyncIterator[Side]:
+        """Its worktree."""
+        with ExitStack() as stack:
+            try:
+                side = stack.enter_context(self._worktrees.at(self.commit(name)))
+            except GitError as error:
+                raise UnavailableError(error.what) from None
+            if self._prepare is not None:
+                self._num_prepared += 1
+                log = self._logs / f"setup-{self._num_prepared}"
+                if problem := await self._prepare(side=side, log=log):
+                    raise UnavailableError(f"{problem}; what it printed: {path_text(log / OUTPUT)}")
+            yield side
+
+
+def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commit]:
+    """Two revisions, the first an ancestor of the second; UsageError for any others."""
+    ends = checkout.commit(good), checkout.commit(bad)
+    if ends[0] == ends[1]:
+        raise UsageError(f"--good {good} and --bad {bad} are one commit", legal="two, the good one earlier")
+    if not checkout.is_ancestor(*ends):
+        turned = checkout.is_ancestor(ends[1], ends[0])
+        raise UsageError(
+            f"--good {good} is not an ancestor of --bad {bad}",
+            legal="a good commit that is an ancestor of the bad one",
+            remedy=f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
+            if turned
+            else f"git merge-base {good} {bad} names a common ancestor",
+        )
+    return ends
+
+
+def parse_packages(text: str) -> tuple[str, Version, Version]:
+    """(name, good version, bad version) of NAME==A..B, where A is the earlier; UsageError for any other text."""
+    match = _SPEC.fullmatch(text)
+    try:
+        if match is None:
+            raise InvalidVersion(text)
+        name, good, bad = canonicalize_name(match[1]), Version(match[2]), Version(match[3])
+    except InvalidVersion:
+        raise UsageError(f"--packages {text}", legal=LEGAL, remedy="--packages torch==2.10.0..2.12.0") from None
+    if good == bad:
+        raise UsageError(f"--packages {text}: one version", legal=LEGAL)
+    if good > bad:
+        raise UsageError(
+            f"--packages {text}: {good} is later than {bad}",
+            legal=LEGAL,
+            remedy=f"--packages {match[1]}=={bad}..{good} searches between them; then invert the condition of --by",
+        )
+    return name, good, bad
+
+
+def versions_between(known: Sequence[str], name: str, good: Version, bad: Version) -> list[str]:
+    """The versions from the good one to the bad one, both included; UsageError where one is unknown.
+
+    Pre-releases are among them only where one of the two is one.
+    """
+    by_version = {Version(text): text for text in known}
+    for wanted in (good, bad):
+        if wanted not in by_version:
+            raise UsageError(
+                f"pip finds no {name} {wanted} for Python {sys.version_info.major}.{sys.version_info.minor} here",
+                legal=", ".join(by_version[each] for each in sorted(by_version)[-12:]) or "none: it finds no version",
+                remedy=f"pip index versions {name} lists all versions except yanked ones",
+            )
+    takes_all = good.is_prerelease or bad.is_prerelease
+    return [by_version[v] for v in sorted(by_version) if good <= v <= bad and (takes_all or not v.is_prerelease)]
+
+
+class PackageCandidates:
+    """Versions of one package, each in a directory of its own."""
+
+    def __init__(
+        self,
+        session: Launcher,
+        side: Side,
+        directory: Path,
+        name: str,
+        versions: Sequence[str],
+        *,
+        note: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._note = note
+        self._side = side
+        self._directory = directory
+        self._name = name
+        self._numbers = count(1)
+        self._requirements: dict[str, list[str]] = {}
+        self.good, self.bad = versions[0], versions[-1]
+        self.parents: Mapping[str, Sequence[str]] = in_a_line(versions)
+
+    def describe(self, name: str) -> str:
+        """einops 0.8.1."""
+        return f"{self._name} {name}"
+
+    @asynccontextmanager
+    async def at(self, name: str) -> AsyncIterator[Side]:
+        """The environment with this version in front of it."""
+        target = self._directory / f"packages-{name}"
+        try:
+            if wanted := await self.requirements(name):
+                self._note(f"installing {', '.join(wanted)}, beside the environment")
+                arguments = ("install", "--quiet", "--no-deps", "--target", str(target), *wanted)
+                await pip(self._session, arguments, self._log(), f"{self.describe(name)} cannot be installed")
+            yield self._with(str(target)) if wanted else self._side
+        finally:
+            remove_tree(str(target))
+
+    def _with(self, target: str) -> Side:
+        """The environment with a directory in front of it; behind the recorder, where an entry is called."""
+        recorder, *rest = self._side.environ["PYTHONPATH"].split(os.pathsep)
+        own = self._side.command_environ
+        of_command = os.pathsep.join(filter(None, [target, own.get("PYTHONPATH", "")]))
+        return replace(
+            self._side,
+            environ={**self._side.environ, "PYTHONPATH": os.pathsep.join([recorder, target, *rest])},
+            command_environ={**own, "PYTHONPATH": of_command},
+        )
+
+    async def requirements(self, version: str) -> list[str]:
+        """What pip would install to have this version here; nothing where it is here. UnavailableError."""
+        if version not in self._requirements:
+            self._requirements[version] = await self._resolved(version)
+        return self._requirements[version]
+
+    async def _resolved(self, version: str) -> list[str]:
+        log = self._log()
+        report = log.with_suffix(".json")
+        arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self._name}=={version}")
+        await pip(self._session, arguments, log, f"{self.describe(version)} cannot be had here")
+        found = [each["metadata"] for each in json.loads(read_text(report))["install"]]
+        return [f"{each['name']}=={each['version']}" for each in found]
+
+    def _log(self) -> Path:
+        return self._directory / f"pip-{next(self._numbers)}"
+
+
+async def index_versions(session: Launcher, name: str, directory: Path, *, pre: bool) -> list[str]:
+    """What the index has of a package for this Python and machine, as pip is configured.
+
+    UsageError where it cannot be asked, or has none.
+    """
+    log = directory / "pip-versions"
+    arguments = ("index", "versions", name, *(("--pre",) if pre else ()))
+    try:
+        output = await pip(session, arguments, log, f"the versions of {name} are not known")
+    except UnavailableError as error:
+        refuse_interrupted(session.interrupted_by)
+        raise UsageError(
+            error.what,
+            legal="a package that pip can install here",
+            remedy=f"check the output of: pip index versions {name}",
+        ) from None
+    match = _VERSIONS.search(output)
+    return [text.strip() for text in match[1].split(",")] if match else []
+
+
+async def pip(session: Launcher, arguments: Sequence[str], log: Path, what: str) -> str:
+    """What pip prints; UnavailableError, which begins with `what`, where it fails. It can be interrupted."""
+    end = await session.carry_out((*PIP, *arguments), log)
+    try:
+        output = read_text(log / OUTPUT, errors="replace")
+    except OSError:
+        output = ""
+    if end.exit_code != 0:
+        raise UnavailableError(f"{what}: {'; '.join(faults_of(output)) or 'pip was ended'}")
+    return output
+
+
+def faults_of(output: str) -> list[str]:
+    """The lines of pip's output that say what failed: its errors, what did not succeed, the last line of a build."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    ends = [before for before, line in pairwise(lines) if line == "[end of output]"]
+    found = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN}")) or line in ends]
+    others = [line for line in lines if not line.startswith("WARNING:")]
+    return list(dict.fromkeys(found or others[-1:]))
+
 
 BISECTIONS = "bisections"
 

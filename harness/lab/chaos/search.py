@@ -3,15 +3,22 @@
     baseline ─▶ nothing changed ─▶ probe 1, 2, ... ─▶ nothing changed, several times ─▶ ddmin ─▶ fewer steps ─▶ simplify
                      └──── differs: no perturbation is needed ◀───────┘
 
-While a cause is looked for, a perturbation counts as harmless only after several runs: what comes and goes is not lost.
-A search that is cut short keeps the smallest perturbation that was seen to fail.
+    payload keys ─▶ call        hash_seed, threads ─▶ variables        nice, cores, load ─▶ launch.py
+    latency ─▶ recording/latency        crash ─▶ crash.py
+
+Which perturbation is the i-th of a seed depends on nothing else: each factor has random numbers of its own. While a
+cause is looked for, a perturbation counts as harmless only after several runs: what comes and goes is not lost. A
+search that is cut short keeps the smallest perturbation that was seen to fail.
 """
 
+import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from hashlib import blake2b
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -19,58 +26,235 @@ from typing import Any, Protocol, TypeVar
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.factors import (
-    DEFAULT_COUNT,
-    DEFAULT_REPEATS,
-    ChaosOptions,
-    Subject,
-    busy_argv,
-    crashing,
-    drawn,
-    environ_of,
-    launched,
-    make_subject,
-    resuming,
+from harness.lab.experiments.command_spec import (
+    RecordingOptions,
+    ScenarioOptions,
+    make_command_spec,
+    refuse_both,
+    refuse_scenario_options,
 )
-from harness.lab.experiments.launcher import Run, check_program
+from harness.lab.experiments.flat_config import flattened, overridden
+from harness.lab.experiments.launcher import Launcher, Run, check_program
 from harness.lab.experiments.perturbation import (
+    CORES,
     CRASH,
     END,
+    HASH_SEED,
     LATENCY,
+    LOAD,
+    NICE,
+    OUTSIDE,
+    THREADS,
+    USUAL_HASH_SEED,
     Factor,
     Perturbation,
     chosen,
     crash_factor,
     format_perturbation,
+    latency_factor,
     moment,
+    outside_factors,
     parse_moment,
     parse_only,
+    written,
 )
 from harness.lab.experiments.preparation import keep_input, out_directory
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Problem, how_it_ended
+from harness.lab.experiments.scenario import A_COMMAND, SMOKE, asked_scenario, make_scenario_spec, nothing_to_run
 from harness.process.clock import Clock
-from harness.process.invocation import Invocation
+from harness.process.invocation import Invocation, num_cores
 from harness.process.scratch import remove_tree
 from harness.recording.entry_call import read_rejection
 from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace
+from harness.trace.reasons import CauseCode
 from harness.trace.verdict import Verdict
 
+LAUNCH = str(Path(__file__).with_name("launch.py"))
+DELAYS = "harness.recording.latency:Latency"
+CRASHING_ENTRY = "harness.lab.chaos.crash:run"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+QUARTERS = 4
+DEFAULT_COUNT = 20
+DEFAULT_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosOptions:
+    """Options of `rlharness chaos` as typed."""
+
+    scenario: str | None = None
+    """None for the command after `--`."""
+    scenario_options: ScenarioOptions = field(default_factory=ScenarioOptions)
+    of_factors: Mapping[str, Any] = field(default_factory=dict)
+    """Of --count, --seed, --factors, --repeats and --only those that were given."""
+    vary: tuple[str, ...] = ()
+    """NAME=BASE,OTHER of --vary, which replaces the factors."""
+    has_bits: bool = False
+    """Whether no bit may differ, with --vary."""
+    num_steps: int | None = None
+    """Steps that are run, from the first on; None for all."""
+    max_s: float = inf
+    """Seconds after which no run begins."""
+    timeout_s: float = inf
+    """Limit on each run."""
+    out: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A scenario or a command, and its factors."""
+
+    spec_of: Callable[[Mapping[str, Any]], RunSpec]
+    """The run spec of a run with these values at dotted keys of its payload."""
+    factors: tuple[Factor, ...]
+    typed: tuple[str, ...]
+    """The words that name it, after `rlharness chaos`."""
+    crash_settings: Mapping[str, Any] | None = None
+    """Payload overrides of a run that will crash; None: no run can resume from it."""
+    latency: tuple[str, ...] = ()
+    """module:function of what waits for something outside; none of a command."""
+    unvaried: tuple[str, ...] = ()
+    """Keys of the payload in sections of runtime settings that no factor varies."""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a command: one that cannot be ended in order after a step."""
+        return self.spec_of({}).call is None
+
+    def run_spec(self, perturbation: Perturbation, last_step: int | None = None) -> RunSpec:
+        """Return that of a run under a perturbation, apart from its environment, start and crash."""
+        settings = self.crash_settings if CRASH in perturbation else None
+        values = {name: value for name, value in perturbation.items() if name not in OUTSIDE}
+        delays = {"seed": perturbation.get(LATENCY), "functions": list(self.latency)}
+        callbacks = {DELAYS: delays} if LATENCY in perturbation else {}
+        return replace(self.spec_of({**values, **(settings or {})}), last_step=last_step, callbacks=callbacks)
+
+
+def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
+    """Return the subject of a command line; UsageError for what cannot be run."""
+    recording = options.scenario_options.recording
+    outside = outside_factors(num_cores(), invocation.environ)
+    refuse_both(invocation, [options.scenario] if options.scenario else [])
+    if options.scenario is None:
+        if not invocation.trailing:
+            raise nothing_to_run("chaos", invocation.cwd)
+        refuse_scenario_options(options.scenario_options)
+        run_spec = make_command_spec(invocation.trailing, recording)
+        return Subject(lambda values: run_spec, outside, recording_words(recording))
+    asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
+    section, resume = asked.scenario.chaos, asked.scenario.resume
+    flat = flattened(asked.scenario.payload(asked.size, asked.overrides))
+    usual = {key: json.loads(text) for key, text in flat.items() if text != "{}"}
+    latency = (latency_factor(),) if section.latency else ()
+    crash = () if section.crash is None else (crash_factor(()),)
+    known = {*section.factors, *((resume.run, resume.step) if resume else ())}
+    free = asked.scenario.runtime_sections
+
+    def spec_of(values: Mapping[str, Any]) -> RunSpec:
+        return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}), recording)
+
+    return Subject(
+        spec_of,
+        (*section.payload_factors(usual, size=asked.size), *outside, *latency, *crash),
+        (*asked.typed, *recording_words(replace(recording, level=""))),
+        section.crash,
+        tuple(section.latency),
+        tuple(key for key in usual if key.partition(".")[0] in free and key not in known),
+    )
+
+
+def recording_words(options: RecordingOptions) -> tuple[str, ...]:
+    """Return the words of a command line that say how its runs are recorded."""
+    level = ("--level", options.level) if options.level else ()
+    return (*level, *(word for metric in options.metrics for word in ("--metric", metric)))
+
+
+# ------------------------------------------------------------------------------------------------- bringing it to a run
+
+
+def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a run. Without a hash seed it has the usual one, so that it is the same each time.
+
+    Waiting threads sleep: more threads than cores would spend most of a run spinning.
+    """
+    seed = perturbation.get(HASH_SEED, environ.get("PYTHONHASHSEED") or USUAL_HASH_SEED)
+    threads = dict.fromkeys(THREAD_VARIABLES, str(perturbation[THREADS])) if THREADS in perturbation else {}
+    return {"OMP_WAIT_POLICY": "passive", **environ, "PYTHONHASHSEED": str(seed), **threads}
+
+
+def launched(run_spec: RunSpec, perturbation: Perturbation, factors: Sequence[Factor] = ()) -> RunSpec:
+    """Return the run spec with its program started by `launch.py`, and with the values of its factors from outside."""
+    usual = {each.name: each.usual for each in factors if each.is_outside and each.usual is not None}
+    known = {**usual, **perturbation}
+    how = (str(perturbation.get(NICE, 0)), str(perturbation.get(CORES, 0)))
+    outside = {name: written(known[name]) for name in OUTSIDE if name in known}
+    return replace(
+        run_spec,
+        argv=(sys.executable, LAUNCH, *how, *run_spec.argv),
+        perturbation={**run_spec.perturbation, **outside},
+    )
+
+
+def crashing(run_spec: RunSpec, perturbation: Perturbation) -> RunSpec:
+    """Return the run spec of an entry that is killed at the moment that `crash` names."""
+    call, (step, phase) = run_spec.call, parse_moment(perturbation[CRASH])
+    assert call is not None
+    config = {"entry": call.entry, "config": call.config, "step": step, "phase": phase}
+    return replace(run_spec, call=replace(call, entry=CRASHING_ENTRY, config=config))
+
+
+def resuming(run_spec: RunSpec, crashed: Path) -> RunSpec:
+    """Return the run spec of a run that resumes from the newest checkpoint of a crashed run."""
+    call = run_spec.call
+    assert call is not None and call.resume is not None
+    config = overridden(call.config, {call.resume["run"]: str(crashed.absolute())}, "chaos")
+    return replace(run_spec, call=replace(call, config=config))
+
+
+def busy_argv(perturbation: Perturbation) -> tuple[str, ...]:
+    """Return the command of the load beside a run; empty for none."""
+    return (sys.executable, "-I", "-S", LAUNCH, str(perturbation[LOAD])) if LOAD in perturbation else ()
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def drawn(factors: Sequence[Factor], seed: int, index: int) -> dict[str, Any]:
+    """Return the `index`-th perturbation of a seed: at least one factor, in the order of `factors`.
+
+    A factor that has no effect with the values drawn for the others is left out.
+    """
+
+    def values(changed: Sequence[Factor]) -> dict[str, Any]:
+        return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
+
+    changed = [each for each in factors if number(seed, index, each.name, "whether") % QUARTERS < each.num_quarters]
+    first = values(changed)
+    if changed := [each for each in changed if each.is_effective(first)]:
+        return values(changed)
+    unconditional = [each for each in factors if each.is_effective({})]
+    return values([unconditional[number(seed, index, "which") % len(unconditional)]])
+
+
+def number(*parts: int | str) -> int:
+    """Return a large number that depends on these parts alone."""
+    return int.from_bytes(blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest(), "big")
+
+
 CHAOS = "chaos"
-"""What starts every run: launch.py, which becomes the program."""
 BASELINE = "run-1"
-"""Its directory; every other run has a number of its own."""
+"""Directory of the baseline; each other run has a number of its own."""
 DELAYED = "delayed"
 """A file in a run's directory, once a call of it has been delayed."""
 ROOM = 4
 """A cause is looked for within so many times the steps that it took to show."""
+SIGKILLED = 137
+"""128 and the signal's number, as a shell has it."""
 T = TypeVar("T")
-
-
-# ----------------------------------------------------------------------------------------------------------------- plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +276,8 @@ class ChaosPlan:
     """So many steps are run, from the first on; None: all."""
     max_s: float = inf
     """No run begins later."""
-    timeout_s: float = inf
-    """Limit on each run."""
     stdin: Path = Path(os.devnull)
-    """What every run reads as its standard input."""
+    """Standard input of every run."""
 
 
 def make_plan(
@@ -106,32 +288,24 @@ def make_plan(
     UsageError for what cannot be used; nothing is made then.
     """
     subject, wanted = make_subject(invocation, options), options.of_factors
-    is_command = options.scenario is None
-    if options.num_steps is not None and is_command:
-        raise UsageError(
-            "--steps and a command", legal="--steps of a scenario", remedy="pass the number to the command itself"
-        )
+    if options.num_steps is not None and options.scenario is None:
+        raise UsageError("--steps and a command", remedy="pass the number to the command itself")
     if options.has_bits:
-        raise UsageError(
-            "--bits without --vary",
-            legal="--bits with --vary NAME=BASE,OTHER",
-            remedy="omit it: without --vary no bit may differ anyway",
-        )
+        raise UsageError("--bits without --vary", remedy="omit it: without --vary no bit may differ anyway")
     check_program(subject.run_spec({}), invocation.cwd, invocation.environ)
     factors = chosen(subject.factors, wanted.get("factors"))
     only = parse_only(wanted["only"], subject.factors) if "only" in wanted else None
-    directory, stdin = make_directory(invocation, options, chaos_id, given() if is_command else b"")
+    directory, stdin = make_directory(invocation, options, chaos_id, given() if options.scenario is None else b"")
     return ChaosPlan(
-        subject=subject,
-        factors=factors,
-        directory=directory,
-        only=only,
+        subject,
+        factors,
+        directory,
+        only,
         num_probes=wanted.get("count", DEFAULT_COUNT),
         seed=wanted.get("seed", 0),
         num_repeats=wanted.get("repeats", DEFAULT_REPEATS),
         num_steps=options.num_steps,
         max_s=options.max_s,
-        timeout_s=options.timeout_s,
         stdin=stdin,
     )
 
@@ -144,12 +318,9 @@ def make_directory(invocation: Invocation, options: ChaosOptions, chaos_id: str,
 
 # ----------------------------------------------------------------------------------------------------------- comparison
 
-SIGKILLED = 137
-"""128 and the signal's number, as a shell has it."""
-
 
 class Sign(Enum):
-    """What a probe has shown."""
+    """Effect of a probe."""
 
     SAME = "same"
     """Every bit of every step is the baseline's."""
@@ -173,7 +344,7 @@ class Outcome:
     problem: str = ""
     """Why a run is not whole, where it broke; what never happened, where that was not applied."""
     directory: Path | None = None
-    """Of the run that shows it; None where all are the same."""
+    """Directory of the run that shows it; None where all are the same."""
 
     @property
     def has_failed(self) -> bool:
@@ -181,50 +352,9 @@ class Outcome:
         return self.sign in (Sign.MOVED, Sign.BROKE)
 
 
-def compare(baseline: Trace, run: Run, num_steps: int) -> Outcome:
-    """One run of the first `num_steps` steps."""
-    last = baseline.steps[min(num_steps, len(baseline.steps)) - 1]
-    return _compare_from(baseline, run, baseline.steps[0], last)
-
-
-def compare_crashed(baseline: Trace, crashed: Run, gone_on: Run | None, num_steps: int) -> Outcome:
-    """A run with a planned crash, and the run that resumed from it; None if it did not crash."""
-    steps = baseline.steps[:num_steps]
-    if gone_on is None:
-        return compare(baseline, crashed, num_steps)
-    trace = read_trace(crashed.recording.directory) if crashed.recording.ranks else None
-    done = [step for step in trace.steps if step in steps] if trace is not None else []
-    if trace is not None and done:
-        verdict = diff(excerpt(baseline, done[0], done[-1]), excerpt(trace, done[0], done[-1]))
-        if verdict.first is not None:
-            return _moved(crashed, verdict)
-    if not gone_on.recording.ranks:
-        return _broke(gone_on, len(done))
-    first = read_trace(gone_on.recording.directory).steps[:1]
-    if not first or first[0] not in steps or first[0] > (done[-1] + 1 if done else steps[0]):
-        return _broke(gone_on, done[-1] + 1 if done else steps[0], "the run did not resume from the crashed one")
-    return _compare_from(baseline, gone_on, first[0], steps[-1])
-
-
-def has_died(baseline: Trace, run: Run, crash: str) -> bool:
-    """Whether a run was killed at the moment at which it was to be."""
-    at, phase = parse_moment(crash)
-    before = [step for step in baseline.steps if step < at + (phase == END)]
-    return run.recording.exit_code == SIGKILLED and run.recording.num_steps == len(before)
-
-
-def why_alive(baseline: Trace, crash: str, num_steps: int) -> str:
-    """Why the moment of a crash never came in a run of the first `num_steps` steps, which is the baseline's."""
-    (at, phase), steps = parse_moment(crash), baseline.steps[:num_steps]
-    if at not in steps:
-        return f"the crash never came: there is no step {at}, the last is {steps[-1]}"
-    if phase == END:
-        return f"the crash never came: the run ends with step {at}"
-    return f"the crash never came: in step {at} the entry records nothing of the phase {phase}"
-
-
-def _compare_from(baseline: Trace, run: Run, first: int, last: int) -> Outcome:
-    """A run with what the baseline has from its own first step on."""
+def compare(baseline: Trace, run: Run, num_steps: int, first: int | None = None) -> Outcome:
+    """Compare a run of the first `num_steps` steps, or one that resumed at step `first`, with the baseline."""
+    first, last = baseline.steps[0] if first is None else first, baseline.steps[:num_steps][-1]
     if not run.recording.ranks:
         return _broke(run, first)
     trace = read_trace(run.recording.directory)
@@ -238,9 +368,36 @@ def _compare_from(baseline: Trace, run: Run, first: int, last: int) -> Outcome:
     return Outcome(Sign.SAME)
 
 
+def compare_crashed(baseline: Trace, crashed: Run, resumed: Run, num_steps: int) -> Outcome:
+    """Compare a run that has crashed as planned, and the run that resumed from it, with the baseline."""
+    steps = baseline.steps[:num_steps]
+    trace = read_trace(crashed.recording.directory) if crashed.recording.ranks else None
+    done = [step for step in trace.steps if step in steps] if trace is not None else []
+    if trace is not None and done:
+        verdict = diff(excerpt(baseline, done[0], done[-1]), excerpt(trace, done[0], done[-1]))
+        if verdict.first is not None:
+            return _moved(crashed, verdict)
+    next_step = done[-1] + 1 if done else steps[0]
+    if not resumed.recording.ranks:
+        return _broke(resumed, len(done))
+    first = read_trace(resumed.recording.directory).steps[:1]
+    if not first or first[0] not in steps or first[0] > next_step:
+        return _broke(resumed, next_step, "the run did not resume from the crashed one")
+    return compare(baseline, resumed, num_steps, first[0])
+
+
+def has_died(baseline: Trace, run: Run, crash: str) -> bool:
+    """Return whether a run was killed at the moment at which it was to be."""
+    at, phase = parse_moment(crash)
+    before = [step for step in baseline.steps if step < at + (phase == END)]
+    return run.recording.exit_code == SIGKILLED and run.recording.num_steps == len(before)
+
+
 def _moved(run: Run, verdict: Verdict) -> Outcome:
     assert verdict.first is not None
-    return Outcome(Sign.MOVED, verdict.first.step, verdict, directory=run.recording.directory)
+    settings = tuple(each for each in verdict.causes if each.code is CauseCode.ENVIRONMENT_DIFFERS)
+    told = replace(verdict, causes=settings or verdict.causes)  # a perturbation that was made needs no other cause
+    return Outcome(Sign.MOVED, verdict.first.step, told, directory=run.recording.directory)
 
 
 def _broke(run: Run, step: int, problem: str = "") -> Outcome:
@@ -260,13 +417,8 @@ class Tally:
     num_runs: int = 0
 
     def plus(self, *, has_failed: bool) -> "Tally":
-        """With one more run."""
+        """Return it with one more run."""
         return Tally(self.num_failed + has_failed, self.num_runs + 1)
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether all runs ended alike."""
-        return self.num_failed in (0, self.num_runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,15 +428,15 @@ class Finding:
     perturbation: Mapping[str, Any]
     """The smallest that was found; empty where nothing has to be changed at all."""
     outcome: Outcome
-    """Of a run under it."""
+    """Outcome of a run under it."""
     tally: Tally
-    """Of all runs under it."""
+    """All runs under it."""
     without: Tally
-    """Of all runs with nothing changed."""
+    """All runs with nothing changed."""
     drawn: Mapping[str, Any]
-    """What was changed when it was first seen."""
+    """The perturbation with which it was first seen."""
     index: int | None = None
-    """Which of the drawn ones this was, from 1 on; None where none was drawn."""
+    """Number of that one among the drawn ones, from 1 on; None where none was drawn."""
     num_steps: int | None = None
     """So many steps show it; None: it was run to its end."""
     is_smallest: bool = True
@@ -311,9 +463,8 @@ class Chaos:
     problem: str = ""
     """Why there is no baseline."""
     remedy: str = ""
-    """Of the problem; empty where none is known."""
     output: Path | None = None
-    """What the run printed that should have been the baseline."""
+    """Output of the run that should have been the baseline."""
     interrupted_by: str = ""
     """The name of a signal; empty where none has asked for the end."""
     is_out_of_time: bool = False
@@ -336,34 +487,20 @@ class OutOfTimeError(Exception):
     """No further run is started: a signal has asked for the end, or time is up."""
 
 
-class Runs(Protocol):
-    """Starts runs, as a launcher does."""
-
-    @property
-    def interrupted_by(self) -> str:
-        """The name of the signal that has asked for the end; empty for none."""
-
-    async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
-        """Carry out one run in this environment, in a directory of its own below `parent`."""
-
-    def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
-        """Run a program while the context is entered."""
-
-
 class Listener(Protocol):
     """Hears of each run, or each probe of several."""
 
     def begins(self, what: Any, /) -> None:
         """It starts: the perturbation, or a title."""
 
-    def ended(self, outcome: Any, duration_s: float, /) -> None:
+    def finished(self, outcome: Any, duration_s: float, /) -> None:
         """It has ended."""
 
 
 class Executor:
     """Starts the runs of a plan, one at a time, and counts them."""
 
-    def __init__(self, directory: Path, max_s: float, session: Runs, clock: Clock, listener: Listener) -> None:
+    def __init__(self, directory: Path, max_s: float, session: Launcher, clock: Clock, listener: Listener) -> None:
         self._directory, self._max_s, self._session, self._clock = directory, max_s, session, clock
         self._listener, self._began_s = listener, clock.monotonic_s()
         self.num_runs = 0
@@ -379,21 +516,17 @@ class Executor:
 class ChaosExecutor(Executor):
     """Makes runs, one at a time, and keeps the traces of those that are not the baseline's."""
 
+    baseline: Trace
+    """The trace of the run with nothing changed, once that is recorded."""
+
     def __init__(
-        self, plan: ChaosPlan, session: Runs, environ: Mapping[str, str], clock: Clock, listener: Listener
+        self, plan: ChaosPlan, session: Launcher, environ: Mapping[str, str], clock: Clock, listener: Listener
     ) -> None:
         super().__init__(plan.directory, plan.max_s, session, clock, listener)
         self._plan, self._environ = plan, environ
-        self._baseline: Trace | None = None
-
-    @property
-    def baseline(self) -> Trace:
-        """The trace of the run with nothing changed."""
-        assert self._baseline is not None
-        return self._baseline
 
     async def record_baseline(self) -> Run:
-        """The run with which all others are compared; its trace is there where it is whole.
+        """Make the run with which all others are compared; its trace is there where it is whole.
 
         OutOfTimeError where a signal has ended it.
         """
@@ -402,7 +535,7 @@ class ChaosExecutor(Executor):
         if self._session.interrupted_by and not run.recording.is_complete:
             raise OutOfTimeError
         if run.recording.is_complete and run.recording.num_steps:
-            self._baseline = read_trace(run.recording.directory)
+            self.baseline = read_trace(run.recording.directory)
         return run
 
     async def probe(self, perturbation: Perturbation, num_steps: int | None = None) -> Outcome:
@@ -411,59 +544,54 @@ class ChaosExecutor(Executor):
         UsageError where the entry refuses what it is given, OutOfTimeError where nothing more is to begin.
         """
         self._listener.begins(perturbation)
-        limit = min(num_steps or len(self.baseline.steps), len(self.baseline.steps))
-        began_s = self._clock.monotonic_s()
+        limit, began_s = min(num_steps or len(self.baseline.steps), len(self.baseline.steps)), self._clock.monotonic_s()
         is_cut = num_steps is not None or self._plan.num_steps is not None
         runs = await self._record(perturbation, self.baseline.steps[limit - 1] if is_cut else None)
-        if CRASH in perturbation:
-            outcome = compare_crashed(self.baseline, runs[0], runs[1] if len(runs) > 1 else None, limit)
+        if len(runs) > 1:
+            outcome = compare_crashed(self.baseline, runs[0], runs[1], limit)
         else:
             outcome = compare(self.baseline, runs[0], limit)
-        if outcome.sign is Sign.SAME and (missed := self._missed(perturbation, runs, limit)):
+        if outcome.sign is Sign.SAME and (missed := self._missed(perturbation, runs)):
             outcome = Outcome(Sign.NOT_APPLIED, problem=missed)
         if self._session.interrupted_by and outcome.sign is Sign.BROKE:
             raise OutOfTimeError
         if not outcome.has_failed:
             for run in runs:
                 remove_tree(str(run.recording.directory))
-        self._listener.ended(outcome, self._clock.monotonic_s() - began_s)
+        self._listener.finished(outcome, self._clock.monotonic_s() - began_s)
         return outcome
 
     async def _record(self, perturbation: Perturbation, last_step: int | None) -> list[Run]:
-        """The run, or the one that crashes and the one that goes on."""
+        """Make the run, or the one that crashes and the one that resumes from it."""
         run_spec = self._plan.subject.run_spec(perturbation, last_step)
-        environ = environ_of(perturbation, self._environ)
         async with AsyncExitStack() as stack:
             if argv := busy_argv(perturbation):
                 directory = self._plan.directory / f"load-{self.num_runs + 1}"
                 stack.callback(remove_tree, str(directory))
                 await stack.enter_async_context(self._session.beside(argv, directory))
             if CRASH not in perturbation:
-                return [await self._start(run_spec, perturbation, environ)]
-            crashed = await self._start(crashing(run_spec, perturbation), perturbation, environ)
+                return [await self._start(run_spec, perturbation)]
+            crashed = await self._start(crashing(run_spec, perturbation), perturbation)
             if not has_died(self.baseline, crashed, perturbation[CRASH]):
                 return [crashed]
             if checkpoint_steps_in(crashed.recording.directory):
                 run_spec = resuming(run_spec, crashed.recording.directory)
-            return [crashed, await self._start(run_spec, perturbation, environ, is_first=False)]
+            return [crashed, await self._start(run_spec, perturbation, is_first=False)]
 
-    def _missed(self, perturbation: Perturbation, runs: Sequence[Run], num_steps: int) -> str:
-        """What of a perturbation never happened in its runs; empty where all of it did."""
+    def _missed(self, perturbation: Perturbation, runs: Sequence[Run]) -> str:
+        """Return what of a perturbation never happened in its runs; empty where all of it did."""
         if CRASH in perturbation and len(runs) == 1:
-            return why_alive(self.baseline, perturbation[CRASH], num_steps)
+            return f"the crash never came: a run has no moment {perturbation[CRASH]}"
         if LATENCY in perturbation and not any((run.recording.directory / DELAYED).exists() for run in runs):
-            functions = ", ".join(self._plan.subject.latency)
-            return f"no call of {functions} was delayed"
+            return f"no call of {', '.join(self._plan.subject.latency)} was delayed"
         return ""
 
-    async def _start(
-        self, run_spec: RunSpec, perturbation: Perturbation, environ: Mapping[str, str], *, is_first: bool = True
-    ) -> Run:
+    async def _start(self, run_spec: RunSpec, perturbation: Perturbation, *, is_first: bool = True) -> Run:
         """Make one run; UsageError if its entry refuses to begin, and nothing of the run is left then."""
-        mark = self._plan.directory / f"run-{self.num_runs + 1}" / DELAYED
-        callbacks = {name: {**fields, "mark": str(mark)} for name, fields in run_spec.callbacks.items()}
+        mark = str(self._plan.directory / f"run-{self.num_runs + 1}" / DELAYED)
+        callbacks = {name: {**fields, "mark": mark} for name, fields in run_spec.callbacks.items()}
         run_spec = launched(replace(run_spec, callbacks=callbacks), perturbation, self._plan.subject.factors)
-        run = await self.start(run_spec, environ)
+        run = await self.start(run_spec, environ_of(perturbation, self._environ))
         if is_first and (refusal := read_rejection(run.recording.directory)):
             remove_tree(str(run.recording.directory))
             cause = f" with {format_perturbation(perturbation)}" if perturbation else ""
@@ -474,23 +602,20 @@ class ChaosExecutor(Executor):
 
 # ----------------------------------------------------------------------------------------------------------- the search
 
-Search = Generator[tuple[T, ...], bool, tuple[T, ...]]
-"""Yields what it wants to know of, is sent whether that fails."""
 
-
-def ddmin(items: Sequence[T]) -> Search[T]:
-    """A subset of items that fail together, none of which can be left out; in their order."""
+async def ddmin(items: Sequence[T], fails: Callable[[tuple[T, ...]], Awaitable[bool]]) -> tuple[T, ...]:
+    """Return a subset of items that fail together, none of which can be left out; in their order."""
     current, num_parts = tuple(items), 2
     answers: dict[tuple[T, ...], bool] = {}
     while len(current) > 1:
-        parts = _cut(current, num_parts)
-        complements = [_without(current, part) for part in parts] if num_parts > 2 else []
-        for candidate in (*parts, *complements):
+        edges = [len(current) * at // num_parts for at in range(num_parts + 1)]
+        parts = [current[first:last] for first, last in pairwise(edges)]
+        rests = [tuple(each for each in current if each not in part) for part in parts] if num_parts > 2 else []
+        for candidate in (*parts, *rests):
             if candidate not in answers:
-                answers[candidate] = yield candidate
+                answers[candidate] = await fails(candidate)
             if answers[candidate]:
-                num_parts = 2 if candidate in parts else max(num_parts - 1, 2)
-                current = candidate
+                current, num_parts = candidate, 2 if candidate in parts else max(num_parts - 1, 2)
                 break
         else:
             if num_parts == len(current):
@@ -499,41 +624,12 @@ def ddmin(items: Sequence[T]) -> Search[T]:
     return current
 
 
-def simplify(
-    values: Mapping[str, Any], simpler: Callable[[str, Any], Iterable[Any]]
-) -> Generator[dict[str, Any], bool, dict[str, Any]]:
-    """The same names with the simplest values that still fail: each name's candidates in turn, the simplest first."""
-    current = dict(values)
-    for name in values:
-        for value in simpler(name, current[name]):
-            candidate = {**current, name: value}
-            if (yield candidate):
-                current = candidate
-                break
-    return current
-
-
-def _cut(items: tuple[T, ...], num_parts: int) -> list[tuple[T, ...]]:
-    """Parts of nearly one size, in order."""
-    edges = [len(items) * index // num_parts for index in range(num_parts + 1)]
-    return [items[first:last] for first, last in pairwise(edges)]
-
-
-def _without(items: tuple[T, ...], part: tuple[T, ...]) -> tuple[T, ...]:
-    return tuple(item for item in items if item not in part)
-
-
 class PerturbationSearch:
     """One search."""
 
-    def __init__(self, plan: ChaosPlan, bench: "ChaosExecutor") -> None:
-        self._plan = plan
-        self._bench = bench
-        self._factors: dict[str, Factor] = {}
-        self._without = Tally()
-        self._num_probes = 0
-        self._not_applied: list[NotApplied] = []
-        self._finding: Finding | None = None
+    def __init__(self, plan: ChaosPlan, executor: ChaosExecutor) -> None:
+        self._plan, self._executor = plan, executor
+        self._chaos, self._without = Chaos(plan), Tally()
         self._tallies: dict[str, Tally] = {}
         """By the text of a perturbation and of its steps."""
 
@@ -542,158 +638,129 @@ class PerturbationSearch:
 
         UsageError where nothing can be changed, or the entry refuses what it is given.
         """
-        is_out_of_time = False
         try:
-            run = await self._bench.record_baseline()
-            if not run.recording.is_complete or not run.recording.num_steps:
+            run = await self._executor.record_baseline()
+            if run.recording.is_complete and run.recording.num_steps:
+                await self._search()
+            else:
                 problem = next(iter(run.recording.problems), Problem("no step was recorded"))
-                return Chaos(
-                    self._plan,
-                    num_runs=self._bench.num_runs,
-                    problem=problem.what,
-                    remedy=problem.remedy,
-                    output=run.output,
-                )
-            is_cut = self._plan.num_steps is not None
-            factors = with_moments(self._plan.factors, self._bench.baseline, is_cut=is_cut)
-            self._factors = {each.name: each for each in factors}
-            if not self._factors:
-                raise UsageError(
-                    f"nothing to perturb: a run of {len(self._bench.baseline.steps)} steps is too short for a crash",
-                    legal="2 steps or more, or other factors",
-                    remedy="run more steps, or omit --factors",
-                )
-            await self._search()
+                self._note(problem=problem.what, remedy=problem.remedy, output=run.output)
         except OutOfTimeError:
-            is_out_of_time = True
-        return Chaos(
-            self._plan,
-            self._finding,
-            self._num_probes,
-            self._bench.num_runs,
-            is_out_of_time=is_out_of_time,
-            not_applied=tuple(self._not_applied),
-        )
+            self._note(is_out_of_time=True)
+        return replace(self._chaos, num_runs=self._executor.num_runs)
+
+    def _note(self, **fields: Any) -> None:
+        self._chaos = replace(self._chaos, **fields)
+
+    @property
+    def _finding(self) -> Finding:
+        assert self._chaos.finding is not None
+        return self._chaos.finding
 
     async def _search(self) -> None:
-        plan = self._plan
+        plan, baseline = self._plan, self._executor.baseline
+        factors = with_moments(plan.factors, baseline, is_cut=plan.num_steps is not None)
+        if not factors:
+            raise UsageError(
+                f"nothing to perturb: a run of {len(baseline.steps)} steps is too short for a crash",
+                legal="2 steps or more, or other factors",
+                remedy="run more steps, or omit --factors",
+            )
         if await self._fails_unchanged(1):
             return
-        if plan.only is not None:
-            await self._reproduce(plan.only)
-            return
-        seen: list[dict[str, Any]] = []
-        for index in range(1, plan.num_probes + 1):
-            perturbation = drawn([*self._factors.values()], plan.seed, index)
-            if perturbation in seen:  # few factors have few values
+        wanted = [dict(plan.only)] * plan.num_repeats if plan.only is not None else []
+        probes = wanted or [drawn(factors, plan.seed, index) for index in range(1, plan.num_probes + 1)]
+        tally, seen = Tally(), list[dict[str, Any]]()
+        for index, perturbation in enumerate(probes, 1):
+            if perturbation in seen and not wanted:  # few factors have few values
                 continue
             seen.append(perturbation)
-            outcome = await self._bench.probe(perturbation)
+            outcome = await self._executor.probe(perturbation)
             if outcome.sign is Sign.NOT_APPLIED:
-                self._not_applied.append(NotApplied(perturbation, outcome.problem))
+                self._note(not_applied=(*self._chaos.not_applied, NotApplied(perturbation, outcome.problem)))
+                if wanted:
+                    return
                 continue
-            self._num_probes += 1
-            if outcome.has_failed:
-                await self._explain(perturbation, outcome, index)
-                return
-
-    async def _reproduce(self, perturbation: Perturbation) -> None:
-        """Run one perturbation until it fails, or often enough."""
-        tally, num_steps = Tally(), self._plan.num_steps
-        while tally.num_runs < self._plan.num_repeats:
-            outcome = await self._bench.probe(perturbation)
-            if outcome.sign is Sign.NOT_APPLIED:
-                self._not_applied.append(NotApplied(perturbation, outcome.problem))
-                return
-            self._num_probes = 1
+            self._note(num_probes=1 if wanted else self._chaos.num_probes + 1)
             tally = tally.plus(has_failed=outcome.has_failed)
-            if outcome.has_failed:
-                self._finding = Finding(perturbation, outcome, tally, self._without, perturbation, num_steps=num_steps)
-                return
+            if not outcome.has_failed:
+                continue
+            found = Finding(perturbation, outcome, tally, self._without, perturbation, num_steps=plan.num_steps)
+            self._note(finding=found)
+            if not wanted:
+                self._note(finding=replace(found, tally=Tally(1, 1), index=index, is_smallest=False))
+                await self._explain({each.name: each for each in factors})
+            return
 
     async def _fails_unchanged(self, num_runs: int) -> bool:
         """Return whether the run differs from itself, in so many more runs; that is a finding too."""
         for _ in range(num_runs):
-            outcome = await self._bench.probe({})
+            outcome = await self._executor.probe({})
             self._without = self._without.plus(has_failed=outcome.has_failed)
             while outcome.has_failed:
-                self._finding = Finding({}, outcome, self._without, self._without, {})
+                self._note(finding=Finding({}, outcome, self._without, self._without, {}))
                 if self._without.num_runs >= self._plan.num_repeats:
                     return True
-                again = await self._bench.probe({})
+                again = await self._executor.probe({})
                 self._without = self._without.plus(has_failed=again.has_failed)
         return False
 
-    async def _explain(self, perturbation: dict[str, Any], outcome: Outcome, index: int) -> None:
+    async def _explain(self, factors: Mapping[str, Factor]) -> None:
         """Look for the smallest part of a perturbation that still fails in the same way.
 
         Fewer factors, fewer steps, values that are simpler and show it as early; then what is left several times.
         """
-        plan, once = self._plan, Tally(1, 1)
-        num_steps = plan.num_steps
-        self._finding = Finding(perturbation, outcome, once, self._without, perturbation, index, num_steps, False)
+        plan, whole = self._plan, self._finding.perturbation
         if await self._fails_unchanged(plan.num_repeats):
             return
-        room = ROOM * self._num_until_shown()
-        num_steps = room if room < len(self._bench.baseline.steps) and not plan.subject.is_command else num_steps
-        self._tallies = {_key(perturbation, each): once for each in (plan.num_steps, num_steps)}
-        self._finding = replace(self._finding, without=self._without, num_steps=num_steps)
-        await self._drive(ddmin(tuple(perturbation)), lambda names: {name: perturbation[name] for name in names})
+        room, num_steps = ROOM * self._num_until_shown(), plan.num_steps
+        if room < len(self._executor.baseline.steps) and not plan.subject.is_command:
+            num_steps = room
+        self._tallies = {_key(whole, each): self._finding.tally for each in (plan.num_steps, num_steps)}
+        self._note(finding=replace(self._finding, without=self._without, num_steps=num_steps))
+        await ddmin(tuple(whole), lambda names: self._fails({name: whole[name] for name in names}))
         await self._cut_steps()
-        await self._drive(simplify(self._finding.perturbation, self._simpler), dict)
+        for name, value in self._finding.perturbation.items():
+            for simpler in factors[name].values.simpler(value, factors[name].usual):
+                if await self._fails({**self._finding.perturbation, name: simpler}):
+                    break
         await self._cut_steps()
         while self._finding.tally.num_runs < plan.num_repeats:
             await self._run(self._finding.perturbation, self._finding.num_steps)
-        self._finding = replace(self._finding, is_smallest=True)
+        self._note(finding=replace(self._finding, is_smallest=True))
 
     async def _cut_steps(self) -> None:
         """Go no further than the step that shows it, if it shows then."""
-        assert self._finding is not None
         num_steps = self._num_until_shown()
         if not self._plan.subject.is_command and num_steps != self._finding.num_steps:
             await self._fails(self._finding.perturbation, num_steps)
 
-    async def _drive(self, search: Generator[T, bool, T], perturbation_of: Callable[[T], Perturbation]) -> None:
-        """Answer what a search asks until it has its result."""
-        try:
-            candidate = next(search)
-            while True:
-                assert self._finding is not None
-                candidate = search.send(await self._fails(perturbation_of(candidate), self._finding.num_steps))
-        except StopIteration:
-            return
-
-    async def _fails(self, perturbation: Perturbation, num_steps: int | None) -> bool:
+    async def _fails(self, perturbation: Perturbation, num_steps: int | None = None) -> bool:
         """Return whether a perturbation fails in one of several runs; it is the smallest so far, then."""
         for _ in range(self._plan.num_repeats):
-            if await self._run(perturbation, num_steps):
+            if await self._run(perturbation, num_steps or self._finding.num_steps):
                 return True
         return False
 
     async def _run(self, perturbation: Perturbation, num_steps: int | None) -> bool:
         """Make one run, and count it; return whether it fails in the same way as the first one."""
-        assert self._finding is not None
-        outcome, key = await self._bench.probe(perturbation, num_steps), _key(perturbation, num_steps)
+        outcome, key = await self._executor.probe(perturbation, num_steps), _key(perturbation, num_steps)
         is_alike = outcome.sign is self._finding.outcome.sign
         self._tallies[key] = self._tallies.get(key, Tally()).plus(has_failed=is_alike)
         if is_alike:
-            self._finding = replace(self._finding, perturbation=perturbation, outcome=outcome, num_steps=num_steps)
+            self._note(finding=replace(self._finding, perturbation=perturbation, outcome=outcome, num_steps=num_steps))
         tally = self._tallies[_key(self._finding.perturbation, self._finding.num_steps)]
-        self._finding = replace(self._finding, tally=tally)
+        self._note(finding=replace(self._finding, tally=tally))
         return is_alike
 
     def _num_until_shown(self) -> int:
         """Return the number of steps until the difference, or until the crash that shows it has happened."""
-        assert self._finding is not None and self._finding.outcome.step is not None
         last = self._finding.outcome.step
+        assert last is not None
         if CRASH in self._finding.perturbation:
             step, phase = parse_moment(self._finding.perturbation[CRASH])
             last = max(last, step + (phase == END))
-        return max(1, sum(each <= last for each in self._bench.baseline.steps))
-
-    def _simpler(self, name: str, value: Any) -> Iterable[Any]:
-        factor = self._factors[name]
-        return factor.values.simpler(value, factor.usual)
+        return max(1, sum(each <= last for each in self._executor.baseline.steps))
 
 
 def _key(perturbation: Perturbation, num_steps: int | None) -> str:
@@ -701,7 +768,7 @@ def _key(perturbation: Perturbation, num_steps: int | None) -> str:
 
 
 def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = False) -> tuple[Factor, ...]:
-    """The factors, a crash with its moments: each phase of each step but the first, which no checkpoint precedes.
+    """Return the factors, a crash with its moments: each phase of each step but the first, before all checkpoints.
 
     A run that is cut is ended with its last step: nothing comes right after that.
     """
@@ -712,6 +779,5 @@ def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = F
 
 def _moments(baseline: Trace) -> Iterator[str]:
     for step in baseline.steps[1:]:
-        rank = next(iter(baseline.logs(step)))
-        phases = dict.fromkeys(value.phase for value in baseline.columns(step, rank).values())
+        phases = dict.fromkeys(value.phase for value in baseline.columns(step, min(baseline.logs(step))).values())
         yield from (moment(step, phase) for phase in (*phases, END))

@@ -24,23 +24,22 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import UNLIMITED, read_regular
 from harness.bits.text import count
-from harness.lab.chaos.factors import ChaosOptions, environ_of, launched
 from harness.lab.chaos.search import (
     BASELINE,
+    ChaosOptions,
     Executor,
     Listener,
     OutOfTimeError,
-    Runs,
     ddmin,
+    environ_of,
+    launched,
     make_directory,
 )
 from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
 from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.launcher import Run, check_program
+from harness.lab.experiments.launcher import Launcher, Run, check_program
 from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import A_COMMAND
-from harness.lab.experiments.scenario_spec import asked_scenario
+from harness.lab.experiments.scenario import A_COMMAND, SMOKE, asked_scenario
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.process.scratch import remove_tree
@@ -422,7 +421,7 @@ class VarySearch(Executor):
     """Makes the runs of a plan, one at a time."""
 
     def __init__(
-        self, plan: VaryPlan, session: Runs, environ: Mapping[str, str], clock: Clock, listener: Listener
+        self, plan: VaryPlan, session: Launcher, environ: Mapping[str, str], clock: Clock, listener: Listener
     ) -> None:
         super().__init__(plan.directory, plan.options.max_s, session, clock, listener)
         self._plan, self._environ = plan, environ_of({}, environ)
@@ -477,15 +476,17 @@ class VarySearch(Executor):
         if len(harmless) < 2:
             return
         smallest = await self._verdict(harmless)
+
+        async def fails(names: tuple[str, ...]) -> bool:
+            nonlocal smallest
+            if len(names) == 1:  # known from its own run
+                return False
+            found = await self._verdict({name: harmless[name] for name in names})
+            smallest = found if found.kind not in HARMLESS else smallest
+            return smallest is found
+
         if smallest.kind not in HARMLESS:
-            search = ddmin(tuple(harmless))
-            with suppress(StopIteration):
-                names = next(search)
-                while True:
-                    found = await self._verdict({name: harmless[name] for name in names}) if len(names) > 1 else None
-                    has_failed = found is not None and found.kind not in HARMLESS
-                    smallest = found if found is not None and has_failed else smallest
-                    names = search.send(has_failed)
+            await ddmin(tuple(harmless), fails)
         self._verdicts.append(smallest)
 
     async def _base(self, ties: tuple[str, ...] | None = None) -> Ranks:
@@ -561,7 +562,7 @@ class VarySearch(Executor):
         orders |= {"directory": self._locked(self.num_runs + 1), "num_steps": self._plan.options.num_steps}
         run_spec = replace(self._plan.spec_of(self._plan.command(values)), callbacks={LOCKED_STEPS: orders})
         run = await self.start(launched(run_spec, {}), self._environ)
-        self._listener.ended(run, run.duration_s)
+        self._listener.finished(run, run.duration_s)
         ranks, recording = read_ranks(Path(orders["directory"])), run.recording
         if self._session.interrupted_by and recording.exit_code:
             raise OutOfTimeError

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Self
@@ -87,9 +88,6 @@ LATENCY, CRASH = "latency", "crash"
 OUTSIDE = (HASH_SEED, THREADS, LOAD, CORES, NICE, LATENCY, CRASH)
 USUAL_HASH_SEED = 0
 """Of every run that has no other: without one, each process would have another."""
-MAX_HASH_SEED = 2**32 - 1
-MAX_NICE = 19
-MAX_LATENCY_SEED = 10_000
 USUAL_QUARTERS = 3
 """In so many of four probes a factor is changed, unless it makes a run dear."""
 END = "end"
@@ -140,34 +138,27 @@ class Factor:
         """Whether it is brought from outside the program."""
         return self.name in OUTSIDE
 
-    def may_take(self, value: Any) -> bool:
-        """Whether the entry can be asked for a value: where integers are declared, for one, or for what is usual."""
-        return not isinstance(self.values, Span) or type(value) is int or is_same(value, self.usual)
-
 
 def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor, ...]:
-    """What can be changed of any program on this machine; what a crash needs is not known here."""
-    seed = environ.get("PYTHONHASHSEED") or str(USUAL_HASH_SEED)
-    threads = environ.get("OMP_NUM_THREADS", "")
-    found = [
-        Factor(HASH_SEED, Span(0, MAX_HASH_SEED), _number(seed), about="the hash seed"),
-        Factor(THREADS, Span(1, max(2, num_cores)), _number(threads), about="the thread count"),
+    """Return what can be changed of any program on this machine; what a crash needs is not known here."""
+
+    def usual(text: str) -> int | None:
+        return int(text) if text.isdecimal() else None
+
+    seed, threads = environ.get("PYTHONHASHSEED") or str(USUAL_HASH_SEED), environ.get("OMP_NUM_THREADS", "")
+    cores = [Factor(CORES, Span(1, num_cores - 1), num_cores, num_quarters=2, about="the number of cores")]
+    return (
+        Factor(HASH_SEED, Span(0, 2**32 - 1), usual(seed), about="the hash seed"),
+        Factor(THREADS, Span(1, max(2, num_cores)), usual(threads), about="the thread count"),
         Factor(LOAD, Span(1, 2 * num_cores), 0, num_quarters=1, about="machine load"),
-        Factor(NICE, Span(1, MAX_NICE), 0, num_quarters=2, about="the priority"),
-    ]
-    if num_cores > 1:
-        cores = Span(1, num_cores - 1)
-        found.append(Factor(CORES, cores, num_cores, num_quarters=2, about="the number of cores"))
-    return tuple(found)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+        Factor(NICE, Span(1, 19), 0, num_quarters=2, about="the priority"),
+        *(cores if num_cores > 1 else ()),
+    )
 
 
 def latency_factor() -> Factor:
-    """Delays of a seed, before calls of what a scenario names."""
-    return Factor(LATENCY, Span(1, MAX_LATENCY_SEED), 0, num_quarters=2, about="tool latency")
+    """Return delays of a seed, before calls of what a scenario names."""
+    return Factor(LATENCY, Span(1, 10_000), 0, num_quarters=2, about="tool latency")
 
 
 def crash_factor(moments: Sequence[str]) -> Factor:
@@ -198,19 +189,16 @@ def format_perturbation(perturbation: Perturbation) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as `parse_only` reads it."""
-    return value if isinstance(value, str) and _is_plain(value) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_plain(text: str) -> bool:
-    try:
-        return is_same(read_yaml(text, ""), text)
-    except UsageError:
-        return False
+    """Return a value as `parse_only` reads it."""
+    if isinstance(value, str):
+        with suppress(UsageError):
+            if is_same(read_yaml(value, ""), value):
+                return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any]:
-    """The perturbation of FACTOR=VALUE texts; UsageError for a factor that is not there, and a value it cannot have.
+    """Return the perturbation of FACTOR=VALUE texts; UsageError for an unknown factor, and a value it cannot have.
 
     The entry checks values of a payload's keys, but a range takes integers; values from outside are checked here.
     """
@@ -219,56 +207,46 @@ def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in by_name:
-            raise UsageError(
-                f"--only {text}",
-                legal=f"FACTOR=VALUE, with one of {', '.join(by_name)}",
-                remedy="check the spelling",
-            )
+            legal = f"FACTOR=VALUE, with one of {', '.join(by_name)}"
+            raise UsageError(f"--only {text}", legal=legal, remedy="check the spelling")
         if name == CRASH:
             parse_moment(value)
             found[name] = value
             continue
-        found[name] = read_yaml(value, f"--only {text}")
-        if by_name[name].is_outside and found[name] not in by_name[name].values:
-            raise UsageError(f"--only {text}", legal=f"{name} from {by_name[name].values}")
-        if not by_name[name].may_take(found[name]):
-            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {by_name[name].values}")
+        factor, found[name] = by_name[name], read_yaml(value, f"--only {text}")
+        if factor.is_outside and found[name] not in factor.values:
+            raise UsageError(f"--only {text}", legal=f"{name} from {factor.values}")
+        is_number = type(found[name]) is int or is_same(found[name], factor.usual)
+        if isinstance(factor.values, Span) and not is_number:
+            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {factor.values}")
     return found
 
 
 def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
-    """Those that --factors names, all where it was not given; UsageError for names that are not there, and for none."""
-    names = [name.strip() for name in asked.split(",")] if asked is not None else [each.name for each in factors]
+    """Return those that --factors names, all where it was not given; UsageError for unknown names, and for none."""
     known = {factor.name: factor for factor in factors}
+    names = [name.strip() for name in asked.split(",")] if asked is not None else list(known)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"there is no factor {unknown[0]!r} here", legal=", ".join(known) or "none")
     if not names:
-        raise UsageError(
-            "there is nothing to perturb", legal="factors", remedy="declare some under `chaos` in the scenario's file"
-        )
+        raise UsageError("there is nothing to perturb", remedy="declare factors under `chaos` in the scenario's file")
     found = tuple(known[name] for name in dict.fromkeys(names))
-    idle = [each for each in found if not _can_have_effect(each, found)]
+    values = {each.name: each.values for each in found}
+
+    def missing(factor: Factor) -> Condition | None:
+        """Return a condition that does not hold as a run is, and that no factor can make hold."""
+        lacking = (each for each in factor.where if not each.holds({}))
+        return next((each for each in lacking if each.wanted not in values.get(each.name, ())), None)
+
+    idle = {each.name: condition for each in found if (condition := missing(each))}
     if asked is not None and idle:
-        condition = next(each for each in idle[0].where if not each.holds({}))
-        raise UsageError(
-            f"the factor {idle[0].name} has no effect in these runs",
-            legal=f"runs with {condition}",
-            remedy=f"--set {condition}",
-        )
-    return tuple(each for each in found if each not in idle)
-
-
-def _can_have_effect(factor: Factor, factors: Sequence[Factor]) -> bool:
-    """Whether its conditions hold as a run is, or another factor may take the values that they want."""
-    values = {each.name: each.values for each in factors}
-    return all(each.holds({}) or (each.name in values and each.wanted in values[each.name]) for each in factor.where)
+        name, condition = next(iter(idle.items()))
+        what = f"the factor {name} has no effect in these runs"
+        raise UsageError(what, legal=f"runs with {condition}", remedy=f"--set {condition}")
+    return tuple(each for each in found if each.name not in idle)
 
 
 FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
-
-
-DEAR = 2
-"""In so many of four probes a factor is changed that needs a package: its import takes seconds."""
 
 
 def is_importable(package: str) -> bool:
@@ -337,23 +315,17 @@ class ChaosSection(BaseModel):
     ) -> tuple[Factor, ...]:
         """Return the factors of a payload in a size, of which `usual` are the values at dotted keys.
 
-        Without those whose package is not installed.
+        Without those whose package is not installed; one with a package comes less often: its import takes seconds.
         """
         return tuple(
             Factor(
                 key,
-                _values(declared),
+                Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)),
                 usual.get(key),
-                num_quarters=DEAR if key in self.packages else USUAL_QUARTERS,
+                num_quarters=2 if key in self.packages else USUAL_QUARTERS,
                 about=self.names.get(key, ""),
-                where=tuple(
-                    Condition(name, wanted, usual.get(name)) for name, wanted in self.where.get(key, {}).items()
-                ),
+                where=tuple(Condition(name, x, usual.get(name)) for name, x in self.where.get(key, {}).items()),
             )
-            for key, declared in {**self.factors, **self.sizes.get(size, {})}.items()
+            for key, values in {**self.factors, **self.sizes.get(size, {})}.items()
             if key not in self.packages or is_installed(self.packages[key])
         )
-
-
-def _values(declared: Range | list[Any]) -> Values:
-    return Span(declared.min, declared.max) if isinstance(declared, Range) else Choice(tuple(declared))

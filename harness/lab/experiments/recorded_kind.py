@@ -7,9 +7,9 @@ from enum import Enum
 from pathlib import Path
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.bundles.archive import ENDING
+from harness.lab.experiments.bundle import ENDING
 from harness.lab.experiments.recorded_run import is_recorded_run
-from harness.lab.experiments.scenario_files import all_scenarios
+from harness.lab.experiments.scenario import all_scenarios
 from harness.lab.experiments.scenario_names import ENDINGS
 from harness.recording.entry_call import CALL
 from harness.recording.run_spec import TRAIN

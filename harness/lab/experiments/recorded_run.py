@@ -112,7 +112,7 @@ class RecordedRun:
                 legal=f"a value for each of {', '.join(hidden)}",
                 remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}",
             )
-        from harness.lab.experiments.scenario_spec import spec_of_call  # brings pydantic: half of a command's start
+        from harness.lab.experiments.scenario import spec_of_call  # brings pydantic: half of a command's start
 
         return replace(spec_of_call(call, self.level), last_step=step, typed=self.typed)
 

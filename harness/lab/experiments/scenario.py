@@ -1,6 +1,9 @@
 """A scenario: a run spec, which is checked here, and a payload, which is checked by the entry that is named.
 
-A scenario has an entry, a function that is called with `config`, or a command, whose {KEY} are filled from `config`.
+file ─▶ scenario ─size─▶ payload ─--set, --sweep─▶ payload ─▶ identity │ runtime settings
+
+A scenario has an entry, a function that is called with `config`, or a command, whose {KEY} are filled from `config`. It
+is a file that is named, a table of pyproject.toml, or a file in `scenarios` of the project or of the package.
 
 about: GRPO learns to reverse short texts
 entry: rlcore.entrypoint:run
@@ -20,17 +23,38 @@ import difflib
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden
+from harness.bits.files import MAX_SETTINGS_BYTES, read_text
+from harness.bits.redaction import REDACTED, redact_fields
+from harness.bits.text import count, one_line
+from harness.lab.experiments.command_spec import (
+    RecordingOptions,
+    ScenarioOptions,
+    checked_metric,
+    command_identity,
+    make_command_spec,
+    parse_steps,
+)
+from harness.lab.experiments.flat_config import flattened, has_key, is_section, keys_with_dots, meant, overridden, parts
 from harness.lab.experiments.perturbation import ChaosSection
 from harness.lab.experiments.plain_yaml import read_yaml
-from harness.recording.entry_call import FUNCTION
-from harness.trace.renames import CALL_FIELDS
+from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
+from harness.process.invocation import Invocation, shadowing
+from harness.recording.entry_call import FUNCTION, EntryCall
+from harness.recording.run_spec import RunSpec
+from harness.runner.config import load_config
+from harness.trace.renames import CALL_FIELDS, ENTRY, LEVEL
 
 SMOKE, FULL = "smoke", "full"
 
@@ -281,3 +305,303 @@ def _is_at(location: tuple[object, ...], pattern: tuple[str, ...]) -> bool:
 
 def _dotted(location: tuple[object, ...]) -> str:
     return ".".join(map(str, location))
+
+
+A_COMMAND = "a command after --"
+"""The alternative to a scenario, for commands that accept it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFile:
+    """A file that should hold a scenario."""
+
+    name: str
+    """What a person types."""
+    file: Traversable
+    table: Mapping[str, Any] | None = None
+    """The table of pyproject.toml, where it is one."""
+
+    def read(self, *extending: Traversable) -> Scenario:
+        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario.
+
+        `extending` are the files that extend this one.
+        """
+        if self.table is not None:
+            fields = {key.replace("-", "_"): value for key, value in self.table.items() if key != "name"}
+            return parse_fields(fields, f"{self.file}: scenario {self.name}")
+        try:
+            text = (
+                read_text(self.file, max_bytes=MAX_SETTINGS_BYTES, follows_links=True)
+                if isinstance(self.file, Path)
+                else self.file.read_text("utf-8")
+            )
+        except (OSError, UnicodeDecodeError) as error:
+            what = f": {error.strerror}" if isinstance(error, OSError) else f" is not a text file: {error.reason}"
+            raise UsageError(f"{self.file}{what}", legal="YAML in UTF-8") from None
+
+        def base_of(name: str) -> Scenario:
+            directory = self.file.parent if isinstance(self.file, Path) else Path()
+            is_name = not name.endswith(ENDINGS) and directory.name == PACKAGE
+            base, files = find_scenario(name, directory.parent if is_name else directory), (*extending, self.file)
+            if base.file in files:
+                raise UsageError(f"{self.file} extends {name}, which extends it")
+            return base.read(*files)
+
+        return parse_scenario(text, str(self.file), base_of)
+
+
+def all_scenarios(cwd: Path) -> list[ScenarioFile]:
+    """Every one that has a name, by name; of two with one name that of the user's project."""
+    found = {each.name: each for place in (resources.files(PACKAGE), cwd / PACKAGE) for each in _in(place)}
+    config = load_config(cwd)
+    for table in config.scenarios:
+        assert config.path is not None
+        name = str(table["name"])
+        if name in found and found[name].table is not None:
+            raise UsageError(f"{config.path} has two scenarios {name!r}", legal="a name of its own for each")
+        found[name] = ScenarioFile(name, config.path, table)
+    return [found[name] for name in sorted(found)]
+
+
+def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
+    """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none.
+
+    `others` are the alternatives to it.
+    """
+    if name.endswith(ENDINGS) or "/" in name:
+        if not (cwd / name).is_file():
+            raise UsageError(
+                f"there is no file {name}",
+                legal="; ".join(["a YAML file, or a name listed by rlharness scenarios", *others]),
+                remedy="check the spelling and the working directory",
+            )
+        return ScenarioFile(name, cwd / name)
+    known = {each.name: each for each in all_scenarios(cwd)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios describes each"
+        raise UsageError(
+            f"there is no scenario {name!r}",
+            legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]),
+            remedy=remedy,
+        )
+    return known[name]
+
+
+def nothing_to_run(command: str, cwd: Path) -> UsageError:
+    """That a command was typed with nothing to run."""
+    names = ", ".join(each.name for each in all_scenarios(cwd))
+    return UsageError(
+        f"rlharness {command} needs a scenario or a command",
+        legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}",
+        remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
+    )
+
+
+def _in(place: Traversable) -> Iterator[ScenarioFile]:
+    if place.is_dir():
+        for file in place.iterdir():
+            if is_scenario_file(file):
+                yield ScenarioFile(name_of(file), file)
+
+
+CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A scenario as a command line asks for it."""
+
+    name: str
+    scenario: Scenario
+    size: str
+    typed: tuple[str, ...]
+    """The words that say all this, as they were typed."""
+    overrides: Mapping[str, Any]
+    swept: Mapping[str, tuple[Any, ...]]
+    """By dotted key, the value of each run in turn."""
+
+    @property
+    def num_variants(self) -> int:
+        """How many runs it takes until each value was there."""
+        return max(map(len, self.swept.values()), default=1)
+
+    def overrides_of(self, variant: int) -> dict[str, Any]:
+        """Return the overrides of a run's size; `variant` counts from 0 and cycles."""
+        return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.swept.items()}}
+
+
+def asked_scenario(
+    invocation: Invocation, name: str, options: ScenarioOptions, default_size: str, *others: str
+) -> Asked:
+    """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for.
+
+    `others` are the alternatives to it.
+    """
+    asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
+    say_misspelt(asked, invocation.note)
+    if asked.scenario.entry is not None:
+        check_entries(invocation)
+    check_machine(invocation, asked.scenario)
+    return asked
+
+
+def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
+    """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
+    size = scenario.chosen_size(options.size, default_size)
+    swept = dict(_swept(text, scenario) for text in options.sweep)
+    level = options.recording.level
+    given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
+    given |= {"sweep": options.sweep, "level": (level,) if level else ()}
+    typed = (name, *(word for option, texts in given.items() for text in texts for word in (f"--{option}", text)))
+    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), swept)
+
+
+def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
+    """Note keys that may be misspelt; none is refused, since the entry may know them."""
+    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.swept)}):
+        note(f"note: {one_line(line)}")
+
+
+def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0) -> RunSpec:
+    """The run spec of one run of a scenario; UsageError for overrides and options that cannot be used."""
+    scenario, level = asked.scenario, options.level or asked.scenario.determinism
+    payload = scenario.payload(asked.size, asked.overrides_of(variant))
+    if scenario.entry is None:
+        bound, free = parts(payload, scenario.runtime_sections)
+        spec = replace(
+            make_command_spec(scenario.words(payload), options),
+            identity=command_identity(scenario.words(bound)),
+            level=level,
+            perturbation=redact_fields(flattened(free)),
+            resume_argv=scenario.words(payload, scenario.resume_command) if scenario.resume_command else (),
+        )
+    else:
+        resume = None if scenario.resume is None else scenario.resume.model_dump()
+        spec = replace(
+            spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), resume), level),
+            metrics=tuple(map(checked_metric, options.metrics)),
+            keep=parse_steps(options.keep),
+            op_step=options.op_step,
+        )
+    return replace(spec, typed=asked.typed if not asked.swept else _with_values(asked, variant))
+
+
+def spec_of_call(call: EntryCall, level: str) -> RunSpec:
+    """The run spec in which an entry is called at a level."""
+    bound, free = parts(call.config, call.runtime_sections)
+    return RunSpec(
+        argv=CHILD,
+        # Names that no key of a payload has.
+        identity=redact_fields({ENTRY: call.entry, LEVEL: level, **flattened(bound)}),
+        level=level,
+        call=call,
+        perturbation=redact_fields(flattened(free)),
+    )
+
+
+def _with_values(asked: Asked, variant: int) -> tuple[str, ...]:
+    """The words of one run alone: --set in the place of --sweep."""
+    at = [index for index, word in enumerate(asked.typed) if word == "--sweep"]
+    kept = tuple(word for index, word in enumerate(asked.typed) if index not in {*at, *(i + 1 for i in at)})
+    values = flattened({key: asked.overrides_of(variant)[key] for key in asked.swept})
+    return (*kept, *(word for key, text in values.items() for word in ("--set", f"{key}={text}")))
+
+
+def override_of(text: str) -> tuple[str, Any]:
+    """(dotted key, value) of KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(
+            f"--set {text}",
+            legal="a dotted key, an equals sign, and a value in YAML",
+            remedy="--set training.num_steps=20",
+        )
+    if REDACTED in value:
+        raise UsageError(
+            f"--set {text}: rlharness removed a secret there",
+            legal="the value itself",
+            remedy=f"replace {REDACTED} by the secret",
+        )
+    return key.strip(), read_yaml(value, f"--set {text}")
+
+
+def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
+    """(dotted key, values) of KEY=VALUE,VALUE; UsageError where other values would be another run."""
+    key, equals, values = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise UsageError(
+            f"--sweep {text}",
+            legal="KEY=VALUE,VALUE: a value for each run",
+            remedy="--sweep runtime.concurrency=1,16",
+        )
+    free = scenario.runtime_sections
+    if key.partition(".")[0] not in free:
+        is_there = has_key(scenario.config, key)
+        near = meant(scenario.config, key)
+        raise UsageError(
+            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable"
+            if is_there
+            else f"--sweep {key}: the scenario has no such key",
+            legal=_legal_to_sweep(scenario),
+            remedy="rlharness train records each run, and rlharness diff shows their first difference"
+            if is_there or not near
+            else f"did you mean {near}?",
+        )
+    found = read_yaml(f"[{values}]", f"--sweep {text}")
+    if not found:
+        raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
+    if is_section(scenario.config, key) and not all(isinstance(value, Mapping) for value in found):
+        raise UsageError(
+            f"--sweep {key}: it is a section, not a setting",
+            legal=_legal_to_sweep(scenario),
+            remedy=f"name a key of it: --sweep {key}.KEY=V1,V2",
+        )
+    return key, tuple(found)
+
+
+def _legal_to_sweep(scenario: Scenario) -> str:
+    """Return the keys that may differ between runs: those of the file, and the sections that may have more."""
+    free = scenario.runtime_sections
+    if not free:
+        return "none: this scenario declares no runtime settings"
+    _, settings = parts(scenario.config, free)
+    named = [key for key in flattened(settings) if key not in free]
+    return f"keys of {', '.join(free)}" + (f", such as {', '.join(named)}" if named else "")
+
+
+def check_entries(invocation: Invocation) -> None:
+    """UsageError where no entry could be called and recorded here."""
+    if hidden_by := shadowing(invocation.cwd):
+        raise UsageError(
+            f"{hidden_by} would be imported instead of rlharness's own package",
+            legal="a working directory without a top-level package `harness`",
+            remedy="change into another directory",
+        )
+    _check_torch()
+
+
+def check_machine(invocation: Invocation, scenario: Scenario) -> None:
+    """UsageError where this machine has not what a scenario needs."""
+    if scenario.entry is not None:
+        _check_torch()
+    if scenario.gpus:
+        from harness.machine.gpus import read_inventory
+
+        inventory = read_inventory("auto", invocation.environ)
+        if len(inventory.gpus) < scenario.gpus:
+            raise UsageError(
+                f"this scenario needs {count(scenario.gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
+                legal="a machine with as many free GPUs within CUDA_VISIBLE_DEVICES",
+                remedy="rlharness doctor reports why GPUs cannot be used",
+            )
+
+
+def _check_torch() -> None:
+    if find_spec("torch") is None:
+        raise UsageError(
+            f"torch is not installed for {sys.executable}, but recording an entry needs it",
+            legal="a Python that has torch",
+            remedy="pip install 'rlharness[engine]'",
+        )

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.bits.errors import BundleError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import one_line
-from harness.lab.experiments.bundles.making import write_bundle_of
+from harness.lab.experiments.bundle import write_bundle_of
 from harness.lab.experiments.hints import NextCommand, next_command
 from harness.lab.experiments.launcher import LaunchContext, Run, TitledDisplay, open_launcher, refuse
 from harness.lab.experiments.preparation import OutDirectory, abandon, notes_on, prepare

@@ -19,10 +19,9 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.redaction import redact_argv, redact_values
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiments.bundles.archive import CHECKPOINT_SUFFIXES
+from harness.lab.experiments.bundle import CHECKPOINT_SUFFIXES
 from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
-from harness.lab.experiments.scenario import Scenario
-from harness.lab.experiments.scenario_files import all_scenarios
+from harness.lab.experiments.scenario import Scenario, all_scenarios
 from harness.process.invocation import Invocation
 from harness.recording.entry_call import EntryCall
 from harness.trace.renames import current_entry

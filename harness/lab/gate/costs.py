@@ -16,6 +16,7 @@ twentieth of the step on both sides is part of the step, and not compared by its
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 SECONDS, MEMORY = "seconds", "memory_gb"
 STEP, RUN = "step", "run"
@@ -41,9 +42,8 @@ class RunCosts:
     """The peak, by phase."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """From which ratio on it is too much."""
+class Limits(NamedTuple):
+    """Ratios from which on it is too much."""
 
     slowdown: float = 1.25
     memory: float = 1.25

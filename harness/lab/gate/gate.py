@@ -3,15 +3,24 @@
 options ─▶ worktree of the base (when it is wanted) ─▶ scenario by scenario ─▶ Gate
              golden of this machine and environment? ─ yes ─▶ compared with it
                                                     ─ no ──▶ compared with the base
+
+    base  head  base  head ─▶ each side agrees with itself? ─▶ base against head
+                              they part at step K ─▶ base, head once more, up to K, with its tensors kept
+                              one seems slower    ─▶ base  head, four times more: is it?
+
+Both sides run in turns, so that what slows the machine slows both. The pair with tensors shows once more that each side
+agrees with itself: its steps must be those of the first pair.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
 from harness.lab.experiments.command_spec import (
@@ -21,14 +30,22 @@ from harness.lab.experiments.command_spec import (
     refuse_both,
     refuse_scenario_options,
 )
-from harness.lab.experiments.launcher import LaunchContext, TitledDisplay, check_program, open_launcher
+from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
 from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario
-from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
-from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, set_up
-from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity
-from harness.lab.gate.costs import Limits
+from harness.lab.experiments.recording_result import METRICS, Problem, read_metrics
+from harness.lab.experiments.scenario import (
+    SMOKE,
+    ScenarioFile,
+    all_scenarios,
+    asked_of,
+    check_machine,
+    find_scenario,
+    make_scenario_spec,
+    say_misspelt,
+)
+from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
+from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity, classify_change, equal_in_common
+from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.golden import (
     Acceptance,
     Golden,
@@ -40,28 +57,290 @@ from harness.lab.gate.golden import (
     read_goldens,
     write_golden,
 )
-from harness.lab.gate.result import OF_COST, Gate, GateScenario, Policy, checked_reasons
-from harness.lab.gate.sides import (
-    BASE,
-    HEAD,
-    BrokenRun,
-    GateContext,
-    Interrupted,
-    Recorder,
-    compare_sides,
-    disagreement,
-)
+from harness.lab.gate.rounding import MAX_BYTES, earliest_phase, measure_rounding, step_bytes
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
+from harness.recording.entry_call import read_rejection
 from harness.recording.run_spec import RunSpec
 from harness.runner.config import GateKeys, load_config
+from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
 from harness.trace.mapped_libraries import deciding
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import Difference, Verdict
+
+BEHAVIOUR, NUMERICS, CONFIGURATION = "behaviour", "numerics", "configuration"
+SLOWDOWN, OF_MEMORY, NOT_COMPARABLE = "slowdown", "memory", "not_comparable"
+REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+"""What may stand in `fail-on`."""
+DEFAULT = (BEHAVIOUR, NUMERICS, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+BROKEN = "broken"
+"""Beside REASONS: the head does not run. It always fails."""
+OF_CHANGE = {
+    Change.NUMERICS: NUMERICS,
+    Change.BEHAVIOUR: BEHAVIOUR,
+    Change.CONFIGURATION: CONFIGURATION,
+    Change.REMOVED: CONFIGURATION,
+    Change.NONDETERMINISTIC: NOT_COMPARABLE,
+    Change.NOT_COMPARABLE: NOT_COMPARABLE,
+    Change.BROKEN: BROKEN,
+}
+
+
+OF_COST = {SECONDS: SLOWDOWN, MEMORY: OF_MEMORY}
+
+
+def failures(change: Change, costs: Iterable[CostChange], fail_on: Collection[str] = DEFAULT) -> tuple[str, ...]:
+    """Return what fails of a scenario, in the order of REASONS; BROKEN always does."""
+    found = {OF_CHANGE.get(change)} | {OF_COST[cost.kind] for cost in costs if cost.is_too_much}
+    return tuple(each for each in (BROKEN, *REASONS) if each in found and each in (BROKEN, *fail_on))
+
+
+def policy_of(typed: Mapping[str, Any], keys: GateKeys, where: str) -> tuple[tuple[str, ...], Limits]:
+    """(reasons to fail, limits) of what was typed over the keys of a configuration over the defaults.
+
+    UsageError for an unknown reason; the word "none" alone stands for none.
+    """
+    words: Sequence[str] = DEFAULT if keys.fail_on is None else keys.fail_on
+    if typed.get("fail_on") is not None:
+        where, words = "--fail-on", [word.strip() for word in typed["fail_on"].split(",")]
+    words = () if list(words) == ["none"] else tuple(dict.fromkeys(words))
+    if unknown := [word for word in words if word not in REASONS]:
+        raise UsageError(
+            f"{where} {unknown[0]!r}",
+            legal=", ".join((*REASONS, "or none")),
+            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
+        )
+    defaults = Limits()._asdict()
+    return words, Limits(**{name: typed.get(name) or getattr(keys, name) or x for name, x in defaults.items()})
+
+
+def exit_code(failures: Collection[str]) -> ExitCode:
+    """That of a gate from all that fails it: a divergence weighs most, then what is not comparable, then BROKEN."""
+    if any(each not in (CONFIGURATION, NOT_COMPARABLE, BROKEN) for each in failures):
+        return ExitCode.DIVERGED
+    if any(each != BROKEN for each in failures):
+        return ExitCode.NOT_COMPARABLE
+    return ExitCode.INCOMPLETE_RECORDING if failures else ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class GateScenario:
+    """What became of one scenario."""
+
+    name: str
+    comparison: Comparison
+    costs: tuple[CostChange, ...] = ()
+    against: str = ""
+    """With what it was compared: "base 3f9c2a7", "golden 5d0e..."; empty where with nothing."""
+    notes: tuple[Finding, ...] = ()
+    golden: Golden | None = None
+    """With which it was compared, or that was written."""
+    output: Path | None = None
+    """What the run printed that did not come to its end."""
+    replay: tuple[str, ...] = ()
+    """The words after `rlharness replay` that run it again; empty if none of its runs is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gate that has ended."""
+
+    head: Commit
+    """The commit that is checked out."""
+    is_dirty: bool
+    """Whether the working tree holds more."""
+    base: Commit | None
+    """None where nothing was compared with a revision."""
+    fail_on: tuple[str, ...]
+    scenarios: tuple[GateScenario, ...]
+    directory: Path
+    """Directory of the traces."""
+    notes: tuple[Finding, ...] = ()
+    interrupted_by: str = ""
+    bisect: tuple[str, ...] = ()
+    """The command that finds the commit, without the scenario; empty where no commits lie between both sides."""
+
+    @property
+    def failures(self) -> dict[str, tuple[str, ...]]:
+        """By scenario, what fails it."""
+        found = {each.name: failures(each.comparison.change, each.costs, self.fail_on) for each in self.scenarios}
+        return {name: reasons for name, reasons in found.items() if reasons}
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of all scenarios together."""
+        if self.interrupted_by:
+            return ExitCode.INTERRUPTED
+        return exit_code([reason for reasons in self.failures.values() for reason in reasons])
+
+
+NUM_CONFIRMING = 4
+BASE, HEAD = "base", "head"
+ALONE = (Difference.VALUE_ONLY_IN_A, Difference.VALUE_ONLY_IN_B)
+
+
+class Interrupted(Exception):
+    """A signal has asked for the end: nothing follows from the runs so far."""
+
+
+class BrokenRun(Exception):
+    """A run that did not come to its end, or recorded nothing."""
+
+    def __init__(self, side: str, run: Run) -> None:
+        super().__init__(side)
+        self.side, self.run = side, run
+
+    @property
+    def reasons(self) -> tuple[Finding, ...]:
+        """What its entry says if that has rejected its configuration, else the problems of the recording."""
+        problems = self.run.recording.problems or (Problem("it recorded no step"),)
+        if rejection := read_rejection(self.run.recording.directory):
+            problems = (Problem(f"{rejection.what} (legal: {rejection.legal})", rejection.remedy),)
+        return tuple(GateCode.RUN_FAILED(side=self.side, message=each.what, remedy=each.remedy) for each in problems)
+
+
+@dataclass(frozen=True, slots=True)
+class GateContext:
+    """A scenario or a command on one side, ready to be run."""
+
+    name: str
+    size: str
+    side: Side = field(repr=False)
+    run_spec: RunSpec = field(repr=False)
+
+
+class Recorder:
+    """Records the runs of one scenario, each side in a directory of its own."""
+
+    def __init__(
+        self, launcher: Launcher, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
+    ) -> None:
+        self._launcher, self._lines, self._directory, self._checkout = launcher, lines, directory, checkout
+        self.imports_checkout = False
+        """Whether any run has imported code of its side."""
+        self.runs: dict[str, list[Run]] = {BASE: [], HEAD: []}
+
+    async def record(self, side: str, context: GateContext) -> None:
+        """Add one more run of a side. Interrupted, BrokenRun."""
+        number = len(self.runs[side]) + 1
+        self.runs[side].append(await self._run(side, side, f"{side}, run {number}", context, number))
+
+    def note(self, line: str) -> None:
+        """Show a line between two runs."""
+        self._lines.end(line)
+
+    async def keep(self, side: str, context: GateContext, step: int) -> Trace:
+        """Make a run up to this step, whose tensors it keeps."""
+        context = replace(context, run_spec=replace(context.run_spec, keep=(step,), last_step=step))
+        title = f"{side} up to step {step}, whose tensors are kept"
+        return read_trace((await self._run(side, f"{side}-kept", title, context, 1)).recording.directory)
+
+    async def _run(self, side: str, place: str, title: str, context: GateContext, number: int) -> Run:
+        if self._launcher.interrupted_by:
+            raise Interrupted
+        self._lines.title = f"{context.name}: {title}"
+        spec, environ, cwd = context.run_spec, context.side.environ_of(context.run_spec), context.side.cwd
+        run = await self._launcher.record(spec, self._directory / place, number, environ=environ, cwd=cwd)
+        if self._launcher.interrupted_by:
+            raise Interrupted
+        self._lines.ended(run)
+        if not run.recording.is_complete or not run.recording.num_steps:
+            raise BrokenRun(side, run)
+        if self._checkout is not None:
+            self.imports_checkout |= imports_checkout(run, context.side, self._checkout)
+        return run
+
+    def traces(self, side: str) -> list[Trace]:
+        """Return those of the runs of a side so far."""
+        return [read_trace(run.recording.directory) for run in self.runs[side]]
+
+    def costs(self, side: str) -> list[RunCosts]:
+        """Return those of the same runs."""
+        metrics = ((run.duration_s, run.recording.directory / METRICS) for run in self.runs[side])
+        return [costs_of_run(duration_s, read_metrics(path)) for duration_s, path in metrics]
+
+
+async def compare_sides(
+    recorder: Recorder,
+    contexts: Mapping[str, GateContext],
+    *,
+    num_runs: int,
+    limits: Limits,
+    fail_on: Collection[str] = DEFAULT,
+) -> tuple[Comparison, tuple[CostChange, ...]]:
+    """Run both sides in turns, and return what the change has done, and to costs. Interrupted, BrokenRun.
+
+    More runs follow where a cost seems too high that would fail a gate which passes so far.
+    """
+    for number in range(num_runs):
+        for side, context in contexts.items():
+            if len(recorder.runs[side]) <= number:  # against a golden, the head may have run before
+                await recorder.record(side, context)
+    comparison = await _compared(recorder, contexts)
+    costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
+    if num_runs > 1 and any(each.is_over_limit and OF_COST[each.kind] in fail_on for each in costs):
+        if failures(comparison.change, (), fail_on):  # it fails anyway: nothing is said of costs
+            return comparison, tuple(replace(each, is_beyond_noise=False) for each in costs)
+        name = contexts[HEAD].name
+        recorder.note(f"{name} seems to cost more: {NUM_CONFIRMING} more runs of each side follow to confirm it")
+        for _ in range(NUM_CONFIRMING):
+            await _record_both(recorder, contexts)
+        costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
+    return comparison, costs
+
+
+async def _record_both(recorder: Recorder, contexts: Mapping[str, GateContext]) -> None:
+    for side, context in contexts.items():
+        await recorder.record(side, context)
+
+
+async def _compared(recorder: Recorder, contexts: Mapping[str, GateContext]) -> Comparison:
+    if unlike := disagreement(recorder):
+        return unlike
+    traces = {side: recorder.traces(side)[0] for side in contexts}
+    verdict = diff(traces[BASE], traces[HEAD])
+    first = verdict.first
+    if first is None:
+        return classify_change(verdict, None)
+    if first.what in ALONE and (equal := equal_in_common(verdict, traces[BASE], traces[HEAD])) is not None:
+        return equal
+    # Tensors say more where both sides have the value that differs, and it is not too much to keep.
+    if first.what is not Difference.VALUE or max(step_bytes(each, first.step) for each in traces.values()) > MAX_BYTES:
+        if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
+            await _record_both(recorder, contexts)
+        return disagreement(recorder) or classify_change(verdict, None)
+    kept = {side: await recorder.keep(side, context, first.step) for side, context in contexts.items()}
+    for side, again in kept.items():
+        unlike_itself = diff(excerpt(traces[side], again.steps[0], again.steps[-1]), again)
+        if unlike_itself.first is not None:
+            return nondeterministic(side, unlike_itself)
+    sides = kept[BASE], kept[HEAD]
+    again_first = diff(*sides).first
+    assert again_first is not None
+    rounding = measure_rounding(*sides, first.step, earliest_phase(*sides, first.step))
+    return classify_change(replace(verdict, first=replace(first, value=first.value or again_first.value)), rounding)
+
+
+def disagreement(recorder: Recorder) -> Comparison | None:
+    """That two runs of one side are not alike; None where they are."""
+    for side in (BASE, HEAD):
+        traces = recorder.traces(side)
+        for other in traces[1:]:
+            verdict = diff(traces[0], other)
+            if verdict.first is not None:
+                return nondeterministic(side, verdict)
+    return None
+
+
+def nondeterministic(side: str, verdict: Verdict) -> Comparison:
+    """That a side does not agree with itself."""
+    return Comparison(Change.NONDETERMINISTIC, (GateCode.SIDE_NONDETERMINISTIC(side=side),), verdict=verdict)
+
 
 GATES = "gates"
 LEAST_AGREEING = 2
 """Runs of the head that have to agree before one is compared with a golden, or becomes one."""
-POLICY_KEYS = ("scenarios", "fail_on", "slowdown", "memory")
-"""Keys of the configuration that decide the verdict: those of the base apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +361,14 @@ class GateOptions:
     setup: str
     """Command that prepares the base's worktree; empty for none."""
     runs: int
-    """Of each side."""
-    policy: Policy
+    """Number of runs of each side."""
+    fail_on: tuple[str, ...]
     limits: Limits
+    typed: Mapping[str, Any]
+    """Values of --fail-on, --slowdown and --memory, which go before those of a configuration."""
     timeout_s: float = inf
-    typed: frozenset[str] = frozenset()
-    """Of fail_on, slowdown and memory those that the command line has."""
     base_scenarios: tuple[str, ...] = ()
     """Scenarios that the configuration of the base lists: they run whatever that of the head says."""
-
-    def with_policy_of(self, keys: GateKeys) -> "GateOptions":
-        """The same options with the policy, limits and scenarios of the base.
-
-        What the command line says stays. UsageError for a policy that is not legal.
-        """
-        default = Limits()
-        policy = Policy() if keys.fail_on is None else Policy(checked_reasons(keys.fail_on, "fail-on of the base"))
-        limits = Limits(
-            slowdown=self.limits.slowdown if "slowdown" in self.typed else keys.slowdown or default.slowdown,
-            memory=self.limits.memory if "memory" in self.typed else keys.memory or default.memory,
-        )
-        return replace(
-            self,
-            policy=self.policy if "fail_on" in self.typed else policy,
-            limits=limits,
-            base_scenarios=tuple(keys.scenarios or ()),
-        )
 
 
 def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
@@ -125,13 +386,14 @@ def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
 
 
 def head_contexts(head: Side, options: GateOptions) -> list[GateContext]:
-    """What runs in the working tree; UsageError where it cannot be run here as it was asked for."""
-    refuse_both(options.invocation, options.names)
-    if argv := options.invocation.trailing:
+    """Return what runs in the working tree; UsageError where it cannot be run here as it was asked for."""
+    invocation = options.invocation
+    refuse_both(invocation, options.names)
+    if invocation.trailing:
         refuse_scenario_options(options.given)
-        run_spec = make_command_spec(argv, options.given.recording)
+        run_spec = make_command_spec(invocation.trailing, options.given.recording)
         check_program(run_spec, head.cwd, head.command_environ)
-        return [GateContext(command_name(argv), "", head, run_spec)]
+        return [GateContext(command_name(invocation.trailing), "", head, run_spec)]
     return [head_context(name, head, options) for name in scenario_names(head, options)]
 
 
@@ -211,12 +473,8 @@ async def run_gate(
             )
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
-        author = Acceptance(
-            f"{clock.wall():%Y-%m-%d}",
-            checkout.commit("HEAD").short + ("+" if is_dirty else ""),
-            options.reason,
-            checkout.user,
-        )
+        head_commit, date = checkout.commit("HEAD"), f"{clock.wall():%Y-%m-%d}"
+        author = Acceptance(date, head_commit.short + ("+" if is_dirty else ""), options.reason, checkout.user)
         problem: str | None = None  # why the base is not prepared: empty where it is
         found: list[GateScenario] = []
 
@@ -226,7 +484,7 @@ async def run_gate(
             if base is None:
                 code = GateCode.NO_BASE_IN_SHALLOW_CLONE if checkout.is_shallow else GateCode.NO_BASE
                 return GateScenario(context.name, Comparison(Change.NOT_COMPARABLE, (code(),)))
-            commit, side = base
+            side, against = base[1], f"base {base[0].short}"
             if problem is None:
                 log, setup = directory / "setup", options.setup
                 problem = await set_up(launcher, setup, side, checkout.root, log) if setup else ""
@@ -235,15 +493,14 @@ async def run_gate(
                     raise UsageError(problem)
                 other = base_context(context, head, side, options)
             except UsageError as error:
-                rejected = GateCode.BASE_REJECTED(message=error.what)
-                return GateScenario(
-                    context.name, Comparison(Change.NOT_COMPARABLE, (rejected,)), against=f"base {commit.short}"
-                )
-            return await _compare_with_base(recorder, context, other, commit, options)
+                rejected = Comparison(Change.NOT_COMPARABLE, (GateCode.BASE_REJECTED(message=error.what),))
+                return GateScenario(context.name, rejected, against=against)
+            return await _compare_with_base(recorder, context, other, against, options)
 
         async def compare(context: GateContext) -> GateScenario:
             shared: tuple[Finding, ...] = ()
-            recorder = Recorder(launcher, lines, directory / directory_name(context.name), checkout=checkout.root)
+            place_of_runs = directory / context.name.replace("/", "-")
+            recorder = Recorder(launcher, lines, place_of_runs, checkout=checkout.root)
             replayed = context.run_spec.typed or ("--", *context.run_spec.argv)
             try:
                 if options.golden:
@@ -253,14 +510,12 @@ async def run_gate(
                         return replace(result, notes=shared, replay=replayed)
                     shared += result.comparison.reasons
                 result = await against_base(recorder, context)
-                has_run = bool(recorder.runs[HEAD])
-                shared += (GateCode.SHARED_CODE(),) if has_run and not recorder.imports_checkout else ()
+                if recorder.runs[HEAD] and not recorder.imports_checkout:
+                    shared += (GateCode.SHARED_CODE(),)
                 return replace(result, notes=shared, replay=replayed)
             except BrokenRun as broken:
-                change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
-                return GateScenario(
-                    context.name, Comparison(change, broken.reasons), notes=shared, output=broken.run.output
-                )
+                change = Comparison(Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE, broken.reasons)
+                return GateScenario(context.name, change, notes=shared, output=broken.run.output)
 
         try:
             for context in contexts:
@@ -269,43 +524,53 @@ async def run_gate(
             note(f"interrupted by {launcher.interrupted_by}: the results so far follow")
         found += [GateScenario(name, Comparison(Change.REMOVED, (GateCode.SCENARIO_REMOVED(),))) for name in removed]
         return Gate(
-            head=checkout.commit("HEAD"),
-            is_dirty=is_dirty,
-            base=None if base is None else base[0],
-            policy=options.policy,
-            scenarios=tuple(found),
-            directory=directory,
-            notes=tuple(notes),
-            interrupted_by=launcher.interrupted_by,
+            head_commit,
+            is_dirty,
+            base and base[0],
+            options.fail_on,
+            tuple(found),
+            directory,
+            tuple(notes),
+            launcher.interrupted_by,
+            bisect_words(checkout, base[0], head_commit, options.setup) if base and not is_dirty else (),
         )
 
 
+def bisect_words(checkout: Checkout, base: Commit, head: Commit, setup: str) -> tuple[str, ...]:
+    """Return the command that finds the commit of a change, without its scenario; empty for a single commit."""
+    if not checkout.is_ancestor(base, head) or len(checkout.history(base, head)) < 2:
+        return ()
+    prepared = ("--setup", setup) if setup else ()
+    return ("rlharness", "bisect", "--good", base.short, "--bad", head.short, *prepared)
+
+
 def _with_policy_of(base: Side, options: GateOptions) -> GateOptions:
-    """The options with the policy of the base; a note where that of the head differs."""
+    """Return the options with the policy of the base, but what was typed stays; a note where that of the head differs.
+
+    UsageError for a policy that is not legal.
+    """
     config = load_config(base.cwd)
     keys = config.gate if config.path is not None and base.holds(str(config.path)) else GateKeys()
     head = load_config(options.invocation.cwd).gate
-    if names := [name for name in POLICY_KEYS if getattr(head, name) != getattr(keys, name)]:
-        spelt = ", ".join(name.replace("_", "-") for name in names)
+    names = [name for name in ("scenarios", *options.typed) if getattr(head, name) != getattr(keys, name)]
+    if spelt := ", ".join(name.replace("_", "-") for name in names):
         options.invocation.note(f"note: {spelt} of [tool.rlharness.gate] changed: that of the base applies")
-    return options.with_policy_of(keys)
+    fail_on, limits = policy_of(options.typed, keys, "fail-on of the base")
+    return replace(options, fail_on=fail_on, limits=limits, base_scenarios=tuple(keys.scenarios or ()))
 
 
 async def _compare_with_base(
-    recorder: Recorder, head: GateContext, base: GateContext | None, commit: Commit, options: GateOptions
+    recorder: Recorder, head: GateContext, base: GateContext | None, against: str, options: GateOptions
 ) -> GateScenario:
     """A scenario of the head, and the same at the base. Interrupted, BrokenRun."""
-    against = f"base {commit.short}"
     if base is None:
         return GateScenario(head.name, Comparison(Change.NEW, (GateCode.SCENARIO_NEW(),)), against=against)
     if other := change_of_identity(base.run_spec.identity, head.run_spec.identity):
         return GateScenario(head.name, other, against=against)
-    contexts = {BASE: base, HEAD: head}
-    confirmed = [kind for kind, reason in OF_COST.items() if reason in options.policy.fail_on]
-    comparison, costs = await compare_sides(
-        recorder, contexts, num_runs=options.runs, limits=options.limits, confirmed=confirmed
+    found = await compare_sides(
+        recorder, {BASE: base, HEAD: head}, num_runs=options.runs, limits=options.limits, fail_on=options.fail_on
     )
-    return GateScenario(head.name, comparison, costs, against)
+    return GateScenario(head.name, *found, against)
 
 
 # ------------------------------------------------------------------------------------------------------------ goldens
@@ -363,8 +628,3 @@ def nearest_differences(goldens: Iterable[Golden], now: Golden) -> tuple[str, ..
     """Return the numerics in which the nearest of these goldens differs from this run."""
     mine, others = deciding(now.numerics), [deciding(each.numerics) for each in goldens]
     return min((tuple(sorted(n for n in {**mine, **its} if mine.get(n) != its.get(n))) for its in others), key=len)
-
-
-def directory_name(scenario: str) -> str:
-    """Of a scenario's traces."""
-    return scenario.replace("/", "-")

@@ -6,8 +6,7 @@ import pytest
 
 from harness.bits.redaction import redact_values, secrets_kept
 from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.scenario_files import find_scenario
-from harness.lab.experiments.scenario_spec import spec_of_call
+from harness.lab.experiments.scenario import find_scenario, spec_of_call
 from harness.recording.entry_call import EntryCall
 from harness.trace.chain import chain_start
 

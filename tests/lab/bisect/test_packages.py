@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.bisect.candidates import faults_of, parse_packages, versions_between
+from harness.lab.bisect.bisection import faults_of, parse_packages, versions_between
 from tests.support.cli_commands import Done, type_command
 from tests.support.projects import SCENARIO
 

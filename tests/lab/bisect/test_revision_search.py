@@ -10,9 +10,14 @@ import pytest
 
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.bisect.bisection import Bisection, EndsError, NothingToFindError, RevisionSearch
-from harness.lab.bisect.candidates import UnavailableError
-from harness.lab.bisect.criterion import parse_criterion
+from harness.lab.bisect.bisection import (
+    Bisection,
+    EndsError,
+    NothingToFindError,
+    RevisionSearch,
+    UnavailableError,
+    parse_criterion,
+)
 from harness.lab.bisect.search import Outcome, in_a_line
 from harness.lab.experiments.worktrees import Side
 from harness.recording.run_spec import RunSpec

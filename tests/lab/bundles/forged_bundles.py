@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.lab.experiments.bundles.archive import Content, NamedCheckpoint, checksums, open_bundle, write_bundle
+from harness.lab.experiments.bundle import Content, NamedCheckpoint, checksums, open_bundle, write_bundle
 
 
 def forge(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import BundleError
-from harness.lab.experiments.bundles.archive import HEAD, Content, Head, checksums, open_bundle, write_bundle
+from harness.lab.experiments.bundle import HEAD, Content, Head, checksums, open_bundle, write_bundle
 from tests.support.traces import SEEDED
 
 CONTENTS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.bundles.archive import Content, Head, NamedCheckpoint, checksums, open_bundle, write_bundle
+from harness.lab.experiments.bundle import Content, Head, NamedCheckpoint, checksums, open_bundle, write_bundle
 from tests.lab.fragile_entry import write_fragile
 from tests.support.cli_commands import Done, type_command, type_here
 from tests.support.suite_runs import environment

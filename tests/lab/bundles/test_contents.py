@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import BundleError
-from harness.lab.experiments.bundles.archive import (
+from harness.lab.experiments.bundle import (
     Head,
     Member,
     NamedCheckpoint,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.bundles.archive import NamedCheckpoint
+from harness.lab.experiments.bundle import NamedCheckpoint
 from tests.lab.bundles.forged_bundles import forge
 from tests.support.cli_commands import type_command
 

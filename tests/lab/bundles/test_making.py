@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import BundleError, UsageError
-from harness.lab.experiments.bundles.archive import open_bundle
-from harness.lab.experiments.bundles.making import bundle_place, checkpoint_digest, checkpoint_of, write_bundle_of
+from harness.lab.experiments.bundle import (
+    bundle_place,
+    checkpoint_digest,
+    checkpoint_of,
+    open_bundle,
+    write_bundle_of,
+)
 from harness.lab.experiments.recorded_run import (
     RecordedRun,
     is_unfinished,
@@ -16,7 +21,7 @@ from harness.lab.experiments.recorded_run import (
     recorded_steps_of,
     trace_of_step,
 )
-from harness.lab.reproduce.execution import unpacked
+from harness.lab.reproduce.reproduction import unpacked
 from harness.recording.entry_call import EntryCall
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from harness.lab.chaos.factors import ChaosOptions
+from harness.lab.chaos.search import ChaosOptions
 from harness.lab.chaos.vary import Varied, VarySearch, make_vary_plan
-from harness.lab.experiments.launcher import OUTPUT, Run
+from harness.lab.experiments.launcher import OUTPUT, Launcher, Run
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
@@ -68,4 +68,4 @@ def varied(cwd: Path, program: Path, vary: list[str], words: list[str], *, fix: 
     invocation = Invocation(cwd, dict(os.environ), ("python", str(program), *words))
     plan = make_vary_plan(invocation, ChaosOptions(vary=tuple(vary), out=str(cwd / "out"), **options), "1")
     runs = ForkedRuns(cwd, {"FIX": "1" if fix else ""})
-    return asyncio.run(VarySearch(plan, runs, dict(os.environ), FakeClock(), Silence()).search())
+    return asyncio.run(VarySearch(plan, cast(Launcher, runs), dict(os.environ), FakeClock(), Silence()).search())

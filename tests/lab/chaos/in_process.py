@@ -6,12 +6,11 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
-from harness.lab.chaos.factors import ChaosOptions, make_subject
-from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosPlan, PerturbationSearch
-from harness.lab.experiments.launcher import Run
+from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosOptions, ChaosPlan, PerturbationSearch, make_subject
+from harness.lab.experiments.launcher import Launcher, Run
 from harness.lab.experiments.perturbation import LATENCY
 from harness.lab.experiments.preparation import prepare
 from harness.lab.experiments.recording_result import finish
@@ -65,7 +64,7 @@ class Silence:
 
     def begins(self, perturbation: Mapping[str, Any]) -> None: ...
 
-    def ended(self, outcome: Any, duration_s: float) -> None: ...
+    def finished(self, outcome: Any, duration_s: float) -> None: ...
 
 
 def searched(cwd: Path, scenario: str, **options: Any) -> Chaos:
@@ -73,6 +72,6 @@ def searched(cwd: Path, scenario: str, **options: Any) -> Chaos:
     subject = make_subject(Invocation(cwd, {}), ChaosOptions(scenario))
     factors = tuple(factor for factor in subject.factors if not factor.is_outside or factor.name == LATENCY)
     plan = ChaosPlan(subject, factors, cwd / "out", **options)
-    bench = ChaosExecutor(plan, InProcess(), {}, FakeClock(), Silence())
+    bench = ChaosExecutor(plan, cast(Launcher, InProcess()), {}, FakeClock(), Silence())
     with patch.object(metadata, "packages_distributions", DISTRIBUTIONS):
         return asyncio.run(PerturbationSearch(plan, bench).search())

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from harness.lab.chaos.factors import (
+from harness.lab.chaos.search import (
     LAUNCH,
     environ_of,
 )

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.chaos.factors import drawn, number
+from harness.lab.chaos.search import drawn, number
 from harness.lab.experiments.perturbation import Choice, Condition, Factor, Span
 
 FACTORS = (

@@ -5,13 +5,24 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.chaos.factors import CRASHING_ENTRY, DELAYS, LAUNCH, Subject
-from harness.lab.chaos.search import SIGKILLED, ChaosExecutor, ChaosPlan, Outcome, OutOfTimeError, Sign
-from harness.lab.experiments.launcher import Run
+from harness.lab.chaos.search import (
+    CRASHING_ENTRY,
+    DELAYS,
+    LAUNCH,
+    SIGKILLED,
+    ChaosExecutor,
+    ChaosPlan,
+    Outcome,
+    OutOfTimeError,
+    Sign,
+    Subject,
+)
+from harness.lab.experiments.launcher import Launcher, Run
 from harness.lab.experiments.perturbation import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.recording.entry_call import EntryCall, Rejection
@@ -64,7 +75,7 @@ class Heard:
     def begins(self, perturbation: Perturbation) -> None:
         self.said.append(f"begins {dict(perturbation)}")
 
-    def ended(self, outcome: Outcome, duration_s: float) -> None:
+    def finished(self, outcome: Outcome, duration_s: float) -> None:
         self.said.append(f"ended {outcome.sign.value}")
 
 
@@ -95,7 +106,7 @@ def made(directory: Path, runs: Played, max_s: float = 100.0) -> Made:
     )
     plan = ChaosPlan(subject, subject.factors, directory, max_s=max_s)
     clock, heard = FakeClock(), Heard()
-    return Made(ChaosExecutor(plan, runs, {"HOME": "/home"}, clock, heard), clock, heard)
+    return Made(ChaosExecutor(plan, cast(Launcher, runs), {"HOME": "/home"}, clock, heard), clock, heard)
 
 
 def kept(directory: Path) -> list[str]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.factors import Subject
 from harness.lab.chaos.search import (
     Chaos,
     ChaosExecutor,
@@ -21,6 +20,7 @@ from harness.lab.chaos.search import (
     OutOfTimeError,
     PerturbationSearch,
     Sign,
+    Subject,
     Tally,
     with_moments,
 )

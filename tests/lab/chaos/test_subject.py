@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.lab.chaos.factors import ChaosOptions, Subject, make_subject
+from harness.lab.chaos.search import ChaosOptions, Subject, make_subject
 from harness.lab.experiments.command_spec import ScenarioOptions
 from harness.lab.experiments.perturbation import CRASH, Choice, Values
 from harness.process.invocation import Invocation

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.chaos.factors import ChaosOptions
+from harness.lab.chaos.search import ChaosOptions
 from harness.lab.chaos.vary import (
     Calls,
     Comparison,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.lab.experiments.scenario_files import find_scenario
-from harness.lab.gate.result import DEFAULT, REASONS
+from harness.lab.experiments.scenario import find_scenario
+from harness.lab.gate.gate import DEFAULT, REASONS
 from harness.runner.config import load_config
 from tests.support.cli_commands import type_command
 from tests.support.projects import Project

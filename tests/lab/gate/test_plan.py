@@ -3,20 +3,18 @@
 import os
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.cli.commands.gate_options import gate_options
-from harness.cli.finding import gate as gate_command
+from harness.cli.gate import gate_options
+from harness.cli.main import cli
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.worktrees import CHILD, Checkout, Side, imports_checkout, open_worktrees
 from harness.lab.gate.change import GateCode, change_of_identity
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.gate import GateOptions, base_context, head_context, scenario_names
-from harness.lab.gate.result import DEFAULT
+from harness.lab.gate.gate import DEFAULT, GateOptions, base_context, head_context, scenario_names
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import Report
 from harness.render.console import say
@@ -36,20 +34,22 @@ timeout = 60
 
 
 def options(directory: Path, *words: str) -> GateOptions:
-    arguments: dict[str, Any] = gate_command.make_context("gate", list(words)).params
+    arguments = cli.commands["gate"].make_context("gate", list(words)).params
+    for name in ("out", "color", "is_json"):
+        del arguments[name]
     return gate_options(Invocation(directory, os.environ, note=say), arguments)
 
 
 def test_the_command_line_goes_over_the_configuration_and_that_over_the_defaults(tmp_path: Path) -> None:
     bare = options(tmp_path)
     assert (bare.names, bare.base, bare.golden, bare.given.size, bare.runs) == ((), "", None, None, 2)
-    assert (bare.policy.fail_on, bare.limits, bare.timeout_s) == (DEFAULT, Limits(1.25, 1.25), inf)
+    assert (bare.fail_on, bare.limits, bare.timeout_s) == (DEFAULT, Limits(1.25, 1.25), inf)
     (tmp_path / "pyproject.toml").write_text(TABLE, encoding="utf-8")
     (tmp_path / "below").mkdir()
     configured = options(tmp_path / "below")
     assert configured.golden == tmp_path / "goldens", "beside the configuration, wherever it is typed"
     assert (configured.given.size, configured.runs, configured.timeout_s) == ("smoke", 3, 60.0)
-    assert (configured.policy.fail_on, configured.limits) == (("memory",), Limits(1.5, 2.0))
+    assert (configured.fail_on, configured.limits) == (("memory",), Limits(1.5, 2.0))
     typed = options(
         tmp_path,
         "a",
@@ -66,8 +66,8 @@ def test_the_command_line_goes_over_the_configuration_and_that_over_the_defaults
     )
     assert typed.golden == tmp_path / "g"
     assert (typed.names, typed.runs, typed.given.size) == (("a",), 1, "x")
-    assert (typed.policy.fail_on, typed.limits) == (("numerics", "behaviour"), Limits(3.0, 2.0))
-    assert options(tmp_path, "--fail-on", "none").policy.fail_on == ()
+    assert (typed.fail_on, typed.limits) == (("numerics", "behaviour"), Limits(3.0, 2.0))
+    assert options(tmp_path, "--fail-on", "none").fail_on == ()
 
 
 def test_one_run_does_not_make_a_golden_and_the_gate_says_so(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import MEMORY, RUN, SECONDS, CostChange
-from harness.lab.gate.result import BROKEN, DEFAULT, REASONS, Policy, exit_code
+from harness.lab.gate.gate import BROKEN, DEFAULT, REASONS, exit_code, failures
 
 SLOW = CostChange(SECONDS, RUN, 1.0, 2.0, 0.0, True, True)
 LARGE = CostChange(MEMORY, RUN, 1.0, 2.0, 0.0, True, True)
@@ -17,21 +17,20 @@ NOISY = CostChange(SECONDS, RUN, 1.0, 2.0, 3.0, False, True)
 @settings(derandomize=True)
 @given(st.sampled_from(Change), st.lists(st.sampled_from([SLOW, LARGE, NOISY])), st.sets(st.sampled_from(REASONS)))
 def test_what_fails_was_found_and_is_asked_for(change: Change, costs: list[CostChange], fail_on: set[str]) -> None:
-    policy = Policy(tuple(fail_on))
-    findings, failures = Policy(REASONS).failures(change, costs), policy.failures(change, costs)
-    assert set(failures) == {each for each in findings if each in fail_on or each == BROKEN}
+    findings, found = failures(change, costs, REASONS), failures(change, costs, fail_on)
+    assert set(found) == {each for each in findings if each in fail_on or each == BROKEN}
     assert ("slowdown" in findings, "memory" in findings) == (SLOW in costs, LARGE in costs)
-    assert (exit_code(failures) == ExitCode.OK) == (not failures)
+    assert (exit_code(found) == ExitCode.OK) == (not found)
 
 
 def test_by_default_a_configuration_may_change() -> None:
     assert set(REASONS) - set(DEFAULT) == {"configuration"}
-    assert Policy().failures(Change.CONFIGURATION, [NOISY]) == ()
-    assert Policy(()).failures(Change.BROKEN, []) == (BROKEN,)
+    assert failures(Change.CONFIGURATION, [NOISY]) == ()
+    assert failures(Change.BROKEN, [], ()) == (BROKEN,)
 
 
 @pytest.mark.parametrize(
-    ("failures", "code"),
+    ("found", "code"),
     [
         ((), 0),
         (("behaviour",), 10),
@@ -43,5 +42,5 @@ def test_by_default_a_configuration_may_change() -> None:
         (("broken",), 12),
     ],
 )
-def test_exit_codes(failures: tuple[str, ...], code: int) -> None:
-    assert exit_code(failures) == code
+def test_exit_codes(found: tuple[str, ...], code: int) -> None:
+    assert exit_code(found) == code

@@ -3,17 +3,18 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 
 from harness.bits.findings import Finding
+from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.recording_result import Problem, read_metrics
 from harness.lab.experiments.worktrees import Side
-from harness.lab.gate import sides
+from harness.lab.gate import gate
 from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.costs import CostChange, Limits
-from harness.lab.gate.sides import (
+from harness.lab.gate.gate import (
     BASE,
     HEAD,
     NUM_CONFIRMING,
@@ -37,7 +38,7 @@ class Measured(NamedTuple):
 def compared(
     tmp_path: Path, session: PlayedSession, *, num_runs: int = 2, limits: Limits | None = None
 ) -> tuple[Measured, PlayedSession]:
-    recorder = Recorder(session, RunLines(), tmp_path)
+    recorder = Recorder(cast(Launcher, session), RunLines(), tmp_path)
     context = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
     contexts = {BASE: context, HEAD: context}
     found = asyncio.run(compare_sides(recorder, contexts, num_runs=num_runs, limits=limits or Limits()))
@@ -73,7 +74,7 @@ def test_a_side_that_differs_from_itself_is_no_change(tmp_path: Path, side: str)
 
 
 def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "MAX_BYTES", 10)
+    monkeypatch.setattr(gate, "MAX_BYTES", 10)
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [rounded]}), num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None)] * 2, "another pair shows that each agrees with itself"
     assert (found.comparison.change, found.comparison.rounding) == (Change.NUMERICS, None)
@@ -82,7 +83,7 @@ def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
     """Of the head, which has run against its golden before."""
     session = PlayedSession({BASE: [steady], HEAD: [steady]})
-    recorder = Recorder(session, RunLines(), tmp_path)
+    recorder = Recorder(cast(Launcher, session), RunLines(), tmp_path)
     scene = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
     for _ in range(2):
         asyncio.run(recorder.record(HEAD, scene))
@@ -117,6 +118,13 @@ def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest
     one, alone = compared(tmp_path / "one", PlayedSession({BASE: [steady], HEAD: [steady]}, {HEAD: 2.0}), num_runs=1)
     assert len(alone.asked) == 2, "who asks for one run of each asks for no costs"
     assert not any(each.is_too_much for each in one.costs)
+
+
+def test_what_fails_anyway_is_not_measured_more_often(tmp_path: Path) -> None:
+    found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [doubled]}, seconds={HEAD: 2.0}))
+    assert len(session.asked) == 2 * 2 + 2, "two runs of each, and the pair whose tensors are kept"
+    assert any(each.is_over_limit for each in found.costs)
+    assert not any(each.is_too_much for each in found.costs), "too few runs say nothing of costs"
 
 
 def failed(side: str, message: str, remedy: str = "") -> Finding:

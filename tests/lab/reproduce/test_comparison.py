@@ -10,8 +10,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Recording
-from harness.lab.reproduce.comparison import Ending, Repeated, classify_other, compare_step
-from harness.lab.reproduce.plan import StepPlan
+from harness.lab.reproduce.reproduction import Ending, Repeated, StepPlan, classify_other, compare_step
 from harness.recording.entry_call import EntryCall
 from harness.recording.op_log import OpLog
 from harness.recording.run_spec import RunSpec

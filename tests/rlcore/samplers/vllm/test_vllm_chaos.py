@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.factors import ChaosOptions, make_subject
+from harness.lab.chaos.search import ChaosOptions, make_subject
 from harness.process.invocation import Invocation
 from tests.guards.planted.settings import payload
 from tests.lab.chaos.in_process import searched

@@ -1,0 +1,626 @@
+"""Steps of a recorded run, or of a bundle, that are run again and compared with the recorded ones.
+
+    options ─▶ StepPlan ─▶ runs ─▶ is each step the recorded one? what do its operations show? ─▶ Reproduction
+    FILE ─▶ checked ─▶ trusted ─▶ unpacked: a recorded run, reproduced as any other
+
+A bundle brings data alone. Before anything of it is unpacked or opened, what its call names is compared with the
+scenarios here; what none of them names needs --trust.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from harness.bits.errors import BundleError, UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.redaction import REDACTED, redact_argv
+from harness.bits.text import path_text
+from harness.lab.experiments.bundle import Bundle, check_call, checkpoint_digest, open_bundle, write_bundle_of
+from harness.lab.experiments.flat_config import flattened
+from harness.lab.experiments.hints import NextCommand, next_command, step_command
+from harness.lab.experiments.launcher import (
+    LaunchContext,
+    Launcher,
+    Run,
+    TitledDisplay,
+    Variant,
+    check_program,
+    open_launcher,
+    record_variants,
+)
+from harness.lab.experiments.preparation import OutDirectory, place_of
+from harness.lab.experiments.recorded_kind import RecordedKind
+from harness.lab.experiments.recorded_run import (
+    CHECKPOINTS,
+    RecordedRun,
+    check_step,
+    is_unfinished,
+    read_recorded_run,
+    root_of,
+    trace_of_step,
+)
+from harness.lab.experiments.scenario import check_entries, override_of
+from harness.lab.experiments.single_run import StopPlan, conditions_of
+from harness.lab.experiments.trust import Unnamed, check_run, check_trust, scenarios_here, unnamed_in
+from harness.process.invocation import Invocation
+from harness.recording.conditions import refuse_unknown, unknown_names
+from harness.recording.entry_call import CALL
+from harness.recording.run_spec import RunSpec
+from harness.trace.chain import CHAINED
+from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
+from harness.trace.global_values import global_root
+from harness.trace.non_finite import NonFinite, find_non_finite
+from harness.trace.ops import OpRecord, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Kind, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ReproduceOptions:
+    """What a command line asks of something recorded that is run again."""
+
+    subject: str
+    """Directory of a recorded run, or a bundle."""
+    step: int | None = None
+    """Step that is run again; None for the whole run, of a bundle for its own."""
+    has_operations: bool = False
+    """Whether the operations of that step are recorded, in a run of their own."""
+    is_interactive: bool = False
+    """Whether the step debugger is opened at that step."""
+    commands: str | None = None
+    """File from which the step debugger reads its commands; None for standard input."""
+    against: str | None = None
+    """Another run: its step is run again too; its trace, where the whole run is."""
+    bundle: str | None = None
+    """File in which the bundle of the step is written."""
+    refers_to_checkpoint: bool = False
+    """Whether the bundle names its checkpoint in place of holding it."""
+    break_on: tuple[str, ...] = ()
+    """Conditions of --break-on."""
+    until: tuple[str, ...] = ()
+    """Comparisons of --until."""
+    is_trusted: bool = False
+    """Whether code and files that no scenario here names may be used."""
+    overrides: tuple[str, ...] = ()
+    """KEY=VALUE of --set, of sections that are free."""
+    out: str | None = None
+    """Directory of the runs; None for one below `.rlharness/reproductions`."""
+    timeout_s: float = inf
+    """Limit on each run, in seconds."""
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether the run ends where a condition holds."""
+        return bool(self.break_on or self.until)
+
+
+OF_A_RUN = {
+    "--step": "step",
+    "--interactive": "is_interactive",
+    "--commands": "commands",
+    "--against": "against",
+    "--bundle": "bundle",
+    "--reference-checkpoint": "refers_to_checkpoint",
+    "--break-on": "break_on",
+    "--until": "until",
+}
+"""Options that a bundle leaves no room for, and the field that holds each."""
+OUTSIDE_THE_DEBUGGER = {
+    "--bundle": "bundle",
+    "--reference-checkpoint": "refers_to_checkpoint",
+    "--break-on": "break_on",
+    "--until": "until",
+    "--timeout": "timeout_s",
+}
+"""Options that the step debugger has no use for, and the field that holds each."""
+
+
+def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
+    """Refuse options that mean nothing beside each other, or for what is run again, with a UsageError."""
+    if kind is RecordedKind.BUNDLE:
+        _refuse(
+            options,
+            OF_A_RUN,
+            "with a bundle",
+            legal="--trace-ops, --set, --timeout, --out, --trust, --json, --color",
+            remedy="leave it out: a bundle holds one step of one run",
+        )
+    elif options.is_interactive:
+        if options.step is None:
+            raise UsageError(
+                "--interactive without --step",
+                legal="--step K --interactive",
+                remedy="name the step at which the debugger opens",
+            )
+        _refuse(
+            options,
+            OUTSIDE_THE_DEBUGGER,
+            "with --interactive",
+            legal="--step, --against, --trace-ops, --set of a free section, --commands, --out, --trust, --json",
+            remedy="leave it out; the command break stops where something is recorded",
+        )
+    elif options.commands is not None:
+        raise UsageError(
+            "--commands without --interactive", legal="--interactive --commands FILE", remedy="add --interactive"
+        )
+    elif options.has_operations and options.has_condition:
+        raise UsageError(
+            "--trace-ops with a condition",
+            legal="one run, which stops when the condition holds",
+            remedy="inspect the bundle that it writes: rlharness reproduce FILE --trace-ops",
+        )
+    elif options.has_operations and options.step is None:
+        raise UsageError(
+            "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step to look into"
+        )
+    elif options.refers_to_checkpoint and options.bundle is None and not options.has_condition:
+        raise UsageError(
+            "--reference-checkpoint without a bundle",
+            legal="--bundle FILE --reference-checkpoint",
+            remedy="name the bundle to write, or omit the option",
+        )
+
+
+def _refuse(options: ReproduceOptions, names: dict[str, str], where: str, *, legal: str, remedy: str) -> None:
+    """UsageError for those of the named options that were given."""
+    defaults = {field.name: field.default for field in fields(options)}
+    given = [name for name, field in names.items() if getattr(options, field) != defaults[field]]
+    if given:
+        raise UsageError(f"{', '.join(given)} {where}", legal=legal, remedy=remedy)
+
+
+REPRODUCTIONS = "reproductions"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step that can be run again."""
+
+    run: RecordedRun
+    step: int
+    first: int
+    """With which it begins: the nearest checkpoint's, or the first of the run."""
+    run_spec: RunSpec
+    """Of the steps `first` to `step`, the tensors of the last one kept."""
+    is_from_checkpoint: bool = False
+    """Whether it begins with a checkpoint, and not with the beginning of the run."""
+    passed_over: tuple[str, ...] = ()
+    """Damaged checkpoints that were nearer, each with what is wrong with it."""
+    has_operations: bool = False
+    timeout_s: float = inf
+
+    @property
+    def with_operations(self) -> RunSpec:
+        """The same once more, with the operations of the step."""
+        return replace(self.run_spec, op_step=self.step)
+
+
+def plan_step(run: RecordedRun, step: int | None, options: ReproduceOptions) -> StepPlan:
+    """Return the plan of a step; of all steps of the run where none is named.
+
+    UsageError where the run has no such step, or an option cannot be used.
+    """
+    overrides = free_overrides(run, options.overrides)
+    if step is None:
+        last, start = max(run.trace.steps, default=0), None
+    else:
+        last, start = step, run.start_before(step)
+    check_step(run.trace, last)
+    return StepPlan(
+        run=run,
+        step=last,
+        first=min(run.trace.steps, default=last) if start is None else start,
+        run_spec=replace(run.spec_to(start or 0, overrides), last_step=last, keep=(last,)),
+        is_from_checkpoint=start is not None,
+        passed_over=() if step is None else run.passed_over(step),
+        has_operations=options.has_operations,
+        timeout_s=options.timeout_s,
+    )
+
+
+def plan_stop(run: RecordedRun, invocation: Invocation, options: ReproduceOptions) -> StopPlan:
+    """Return the plan of a run, or of its one step that was named, which ends where a condition holds.
+
+    UsageError and TraceError for options that cannot be used.
+    """
+    conditions = conditions_of(options.break_on, options.until)
+    if run.trace.curve:
+        known = {name for point in run.trace.curve for name in point.values}
+        refuse_unknown(unknown_names(conditions, known), known)
+    other = read_trace(place_of(invocation.cwd, options.against)) if options.against else run.trace
+    if options.step is not None:
+        run_spec = plan_step(run, options.step, options).run_spec
+    else:
+        run_spec = replace(run.spec_to(0, free_overrides(run, options.overrides)), last_step=None)
+    check_program(run_spec, invocation.cwd, invocation.environ)
+    return StopPlan(run_spec, conditions, other.directory)
+
+
+def named_run(invocation: Invocation, name: str, *, is_trusted: bool, is_other: bool = False) -> RecordedRun:
+    """Read the recorded run in a directory, which is going to be run again.
+
+    One to compare with may have another command than the one that was typed: its recorded words are run then.
+    Raises UsageError where there is none, and where it would use what no scenario here names, without --trust.
+    """
+    directory = place_of(invocation.cwd, name)
+    manifest = read_trace(directory).manifest if is_other and invocation.trailing else None
+    if manifest is not None and manifest.argv != redact_argv(invocation.trailing):
+        invocation = replace(invocation, trailing=())
+    run = read_recorded_run(directory, invocation.trailing)
+    check_run(run, invocation, is_trusted=is_trusted)
+    if run.call is not None:
+        check_entries(invocation)
+    return run
+
+
+def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the overrides of --set for a recorded run: runtime settings, and secrets, which were not recorded."""
+    values = dict(map(override_of, overrides))
+    if run.call is None:
+        if values:
+            raise UsageError("--set for the run of a command", legal="nothing: a command has no runtime settings here")
+        return {}
+    recorded = flattened(run.call.config)
+    for key in values:
+        if key.partition(".")[0] not in run.call.runtime_sections and REDACTED not in recorded.get(key, ""):
+            raise UsageError(
+                f"--set {key}: a different value makes a different run",
+                legal=f"keys of {', '.join(run.call.runtime_sections)}"
+                if run.call.runtime_sections
+                else "nothing: it has no runtime settings",
+                remedy="rlharness train records a different run, and rlharness diff shows the first difference",
+            )
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class StepOperations:
+    """The operations of a step, of one rank, as one more run has recorded them."""
+
+    rank: int
+    num_by_phase: Mapping[str, int]
+    problem: str
+    """Why the record is not whole; empty where it is."""
+    non_finite: NonFinite | None
+    is_faithful: bool
+    """Whether the step came out with this record as it does without it."""
+
+
+class Ending(Enum):
+    """How the recorded step ends, and the one that was run again."""
+
+    WHOLE = "whole"
+    """The recorded one as a step does; or the one that was run again is not the same."""
+    SAME_MIDDLE = "same_middle"
+    """Both stop in the middle of the step, at the same value."""
+    GOES_ON = "goes_on"
+    """The recorded run stops in the middle of the step; run again, it continues from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A step of a recorded run, and what came out when it was run again."""
+
+    plan: StepPlan
+    runs: tuple[Run, ...]
+    """Without operations, and with them where that was asked for."""
+    verdicts: tuple[Verdict, ...]
+    """On the recorded steps (A) and those that were run again (B): of steps that ended, of the one that did not."""
+    num_values: int = 0
+    """Of the recorded step."""
+    root: bytes = b""
+    """Of the recorded step, rank 0."""
+    ending: Ending = Ending.WHOLE
+    operations: tuple[StepOperations, ...] = ()
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether every step that was run again is the recorded one, bit by bit."""
+        return bool(self.verdicts) and all(verdict.kind is Kind.EQUAL for verdict in self.verdicts)
+
+    @property
+    def different(self) -> Verdict | None:
+        """The first verdict that is not EQUAL."""
+        return next((verdict for verdict in self.verdicts if verdict.kind is not Kind.EQUAL), None)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """OK where it was reproduced; else the verdict's own."""
+        codes = {EXIT_CODES[verdict.kind] for verdict in self.verdicts} or {ExitCode.INCOMPLETE_RECORDING}
+        return next(code for code in BY_WEIGHT if code in codes)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRun:
+    """The same step of another run, set against it."""
+
+    repeated: Repeated
+    verdict: Verdict | None
+    """On the step of the run (A) and of the other (B), both run again; None where one was not recorded."""
+    operations: tuple[OpVerdict, ...] = ()
+    """Of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTrace:
+    """A trace as it lies there, set against all steps of a run."""
+
+    directory: Path
+    verdict: Verdict
+    """On the run that was run again (A) and the trace (B)."""
+
+
+def compare_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
+    """What a step is to the recorded one, from the runs that have repeated it: without operations, then with them."""
+    recorded, again = plan.run.trace, _trace(runs[0]) if runs else None
+    if again is None:
+        return Repeated(plan, tuple(runs), ())
+    a, b = trace_of_step(recorded, plan.step), trace_of_step(again, plan.step)
+    return Repeated(
+        plan=plan,
+        runs=tuple(runs),
+        verdicts=tuple(_verdicts(plan, recorded, again)),
+        num_values=_num_values(a, plan.step),
+        root=(global_root(a, plan.step) if a is not None else None) or b"",
+        ending=_ending(recorded, a, b, plan.step),
+        operations=tuple(_operations(plan, b, runs[1:])),
+    )
+
+
+def classify_other(repeated: Repeated, other: Repeated) -> OtherRun:
+    """What the same step is to the one of another run."""
+    a, b = (_trace_of_step(each) for each in (repeated, other))
+    verdict = None if a is None or b is None else diff(a, b)
+    directories = [_operations_directory(each.runs) for each in (repeated, other)]
+    found = []
+    for operations in repeated.operations:
+        records = [_record(directory, operations.rank, repeated.plan.step) for directory in directories]
+        if records[0] is not None and records[1] is not None:
+            found.append(compare_ops(records[0], records[1], operations.rank, repeated.plan.step))
+    return OtherRun(other, verdict, tuple(found))
+
+
+def check_trace(repeated: Repeated, other: Trace) -> OtherTrace | None:
+    """What a run that was run again is to a trace, in all steps; None where nothing was recorded."""
+    again = _trace(repeated.runs[0]) if repeated.runs else None
+    return None if again is None else OtherTrace(other.directory, diff(again, other))
+
+
+def _verdicts(plan: StepPlan, recorded: Trace, again: Trace) -> Iterator[Verdict]:
+    """On the steps that ended, together; then on the last one where it did not end in both."""
+    a, b = trace_of_step(recorded, plan.step), trace_of_step(again, plan.step)
+    is_complete = plan.step in recorded.steps and plan.step in again.steps
+    last = plan.step if is_complete else plan.step - 1
+    if last >= plan.first:
+        known = [step for step in again.steps if step <= last]
+        yield diff(excerpt(recorded, plan.first, last), excerpt(again, plan.first, last) if known else again)
+    if not is_complete and a is not None:
+        has_gone_on = plan.step not in recorded.steps and b is not None and _begins_as(b, a, plan.step)
+        yield Verdict(Kind.EQUAL, num_steps=1) if has_gone_on else diff(a, again if b is None else b)
+
+
+def _begins_as(trace: Trace, beginning: Trace, step: int) -> bool:
+    """Whether a step is, as far as the beginning of it was recorded elsewhere, the same in every leaf that counts."""
+    if trace.ranks.keys() != beginning.ranks.keys():
+        return False
+    for rank in beginning.ranks:
+        values = list(beginning.columns(step, rank).values())
+        of_trace = list(trace.columns(step, rank).values())[: len(values)]
+        if [value for value in of_trace if value.scope in CHAINED] != [
+            value for value in values if value.scope in CHAINED
+        ]:
+            return False
+    return True
+
+
+def _ending(recorded: Trace, a: Trace | None, b: Trace | None, step: int) -> Ending:
+    if not is_unfinished(recorded, step):
+        return Ending.WHOLE
+    return Ending.SAME_MIDDLE if _num_values(a, step) == _num_values(b, step) else Ending.GOES_ON
+
+
+def _num_values(trace: Trace | None, step: int) -> int:
+    """Over all ranks."""
+    return sum(log.heads[step].num_values for log in trace.ranks.values() if step in log.heads) if trace else 0
+
+
+def _operations(plan: StepPlan, of_step: Trace | None, runs: Sequence[Run]) -> Iterator[StepOperations]:
+    """Of each rank, from the run in which they were recorded."""
+    for run in runs:
+        trace = _trace(run)
+        with_record = trace_of_step(trace, plan.step) if trace is not None else None
+        for rank, step in recorded_steps(run.recording.directory):
+            record = read_ops(run.recording.directory, rank, step) if step == plan.step else None
+            if record is None:
+                continue
+            roots = root_of(with_record, rank), root_of(of_step, rank)
+            yield StepOperations(
+                rank=rank,
+                num_by_phase=Counter(operation.phase for operation in record.operations),
+                problem=record.problem,
+                non_finite=find_non_finite(record),
+                is_faithful=all(roots) and is_faithful(roots[0] or b"", roots[1] or b""),
+            )
+
+
+def _trace(run: Run) -> Trace | None:
+    return read_trace(run.recording.directory) if run.recording.ranks else None
+
+
+def _trace_of_step(repeated: Repeated) -> Trace | None:
+    trace = _trace(repeated.runs[0]) if repeated.runs else None
+    return None if trace is None else trace_of_step(trace, repeated.plan.step)
+
+
+def _operations_directory(runs: Sequence[Run]) -> Path | None:
+    return runs[1].recording.directory if len(runs) > 1 else None
+
+
+def _record(directory: Path | None, rank: int, step: int) -> OpRecord | None:
+    return None if directory is None else read_ops(directory, rank, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A step that was run again, and all that was found."""
+
+    repeated: Repeated
+    directory: Path
+    other: OtherRun | None = None
+    other_trace: OtherTrace | None = None
+    """Of a whole run that was set against a trace."""
+    bundle: Path | None = None
+    """Where it was written; None where none was asked for."""
+    bundle_needs: str = ""
+    """The checkpoint that the bundle names; empty where it holds all that it needs."""
+    notes: tuple[str, ...] = ()
+    interrupted_by: str = ""
+    """The name of a signal; empty where it went to its end."""
+
+    @property
+    def next_command(self) -> NextCommand | None:
+        """What to type next: of a step that ends in its middle its operations, of a run that has died what it says."""
+        plan, runs = self.repeated.plan, self.repeated.runs
+        if self.interrupted_by or plan.has_operations or not runs:
+            return None
+        if self.repeated.is_reproduced:
+            is_broken = self.repeated.ending is not Ending.WHOLE
+            return NextCommand("look closer", step_command(plan.run.directory, plan.step)) if is_broken else None
+        return next_command(plan.run_spec, runs[0].recording)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of a step which did not come out again; else, with another run, what the two are to each other."""
+        if self.interrupted_by:
+            return ExitCode.INTERRUPTED
+        if self.repeated.is_reproduced and self.other_trace is not None:
+            return EXIT_CODES[self.other_trace.verdict.kind]
+        if not self.repeated.is_reproduced or self.other is None:
+            return self.repeated.exit_code
+        if not self.other.repeated.is_reproduced:
+            return self.other.repeated.exit_code
+        verdict = self.other.verdict
+        return ExitCode.INCOMPLETE_RECORDING if verdict is None else EXIT_CODES[verdict.kind]
+
+
+def with_bundle(found: Reproduction, path: Path, *, refers_to_checkpoint: bool) -> Reproduction:
+    """Write the step as a bundle, and return what was found with it.
+
+    It holds all values of the step where it came out as it was recorded. BundleError where it cannot be written.
+    """
+    plan = found.repeated.plan
+    again = found.repeated.runs[0].recording.directory if found.repeated.is_reproduced else None
+    head = write_bundle_of(plan.run, plan.step, path, refers_to_checkpoint=refers_to_checkpoint, kept_by=again)
+    return replace(found, bundle=path, bundle_needs=head.checkpoint.path if head.checkpoint else "")
+
+
+UNPACKED = "bundle"
+_FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)
+
+
+def trusted_bundle(invocation: Invocation, name: str, *, is_trusted: bool) -> Bundle:
+    """Return the bundle in a file, whose step is going to be run.
+
+    Raises BundleError for any other file, and UsageError for one that would use what no scenario here names, unless it
+    is trusted.
+    """
+    bundle = open_bundle(place_of(invocation.cwd, name))
+    call = check_call(bundle.read(CALL))
+    found = [*unnamed_in(call, scenarios_here(invocation.cwd)), *_checkpoint_of(bundle)]
+    check_trust(path_text(bundle.path), found, invocation, is_trusted=is_trusted)
+    return bundle
+
+
+def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
+    """The run of a bundle, in a directory that is new; HarnessError for one that is not whole."""
+    bundle.unpack(directory)
+    if (named := bundle.head.checkpoint) is not None:
+        _bring(Path(named.path), named.digest, directory / CHECKPOINTS / f"step-{bundle.head.start or 0:06}")
+    return read_recorded_run(directory)
+
+
+def _checkpoint_of(bundle: Bundle) -> list[Unnamed]:
+    """The checkpoint that a bundle names; whoever has made the bundle has chosen that path."""
+    return [] if bundle.head.checkpoint is None else [Unnamed("checkpoint", bundle.head.checkpoint.path)]
+
+
+def _bring(path: Path, digest: str, target: Path) -> None:
+    """Link the checkpoint that a bundle names to where its run has it; BundleError where it is not the same."""
+    try:
+        found = checkpoint_digest(path) if path.is_dir() else ""
+        if found == digest:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path.resolve(), target_is_directory=True)
+            return
+    except OSError as error:
+        raise BundleError(
+            f"the checkpoint {path} cannot be read: {error.strerror}",
+            legal="a directory that this user can read",
+            remedy="copy it to where it can be read, or have the bundle made without --reference-checkpoint",
+        ) from None
+    raise BundleError(
+        f"the bundle names a checkpoint, {path}, which is {'another one' if found else 'not there'}",
+        legal=f"the checkpoint of digest {digest}",
+        remedy="copy it there, or have the bundle made without --reference-checkpoint",
+    )
+
+
+def notes_on(run: RecordedRun, repeated: Repeated) -> list[str]:
+    """Say which code was called, and what explains a step that did not come out again."""
+    named = {text.strip('"') for text in _texts(flattened(run.entry_call.config)) if _FUNCTION.fullmatch(text)}
+    called = ", ".join([run.entry_call.entry, *sorted(named - {run.entry_call.entry})])
+    notes = [f"the code came from this machine, not from the bundle: {called}"]
+    different = repeated.different
+    if different is not None:
+        found = [each.name for part in ("content", "numerics") for each in different.fingerprints.get(part, ())]
+        if found:
+            notes.append(f"bits cannot be equal if these differ: {', '.join(found)}")
+        elif "subject" in different.fingerprints:
+            notes.append("numerics are equal, the code differs: compare its commit and its uncommitted changes")
+        else:
+            notes.append("the fingerprints are equal: the run itself is not reproducible")
+    return notes
+
+
+def _texts(flat: Mapping[str, str]) -> list[str]:
+    """Every text among the values, those in lists too."""
+    return [text for value in flat.values() for text in re.findall(r'"[^"]*"', value)]
+
+
+async def reproduce(
+    plan: StepPlan, other: StepPlan | None, out: OutDirectory, place: LaunchContext, display: TitledDisplay
+) -> Reproduction:
+    """Run the steps of a plan again, and those of another run's, in directories below `out`.
+
+    Raises UsageError where an entry refuses its run before the first step.
+    """
+    with open_launcher(place, display) as launcher:
+        runs = await _record_runs(plan, launcher, out, 1, display)
+        is_set_against = other is not None and not launcher.interrupted_by and bool(runs[0].recording.ranks)
+        others = await _record_runs(other, launcher, out, 2, display) if other and is_set_against else []
+        interrupted_by = launcher.interrupted_by
+    repeated = compare_step(plan, runs)
+    against = None if other is None or not others else classify_other(repeated, compare_step(other, others))
+    return Reproduction(repeated, out.path, against, interrupted_by=interrupted_by)
+
+
+async def _record_runs(
+    plan: StepPlan, launcher: Launcher, out: OutDirectory, number: int, display: TitledDisplay
+) -> list[Run]:
+    """Record the run of a plan, and the one with operations; UsageError where its entry refuses to begin."""
+    whose = "" if number == 1 else " of the other run"
+    steps = f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
+    variants = [Variant(plan.run_spec, number, f"repetition of {steps}{whose}")]
+    if plan.has_operations:
+        variants.append(Variant(plan.with_operations, number, f"repetition of {steps}{whose}, with operations"))
+
+    def show_title(variant: Variant) -> None:
+        display.title = variant.title
+
+    return await record_variants(launcher, variants, out, began=show_title, ended=display.ended)
