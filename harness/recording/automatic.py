@@ -308,14 +308,11 @@ class AutomaticRecorder:
         parameters = self._parameters([optimizer])
         names = {name for name, _ in parameters}
         is_whole = self._has_whole_state()
-        groups = [
-            group
-            for name, each in parameters
-            for group in (
-                Group([(name, each)], cache=self._unchanged, is_anew=True),
-                Group(state_of(optimizer, name, each, is_whole=is_whole)),
-            )
-        ]
+        groups = []
+        for name, each in parameters:
+            small, large = state_of(optimizer, name, each)
+            groups.append(Group([(name, each)], cache=self._unchanged, is_anew=True))
+            groups += [Group(small), Group(large if is_whole else [], Scope.PHYSICAL)]
         seen = [each for group in look_at_groups(groups) for each in group]
         self._record("optimizer", seen)
         self._weights |= {each.name: each.digested for each in seen if each.name in names}

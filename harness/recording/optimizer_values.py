@@ -7,10 +7,11 @@ import torch
 from torch.optim import Optimizer
 
 Named = Sequence[tuple[str, torch.Tensor]]
+Values = list[tuple[str, Any]]
 REMEMBERED = (int, float, torch.Tensor)
 LARGE_BYTES = 2**16
 WHOLE_EVERY = 8
-"""Large moments are read at every so many steps: they follow from gradients and earlier moments."""
+"""Large state is read at every so many steps: it follows from gradients and earlier state."""
 
 
 def gradients_of(parameters: Named) -> list[tuple[str, torch.Tensor]]:
@@ -18,12 +19,9 @@ def gradients_of(parameters: Named) -> list[tuple[str, torch.Tensor]]:
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
 
 
-def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor, *, is_whole: bool) -> list[tuple[str, Any]]:
-    """Return what an optimizer remembers of a weight; unless it `is_whole`, without large tensors."""
+def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor) -> tuple[Values, Values]:
+    """Return what an optimizer remembers of a weight: (numbers and small tensors, large ones)."""
     state = optimizer.state.get(parameter, {})
-    return [
-        (f"{name} {key}", value)
-        for key, value in state.items()
-        if isinstance(value, REMEMBERED)
-        and (is_whole or not isinstance(value, torch.Tensor) or value.nbytes < LARGE_BYTES)
-    ]
+    named = [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
+    large = [each for each in named if isinstance(each[1], torch.Tensor) and each[1].nbytes >= LARGE_BYTES]
+    return [each for each in named if not any(each is one for one in large)], large

@@ -49,8 +49,6 @@ def align(a: Trace, b: Trace, shift: int) -> tuple[Trace, Trace, Finding]:
     if part_b.manifest is not None and a.manifest is not None:
         found = replace(part_b.manifest.fingerprint, identity=a.manifest.fingerprint.identity)
         part_b = replace(part_b, manifest=replace(part_b.manifest, fingerprint=found))
-    for rank in ranks.keys() & others.keys():
-        ranks[rank], others[rank] = _of_both(ranks[rank], others[rank]), _of_both(others[rank], ranks[rank])
     note = VerdictCode.RESUMED(shift=shift, first_step=steps[0], last_step=steps[-1], names=names)
     return replace(part_a, ranks=ranks, _opened={}), replace(part_b, ranks=others, _opened={}), note
 
@@ -132,23 +130,6 @@ def _without_skipped(log: RankLog, a: Trace, rank: int, step: int) -> RankLog:
     return _with_values(log, step, kept)
 
 
-def _of_both(log: RankLog, other: RankLog) -> RankLog:
-    """A log without what an optimizer remembers that the other has not: large moments are read at every 8th step."""
-    kept = {}
-    for step in log.heads.keys() & other.heads.keys():
-        values, keys = log.columns(step).values(), {each.key for each in other.columns(step).values()}
-        of_both = [each for each in values if not _is_moment(each) or each.key in keys]
-        if len(of_both) < len(values):
-            kept[step] = of_both
-    for step, of_both in kept.items():
-        log = _with_values(log, step, of_both)
-    return log
-
-
-def _is_moment(value: RecordedValue) -> bool:
-    return value.phase == "optimizer" and " " in value.name and value.scope is not Scope.CONTEXT
-
-
 def _is_read(value: RecordedValue) -> bool:
     return value.phase == "rollout" and value.scope in (Scope.PHYSICAL, Scope.CONTEXT)
 
@@ -168,7 +149,7 @@ def _with_values(log: RankLog, step: int, values: Sequence[RecordedValue]) -> Ra
 def _is_held(value: RecordedValue) -> bool:
     if value.scope is Scope.CONTEXT:
         return value.name.startswith(RANDOM)
-    return value.phase in HELD and value.occurrence == 0 and value.scope is Scope.LOGICAL and not _is_moment(value)
+    return value.phase in HELD and value.occurrence == 0 and value.scope is Scope.LOGICAL
 
 
 def _last_known(

@@ -72,6 +72,8 @@ def train(plant: str) -> None:
             model.weight.data[60, 100] += 2**-10
         if plant == "switch" and step == 2:
             optimizer.param_groups[0]["maximize"] = True
+        if plant == "moment" and step == 2:
+            optimizer.state[model.weight]["exp_avg"].mul_(1.01)
         optimizer.zero_grad()
         model(rows).square().mean().backward()
         optimizer.step()
@@ -142,7 +144,7 @@ def own_optimizer(plant: str) -> None:
 
 def record(directory: Path, plant: str) -> None:
     identity = {"program": "train.py", **({"--resume": "checkpoint.pt"} if plant.startswith("resumed") else {})}
-    start_recording(RunSpec(directory=str(directory / plant), identity=identity))
+    start_recording(RunSpec(directory=str(directory / plant), identity=identity, all_state=plant == "all state"))
     torch.manual_seed(0)
     LOOPS.get(plant.partition(":")[0], train)(plant)
     log = active_log()
