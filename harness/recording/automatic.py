@@ -344,7 +344,7 @@ class AutomaticRecorder:
 
     def _unknown_parameters(self) -> Named:
         """What an optimizer may hold that is not torch's; nothing once one of torch's has stepped."""
-        return [] if self._num_begun else self._names.leaves()
+        return [] if self._num_begun else self._names.without_optimizer()
 
     def _end_unknown_step(self) -> None:
         """End the step of an optimizer that is not torch's, if a weight was written since the last backward.

@@ -102,7 +102,7 @@ class ParameterNames:
         living = [(name, root) for name, reference in self._trained.items() if (root := reference()) is not None]
         return [(name, _mode(root)) for name, root in living]
 
-    def leaves(self) -> Named:
+    def without_optimizer(self) -> Named:
         """(name, tensor) of the leaves that backward has met and no optimizer holds."""
         met = {id(leaf) for each in self._leaves if (leaf := each()) is not None}
         return [(name, tensor) for name, tensor in self.untracked() if id(tensor) in met]

@@ -130,7 +130,7 @@ def own_optimizer(plant: str) -> None:
     for step in range(4):
         model.train(not (plant == "own: eval" and step == 2))
         if plant == "own: gradient" and step == 2:
-            weights[2].register_hook(torch.zeros_like)
+            weights[2].register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         for microbatch in range(2):
             chosen = torch.randperm(64)[:8]
             if plant == "own: order" and (step, microbatch) == (2, 1):

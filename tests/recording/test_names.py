@@ -64,7 +64,7 @@ def test_leaves_that_no_optimizer_holds_have_names() -> None:
     names, model = ParameterNames(), nn.Linear(2, 1)
     names.meet([model(torch.ones(2))])
     names.assign([], with_leaves=True)
-    assert {name for name, _ in names.leaves()} == {"weight", "bias"}
+    assert {name for name, _ in names.without_optimizer()} == {"weight", "bias"}
     assert not names.has_reserved
 
 
@@ -87,9 +87,9 @@ def test_modules_are_noted_when_they_are_made_copied_or_loaded(monkeypatch: pyte
     monkeypatch.setattr(gc, "get_objects", lambda: pytest.fail("all objects are looked through"))
     made = nn.Sequential(nn.Linear(2, 2))
     copied, loaded = copy.deepcopy(made), pickle.loads(pickle.dumps(made))
-    for each in (made, copied, loaded):
-        assert names_of(each) == ["0.weight", "0.bias"]
-    del copied, each
+    for module in (made, copied, loaded):
+        assert names_of(module) == ["0.weight", "0.bias"]
+    del copied, module
     assert sum(type(each) is nn.Sequential for each in names.living_modules()) == 2
 
 
