@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from harness.bits.errors import UsageError
-from harness.bits.text import printable
+from harness.bits.text import printable, put
 
 _COMMAND = re.compile(r"^[^\S\n]*::|##\[", re.MULTILINE)
 """Line of its output that a job of GitHub Actions obeys: it begins with `::`, after blanks, or holds `##[`."""
@@ -32,13 +32,14 @@ def say(text: str) -> None:
 
 
 def show(result: str) -> None:
-    """Print a result on standard output; ignore a reader that closed the pipe.
+    """Print a result on standard output, what its encoding lacks as escapes; ignore a reader that closed the pipe.
 
     Raises UsageError if the result cannot be written.
     """
     try:
         with suppress(BrokenPipeError):
-            print(_without_commands(printable(result)), flush=True)
+            put(sys.stdout, f"{_without_commands(printable(result))}\n")
+            sys.stdout.flush()
     except OSError as error:
         raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
 
