@@ -60,8 +60,7 @@ def chaos(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from harness.lab.experiments.launcher import LaunchContext, Launcher, run_experiment
     from harness.lab.experiments.preparation import read_input
     from harness.process.clock import SystemClock
-    from harness.render.chaos import chaos_json, chaos_text, varied_json, varied_text
-    from harness.render.chaos_progress import ChaosLines, VaryLines
+    from harness.render.chaos import ChaosLines, VaryLines, chaos_json, chaos_text, varied_json, varied_text
     from harness.render.console import say
 
     options, clock = chaos_options(given), SystemClock()

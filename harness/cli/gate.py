@@ -64,8 +64,7 @@ def gate(invocation: Invocation, output: opt.Output, /, *, out: str | None, **gi
     from harness.lab.gate.gate import run_gate
     from harness.process.clock import SystemClock
     from harness.render.console import is_on_github
-    from harness.render.gate import gate_json, gate_text
-    from harness.render.gate_github import annotate, append_summary
+    from harness.render.gate import annotate, append_summary, gate_json, gate_text
     from harness.render.run_lines import RunLines
 
     clock = SystemClock()

@@ -73,6 +73,6 @@ def watch_replicas(
     Under `rlharness trace --sentinel` the sentinel runs already: its cadence and directory stay. Raises UsageError for
     a cadence below 1, or parameters before `init_process_group`.
     """
-    from harness.recording.sentinel.running import declare_replicas
+    from harness.recording.sentinel.sentinel import declare_replicas
 
     declare_replicas(parameters, every=every, directory=directory, ranks=ranks, timeout_s=timeout_s)

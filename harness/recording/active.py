@@ -35,8 +35,7 @@ def start_recording(orders: RunSpec) -> None:
     _active.log, _active.foreign = log, AutomaticRecorder(log)
     _active.foreign.install()
     if orders.sentinel:
-        from harness.recording.sentinel.running import start_sentinel
-        from harness.recording.sentinel.sentinel import SentinelConfig
+        from harness.recording.sentinel.sentinel import SentinelConfig, start_sentinel
 
         config = SentinelConfig(orders.sentinel, Path(orders.directory))
         start_sentinel(config, _active.foreign.pause)

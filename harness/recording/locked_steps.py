@@ -13,6 +13,7 @@ writes a line of JSON for each step.
 
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
@@ -56,6 +57,8 @@ EQUAL_SETTINGS = 1e-9
 """Relative difference up to which two values of a setting are computed in two ways."""
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 NOISE = ("randn", "rand", "randn_like", "rand_like")
+CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+"""Functions of torch.nn.utils that clip gradients, and hide by what factor they differ."""
 
 Named = Iterable[tuple[str, torch.Tensor]]
 Step = dict[str, Any]
@@ -229,17 +232,18 @@ class LockedSteps(RecorderCallback):
         num_steps: steps of each optimizer after which the run ends; None for all.
         """
         self._directory, self._base, self._nudged = Path(directory), Path(base) if base else None, nudged
-        self._num_steps = num_steps
         self._nudges = None if seed is None else torch.Generator().manual_seed(seed)
-        self._names, self._stepping = ParameterNames(), Stepping()
+        self._num_steps, self._names, self._stepping = num_steps, ParameterNames(), Stepping()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, list[int]] = weakref.WeakKeyDictionary()
         """[its number, its steps] of each that has stepped."""
         self._num_optimizers = self._num_begun = 0
-        self._pid, self._rank = 0, ""
-        self._step: Step = {}
+        self._pid, self._rank, self._step, self._has_failed = 0, "", Step(), False
         self._roundings: Roundings = {}
-        self._has_failed = False
         self._control = None if ties is None else Control(ties, lambda: self._num_begun)
+        self._unclipped: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        """By id of a weight: its gradient before it was clipped, that after it, and the version of that."""
+        for module, name in itertools.product((torch.nn.utils, torch.nn.utils.clip_grad), CLIPS):
+            setattr(module, name, self._around_clip(getattr(module, name)))
         hook_steps(self._begin, self._end, self._stepping, CompiledSteps())
         self._coarse, self._moves = 0.0, weakref.WeakKeyDictionary[Optimizer, list[torch.Tensor]]()
         """Eps of the type that autocast computes in, and how far weights have moved for it, until their step."""
@@ -312,13 +316,21 @@ class LockedSteps(RecorderCallback):
     def _gradients(self, optimizer: Optimizer) -> None:
         """Keep the gradients; of an optimizer with a closure those of its first call."""
         self._step["num_gradients"] += 1
-        for each in _weights(optimizer):  # one number rounded so coarsely is often the same by chance
-            if each.grad is not None and not each.grad.is_sparse and torch.finfo(each.dtype).eps < self._coarse:
+        found = []
+        for name, each in _numbered(_weights(optimizer)):
+            if each.grad is None:
+                continue
+            before, after, version = self._unclipped.get(id(each), (each.grad, None, 0))
+            is_clipped = after is each.grad and version == each.grad._version
+            found.append((name, before if is_clipped else each.grad))
+            # one number rounded so coarsely is often the same by chance
+            if not each.grad.is_sparse and torch.finfo(each.dtype).eps < self._coarse:
                 grad = _local(each.grad)
-                grad.mul_(1 + self._coarse * (2 * torch.randint(2, grad.shape, generator=self._nudges) - 1).to(grad))
+                noise = 1 + self._coarse * (2 * torch.randint(2, grad.shape, generator=self._nudges) - 1).to(grad)
+                for tensor in (grad, _local(found[-1][1]))[: 1 + is_clipped]:
+                    tensor.mul_(noise)
         if self._step["num_gradients"] == 1:
             scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler that leaves unscaling to the step
-            found = [(name, each.grad) for name, each in _numbered(_weights(optimizer)) if each.grad is not None]
             self._step["gradient"] = _copies((name, each if scale is None else each / scale) for name, each in found)
 
     def _after(self, optimizer: Optimizer) -> None:
@@ -354,6 +366,19 @@ class LockedSteps(RecorderCallback):
         if self._nudges is not None:
             self._nudge(optimizer)
         self._write(line)
+
+    def _around_clip(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(parameters, *args, **kwargs)
+            weights = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            found = [(each, each.grad, each.grad.detach().clone()) for each in weights if each.grad is not None]
+            result = original(weights, *args, **kwargs)
+            self._unclipped |= {id(each): (before, after, after._version) for each, after, before in found}
+            return result
+
+        return clip
 
     def _around_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

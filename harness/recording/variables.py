@@ -61,8 +61,8 @@ def _visit(name: str, value: Any, found: Values, seen: set[int], max_bytes: int,
         is_nan = kind is float and isnan(value)  # which equals nothing
         found[name] = value[:60] if kind is str else "nan" if is_nan else value
         return
-    skipped = (type, ModuleType, torch.nn.Module, torch.optim.Optimizer)
-    if id(value) in seen or issubclass(kind, skipped):
+    is_bar = any(each.__module__.partition(".")[0] == "tqdm" for each in kind.__mro__)  # a progress bar trains nothing
+    if is_bar or id(value) in seen or issubclass(kind, (type, ModuleType, torch.nn.Module, torch.optim.Optimizer)):
         return
     seen.add(id(value))
     numpy = sys.modules.get("numpy")

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.bits.text import count, one_line, path_text
-from harness.lab.bisect.bisection import Bisection, Probe
-from harness.lab.bisect.search import Outcome
+from harness.lab.bisect.bisection import Bisection, Outcome, Probe
 from harness.render.divergence import attribution_lines, headline, verdict_json
 from harness.trace.verdict import EXIT_CODES
 

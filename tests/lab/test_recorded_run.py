@@ -45,7 +45,6 @@ def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         run.spec_to(3)
     names = [f"judge.{name}" for name in ("password", "url", *judge)]
-    assert caught.value.legal == f"a value for each of {', '.join(names)}"
     assert caught.value.remedy == f"add {' '.join(f'--set {name}=VALUE' for name in names)}"
 
 

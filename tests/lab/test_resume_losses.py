@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.lab.replay.resume_losses import (
+from harness.lab.replay.resumption import (
     LossCode,
     Record,
     Resumption,

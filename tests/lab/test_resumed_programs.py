@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.replay.resume_losses import LossCode, Record, Resumption, compare_resumed, first_unequal
-from harness.lab.replay.resumption import read_record
+from harness.lab.replay.resumption import LossCode, Record, Resumption, compare_resumed, first_unequal, read_record
 from tests.support.cli_commands import Done, type_command, type_here
 from tests.support.suite_runs import environment
 

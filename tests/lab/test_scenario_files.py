@@ -6,7 +6,7 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES
-from harness.lab.experiments.perturbation import Choice
+from harness.lab.chaos.search import Choice, payload_factors
 from harness.lab.experiments.scenario import FULL, SMOKE, ScenarioFile, all_scenarios, find_scenario
 from rlcore.config import LEVELS, RUNTIME_SECTIONS, RunConfig, read_config
 from rlcore.errors import InvalidValueError
@@ -39,7 +39,7 @@ def test_no_key_of_it_looks_misspelt(file: ScenarioFile) -> None:
 def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
     scenario = file.read()
     assert scenario.chaos.crash is not None
-    factors = scenario.chaos.payload_factors({})
+    factors = payload_factors(scenario.chaos, {})
     names = {factor.name for factor in factors}
     assert {"runtime.concurrency", "output.evaluate_every", "output.checkpoint_every"} <= names
     for factor in factors:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.recording.value_text import MAX_ELEMENTS, elements_text, value_range
+from harness.recording.stepping import MAX_ELEMENTS, elements_text, value_range
 
 NAN, INF = float("nan"), float("inf")
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from harness.bits.findings import Finding
 from harness.lab.experiments.worktrees import Commit
 from harness.lab.gate.change import Change, Comparison, GateCode
-from harness.lab.gate.costs import SECONDS, STEP, CostChange
-from harness.lab.gate.gate import DEFAULT, Gate, GateScenario
+from harness.lab.gate.gate import DEFAULT, SECONDS, STEP, CostChange, Gate, GateScenario
 
 BASE = Commit("b" * 40, "bbbbbbb", "The base, 100 %", "Ada", "2026-11-19")
 HEAD = Commit("a" * 40, "aaaaaaa", "The head", "Ada", "2026-11-20")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.bisect.bisection import Bisection, Criterion, Probe
-from harness.lab.bisect.search import Outcome
+from harness.lab.bisect.bisection import Bisection, Criterion, Outcome, Probe
 from harness.lab.experiments.worktrees import Commit
 from harness.render.bisect import bisection_json, bisection_text
 from harness.trace.diff import diff

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.search import Chaos, ChaosPlan, Finding, NotApplied, Outcome, Sign, Subject, Tally
+from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotApplied, Outcome, Sign, Span, Subject, Tally
 from harness.lab.experiments.launcher import OUTPUT
-from harness.lab.experiments.perturbation import Factor, Span
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
-from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
-from harness.render.chaos_progress import ChaosLines
+from harness.render.chaos import ChaosLines, chaos_json, chaos_text, command, effect, sentence
 from harness.trace.diff import diff
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind, Verdict

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.gate.change import Change, Comparison, GateCode, classify_change
+from harness.lab.gate.change import Change, Comparison, GateCode, Rounding, classify_change
 from harness.lab.gate.golden import Acceptance, golden_of
-from harness.lab.gate.rounding import Rounding
-from harness.render.gate import cost_line, gate_json, gate_text
-from harness.render.gate_github import summary
+from harness.render.gate import cost_line, gate_json, gate_text, summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
 from tests.render.gates import NOISY, SEED, SLOWER, STEADY, gate_of, reported, scenario_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.lab.gate.change import Change, GateCode
-from harness.render.gate_github import annotations, append_summary, summary
+from harness.render.gate import annotations, append_summary, summary
 from harness.render.github import SUMMARY_VARIABLE
 from tests.render.gates import SEED, gate_of, reported, scenario_of
 from tests.support.github_commands import read_back

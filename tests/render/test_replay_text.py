@@ -141,7 +141,7 @@ def test_the_tail_of_an_output_is_harmless_and_short(tmp_path: Path) -> None:
 
 def test_json_holds_plain_values_and_no_secrets(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    plan = replace(plan, run_spec=replace(plan.run_spec, argv=("python", "--token", "abc")))
+    plan = replace(plan, run_specs=(replace(plan.run_spec, argv=("python", "--token", "abc")),))
     told = json.loads(json.dumps(replay_json(compare_runs(plan, [run_of(tmp_path, 1), run_of(tmp_path, 2, OTHER)]))))
     assert told["command"] == ["python", "--token", "<redacted>"]
     assert (told["version"], told["exit_code"], told["directory"], told["level"]) == (1, 10, str(tmp_path), "off")

@@ -24,7 +24,7 @@ OP = {
 
 def plan_of(directory: Path, *, num_runs: int = 2, op_step: int | None = None, level: str = "off") -> ReplayPlan:
     run_spec = RunSpec(("python", "train.py", "--lr", "1e-3"), level=level)
-    return ReplayPlan(run_spec, OutDirectory(directory), num_runs, op_step=op_step)
+    return ReplayPlan((run_spec,), OutDirectory(directory), num_runs, op_step=op_step)
 
 
 def run_of(

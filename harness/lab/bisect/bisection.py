@@ -9,6 +9,13 @@ Every probe runs the scenario or the command as it is in the working tree, with 
 end runs twice, since bits that come and go cannot be bisected. Of a package only what pip would change in this
 environment is installed, so that everything else, torch above all, is the same in every probe. The environment itself
 is never written to.
+
+    good ── 1 ── 2 ──────── 5 ── bad          suspects: what bad has and good has not
+                  \\── 3 ── 4 ──/
+
+A commit is bad where an ancestor of it is: then half of the suspects go with each probe that is chosen well. Probed
+bad, only its ancestors stay; probed good, its ancestors go, and so does it. One that cannot be run says nothing; the
+next best is taken. Versions of a package are a history in one line.
 """
 
 import json
@@ -16,14 +23,16 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from enum import Enum
+from functools import cached_property, partial
+from graphlib import TopologicalSorter
 from itertools import count, pairwise
 from math import inf, isnan
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, TypeVar
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -33,16 +42,9 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.files import read_text
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
-from harness.lab.bisect.search import Outcome, Search, in_a_line
-from harness.lab.experiments.command_spec import (
-    ScenarioOptions,
-    make_command_spec,
-    refuse_both,
-    refuse_scenario_options,
-)
+from harness.lab.experiments.command_spec import ScenarioOptions, make_command_spec
 from harness.lab.experiments.launcher import (
     OUTPUT,
-    Executor,
     LaunchContext,
     Launcher,
     TitledDisplay,
@@ -50,17 +52,8 @@ from harness.lab.experiments.launcher import (
     open_launcher,
 )
 from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.scenario import (
-    SMOKE,
-    asked_of,
-    check_machine,
-    find_scenario,
-    make_scenario_spec,
-    nothing_to_run,
-    say_misspelt,
-)
+from harness.lab.experiments.scenario import asked_run, make_scenario_spec
 from harness.lab.experiments.worktrees import (
-    CHILD,
     Checkout,
     Commit,
     GitError,
@@ -80,6 +73,101 @@ from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Kind, Verdict
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Outcome(Enum):
+    """What a probe has shown."""
+
+    GOOD = "good"
+    BAD = "bad"
+    SKIP = "skip"
+    """It could not be run, and says nothing."""
+
+
+@dataclass(frozen=True)
+class Search(Generic[T]):
+    """How far a search has come. Each probe gives another one."""
+
+    parents: Mapping[T, Sequence[T]]
+    """Of every commit that `bad` has and the good one has not, and of `bad`; others are not looked at."""
+    bad: T
+    """The earliest that is known to be bad."""
+    suspects: frozenset[T]
+    """Among which the first bad one is; `bad` is one of them."""
+    skipped: frozenset[T] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, parents: Mapping[T, Sequence[T]], bad: T) -> "Search[T]":
+        """The search that begins; `bad` and all its ancestors in `parents` are suspects."""
+        return cls(parents, bad, ancestors(parents, bad, frozenset(parents)))
+
+    @property
+    def candidates(self) -> tuple[T, ...]:
+        """Which the first bad one may be, once nothing can be probed any more: one, unless some could not be run."""
+        return tuple(sorted(self.suspects, key=self._order.__getitem__))
+
+    @cached_property
+    def next_probe(self) -> T | None:
+        """The commit whose outcome halves the suspects best; None where nothing is left to be asked."""
+        masks = self._masks()
+        best: T | None = None
+        most = 0
+        for commit, mask in masks.items():
+            if commit == self.bad or commit in self.skipped:
+                continue
+            if (gain := min(mask.bit_count(), len(masks) - mask.bit_count())) > most:
+                best, most = commit, gain
+        return best
+
+    def after(self, commit: T, outcome: Outcome) -> "Search[T]":
+        """The search once a suspect was probed."""
+        assert commit in self.suspects and commit != self.bad
+        if outcome is Outcome.SKIP:
+            return Search(self.parents, self.bad, self.suspects, self.skipped | {commit})
+        found = ancestors(self.parents, commit, self.suspects)
+        if outcome is Outcome.BAD:
+            return Search(self.parents, commit, found, self.skipped & found)
+        return Search(self.parents, self.bad, self.suspects - found, self.skipped - found)
+
+    @property
+    def num_left(self) -> int:
+        """About how many probes are still wanted."""
+        return max(0, (len(self.suspects) - 1).bit_length())
+
+    @cached_property
+    def _order(self) -> dict[T, int]:
+        """A number for each commit, parents first; equal histories are searched alike."""
+        return {commit: at for at, commit in enumerate(TopologicalSorter(self.parents).static_order())}
+
+    def _masks(self) -> dict[T, int]:
+        """For each suspect, parents first, the set of itself and its ancestors among them, a bit for each."""
+        masks: dict[T, int] = {}
+        for at, commit in enumerate(sorted(self.suspects, key=self._order.__getitem__)):
+            masks[commit] = 1 << at
+            for parent in self.parents.get(commit, ()):
+                masks[commit] |= masks.get(parent, 0)
+        return masks
+
+
+def ancestors(parents: Mapping[T, Sequence[T]], commit: T, among: frozenset[T]) -> frozenset[T]:
+    """A commit and all of its ancestors that can be reached within `among`."""
+    found, to_see = {commit}, [commit]
+    while to_see:
+        for parent in parents.get(to_see.pop(), ()):
+            if parent in among and parent not in found:
+                found.add(parent)
+                to_see.append(parent)
+    return frozenset(found)
+
+
+def in_a_line(names: Sequence[T]) -> dict[T, tuple[T, ...]]:
+    """The history of what comes one after the other, the first being good."""
+    return {name: (before,) for before, name in pairwise(names)}
+
+
+# ------------------------------------------------------------------------------------------------------------ criterion
 
 BITS, REWARD = "bits", "reward"
 OPTION = "--by"
@@ -189,6 +277,8 @@ def _values(trace: Trace, name: str) -> Iterator[tuple[int, float]]:
             yield point.step, point.values[name].value()
 
 
+# ----------------------------------------------------------------------------------------------------------- candidates
+
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 LEGAL = "NAME==A..B, the good version and a later one that is bad"
 _SPEC = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*==\s*(\S+?)\s*\.\.\s*(\S+)\s*")
@@ -211,49 +301,24 @@ def refuse_interrupted(interrupted_by: str) -> None:
         raise Interrupted(f"interrupted by {interrupted_by}, before both ends were known")
 
 
-class Candidates(Protocol):
-    """What may be bad first, and how each is had."""
-
-    good: str
-    bad: str
-
-    @property
-    def parents(self) -> Mapping[str, Sequence[str]]:
-        """The history: by candidate, those right before it; `good` is not a candidate."""
-
-    def describe(self, name: str) -> str:
-        """A candidate as a person knows it."""
-
-    def at(self, name: str) -> AbstractAsyncContextManager[Side]:
-        """Where the candidate is run, gone afterwards; UnavailableError where it cannot be had."""
-
-
+@dataclass
 class CommitCandidates:
     """The commits that the bad one has and the good one has not."""
 
-    def __init__(
-        self,
-        checkout: Checkout,
-        worktrees: Worktrees,
-        good: Commit,
-        bad: Commit,
-        *,
-        prepare: Callable[..., Awaitable[str]] | None = None,
-        logs: Path = Path(),
-    ) -> None:
-        self._prepare, self._logs, self._num_prepared = prepare, logs, 0
-        self._checkout = checkout
-        self._worktrees = worktrees
-        self.good, self.bad = good.name, bad.name
-        self.parents = checkout.history(good, bad)
+    checkout: Checkout
+    worktrees: Worktrees
+    ends: tuple[Commit, Commit]
+    """The good one, and the bad one."""
+    prepare: Callable[..., Awaitable[str]] | None = None
+    logs: Path = Path()
 
-    def commit(self, name: str) -> Commit:
-        """A candidate."""
-        return self._checkout.commit(name)
+    def __post_init__(self) -> None:
+        self.good, self.bad = (end.name for end in self.ends)
+        self.parents, self._num_prepared = self.checkout.history(*self.ends), 0
 
     def describe(self, name: str) -> str:
         """3f9c2a7 The clip is lower."""
-        commit = self.commit(name)
+        commit = self.checkout.commit(name)
         return f"{commit.short} {commit.subject}"
 
     @asynccontextmanager
@@ -261,13 +326,13 @@ class CommitCandidates:
         """Its worktree."""
         with ExitStack() as stack:
             try:
-                side = stack.enter_context(self._worktrees.at(self.commit(name)))
+                side = stack.enter_context(self.worktrees.at(self.checkout.commit(name)))
             except GitError as error:
                 raise UnavailableError(error.what) from None
-            if self._prepare is not None:
+            if self.prepare is not None:
                 self._num_prepared += 1
-                log = self._logs / f"setup-{self._num_prepared}"
-                if problem := await self._prepare(side=side, log=log):
+                log = self.logs / f"setup-{self._num_prepared}"
+                if problem := await self.prepare(side=side, log=log):
                     raise UnavailableError(f"{problem}; what it printed: {path_text(log / OUTPUT)}")
             yield side
 
@@ -281,7 +346,6 @@ def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commi
         turned = checkout.is_ancestor(ends[1], ends[0])
         raise UsageError(
             f"--good {good} is not an ancestor of --bad {bad}",
-            legal="a good commit that is an ancestor of the bad one",
             remedy=f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
             if turned
             else f"git merge-base {good} {bad} names a common ancestor",
@@ -326,54 +390,47 @@ def versions_between(known: Sequence[str], name: str, good: Version, bad: Versio
     return [by_version[v] for v in sorted(by_version) if good <= v <= bad and (takes_all or not v.is_prerelease)]
 
 
+@dataclass
 class PackageCandidates:
     """Versions of one package, each in a directory of its own."""
 
-    def __init__(
-        self,
-        session: Launcher,
-        side: Side,
-        directory: Path,
-        name: str,
-        versions: Sequence[str],
-        *,
-        note: Callable[[str], None],
-    ) -> None:
-        self._session = session
-        self._note = note
-        self._side = side
-        self._directory = directory
-        self._name = name
-        self._numbers = count(1)
-        self._requirements: dict[str, list[str]] = {}
-        self.good, self.bad = versions[0], versions[-1]
-        self.parents: Mapping[str, Sequence[str]] = in_a_line(versions)
+    session: Launcher
+    side: Side
+    directory: Path
+    name: str
+    versions: Sequence[str]
+    note: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._numbers, self._requirements = count(1), dict[str, list[str]]()
+        self.good, self.bad = self.versions[0], self.versions[-1]
+        self.parents: Mapping[str, Sequence[str]] = in_a_line(self.versions)
 
     def describe(self, name: str) -> str:
         """einops 0.8.1."""
-        return f"{self._name} {name}"
+        return f"{self.name} {name}"
 
     @asynccontextmanager
     async def at(self, name: str) -> AsyncIterator[Side]:
         """The environment with this version in front of it."""
-        target = self._directory / f"packages-{name}"
+        target = self.directory / f"packages-{name}"
         try:
             if wanted := await self.requirements(name):
-                self._note(f"installing {', '.join(wanted)}, beside the environment")
+                self.note(f"installing {', '.join(wanted)}, beside the environment")
                 arguments = ("install", "--quiet", "--no-deps", "--target", str(target), *wanted)
-                await pip(self._session, arguments, self._log(), f"{self.describe(name)} cannot be installed")
-            yield self._with(str(target)) if wanted else self._side
+                await pip(self.session, arguments, self._log(), f"{self.describe(name)} cannot be installed")
+            yield self._with(str(target)) if wanted else self.side
         finally:
             remove_tree(str(target))
 
     def _with(self, target: str) -> Side:
         """The environment with a directory in front of it; behind the recorder, where an entry is called."""
-        recorder, *rest = self._side.environ["PYTHONPATH"].split(os.pathsep)
-        own = self._side.command_environ
+        recorder, *rest = self.side.environ["PYTHONPATH"].split(os.pathsep)
+        own = self.side.command_environ
         of_command = os.pathsep.join(filter(None, [target, own.get("PYTHONPATH", "")]))
         return replace(
-            self._side,
-            environ={**self._side.environ, "PYTHONPATH": os.pathsep.join([recorder, target, *rest])},
+            self.side,
+            environ={**self.side.environ, "PYTHONPATH": os.pathsep.join([recorder, target, *rest])},
             command_environ={**own, "PYTHONPATH": of_command},
         )
 
@@ -386,13 +443,17 @@ class PackageCandidates:
     async def _resolved(self, version: str) -> list[str]:
         log = self._log()
         report = log.with_suffix(".json")
-        arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self._name}=={version}")
-        await pip(self._session, arguments, log, f"{self.describe(version)} cannot be had here")
+        arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self.name}=={version}")
+        await pip(self.session, arguments, log, f"{self.describe(version)} cannot be had here")
         found = [each["metadata"] for each in json.loads(read_text(report))["install"]]
         return [f"{each['name']}=={each['version']}" for each in found]
 
     def _log(self) -> Path:
-        return self._directory / f"pip-{next(self._numbers)}"
+        return self.directory / f"pip-{next(self._numbers)}"
+
+
+Candidates = CommitCandidates | PackageCandidates
+"""What may be bad first, and how each is had."""
 
 
 async def index_versions(session: Launcher, name: str, directory: Path, *, pre: bool) -> list[str]:
@@ -406,11 +467,7 @@ async def index_versions(session: Launcher, name: str, directory: Path, *, pre: 
         output = await pip(session, arguments, log, f"the versions of {name} are not known")
     except UnavailableError as error:
         refuse_interrupted(session.interrupted_by)
-        raise UsageError(
-            error.what,
-            legal="a package that pip can install here",
-            remedy=f"check the output of: pip index versions {name}",
-        ) from None
+        raise UsageError(error.what, remedy=f"check the output of: pip index versions {name}") from None
     match = _VERSIONS.search(output)
     return [text.strip() for text in match[1].split(",")] if match else []
 
@@ -435,6 +492,8 @@ def faults_of(output: str) -> list[str]:
     others = [line for line in lines if not line.startswith("WARNING:")]
     return list(dict.fromkeys(found or others[-1:]))
 
+
+# ------------------------------------------------------------------------------------------------------------- the runs
 
 BISECTIONS = "bisections"
 
@@ -520,88 +579,51 @@ class BisectOptions:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Probing:
-    """How each probe is run."""
-
-    options: BisectOptions
-    run_spec: RunSpec
-    place: LaunchContext
-    out: Path
-    """Of the traces."""
-    lines: TitledDisplay
-    note: Callable[[str], None]
-
-
 async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str, lines: TitledDisplay) -> Bisection:
     """Find the first revision or version whose run is bad.
 
     Raises HarnessError for what the user can mend; UsageError before anything is made.
     """
     run_spec = _run_spec(invocation, options)
-    commits = None if options.packages else _commits(invocation, options)
+    checkout = None if options.packages else Checkout(invocation.cwd, invocation.environ)
+    ends = None if checkout is None else checked_ends(checkout, options.good or "", options.bad or "")
     place = LaunchContext(invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
     out = out_directory(invocation.cwd, options.out, BISECTIONS, bisect_id).path
-    probing = Probing(options, run_spec, place, out, lines, invocation.note)
-    if commits is None:
-        assert options.packages is not None
-        return await _over_versions(probing, options.packages)
-    return await _over_commits(probing, *commits)
+    with ExitStack() as stack:
+        session = stack.enter_context(open_launcher(place, lines))
+        candidates: Candidates
+        if checkout is not None and ends is not None:
+            worktrees, setup = stack.enter_context(open_worktrees(checkout)), options.setup
+            prepare = partial(set_up, session, setup, checkout=checkout.root) if setup else None
+            candidates = CommitCandidates(checkout, worktrees, ends, prepare=prepare, logs=out)
+        else:
+            candidates = await _versions(session, options.packages or "", place, out, invocation.note)
+        root = None if checkout is None else checkout.root
+        search = RevisionSearch(session, lines, candidates, options.criterion, out, checkout_root=root)
+        found = await search.first_bad(options.scenario or shlex.join(run_spec.shown_argv), run_spec)
+        return replace(found, commit=None if checkout is None else checkout.commit(found.found.name))
 
 
 def _run_spec(invocation: Invocation, asked_for: BisectOptions) -> RunSpec:
     """The scenario as it is in the working tree, or the command; UsageError where it cannot be run as asked for."""
-    options, name = asked_for.given, asked_for.scenario
-    refuse_both(invocation, [name] if name else [])
-    if name is None:
-        if not invocation.trailing:
-            raise nothing_to_run("bisect", invocation.cwd)
-        refuse_scenario_options(options)
-        run_spec = make_command_spec(invocation.trailing, options.recording)
-        check_program(run_spec, invocation.cwd, invocation.environ)
-        return run_spec
-    asked = asked_of(name, find_scenario(name, invocation.cwd).read(), options, SMOKE)
-    say_misspelt(asked, invocation.note)
-    check_machine(invocation, asked.scenario)
-    run_spec = make_scenario_spec(asked, options.recording)
-    return run_spec if run_spec.call is None else replace(run_spec, argv=CHILD)
+    options = asked_for.given
+    if asked := asked_run(invocation, "bisect", asked_for.scenario, options, is_isolated=True):
+        return make_scenario_spec(asked, options.recording, is_isolated=True)
+    run_spec = make_command_spec(invocation.trailing, options.recording)
+    check_program(run_spec, invocation.cwd, invocation.environ)
+    return run_spec
 
 
-def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, Commit, Commit]:
-    """The checkout, and the good and the bad commit of it; UsageError where they are none."""
-    checkout = Checkout(invocation.cwd, invocation.environ)
-    return checkout, *checked_ends(checkout, options.good or "", options.bad or "")
-
-
-async def _over_commits(probing: Probing, checkout: Checkout, good: Commit, bad: Commit) -> Bisection:
-    with open_launcher(probing.place, probing.lines) as session, open_worktrees(checkout) as worktrees:
-        setup = probing.options.setup
-        prepare = partial(set_up, session, setup, checkout=checkout.root) if setup else None
-        candidates = CommitCandidates(checkout, worktrees, good, bad, prepare=prepare, logs=probing.out)
-        hunt = RevisionSearch(
-            session, probing.lines, candidates, probing.options.criterion, probing.out, checkout_root=checkout.root
-        )
-        found = await hunt.first_bad(
-            probing.options.scenario or shlex.join(probing.run_spec.shown_argv), probing.run_spec
-        )
-        return replace(found, commit=candidates.commit(found.found.name))
-
-
-async def _over_versions(probing: Probing, packages: str) -> Bisection:
-    with open_launcher(probing.place, probing.lines) as session:
-        versions = await _versions(session, packages, probing)
-        hunt = RevisionSearch(session, probing.lines, versions, probing.options.criterion, probing.out)
-        return await hunt.first_bad(
-            probing.options.scenario or shlex.join(probing.run_spec.shown_argv), probing.run_spec
-        )
-
-
-async def _versions(session: Launcher, packages: str, probing: Probing) -> PackageCandidates:
+async def _versions(
+    session: Launcher, packages: str, place: LaunchContext, out: Path, note: Callable[[str], None]
+) -> PackageCandidates:
     """The versions between two, both of which can be had here: that is asked before anything is installed or run."""
-    side, out = _here(probing.place, probing.out), probing.out
     name, good, bad = parse_packages(packages)
     known = await index_versions(session, name, out, pre=good.is_prerelease or bad.is_prerelease)
-    versions = PackageCandidates(session, side, out, name, versions_between(known, name, good, bad), note=probing.note)
+    path = [str(recorder_path(out)), str(place.cwd), place.environ.get("PYTHONPATH", "")]
+    environ = {**place.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    side = Side(place.cwd, place.cwd, environ, place.environ)
+    versions = PackageCandidates(session, side, out, name, versions_between(known, name, good, bad), note=note)
     for end in (versions.good, versions.bad):
         try:
             await versions.requirements(end)
@@ -609,13 +631,6 @@ async def _versions(session: Launcher, packages: str, probing: Probing) -> Packa
             refuse_interrupted(session.interrupted_by)
             raise EndsError(error.what, legal="two ends that pip can install", remedy="name another end") from None
     return versions
-
-
-def _here(place: LaunchContext, out: Path) -> Side:
-    """The working directory as it is, with this package's recorder in front of everything."""
-    path = [str(recorder_path(out)), str(place.cwd), place.environ.get("PYTHONPATH", "")]
-    environ = {**place.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    return Side(place.cwd, place.cwd, environ, place.environ)
 
 
 class NothingToFindError(HarnessError):
@@ -630,38 +645,32 @@ class EndsError(HarnessError):
     exit_code = ExitCode.INCOMPLETE_RECORDING
 
 
+@dataclass
 class RevisionSearch:
     """One bisection."""
 
-    def __init__(
-        self,
-        session: Executor,
-        lines: TitledDisplay,
-        candidates: Candidates,
-        criterion: Criterion,
-        directory: Path,
-        *,
-        checkout_root: Path | None = None,
-    ) -> None:
-        self._session = session
-        self._lines = lines
-        self._candidates = candidates
-        self._criterion = criterion
-        self._directory = directory
-        self._checkout_root = checkout_root
-        self._good: Trace | None = None
+    session: Launcher
+    lines: TitledDisplay
+    candidates: Candidates
+    criterion: Criterion
+    directory: Path
+    """Of the traces."""
+    checkout_root: Path | None = None
+    """Of commits."""
+    good: Trace | None = None
+    """The run with which all others are compared."""
 
     async def first_bad(self, scenario: str, run_spec: RunSpec) -> Bisection:
         """Search. HarnessError where the ends do not allow it; what is known so far where a signal asks for the end."""
-        candidates = self._candidates
+        candidates = self.candidates
         good = await self._good_end(run_spec)
         bad = await self._probe(candidates.bad, "bad", run_spec)
         self._check_end(bad)
         search = Search.of(candidates.parents, candidates.bad)
         probes: list[Probe] = []
-        while (name := search.next_probe) is not None and not self._session.interrupted_by:
+        while (name := search.next_probe) is not None and not self.session.interrupted_by:
             probe = await self._probe(name, f"{search.num_left} to go", run_spec)
-            if self._session.interrupted_by:
+            if self.session.interrupted_by:
                 break
             probes.append(probe)
             search = search.after(name, probe.outcome)
@@ -669,22 +678,21 @@ class RevisionSearch:
 
     async def _good_end(self, run_spec: RunSpec) -> Probe:
         """The good end, which is shown to agree with itself."""
-        name = self._candidates.good
+        name = self.candidates.good
         try:
-            async with self._candidates.at(name) as side:
+            async with self.candidates.at(name) as side:
                 good = await self._run(name, "good", run_spec, side)
                 self._take(good)
                 again = await self._run(name, "good, once more", run_spec, side, suffix="-again")
         except UnavailableError as error:
-            self._check_end(Probe(name, self._candidates.describe(name), Outcome.SKIP, error.what))
+            self._check_end(Probe(name, self.candidates.describe(name), Outcome.SKIP, error.what))
             raise
         if again.outcome is not Outcome.GOOD:
-            refuse_interrupted(self._session.interrupted_by)
+            refuse_interrupted(self.session.interrupted_by)
             words = run_spec.typed or ("--", *run_spec.argv)
             replay = shlex.join(redact_argv(["rlharness", "replay", *words]))
             raise NothingToFindError(
                 f"two runs of {good.label} differ: {again.reason}",
-                legal="a run that gives the same bits twice",
                 remedy=f"{replay} shows the first difference; --level deterministic may remove it; --by reward"
                 " --tolerance X tolerates it",
             )
@@ -695,82 +703,76 @@ class RevisionSearch:
         if good.outcome is Outcome.SKIP:
             self._check_end(good)
         assert good.directory is not None
-        self._good = read_trace(good.directory)
-        self._criterion.check(self._good)
-        if (judged := self._criterion.classify(self._good, self._good)).outcome is not Outcome.GOOD:
+        self.good = read_trace(good.directory)
+        self.criterion.check(self.good)
+        if (judged := self.criterion.classify(self.good, self.good)).outcome is not Outcome.GOOD:
             found = "is bad" if judged.outcome is Outcome.BAD else "cannot be compared"
             raise NothingToFindError(
-                f"{good.label}, which should be good, {found}: {judged.reason}",
-                legal="a good end for which --by does not hold",
-                remedy="name an earlier one",
+                f"{good.label}, which should be good, {found}: {judged.reason}", remedy="name an earlier one"
             )
 
     def _check_end(self, end: Probe) -> None:
-        refuse_interrupted(self._session.interrupted_by)
+        refuse_interrupted(self.session.interrupted_by)
         if end.outcome is Outcome.SKIP:
             said = f"; what it printed: {path_text(end.directory / OUTPUT)}" if end.directory else ""
             raise EndsError(
-                f"{end.label} cannot be run: {end.reason}",
-                legal="two ends that can be run",
-                remedy=f"name another end, at which it runs{said}",
+                f"{end.label} cannot be run: {end.reason}", remedy=f"name another end, at which it runs{said}"
             )
         if end.outcome is Outcome.GOOD:
             remedy = "search between other versions, or another package"
-            if self._checkout_root:
+            if self.checkout_root:
                 remedy = "every revision runs the scenario or command of the working tree: it may have changed itself"
             raise NothingToFindError(
-                f"{end.label}, which should be bad, equals the good one: {end.reason}",
-                legal="a bad end that differs from the good one",
-                remedy=remedy,
+                f"{end.label}, which should be bad, equals the good one: {end.reason}", remedy=remedy
             )
 
     async def _probe(self, name: str, title: str, run_spec: RunSpec) -> Probe:
         """Run one candidate where it is had, and judge it."""
         try:
-            async with self._candidates.at(name) as side:
+            async with self.candidates.at(name) as side:
                 return await self._run(name, title, run_spec, side)
         except UnavailableError as error:
-            told = self._candidates.describe(name)
-            self._lines.end(f"{told} ({title}): skipped: {error.what}")
+            told = self.candidates.describe(name)
+            self.lines.end(f"{told} ({title}): skipped: {error.what}")
             return Probe(name, told, Outcome.SKIP, error.what)
 
     async def _run(self, name: str, title: str, run_spec: RunSpec, side: Side, *, suffix: str = "") -> Probe:
         """Run one candidate, and judge it; the first one is good."""
-        told = self._candidates.describe(name)
-        self._lines.title = f"{told} ({title})"
-        place = self._directory / f"{told.split()[0] if self._checkout_root else name}{suffix}"
-        run = await self._session.record(run_spec, place, environ=side.environ_of(run_spec), cwd=side.cwd)
-        self._lines.ended(run)
+        told = self.candidates.describe(name)
+        self.lines.title = f"{told} ({title})"
+        place = self.directory / f"{told.split()[0] if self.checkout_root else name}{suffix}"
+        run = await self.session.record(run_spec, place, environ=side.environ_of(run_spec), cwd=side.cwd)
+        self.lines.ended(run)
         directory = run.recording.directory
         if refusal := read_rejection(directory):
             return Probe(name, told, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
         if not run.recording.is_complete or not run.recording.num_steps:
             problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"
             return Probe(name, told, Outcome.SKIP, ": ".join([problem, *output_tail(run.output)[-1:]]), directory)
-        if self._checkout_root is not None:
-            imports_checkout(run, side, self._checkout_root)
+        if self.checkout_root is not None:
+            imports_checkout(run, side, self.checkout_root)
         trace = read_trace(directory)
         chains = tuple(_chains(trace))
-        if self._good is None:
+        if self.good is None:
             return Probe(name, told, Outcome.GOOD, "", directory, chains)
-        judged = self._criterion.classify(self._good, trace)
-        self._lines.end(f"{self._lines.title}: {judged.outcome.value}, {judged.reason}")
+        judged = self.criterion.classify(self.good, trace)
+        self.lines.end(f"{self.lines.title}: {judged.outcome.value}, {judged.reason}")
         return Probe(name, told, judged.outcome, judged.reason, directory, chains)
 
     def _told(self, scenario: str, search: Search[str], good: Probe, bad: Probe, probes: list[Probe]) -> Bisection:
         by_name = {probe.name: probe for probe in (good, *probes, bad)}
         found = by_name[search.bad]
-        parents = self._candidates.parents.get(search.bad, ())
+        parents = self.candidates.parents.get(search.bad, ())
         before = [by_name[name] for name in parents if name in by_name and by_name[name].outcome is Outcome.GOOD]
         last_good = before[0] if before else good
         assert found.directory is not None and last_good.directory is not None
         left = [
-            by_name.get(name) or Probe(name, self._candidates.describe(name), Outcome.SKIP, "not looked at")
+            by_name.get(name) or Probe(name, self.candidates.describe(name), Outcome.SKIP, "not looked at")
             for name in search.candidates
         ]
         return Bisection(
             scenario=scenario,
-            criterion=self._criterion,
+            criterion=self.criterion,
             good=good,
             bad=bad,
             probes=tuple(probes),
@@ -778,9 +780,9 @@ class RevisionSearch:
             found=found,
             last_good=last_good,
             verdict=diff(read_trace(last_good.directory), read_trace(found.directory)),
-            directory=self._directory,
+            directory=self.directory,
             notes=(*_of_merge(parents, before), *_moved_again(found, bad, probes)),
-            interrupted_by=self._session.interrupted_by,
+            interrupted_by=self.session.interrupted_by,
         )
 
 

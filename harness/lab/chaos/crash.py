@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.lab.experiments.perturbation import END
 from harness.lab.experiments.scenario_main import load_entry
+
+END = "end"
+"""Instead of a phase: the crash comes right after the step is recorded."""
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any) -> None:

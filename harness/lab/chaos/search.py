@@ -15,10 +15,11 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
+from importlib.util import find_spec
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -26,52 +27,288 @@ from typing import Any, Protocol, TypeVar
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.command_spec import (
-    RecordingOptions,
-    ScenarioOptions,
-    make_command_spec,
-    refuse_both,
-    refuse_scenario_options,
-)
+from harness.lab.chaos.crash import END
+from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions, make_command_spec
 from harness.lab.experiments.flat_config import flattened, overridden
 from harness.lab.experiments.launcher import Launcher, Run, check_program
-from harness.lab.experiments.perturbation import (
-    CORES,
-    CRASH,
-    END,
-    HASH_SEED,
-    LATENCY,
-    LOAD,
-    NICE,
-    OUTSIDE,
-    THREADS,
-    USUAL_HASH_SEED,
-    Factor,
-    Perturbation,
-    chosen,
-    crash_factor,
-    format_perturbation,
-    latency_factor,
-    moment,
-    outside_factors,
-    parse_moment,
-    parse_only,
-    written,
-)
+from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.preparation import keep_input, out_directory
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Problem, how_it_ended
-from harness.lab.experiments.scenario import A_COMMAND, SMOKE, asked_scenario, make_scenario_spec, nothing_to_run
+from harness.lab.experiments.scenario import ChaosSection, Range, asked_run, make_scenario_spec
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation, num_cores
 from harness.process.scratch import remove_tree
 from harness.recording.entry_call import read_rejection
 from harness.recording.run_spec import RunSpec
+from harness.trace.chain import PHASES
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace
 from harness.trace.reasons import CauseCode
 from harness.trace.verdict import Verdict
+
+MAX_SIMPLER = 4
+"""So many simpler values are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Integers from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def drawn(self, number: int, usual: Any) -> int:
+        """The value that a large number picks; never `usual`, where there is another."""
+        is_inside = isinstance(usual, int) and self.low <= usual <= self.high
+        if not is_inside or self.low == self.high:
+            return self.low + number % (self.high - self.low + 1)
+        value = self.low + number % (self.high - self.low)
+        return value if value < usual else value + 1
+
+    def simpler(self, value: Any, usual: Any) -> Iterator[int]:
+        """Values nearer to the usual one, the nearest first, each twice as far away as the one before.
+
+        Where nothing is usual, from the lowest on.
+        """
+        middle = usual if isinstance(usual, int) else self.low - 1
+        direction = 1 if value > middle else -1
+        for away in (2**power for power in range(MAX_SIMPLER)):
+            if away < abs(value - middle) and middle + direction * away in self:
+                yield middle + direction * away
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Some values, the simplest first."""
+
+    options: tuple[Any, ...]
+
+    def drawn(self, number: int, usual: Any) -> Any:
+        """The value that a large number picks; never `usual`, where there is another."""
+        others = [option for option in self.options if not is_same(option, usual)] or list(self.options)
+        return others[number % len(others)]
+
+    def simpler(self, value: Any, usual: Any) -> Iterator[Any]:
+        """Some values that stand before it, the simplest first."""
+        if value in self:
+            before = self.options[: next(i for i, option in enumerate(self.options) if is_same(option, value))]
+            yield from [option for option in before if not is_same(option, usual)][:MAX_SIMPLER]
+
+    def __contains__(self, value: object) -> bool:
+        return any(is_same(option, value) for option in self.options)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.options))
+
+
+Values = Span | Choice
+
+
+def is_same(a: object, b: object) -> bool:
+    """Whether two plain values are one: 1 is neither True nor 1.0."""
+    return type(a) is type(b) and a == b
+
+
+HASH_SEED, THREADS, LOAD, CORES, NICE = "hash_seed", "threads", "load", "cores", "nice"
+LATENCY, CRASH = "latency", "crash"
+OUTSIDE = (HASH_SEED, THREADS, LOAD, CORES, NICE, LATENCY, CRASH)
+USUAL_HASH_SEED = 0
+"""Of every run that has no other: without one, each process would have another."""
+USUAL_QUARTERS = 3
+"""In so many of four probes a factor is changed, unless it makes a run dear."""
+
+Perturbation = Mapping[str, Any]
+"""By the name of a factor, its value; empty for a run as it always is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Value of another key with which alone a factor has an effect."""
+
+    name: str
+    wanted: Any
+    usual: Any = None
+    """Value in a run as it always is; None where it is not set there."""
+
+    def holds(self, perturbation: Perturbation) -> bool:
+        """Return whether a perturbed run has the value."""
+        return is_same(perturbation.get(self.name, self.usual), self.wanted)
+
+    def __str__(self) -> str:
+        return f"{self.name}={written(self.wanted)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A setting that should not affect results."""
+
+    name: str
+    values: Values
+    usual: Any = None
+    """In a run as it always is; None where it is not set there."""
+    num_quarters: int = USUAL_QUARTERS
+    """In how many of four probes it is changed: what makes a run dear comes less often."""
+    about: str = ""
+    """What a sentence calls it: the trainer's thread count."""
+    where: tuple[Condition, ...] = ()
+    """Conditions that a run must meet, or the factor has no effect."""
+
+    def is_effective(self, perturbation: Perturbation) -> bool:
+        """Return whether it has an effect in a run with this perturbation."""
+        return all(each.holds(perturbation) for each in self.where)
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it is brought from outside the program."""
+        return self.name in OUTSIDE
+
+
+def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor, ...]:
+    """Return what can be changed of any program on this machine; what a crash needs is not known here."""
+
+    def usual(text: str) -> int | None:
+        return int(text) if text.isdecimal() else None
+
+    seed, threads = environ.get("PYTHONHASHSEED") or str(USUAL_HASH_SEED), environ.get("OMP_NUM_THREADS", "")
+    cores = [Factor(CORES, Span(1, num_cores - 1), num_cores, num_quarters=2, about="the number of cores")]
+    return (
+        Factor(HASH_SEED, Span(0, 2**32 - 1), usual(seed), about="the hash seed"),
+        Factor(THREADS, Span(1, max(2, num_cores)), usual(threads), about="the thread count"),
+        Factor(LOAD, Span(1, 2 * num_cores), 0, num_quarters=1, about="machine load"),
+        Factor(NICE, Span(1, 19), 0, num_quarters=2, about="the priority"),
+        *(cores if num_cores > 1 else ()),
+    )
+
+
+def latency_factor() -> Factor:
+    """Return delays of a seed, before calls of what a scenario names."""
+    return Factor(LATENCY, Span(1, 10_000), 0, num_quarters=2, about="tool latency")
+
+
+def crash_factor(moments: Sequence[str]) -> Factor:
+    """A crash at one of these moments, which are written as `moment` writes them; the earliest first."""
+    return Factor(CRASH, Choice(tuple(moments)), num_quarters=1, about="a crash")
+
+
+def moment(step: int, phase: str) -> str:
+    """2.backward: before the first value of a phase is recorded; 2.end: after the step."""
+    return f"{step}.{phase}"
+
+
+def parse_moment(value: Any) -> tuple[int, str]:
+    """(step, phase) of 2.backward; UsageError for anything else."""
+    step, _, phase = str(value).partition(".")
+    if not step.isdecimal() or phase not in (*PHASES, END):
+        raise UsageError(
+            f"{CRASH}={value}",
+            legal=f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or {END}",
+            remedy=f"--only {CRASH}=2.backward",
+        )
+    return int(step), phase
+
+
+def format_perturbation(perturbation: Perturbation) -> str:
+    """hash_seed=7, runtime.concurrency=3; "nothing changed" for none."""
+    return ", ".join(f"{name}={written(value)}" for name, value in perturbation.items()) or "nothing changed"
+
+
+def written(value: Any) -> str:
+    """Return a value as `parse_only` reads it."""
+    if isinstance(value, str):
+        with suppress(UsageError):
+            if is_same(read_yaml(value, ""), value):
+                return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any]:
+    """Return the perturbation of FACTOR=VALUE texts; UsageError for an unknown factor, and a value it cannot have.
+
+    The entry checks values of a payload's keys, but a range takes integers; values from outside are checked here.
+    """
+    by_name = {factor.name: factor for factor in factors}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in by_name:
+            legal = f"FACTOR=VALUE, with one of {', '.join(by_name)}"
+            raise UsageError(f"--only {text}", legal=legal, remedy="check the spelling")
+        if name == CRASH:
+            parse_moment(value)
+            found[name] = value
+            continue
+        factor, found[name] = by_name[name], read_yaml(value, f"--only {text}")
+        if factor.is_outside and found[name] not in factor.values:
+            raise UsageError(f"--only {text}", legal=f"{name} from {factor.values}")
+        is_number = type(found[name]) is int or is_same(found[name], factor.usual)
+        if isinstance(factor.values, Span) and not is_number:
+            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {factor.values}")
+    return found
+
+
+def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
+    """Return those that --factors names, all where it was not given; UsageError for unknown names, and for none."""
+    known = {factor.name: factor for factor in factors}
+    names = [name.strip() for name in asked.split(",")] if asked is not None else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"there is no factor {unknown[0]!r} here", legal=", ".join(known) or "none")
+    if not names:
+        raise UsageError("there is nothing to perturb", remedy="declare factors under `chaos` in the scenario's file")
+    found = tuple(known[name] for name in dict.fromkeys(names))
+    values = {each.name: each.values for each in found}
+
+    def missing(factor: Factor) -> Condition | None:
+        """Return a condition that does not hold as a run is, and that no factor can make hold."""
+        lacking = (each for each in factor.where if not each.holds({}))
+        return next((each for each in lacking if each.wanted not in values.get(each.name, ())), None)
+
+    idle = {each.name: condition for each in found if (condition := missing(each))}
+    if asked is not None and idle:
+        name, condition = next(iter(idle.items()))
+        what = f"the factor {name} has no effect in these runs"
+        raise UsageError(what, legal=f"runs with {condition}", remedy=f"--set {condition}")
+    return tuple(each for each in found if each.name not in idle)
+
+
+def is_importable(package: str) -> bool:
+    """Return whether there is such a package, without importing it."""
+    return find_spec(package) is not None
+
+
+def payload_factors(
+    section: ChaosSection,
+    usual: Mapping[str, Any],
+    is_installed: Callable[[str], bool] = is_importable,
+    *,
+    size: str = "",
+) -> tuple[Factor, ...]:
+    """Return the factors of a payload in a size, of which `usual` are the values at dotted keys.
+
+    Without those whose package is not installed; one with a package comes less often: its import takes seconds.
+    """
+    return tuple(
+        Factor(
+            key,
+            Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)),
+            usual.get(key),
+            num_quarters=2 if key in section.packages else USUAL_QUARTERS,
+            about=section.names.get(key, ""),
+            where=tuple(Condition(name, x, usual.get(name)) for name, x in section.where.get(key, {}).items()),
+        )
+        for key, values in {**section.factors, **section.sizes.get(size, {})}.items()
+        if key not in section.packages or is_installed(section.packages[key])
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- what is perturbed
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 DELAYS = "harness.recording.latency:Latency"
@@ -138,14 +375,10 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     """Return the subject of a command line; UsageError for what cannot be run."""
     recording = options.scenario_options.recording
     outside = outside_factors(num_cores(), invocation.environ)
-    refuse_both(invocation, [options.scenario] if options.scenario else [])
-    if options.scenario is None:
-        if not invocation.trailing:
-            raise nothing_to_run("chaos", invocation.cwd)
-        refuse_scenario_options(options.scenario_options)
+    asked = asked_run(invocation, "chaos", options.scenario, options.scenario_options)
+    if asked is None:
         run_spec = make_command_spec(invocation.trailing, recording)
         return Subject(lambda values: run_spec, outside, recording_words(recording))
-    asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
     section, resume = asked.scenario.chaos, asked.scenario.resume
     flat = flattened(asked.scenario.payload(asked.size, asked.overrides))
     usual = {key: json.loads(text) for key, text in flat.items() if text != "{}"}
@@ -159,7 +392,7 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
 
     return Subject(
         spec_of,
-        (*section.payload_factors(usual, size=asked.size), *outside, *latency, *crash),
+        (*payload_factors(section, usual, size=asked.size), *outside, *latency, *crash),
         (*asked.typed, *recording_words(replace(recording, level=""))),
         section.crash,
         tuple(section.latency),
@@ -193,9 +426,7 @@ def launched(run_spec: RunSpec, perturbation: Perturbation, factors: Sequence[Fa
     how = (str(perturbation.get(NICE, 0)), str(perturbation.get(CORES, 0)))
     outside = {name: written(known[name]) for name in OUTSIDE if name in known}
     return replace(
-        run_spec,
-        argv=(sys.executable, LAUNCH, *how, *run_spec.argv),
-        perturbation={**run_spec.perturbation, **outside},
+        run_spec, argv=(sys.executable, LAUNCH, *how, *run_spec.argv), perturbation={**run_spec.perturbation, **outside}
     )
 
 
@@ -663,7 +894,6 @@ class PerturbationSearch:
         if not factors:
             raise UsageError(
                 f"nothing to perturb: a run of {len(baseline.steps)} steps is too short for a crash",
-                legal="2 steps or more, or other factors",
                 remedy="run more steps, or omit --factors",
             )
         if await self._fails_unchanged(1):

@@ -35,11 +35,11 @@ from harness.lab.chaos.search import (
     launched,
     make_directory,
 )
-from harness.lab.experiments.command_spec import make_command_spec, refuse_both, refuse_scenario_options
+from harness.lab.experiments.command_spec import make_command_spec
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.launcher import Launcher, Run, check_program
 from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.scenario import A_COMMAND, SMOKE, asked_scenario
+from harness.lab.experiments.scenario import asked_run
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.process.scratch import remove_tree
@@ -91,9 +91,7 @@ def parse_settings(texts: Sequence[str], argv: Sequence[str]) -> dict[str, tuple
             raise UsageError(f"--vary {name} is given twice", legal="each name once, with all its values")
         if not any(f"{{{name}}}" in word for word in argv):
             raise UsageError(
-                f"--vary {name}: the command has no {{{name}}}",
-                legal=f"a command with {{{name}}} where the value goes",
-                remedy=f"-- python train.py --option {{{name}}}",
+                f"--vary {name}: the command has no {{{name}}}", remedy=f"-- python train.py --option {{{name}}}"
             )
         found[name] = listed
     for word in argv:
@@ -340,12 +338,8 @@ def make_vary_plan(
 
     UsageError for what cannot be used; nothing is made then.
     """
-    refuse_both(invocation, [options.scenario] if options.scenario else [])
     argv, recording = invocation.trailing, options.scenario_options.recording
-    if options.scenario is None:
-        refuse_scenario_options(options.scenario_options)
-    else:
-        asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
+    if asked := asked_run(invocation, "chaos --vary", options.scenario, options.scenario_options):
         if asked.scenario.command is None:
             raise UsageError(
                 f"--vary and the scenario {options.scenario}",

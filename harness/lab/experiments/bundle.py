@@ -92,18 +92,7 @@ class Head:
 
     def encoded(self) -> bytes:
         """As it stands in its member."""
-        fields = {
-            "format": FORMAT,
-            "written_by": self.written_by,
-            "step": self.step,
-            "start": self.start,
-            "checkpoint": self.checkpoint and {"path": self.checkpoint.path, "digest": self.checkpoint.digest},
-            "members": {
-                name: {"num_bytes": member.num_bytes, "xxh3_128": member.xxh3_128}
-                for name, member in sorted(self.members.items())
-            },
-        }
-        return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def is_legal_name(name: str) -> bool:
@@ -124,7 +113,8 @@ def parse_head(data: bytes) -> Head:
         members = {_checked_name(name): _member(each) for name, each in fields["members"].items()}
         checkpoint = fields["checkpoint"]
         named = checkpoint and NamedCheckpoint(_checked_path(checkpoint["path"]), _checked_digest(checkpoint["digest"]))
-        head = Head(_count(fields["step"]), _start(fields["start"]), members, named, str(fields["written_by"]))
+        start = None if fields["start"] is None else _count(fields["start"])
+        head = Head(_count(fields["step"]), start, members, named, str(fields["written_by"]))
     except BundleError:
         raise
     except MALFORMED as error:
@@ -165,10 +155,6 @@ def _checked_digest(text: Any) -> str:
 
 def _member(fields: Mapping[str, Any]) -> Member:
     return Member(_count(fields["num_bytes"]), _checked_digest(fields["xxh3_128"]))
-
-
-def _start(value: Any) -> int | None:
-    return None if value is None else _count(value)
 
 
 def _count(value: Any) -> int:
@@ -286,9 +272,7 @@ def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.Zip
         ) from None
     except _DAMAGE as error:
         raise BundleError(
-            f"{path} is damaged, or not a bundle: {str(error) or type(error).__name__:.100}",
-            legal=WHOLE,
-            remedy=AGAIN,
+            f"{path} is damaged, or not a bundle: {str(error) or type(error).__name__:.100}", legal=WHOLE, remedy=AGAIN
         ) from None
 
 
@@ -349,17 +333,14 @@ def write_bundle_of(
         else:
             contents |= files
     _check_names(contents)
-    runs = (run.directory, kept_by or run.directory, *((found[0].parents[1],) if found else ()))
-    _check_links(contents, runs)
+    _check_links(contents, (run.directory, kept_by or run.directory, *((found[0].parents[1],) if found else ())))
     try:
         head = Head(step, found[1] if found else None, checksums(contents), named)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bundle(path, head, contents)
     except OSError as error:
         raise BundleError(
-            f"the bundle {path_text(path)} cannot be written: {error.strerror}",
-            legal="a directory with room for it",
-            remedy="name another one with --bundle",
+            f"the bundle {path_text(path)} cannot be written: {error.strerror}", remedy="name another one with --bundle"
         ) from None
     return head
 
@@ -374,7 +355,6 @@ def _check_links(contents: Mapping[str, Content], runs: Iterable[Path]) -> None:
                 raise BundleError(
                     f"{path_text(path)} is a link, is reached by one, or is no regular file: a bundle holds the files"
                     " of the run itself",
-                    legal="regular files of the run and its checkpoint, in directories that are no links",
                     remedy="look at what it links to, and replace the link by a copy if it belongs to the run",
                 )
 
@@ -431,7 +411,6 @@ def checkpoint_of(run: RecordedRun, step: int) -> tuple[Path, int] | None:
     if not path.is_dir():
         raise BundleError(
             f"{path_text(run.directory)} resumed from {path_text(path)}, which no longer exists",
-            legal="a run whose checkpoints exist",
             remedy="restore it, or make the bundle of a later step",
         )
     return path, start
@@ -526,9 +505,7 @@ def _frames(log: RankLog, first: int, last: int) -> bytes:
                 payloads.append(file.read(place.length))
     except OSError as error:
         raise TraceError(
-            f"{path_text(log.path)} cannot be read: {error.strerror}",
-            legal="a log that this user can read",
-            remedy="copy the run to where it can be read",
+            f"{path_text(log.path)} cannot be read: {error.strerror}", remedy="copy the run to where it can be read"
         ) from None
     return b"".join([HEADER, *map(frame, payloads), frame(done_payload(len(payloads)))])
 

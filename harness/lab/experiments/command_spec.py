@@ -9,7 +9,6 @@ from harness.bits.digests import digest
 from harness.bits.errors import UsageError
 from harness.bits.levels import OFF
 from harness.bits.redaction import REDACTED, redact_argv
-from harness.process.invocation import Invocation
 from harness.recording.metrics import parse_pattern
 from harness.recording.run_spec import RunSpec
 
@@ -51,15 +50,10 @@ _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 def make_command_spec(argv: tuple[str, ...], options: RecordingOptions) -> RunSpec:
     """The run spec of the words of a command; UsageError where there are none, or an option cannot be used."""
     if not argv:
-        raise UsageError(
-            "the command to record is missing",
-            legal="a command after --",
-            remedy="add it after --, as in: -- python train.py",
-        )
+        raise UsageError("the command to record is missing", remedy="add it after --, as in: -- python train.py")
     if hidden := next((word for word in argv if REDACTED in word), ""):
         raise UsageError(
             f"{hidden} stands for a secret that rlharness removed from the command",
-            legal="the original command with its secrets",
             remedy=f"replace {REDACTED} by the secret, or pass it in an environment variable",
         )
     return RunSpec(
@@ -81,27 +75,6 @@ def command_name(argv: Sequence[str]) -> str:
     program, *arguments = redact_argv(argv)
     name = re.sub(r"\W+", "-", " ".join([Path(program).name, *arguments])).strip("-") or "command"
     return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}-{digest(name.encode())[1].hex()[:8]}"
-
-
-def refuse_both(invocation: Invocation, names: Sequence[str]) -> None:
-    """UsageError where scenarios are named, and there is a command too."""
-    if names and invocation.trailing:
-        raise UsageError(
-            f"both the scenario {names[0]} and a command are given",
-            legal="one of the two: a scenario, or a command after --",
-            remedy="change a scenario with --set KEY=VALUE",
-        )
-
-
-def refuse_scenario_options(options: ScenarioOptions) -> None:
-    """UsageError for options of a scenario that are given to a command."""
-    values = {"--size": options.size, "--set": options.overrides, "--sweep": options.sweep}
-    if given := [name for name, value in values.items() if value]:
-        raise UsageError(
-            f"{', '.join(given)} without a scenario",
-            legal="a scenario; a command takes its own options",
-            remedy="rlharness scenarios lists the scenarios",
-        )
 
 
 def command_identity(argv: tuple[str, ...]) -> dict[str, str]:

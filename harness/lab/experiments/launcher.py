@@ -135,45 +135,26 @@ def check_program(run_spec: RunSpec, cwd: Path, environ: Mapping[str, str]) -> N
         )
 
 
-class Executor(Protocol):
-    """Starts recorded runs, one at a time, as a session does."""
-
-    @property
-    def interrupted_by(self) -> str:
-        """The name of the signal that has asked for the end; empty for none."""
-
-    async def record(
-        self, run_spec: RunSpec, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
-    ) -> Run:
-        """Carry out one run, in a directory of its own below `parent`, from this working directory."""
-
-
+@dataclass
 class Launcher:
     """Starts recorded runs, one at a time: each under a supervisor that ends its process tree for certain."""
 
-    def __init__(
-        self,
-        supervisors: Supervisors,
-        context: LaunchContext,
-        display: Display,
-        clock: Clock,
-        interruption: Interruption,
-    ) -> None:
-        self._supervisors = supervisors
-        self._context = context
-        self._display = display
-        self._clock = clock
-        self._interruption = interruption
-        self._hearer: Callable[[str], None] | None = None
+    supervisors: Supervisors
+    context: LaunchContext
+    display: Display
+    clock: Clock
+    interruption: Interruption
+    hearer: Callable[[str], None] | None = None
+    """Hears the names of signals, which then end no run."""
 
     @property
     def interrupted_by(self) -> str:
         """The name of the signal that has asked for the end; empty for none."""
-        return self._interruption.by
+        return self.interruption.by
 
     def hear(self, hearer: Callable[[str], None]) -> None:
         """From now on, call `hearer` with the names of signals, which then end no run."""
-        self._hearer = self._interruption.on_cancel = hearer
+        self.hearer = self.interruption.on_cancel = hearer
 
     async def record(
         self,
@@ -185,11 +166,11 @@ class Launcher:
         cwd: Path | None = None,
     ) -> Run:
         """Carry out one run, in a directory of its own below `parent`; `environ` and `cwd` replace the context's."""
-        context = replace(self._context, environ=environ or self._context.environ, cwd=cwd or self._context.cwd)
+        context = replace(self.context, environ=environ or self.context.environ, cwd=cwd or self.context.cwd)
         has_operations = run_spec.op_step is not None
         directory = parent / f"run-{number}{'-op' if has_operations else ''}"
         marker = f"{context.run_id}-{directory.name}"
-        self._interruption.on_cancel = self._hearer or self._end_in_order(marker)
+        self.interruption.on_cancel = self.hearer or self._end_in_order(marker)
         prepared = prepare(run_spec, directory, context.environ, marker)
         spec = ProcessSpec(
             argv=(self._program(run_spec, context), *run_spec.argv[1:]),
@@ -203,14 +184,14 @@ class Launcher:
             stdin=str(context.stdin),
             pid_file=str(prepared.directory / LEADER),
         )
-        self._display.begin(number, has_operations=has_operations)
-        end = await self._watch(asyncio.create_task(self._supervisors.run(spec)), prepared.directory / CURVE)
+        self.display.begin(number, has_operations=has_operations)
+        end = await self._watch(asyncio.create_task(self.supervisors.run(spec)), prepared.directory / CURVE)
         recording = finish(
             prepared.directory,
             run_spec,
             exit_code(end),
             leader_pid=read_pid(prepared.directory / LEADER),
-            problems=problems_of_end(end, context.timeout_s, self._interruption.by),
+            problems=problems_of_end(end, context.timeout_s, self.interruption.by),
             notes=[
                 *notes_on(context.environ),
                 *(f"rlharness killed a remaining process: {process}" for process in end.left_behind),
@@ -230,10 +211,10 @@ class Launcher:
 
         What it prints goes to output.log in a directory of its own. `environ` and `cwd` replace the context's.
         """
-        context = replace(self._context, environ=environ or self._context.environ, cwd=cwd or self._context.cwd)
+        context = replace(self.context, environ=environ or self.context.environ, cwd=cwd or self.context.cwd)
         spec = self._spec(argv, directory, context)
-        self._interruption.on_cancel = lambda signal_name: self._supervisors.kill(spec.marker)
-        return await self._supervisors.run(spec)
+        self.interruption.on_cancel = lambda signal_name: self.supervisors.kill(spec.marker)
+        return await self.supervisors.run(spec)
 
     @asynccontextmanager
     async def beside(self, argv: tuple[str, ...], directory: Path) -> AsyncIterator[None]:
@@ -241,27 +222,29 @@ class Launcher:
 
         What it prints goes to output.log in a directory of its own.
         """
-        spec = self._spec(argv, directory, self._context)
-        going_on = asyncio.create_task(self._supervisors.run(spec))
+        spec = self._spec(argv, directory, self.context)
+        going_on = asyncio.create_task(self.supervisors.run(spec))
         try:
             yield
         finally:
-            self._supervisors.kill(spec.marker)
+            self.supervisors.kill(spec.marker)
             await going_on
 
     def _program(self, run_spec: RunSpec, context: LaunchContext) -> str:
         """The path of the program of a run: that of its working directory, else that of the command's."""
-        word, cwds = run_spec.argv[0], (context.cwd, self._context.cwd)
+        word, cwds = run_spec.argv[0], (context.cwd, self.context.cwd)
         return next(filter(None, (find_program(word, cwd, context.environ) for cwd in cwds)), word)
 
     async def _watch(self, task: "asyncio.Task[ProcessEnd]", curve: Path) -> ProcessEnd:
         """Wait for the end of an attempt, and show its progress."""
-        began_s = self._clock.monotonic_s()
-        steps = CountedLines(curve)
+        began_s, num_steps = self.clock.monotonic_s(), 0
+        steps = GrowingFile(curve, max_bytes=UNLIMITED)
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=LOOK_S)
-                self._display.progress(steps.count(), self._clock.monotonic_s() - began_s)
+                with suppress(OSError):  # the program can do anything to it: what it recorded is read after its end
+                    num_steps += steps.read().count(b"\n")
+                self.display.progress(num_steps, self.clock.monotonic_s() - began_s)
         finally:
             steps.close()
             if not task.done():  # our own bug, or a display that failed: the tree is ended first
@@ -271,17 +254,8 @@ class Launcher:
 
     def _end_in_order(self, marker: str) -> Callable[[str], None]:
         """Return what a signal does to a run: the first ends it in order, the second at once."""
-        num_signals = 0
-
-        def end(signal_name: str) -> None:
-            nonlocal num_signals
-            num_signals += 1
-            if num_signals == 1:
-                self._supervisors.cancel(marker)
-            else:
-                self._supervisors.kill(marker)
-
-        return end
+        ends = iter([self.supervisors.cancel])
+        return lambda signal_name: next(ends, self.supervisors.kill)(marker)
 
     def _spec(self, argv: tuple[str, ...], directory: Path, context: LaunchContext) -> ProcessSpec:
         """Of a program whose output goes to a directory that this makes."""
@@ -321,24 +295,6 @@ def refuse(run: Run, out: OutDirectory) -> None:
     if not any(out.path.glob("run-*")):
         out.give_back()
     raise refusal.error()
-
-
-class CountedLines:
-    """How many lines a file has that others append to; only what is new is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path, max_bytes=UNLIMITED)
-        self._num_lines = 0
-
-    def count(self) -> int:
-        """Whole lines so far, as far as they can be read; 0 where there is no file yet."""
-        with suppress(OSError):  # the program can do anything to it: what it recorded is looked at after its end
-            self._num_lines += self._file.read().count(b"\n")
-        return self._num_lines
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def read_pid(path: Path) -> int | None:

@@ -129,17 +129,12 @@ def read_input(fd: int, say: Callable[[str], None]) -> bytes:
             if num_bytes > MAX_BYTES:
                 raise UsageError(
                     f"standard input has more than {MAX_BYTES:,} bytes",
-                    legal="an input that rlharness can store and give to every run",
                     remedy="name a file in the command, or give none: < /dev/null",
                 )
     except OSError as error:
         if not chunks and not _is_open(fd):
             return b""
-        raise UsageError(
-            f"standard input cannot be read: {error.strerror}",
-            legal="an input that rlharness can store and give to every run",
-            remedy="give none: < /dev/null",
-        ) from None
+        raise UsageError(f"standard input cannot be read: {error.strerror}", remedy="give none: < /dev/null") from None
     return b"".join(chunks)
 
 
@@ -156,7 +151,6 @@ def keep_input(data: bytes, directory: Path) -> Path:
     except OSError as error:
         raise HarnessError(
             f"standard input cannot be kept in {path_text(directory)}: {error.strerror}",
-            legal="a disk with room for it, since every run reads the same input",
             remedy="name another directory with --out, or give no input: < /dev/null",
         ) from None
     return path
@@ -203,7 +197,6 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
             out.give_back()  # nothing has run: the next command may take it
         raise HarnessError(
             f"{error.filename or path} cannot be written: {error.strerror}",
-            legal="a directory with room that this user can write to",
             remedy="make room there, or choose another one with --out",
         ) from None
     python_path = [str(boot_directory()), *filter(None, [environ.get("PYTHONPATH", "")])]

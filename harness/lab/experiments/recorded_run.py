@@ -109,7 +109,6 @@ class RecordedRun:
         if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
             raise UsageError(
                 f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them",
-                legal=f"a value for each of {', '.join(hidden)}",
                 remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}",
             )
         from harness.lab.experiments.scenario import spec_of_call  # brings pydantic: half of a command's start
@@ -122,7 +121,6 @@ class RecordedRun:
             typed = shlex.join([word.replace(REDACTED, "VALUE") for word in self.argv])
             raise UsageError(
                 f"the secrets of {path_text(self.directory)} were not recorded: {', '.join(hidden)}",
-                legal="the command with its secrets, after --",
                 remedy=f"rlharness reproduce {path_text(self.directory)} -- {typed}",
             )
         identity = command_identity(self.argv)
@@ -164,22 +162,14 @@ def read_recorded_run(directory: Path, argv: tuple[str, ...] = ()) -> RecordedRu
         call = EntryCall.parse(read_regular(path, max_bytes=MAX_JSON_BYTES, follows_links=True))
     except FileNotFoundError:
         raise UsageError(
-            f"{path_text(directory)} says nothing of how it was run: it has no {CALL}",
-            legal="the directory of a recorded run",
-            remedy=AGAIN,
+            f"{path_text(directory)} says nothing of how it was run: it has no {CALL}", remedy=AGAIN
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path_text(path)} does not name the called entry and its configuration: {error!s:.100}",
-            legal="a file written by rlharness",
-            remedy=AGAIN,
+            f"{path_text(path)} does not name the called entry and its configuration: {error!s:.100}", remedy=AGAIN
         ) from None
     if not isinstance(trace.manifest, Manifest):
-        raise UsageError(
-            f"{path_text(directory)} has no complete manifest, so its level is unknown",
-            legal="a run that is complete except for its last step",
-            remedy=AGAIN,
-        )
+        raise UsageError(f"{path_text(directory)} has no complete manifest, so its level is unknown", remedy=AGAIN)
     return RecordedRun(trace, call)
 
 

@@ -24,13 +24,15 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from importlib import resources
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
+from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -47,7 +49,6 @@ from harness.lab.experiments.command_spec import (
     parse_steps,
 )
 from harness.lab.experiments.flat_config import flattened, has_key, is_section, keys_with_dots, meant, overridden, parts
-from harness.lab.experiments.perturbation import ChaosSection
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 from harness.process.invocation import Invocation, shadowing
@@ -58,11 +59,84 @@ from harness.trace.renames import CALL_FIELDS, ENTRY, LEVEL
 
 SMOKE, FULL = "smoke", "full"
 
-Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
-SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$")]
-DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
+Words = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$"), "one line: the words of a command, as in a shell"]
+SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$"), "the name of a section of config"]
+DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$"), "a dotted key of config"]
+Values = Annotated[dict[str, Any], "values by dotted keys: {training.num_steps: 4}"]
+SIZES = "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 """{KEY} in a command."""
+
+
+FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
+Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$"), "one line of text"]
+Function = Annotated[str, Field(pattern=FUNCTION), "module:function"]
+Package = Annotated[str, Field(pattern=r"^\w+$"), "the name of a package, as import has it"]
+Where = Annotated[dict[FactorKey, Any], "values by dotted keys: {sampler.name: vllm}"]
+Crash = Annotated[dict[FactorKey, Any], "values by dotted keys: {output.checkpoint_every: 1}"]
+FACTORS = "dotted keys, each with {min: 1, max: 64} or a list of values"
+SIZES_OF_FACTORS = "names of sizes, each with values of factors: {tiny: {runtime.n: [2, 1]}}"
+NAMES = "dotted keys of its factors, each with what sentences call it"
+PACKAGES = "dotted keys of its factors, each with the package that it needs: {sampler.name: vllm}"
+WHERE = "dotted keys of its factors, each with values of other keys"
+
+
+class Range(BaseModel):
+    """Integers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    min: int
+    max: int
+
+    @model_validator(mode="after")
+    def _has_several(self) -> Self:
+        if self.min >= self.max:
+            raise ValueError(f"min {self.min} is not below max {self.max}")
+        return self
+
+
+VALUES = "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
+Declared = Annotated[Range | Annotated[list[Any], Field(min_length=1)], VALUES]
+"""The values of a factor."""
+
+
+class ChaosSection(BaseModel):
+    """The section `chaos` of a scenario."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    factors: Annotated[dict[FactorKey, Declared], FACTORS] = Field(default_factory=dict)
+    """By dotted key, in a section of runtime settings: a range of integers, or a list of values, the simplest first."""
+    sizes: Annotated[dict[str, dict[FactorKey, Declared]], SIZES_OF_FACTORS] = Field(default_factory=dict)
+    """Values of some of the factors in a size, where those of `factors` have no effect, or none that is legal."""
+    names: Annotated[dict[FactorKey, Line], NAMES] = Field(default_factory=dict)
+    """What sentences call some of the factors: the trainer's thread count."""
+    packages: Annotated[dict[FactorKey, Package], PACKAGES] = Field(default_factory=dict)
+    """Packages that some of the factors need; such a factor is left out where its package is not installed."""
+    where: Annotated[dict[FactorKey, Where], WHERE] = Field(default_factory=dict)
+    """Values of other keys with which alone some of the factors have an effect; without them they are not drawn."""
+    latency: Annotated[list[Function], "a list of module:function"] = Field(default_factory=list)
+    """module:function of calls that wait for something outside: tools, reward models. Delays precede its calls."""
+    crash: Crash | None = None
+    """Overrides of a run that will crash, which let another run resume from it; None: no crash."""
+
+    def faults(self, free: Collection[str], *, sizes: Collection[str], can_resume: bool) -> Iterator[str]:
+        """What in it does not go with the rest of the file."""
+        for size in self.sizes.keys() - sizes:
+            yield f"chaos.sizes: {size} is not one of the sizes, which are {', '.join(sizes) or 'none'}"
+        for key in (*self.factors, *(self.crash or ())):
+            if key.partition(".")[0] not in free:
+                yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
+        of_sizes = {f"sizes.{size}": values for size, values in self.sizes.items()}
+        named: Mapping[str, Mapping[str, Any]] = {"names": self.names, "packages": self.packages, "where": self.where}
+        for section, keys in {**named, **of_sizes}.items():
+            for key in keys:
+                if key not in self.factors:
+                    legal = ", ".join(self.factors) or "none"
+                    yield f"chaos.{section}: {key} is not one of its factors, which are {legal}"
+        if self.crash is not None and not can_resume:
+            yield "chaos.crash needs resume: another run has to resume from the crashed one"
 
 
 class Resumption(BaseModel):
@@ -88,29 +162,29 @@ class Scenario(BaseModel):
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, json_schema_extra=_needs_a_header
     )
 
-    extends: str = ""
+    extends: Annotated[str, "the name of a scenario, or a YAML file beside this one"] = ""
     """Scenario that this one differs from: its name, or a file beside this one. What is left out here is as there."""
     about: Line | Literal[""] = ""
     """One line for a person."""
-    entry: Annotated[str, Field(pattern=FUNCTION)] | None = None
+    entry: Function | None = None
     """module:function, called in a process of its own."""
-    command: Line | None = None
+    command: Words | None = None
     """Command of a program, in place of an entry: its words as in a shell; {KEY} stands for a value of `config`."""
-    resume_command: Line | None = None
+    resume_command: Words | None = None
     """Command that resumes a run of `command` from its last checkpoint."""
-    determinism: Literal["off", "deterministic", "invariant"] = "off"
+    determinism: Annotated[Literal["off", "deterministic", "invariant"], "off, deterministic, invariant"] = "off"
     """The default level of its runs."""
-    gpus: Annotated[int, Field(ge=0)] = 0
+    gpus: Annotated[int, Field(ge=0), "a whole number, 0 or more"] = 0
     """GPUs that it needs."""
-    sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    sizes: Annotated[dict[str, Values], SIZES] = Field(default_factory=dict)
     """By name, overrides of `config`, by dotted key."""
-    runtime_sections: list[SectionName] = Field(default_factory=list)
+    runtime_sections: Annotated[list[SectionName], "a list of sections of config"] = Field(default_factory=list)
     """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
     resume: Resumption | None = None
     """How a run resumes from an earlier one; None if it cannot."""
     chaos: ChaosSection = Field(default_factory=ChaosSection)
     """Parts of the payload that should not affect results, for `rlharness chaos`."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: Annotated[dict[str, Any], "a mapping of keys to values"] = Field(default_factory=dict)
     """The payload."""
 
     @model_validator(mode="after")
@@ -184,47 +258,6 @@ class Scenario(BaseModel):
         return asked or default
 
 
-_KEYS: Mapping[tuple[object, ...], tuple[str, ...]] = {
-    (): tuple(Scenario.model_fields),
-    ("chaos",): tuple(ChaosSection.model_fields),
-    ("resume",): tuple(Resumption.model_fields),
-}
-"""The keys of each section that has its own."""
-LEGAL: Mapping[tuple[str, ...], str] = {
-    ("extends",): "the name of a scenario, or a YAML file beside this one",
-    ("about",): "one line of text",
-    ("entry",): "module:function",
-    ("command",): "one line: the words of a command, as in a shell",
-    ("resume_command",): "one line: the words of a command, as in a shell",
-    ("determinism",): ", ".join(get_args(Scenario.model_fields["determinism"].annotation)),
-    ("gpus",): "a whole number, 0 or more",
-    ("sizes",): "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}",
-    ("sizes", "*"): "values by dotted keys: {training.num_steps: 4}",
-    ("runtime_sections",): "a list of sections of config",
-    ("runtime_sections", "*"): "the name of a section of config",
-    ("resume",): f"the keys {', '.join(_KEYS[('resume',)])}",
-    ("resume", "run"): "a dotted key of config",
-    ("resume", "step"): "a dotted key of config",
-    ("chaos",): f"the keys {', '.join(_KEYS[('chaos',)])}",
-    ("chaos", "factors"): "dotted keys, each with {min: 1, max: 64} or a list of values",
-    ("chaos", "factors", "*"): (
-        "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
-    ),
-    ("chaos", "sizes"): "names of sizes, each with values of factors: {tiny: {runtime.n: [2, 1]}}",
-    ("chaos", "names"): "dotted keys of its factors, each with what sentences call it",
-    ("chaos", "names", "*"): "one line of text",
-    ("chaos", "packages"): "dotted keys of its factors, each with the package that it needs: {sampler.name: vllm}",
-    ("chaos", "packages", "*"): "the name of a package, as import has it",
-    ("chaos", "where"): "dotted keys of its factors, each with values of other keys",
-    ("chaos", "where", "*"): "values by dotted keys: {sampler.name: vllm}",
-    ("chaos", "latency"): "a list of module:function",
-    ("chaos", "latency", "*"): "module:function",
-    ("chaos", "crash"): "values by dotted keys: {output.checkpoint_every: 1}",
-    ("config",): "a mapping of keys to values",
-}
-"""Legal content by position in the file; * is any key of a mapping, and any index of a list."""
-
-
 def shown_value(text: str) -> str:
     """A value of a flat payload as a word of a command: a text without its quotes."""
     value = json.loads(text)
@@ -238,9 +271,7 @@ def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | N
     """
     fields = read_yaml(text, where)
     if not isinstance(fields, dict):
-        raise UsageError(
-            f"{where} is not a mapping", legal=f"the keys {', '.join(_KEYS[()])}", remedy="see rlharness scenarios"
-        )
+        raise UsageError(f"{where} is not a mapping", legal=_legal(Scenario), remedy="see rlharness scenarios")
     if base_of and isinstance(name := fields.get("extends"), str):
         fields = _merged(base_of(name).model_dump(exclude_unset=True), fields)
     return parse_fields(fields, where)
@@ -279,8 +310,9 @@ def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, st
     if key == "[key]":
         around, key = around[:-1], around[-1]
         return f"{_dotted(around)} has the key {key!r}", "dotted keys: SECTION.NAME"
-    if keys := _KEYS.get(around, ()):
-        legal = f"the keys {', '.join(keys)}"
+    hints = _hints(location)
+    if len(hints) > len(around) and (section := _section(hints[len(around)])):
+        keys, legal = tuple(section.model_fields), _legal(section)
         if kind == "missing":
             return f"{_dotted(location)} is missing", legal
         if kind == "extra_forbidden":
@@ -289,23 +321,44 @@ def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, st
             near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
             meant = f", did you mean {_dotted((*around, near[0]))!r}?" if near else ""
             return f"unknown key {_dotted(location)!r}{meant}", legal
-    pattern = max((each for each in LEGAL if _is_at(location, each)), key=len)
-    place, value = location[: len(pattern)], fields
-    for key in place:
-        value = value[key]
-    return f"{_dotted(place)} is {value!r}", LEGAL[pattern]
+    depth, legal = max((depth, text) for depth, each in enumerate(hints) if (text := _legal(each)))
+    value = reduce(getitem, location[:depth], fields)
+    return f"{_dotted(location[:depth])} is {value!r}", legal
 
 
-def _is_at(location: tuple[object, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether a location is the place of a pattern, or within it."""
-    return len(pattern) <= len(location) and all(
-        each in ("*", key) for each, key in zip(pattern, location, strict=False)
-    )
+def _hints(location: Sequence[object]) -> list[Any]:
+    """Return the types of the file, and of what it holds along a location, as far as they are declared."""
+    found: list[Any] = [Scenario]
+    for key in location:
+        types, section = (found[-1], *get_args(found[-1])), _section(found[-1])
+        inside = [get_args(each)[-1] for each in types if get_origin(each) in (dict, list)]
+        if section is not None and key in section.model_fields:
+            inside = [get_type_hints(section, include_extras=True)[str(key)]]
+        if not inside:
+            break
+        found += inside[:1]
+    return found
+
+
+def _section(hint: Any) -> type[BaseModel] | None:
+    """Return the section of the file that a type is, if it is one."""
+    types = (each for each in (hint, *get_args(hint)) if isinstance(each, type))
+    return next((each for each in types if issubclass(each, BaseModel)), None)
+
+
+def _legal(hint: Any) -> str:
+    """Return what is legal: the keys of a section, or what the annotation of a type says; empty if it does not."""
+    if section := _section(hint):
+        return f"the keys {', '.join(section.model_fields)}"
+    metadata = (text for each in (hint, *get_args(hint)) for text in getattr(each, "__metadata__", ()))
+    return next((text for text in metadata if type(text) is str), "")
 
 
 def _dotted(location: tuple[object, ...]) -> str:
     return ".".join(map(str, location))
 
+
+# ---------------------------------------------------------------------------------------------------------------- files
 
 A_COMMAND = "a command after --"
 """The alternative to a scenario, for commands that accept it."""
@@ -405,7 +458,11 @@ def _in(place: Traversable) -> Iterator[ScenarioFile]:
                 yield ScenarioFile(name_of(file), file)
 
 
+# ------------------------------------------------------------------------------------------------------------ run specs
+
 CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
+ISOLATED = (sys.executable, "-P", *CHILD[1:])
+"""The same process that imports what its PYTHONPATH says, whatever lies in its working directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,16 +488,47 @@ class Asked:
         return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.swept.items()}}
 
 
+def asked_run(
+    invocation: Invocation, command: str, name: str | None, options: ScenarioOptions, *, is_isolated: bool = False
+) -> Asked | None:
+    """Return the scenario to run; None for the command after --. UsageError for neither, both, or unusable options."""
+    if name is not None and invocation.trailing:
+        raise UsageError(
+            f"both the scenario {name} and a command are given",
+            legal="one of the two: a scenario, or a command after --",
+            remedy="change a scenario with --set KEY=VALUE",
+        )
+    if name is not None:
+        return asked_scenario(invocation, name, options, SMOKE, A_COMMAND, is_isolated=is_isolated)
+    if not invocation.trailing:
+        raise nothing_to_run(command, invocation.cwd)
+    values = {"--size": options.size, "--set": options.overrides, "--sweep": options.sweep}
+    if given := [option for option, value in values.items() if value]:
+        raise UsageError(
+            f"{', '.join(given)} without a scenario",
+            legal="a scenario; a command takes its own options",
+            remedy="rlharness scenarios lists the scenarios",
+        )
+    return None
+
+
 def asked_scenario(
-    invocation: Invocation, name: str, options: ScenarioOptions, default_size: str, *others: str
+    invocation: Invocation,
+    name: str,
+    options: ScenarioOptions,
+    default_size: str,
+    *others: str,
+    is_isolated: bool = False,
 ) -> Asked:
     """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for.
 
-    `others` are the alternatives to it.
+    `others` are the alternatives to it. A key that may be misspelt is noted: the entry may know it. `is_isolated`:
+    the working directory comes after this package on the import path.
     """
     asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
-    say_misspelt(asked, invocation.note)
-    if asked.scenario.entry is not None:
+    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.swept)}):
+        invocation.note(f"note: {one_line(line)}")
+    if asked.scenario.entry is not None and not is_isolated:
         check_entries(invocation)
     check_machine(invocation, asked.scenario)
     return asked
@@ -457,13 +545,9 @@ def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_si
     return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), swept)
 
 
-def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
-    """Note keys that may be misspelt; none is refused, since the entry may know them."""
-    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.swept)}):
-        note(f"note: {one_line(line)}")
-
-
-def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0) -> RunSpec:
+def make_scenario_spec(
+    asked: Asked, options: RecordingOptions, variant: int = 0, *, is_isolated: bool = False
+) -> RunSpec:
     """The run spec of one run of a scenario; UsageError for overrides and options that cannot be used."""
     scenario, level = asked.scenario, options.level or asked.scenario.determinism
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
@@ -483,6 +567,7 @@ def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0
             metrics=tuple(map(checked_metric, options.metrics)),
             keep=parse_steps(options.keep),
             op_step=options.op_step,
+            argv=ISOLATED if is_isolated else CHILD,
         )
     return replace(spec, typed=asked.typed if not asked.swept else _with_values(asked, variant))
 
@@ -518,11 +603,8 @@ def override_of(text: str) -> tuple[str, Any]:
             remedy="--set training.num_steps=20",
         )
     if REDACTED in value:
-        raise UsageError(
-            f"--set {text}: rlharness removed a secret there",
-            legal="the value itself",
-            remedy=f"replace {REDACTED} by the secret",
-        )
+        what = f"--set {text}: rlharness removed a secret there"
+        raise UsageError(what, legal="the value itself", remedy=f"replace {REDACTED} by the secret")
     return key.strip(), read_yaml(value, f"--set {text}")
 
 
@@ -532,9 +614,7 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
     key = key.strip()
     if not equals or not key:
         raise UsageError(
-            f"--sweep {text}",
-            legal="KEY=VALUE,VALUE: a value for each run",
-            remedy="--sweep runtime.concurrency=1,16",
+            f"--sweep {text}", legal="KEY=VALUE,VALUE: a value for each run", remedy="--sweep runtime.concurrency=1,16"
         )
     free = scenario.runtime_sections
     if key.partition(".")[0] not in free:
@@ -575,9 +655,7 @@ def check_entries(invocation: Invocation) -> None:
     """UsageError where no entry could be called and recorded here."""
     if hidden_by := shadowing(invocation.cwd):
         raise UsageError(
-            f"{hidden_by} would be imported instead of rlharness's own package",
-            legal="a working directory without a top-level package `harness`",
-            remedy="change into another directory",
+            f"{hidden_by} would be imported instead of rlharness's own package", remedy="change into another directory"
         )
     _check_torch()
 
@@ -602,6 +680,5 @@ def _check_torch() -> None:
     if find_spec("torch") is None:
         raise UsageError(
             f"torch is not installed for {sys.executable}, but recording an entry needs it",
-            legal="a Python that has torch",
             remedy="pip install 'rlharness[engine]'",
         )

@@ -24,8 +24,6 @@ from harness.process.scratch import make_scratch_root, remove_abandoned, remove_
 from harness.recording.run_spec import RunSpec
 from harness.trace.fingerprint import CODE
 
-CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")
-"""The process of an entry that imports what its PYTHONPATH says, whatever lies in its working directory."""
 PACKAGE = Path(__file__).resolve().parents[2]
 OF_ONE_CHECKOUT = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE"),
@@ -85,11 +83,7 @@ class Checkout:
         try:
             self.root = Path(self._git("rev-parse", "--show-toplevel")).resolve()
         except GitError as error:
-            raise UsageError(
-                f"{cwd} is not a git checkout ({error.what})",
-                legal="a directory of a git checkout",
-                remedy="change into one",
-            ) from None
+            raise UsageError(f"{cwd} is not a git checkout ({error.what})", remedy="change into one") from None
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -246,9 +240,7 @@ class Worktrees:
     """Worktrees of one command, in a directory of its own in TMPDIR."""
 
     def __init__(self, checkout: Checkout, root: Path, ours: Path) -> None:
-        self._checkout = checkout
-        self._root = root
-        self._ours = ours
+        self._checkout, self._root, self._ours = checkout, root, ours
 
     @property
     def working_tree(self) -> Side:

@@ -10,6 +10,18 @@ options ─▶ worktree of the base (when it is wanted) ─▶ scenario by scena
 
 Both sides run in turns, so that what slows the machine slows both. The pair with tensors shows once more that each side
 agrees with itself: its steps must be those of the first pair.
+
+    cost of a run, a phase:  the median over its steps, the first left out: it warms up
+    cost of a side:          the median over its runs, which alternate with those of the other side
+    noise:                   1.4826 times the median distance of all runs from the median of their side
+    more than noise:         over 3 of it; of all pairs of a run of the base and one of the head, at most a fifth is
+                             opposite (Mann and Whitney's U: none of four, seven of thirty-six); and the quickest run
+                             of the head is over the limit beside the quickest of the base
+
+Other work on a machine makes runs slower and never quicker: a quick one shows what they take. The factor makes of a
+median distance what a standard deviation would be of a normal distribution. Medians, since a machine that is busy for a
+moment makes some steps slow and none fast, and one run of six may be such a moment. A phase that is less than a
+twentieth of the step on both sides is part of the step, and not compared by itself.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,35 +29,41 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
-from harness.lab.experiments.command_spec import (
-    ScenarioOptions,
-    command_name,
-    make_command_spec,
-    refuse_both,
-    refuse_scenario_options,
-)
+from harness.lab.experiments.command_spec import ScenarioOptions, command_name, make_command_spec
 from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
 from harness.lab.experiments.preparation import out_directory
 from harness.lab.experiments.recording_result import METRICS, Problem, read_metrics
 from harness.lab.experiments.scenario import (
     SMOKE,
+    Asked,
     ScenarioFile,
     all_scenarios,
     asked_of,
-    check_machine,
+    asked_run,
+    asked_scenario,
     find_scenario,
     make_scenario_spec,
-    say_misspelt,
 )
-from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
-from harness.lab.gate.change import Change, Comparison, GateCode, change_of_identity, classify_change, equal_in_common
-from harness.lab.gate.costs import MEMORY, SECONDS, CostChange, Limits, RunCosts, compare_costs, costs_of_run
+from harness.lab.experiments.worktrees import Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
+from harness.lab.gate.change import (
+    MAX_BYTES,
+    Change,
+    Comparison,
+    GateCode,
+    change_of_identity,
+    classify_change,
+    earliest_phase,
+    equal_in_common,
+    measure_rounding,
+    step_bytes,
+)
 from harness.lab.gate.golden import (
     Acceptance,
     Golden,
@@ -57,7 +75,6 @@ from harness.lab.gate.golden import (
     read_goldens,
     write_golden,
 )
-from harness.lab.gate.rounding import MAX_BYTES, earliest_phase, measure_rounding, step_bytes
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.recording.entry_call import read_rejection
@@ -68,6 +85,121 @@ from harness.trace.excerpt import excerpt
 from harness.trace.mapped_libraries import deciding
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Difference, Verdict
+
+SECONDS, MEMORY = "seconds", "memory_gb"
+STEP, RUN = "step", "run"
+"""Names beside those of phases: the sum over phases; the whole run, from its start to its end."""
+NORMAL = 1.4826
+NUM_NOISES = 3.0
+MAX_CONTRADICTING = 0.2
+"""Of the pairs of runs of both sides."""
+LEAST_SHARE = 0.05
+LEAST_RUNS = 2
+"""Runs of a side: a single run does not show the noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCosts:
+    """What one run cost."""
+
+    run_s: float
+    """From its start to its end."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Duration of a step, by phase and as STEP; empty if the entry reports none."""
+    memory_gb: Mapping[str, float] = field(default_factory=dict)
+    """The peak, by phase."""
+
+
+class Limits(NamedTuple):
+    """Ratios from which on it is too much."""
+
+    slowdown: float = 1.25
+    memory: float = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class CostChange:
+    """One cost of both sides."""
+
+    kind: str
+    """SECONDS or MEMORY."""
+    name: str
+    """A phase, STEP or RUN."""
+    base: float
+    head: float
+    noise: float
+    """In the same unit; infinite where there are too few runs."""
+    is_beyond_noise: bool
+    is_over_limit: bool
+    """The ratio alone."""
+
+    @property
+    def ratio(self) -> float:
+        """Of the head to the base; 1 where there is no cost at all."""
+        if self.base > 0:
+            return self.head / self.base
+        return 1.0 if self.head <= 0 else float("inf")
+
+    @property
+    def is_too_much(self) -> bool:
+        """Over its limit, and more than noise explains."""
+        return self.is_over_limit and self.is_beyond_noise
+
+
+def costs_of_run(run_s: float, steps: Iterable[Mapping[str, float]]) -> RunCosts:
+    """The costs of a run from those of its steps: names are `seconds/PHASE` and `memory_gb/PHASE`, others count not."""
+    seconds: dict[str, list[float]] = {}
+    memory: dict[str, float] = {}
+    for values in steps:
+        told = {name.removeprefix("seconds/"): x for name, x in values.items() if name.startswith("seconds/")}
+        for name, value in (told | ({STEP: sum(told.values())} if told else {})).items():
+            seconds.setdefault(name, []).append(value)
+        for name, value in values.items():
+            if name.startswith("memory_gb/"):
+                phase = name.removeprefix("memory_gb/")
+                memory[phase] = max(memory.get(phase, 0.0), value)
+    return RunCosts(run_s, {name: median(each[1:] or each) for name, each in seconds.items()}, memory)
+
+
+def compare_costs(base: Sequence[RunCosts], head: Sequence[RunCosts], limits: Limits) -> tuple[CostChange, ...]:
+    """Compare every cost that runs of both sides report: the whole run, the step, its phases, and memory by phase."""
+    found = [_change(SECONDS, RUN, [each.run_s for each in base], [each.run_s for each in head], limits.slowdown)]
+    for kind, limit in ((SECONDS, limits.slowdown), (MEMORY, limits.memory)):
+        sides = [[getattr(each, kind) for each in side] for side in (base, head)]
+        for name in _names(sides):
+            x, y = ([costs[name] for costs in side] for side in sides)
+            found.append(_change(kind, name, x, y, limit))
+    step_s = next((max(each.base, each.head) for each in found if (each.kind, each.name) == (SECONDS, STEP)), 0.0)
+    return tuple(each for each in found if each.kind == MEMORY or max(each.base, each.head) >= LEAST_SHARE * step_s)
+
+
+def _names(sides: Sequence[Sequence[Mapping[str, float]]]) -> list[str]:
+    """What every run of both sides tells, the step first."""
+    every = [costs for side in sides for costs in side]
+    names = [name for name in (every[0] if every else ()) if all(name in costs for costs in every)]
+    return sorted(names, key=lambda name: name != STEP)
+
+
+def _change(kind: str, name: str, base: Sequence[float], head: Sequence[float], limit: float) -> CostChange:
+    of_base, of_head = median(base), median(head)
+    distances = [*(abs(x - of_base) for x in base), *(abs(x - of_head) for x in head)]
+    is_known = min(len(base), len(head)) >= LEAST_RUNS
+    is_quickest_over = min(head) > limit * min(base)
+    noise = NORMAL * median(distances) if is_known else float("inf")
+    num_contradicting = sum(y <= x for x in base for y in head)
+    is_ordered = num_contradicting <= MAX_CONTRADICTING * len(base) * len(head)
+    return CostChange(
+        kind=kind,
+        name=name,
+        base=of_base,
+        head=of_head,
+        noise=noise,
+        is_beyond_noise=is_known and of_head - of_base > NUM_NOISES * noise and is_ordered and is_quickest_over,
+        is_over_limit=of_head > limit * of_base,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- policy
 
 BEHAVIOUR, NUMERICS, CONFIGURATION = "behaviour", "numerics", "configuration"
 SLOWDOWN, OF_MEMORY, NOT_COMPARABLE = "slowdown", "memory", "not_comparable"
@@ -174,6 +306,8 @@ class Gate:
             return ExitCode.INTERRUPTED
         return exit_code([reason for reasons in self.failures.values() for reason in reasons])
 
+
+# ------------------------------------------------------------------------------------------------------------- the runs
 
 NUM_CONFIRMING = 4
 BASE, HEAD = "base", "head"
@@ -338,6 +472,8 @@ def nondeterministic(side: str, verdict: Verdict) -> Comparison:
     return Comparison(Change.NONDETERMINISTIC, (GateCode.SIDE_NONDETERMINISTIC(side=side),), verdict=verdict)
 
 
+# ------------------------------------------------------------------------------------------------------------- the gate
+
 GATES = "gates"
 LEAST_AGREEING = 2
 """Runs of the head that have to agree before one is compared with a golden, or becomes one."""
@@ -388,21 +524,14 @@ def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
 def head_contexts(head: Side, options: GateOptions) -> list[GateContext]:
     """Return what runs in the working tree; UsageError where it cannot be run here as it was asked for."""
     invocation = options.invocation
-    refuse_both(invocation, options.names)
     if invocation.trailing:
-        refuse_scenario_options(options.given)
+        asked_run(invocation, "gate", next(iter(options.names), None), options.given)
         run_spec = make_command_spec(invocation.trailing, options.given.recording)
         check_program(run_spec, head.cwd, head.command_environ)
         return [GateContext(command_name(invocation.trailing), "", head, run_spec)]
-    return [head_context(name, head, options) for name in scenario_names(head, options)]
-
-
-def head_context(name: str, head: Side, options: GateOptions) -> GateContext:
-    """A scenario of the working tree; UsageError where it cannot be run here as it was asked for."""
-    asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
-    say_misspelt(asked, options.invocation.note)
-    check_machine(options.invocation, asked.scenario)
-    return _context(name, asked.size, head, make_scenario_spec(asked, options.given.recording))
+    names = scenario_names(head, options)
+    asked = [asked_scenario(invocation, name, options.given, SMOKE, is_isolated=True) for name in names]
+    return [_context(each, head, options) for each in asked]
 
 
 def base_context(context: GateContext, head: Side, base: Side, options: GateOptions) -> GateContext | None:
@@ -425,11 +554,12 @@ def base_context(context: GateContext, head: Side, base: Side, options: GateOpti
         else:
             return None
     asked = asked_of(context.name, found.read(), options.given, SMOKE)
-    return _context(context.name, asked.size, base, make_scenario_spec(asked, options.given.recording))
+    return _context(asked, base, options)
 
 
-def _context(name: str, size: str, side: Side, run_spec: RunSpec) -> GateContext:
-    return GateContext(name, size, side, run_spec if run_spec.call is None else replace(run_spec, argv=CHILD))
+def _context(asked: Asked, side: Side, options: GateOptions) -> GateContext:
+    run_spec = make_scenario_spec(asked, options.given.recording, is_isolated=True)
+    return GateContext(asked.name, asked.size, side, run_spec)
 
 
 async def run_gate(

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import Any
 
 from harness.bits.digests import digest
 from harness.bits.errors import HarnessError
@@ -24,13 +23,13 @@ from harness.bits.findings import Finding
 from harness.lab.gate.change import (
     CODE_OF_KIND,
     DECIDING,
+    HALF_OF_THE_DIGITS,
     SYNC,
     Change,
     Comparison,
     GateCode,
     change_of_identity,
 )
-from harness.lab.gate.rounding import HALF_OF_THE_DIGITS
 from harness.trace.attribution import PHASES as COUNTED_PHASES
 from harness.trace.attribution import kind_of
 from harness.trace.chain import CHAINED, PHASES, RecordedValue
@@ -71,20 +70,21 @@ class Acceptance:
     """As git is configured; empty where it is not."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Golden:
-    """Accepted results of a scenario."""
+    """Accepted results of a scenario, in the order of its file."""
 
     scenario: str
     size: str
-    identity: Mapping[str, str]
-    numerics: Mapping[str, str]
-    steps: tuple[int, ...]
-    roots: Roots
-    """By STEP, phase and kind, a digest for each step; None if the trace has no such value, or is incomplete."""
-    curve: tuple[CurvePoint, ...] = ()
     history: tuple[Acceptance, ...] = field(default=(), compare=False)
     """The newest last."""
+    steps: tuple[int, ...]
+    identity: Mapping[str, str]
+    roots: Roots
+    """By STEP, phase and kind, a digest for each step; None if the trace has no such value, or is incomplete."""
+    numerics: Mapping[str, str]
+    curve: tuple[CurvePoint, ...] = ()
+    """In a file of its own."""
 
     @property
     def key(self) -> str:
@@ -109,8 +109,8 @@ def golden_of(trace: Trace, scenario: str, size: str) -> Golden:
     return Golden(
         scenario=scenario,
         size=size,
-        identity=dict(trace.manifest.fingerprint.identity),
-        numerics=dict(trace.manifest.fingerprint.numerics),
+        identity=dict(sorted(trace.manifest.fingerprint.identity.items())),
+        numerics=dict(sorted(trace.manifest.fingerprint.numerics.items())),
         steps=trace.steps,
         roots={name: tuple(roots.get(name) for roots in found) for name in names},
         curve=tuple(values),
@@ -255,16 +255,11 @@ def _read_golden(directory: Path) -> Golden:
                 legal=f"formats up to {VERSION}",
                 remedy="install a newer rlharness",
             )
-        found = Golden(
-            scenario=fields["scenario"],
-            size=fields["size"],
-            identity=fields["identity"],
-            numerics=fields["numerics"],
-            steps=tuple(fields["steps"]),
-            roots={name: tuple(roots) for name, roots in fields["roots"].items()},
-            curve=tuple(parse_curve(read_text(directory / CURVE))),
-            history=tuple(Acceptance(**each) for each in fields["history"]),
-        )
+        del fields["version"]
+        fields["roots"] = {name: tuple(roots) for name, roots in fields["roots"].items()}
+        fields["history"] = tuple(Acceptance(**each) for each in fields["history"])
+        fields["steps"], fields["curve"] = tuple(fields["steps"]), tuple(parse_curve(read_text(directory / CURVE)))
+        found = Golden(**fields)
         if tuple(point.step for point in found.curve) != found.steps:
             raise ValueError(f"{CURVE} has {len(found.curve)} of its {len(found.steps)} steps")
         return found
@@ -273,23 +268,14 @@ def _read_golden(directory: Path) -> Golden:
     except (OSError, *MALFORMED) as error:
         raise GoldenError(
             f"{path} cannot be read: {type(error).__name__}: {error}",
-            legal="files that rlharness gate --accept has written",
             remedy=f"git checkout -- {shlex.quote(str(directory))}; or remove it, and --accept another",
         ) from None
 
 
 def write_golden(directory: Path, golden: Golden) -> None:
     """Write a golden into its directory, which need not exist. GoldenError where that cannot be done."""
-    fields: dict[str, Any] = {
-        "version": VERSION,
-        "scenario": golden.scenario,
-        "size": golden.size,
-        "history": [asdict(each) for each in golden.history],
-        "steps": list(golden.steps),
-        "identity": dict(sorted(golden.identity.items())),
-        "roots": {name: list(roots) for name, roots in golden.roots.items()},
-        "numerics": dict(sorted(golden.numerics.items())),
-    }
+    fields = {"version": VERSION, **asdict(replace(golden, curve=()))}
+    del fields["curve"]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with replacing(directory / CURVE) as curve, replacing(directory / GOLDEN) as head:
@@ -300,7 +286,6 @@ def write_golden(directory: Path, golden: Golden) -> None:
     except OSError as error:
         raise GoldenError(
             f"{directory} cannot be written to: {error.strerror}",
-            legal="a directory with room that this user can write to",
             remedy="make room there, or name another one with --golden",
         ) from None
 

@@ -15,15 +15,10 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import open_regular
 from harness.bits.levels import DETERMINISTIC, OFF
-from harness.lab.experiments.command_spec import (
-    ScenarioOptions,
-    make_command_spec,
-    refuse_both,
-    refuse_scenario_options,
-)
+from harness.lab.experiments.command_spec import ScenarioOptions, make_command_spec
 from harness.lab.experiments.launcher import Run, Variant, check_program
 from harness.lab.experiments.preparation import OutDirectory, keep_input, out_directory, place_of
-from harness.lab.experiments.scenario import A_COMMAND, SMOKE, asked_scenario, make_scenario_spec, nothing_to_run
+from harness.lab.experiments.scenario import asked_run, make_scenario_spec
 from harness.lab.experiments.single_run import StopPlan, conditions_of, refuse_divergence
 from harness.process.invocation import Invocation
 from harness.recording.conditions import DIVERGENCE
@@ -34,15 +29,7 @@ from harness.trace.manifest import GPU
 from harness.trace.matching import match_processes
 from harness.trace.non_finite import NonFinite, find_non_finite
 from harness.trace.nondeterministic_ops import suspects
-from harness.trace.ops import (
-    NAN,
-    Operation,
-    OpVerdict,
-    compare_ops,
-    is_faithful,
-    read_ops,
-    recorded_steps,
-)
+from harness.trace.ops import NAN, Operation, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Kind, Verdict
 
@@ -88,8 +75,8 @@ class ReplayOptions:
 class ReplayPlan:
     """A replay that can begin."""
 
-    run_spec: RunSpec
-    """Of the first run."""
+    run_specs: tuple[RunSpec, ...]
+    """Of the runs, which take them in turn, in a cycle: those of a scenario may differ in runtime settings."""
     out: OutDirectory
     """Holds a directory for each run."""
     num_runs: int
@@ -102,8 +89,6 @@ class ReplayPlan:
     timeout_s: float = inf
     stdin: Path = Path(os.devnull)
     """What every run reads as its standard input."""
-    variants: tuple[RunSpec, ...] = ()
-    """Run specs of a scenario whose runs differ in runtime settings; runs take them in turn, in a cycle."""
     typed: tuple[str, ...] = ()
     """The words by which a scenario is named after `rlharness replay`; of a foreign program none."""
 
@@ -112,9 +97,14 @@ class ReplayPlan:
         """That of `out`; absolute."""
         return self.out.path
 
+    @property
+    def run_spec(self) -> RunSpec:
+        """Run spec of the first run."""
+        return self.run_specs[0]
+
     def spec_of(self, number: int) -> RunSpec:
-        """That of a run; they count from 1."""
-        return self.variants[(number - 1) % len(self.variants)] if self.variants else self.run_spec
+        """Return the run spec of a run; they count from 1."""
+        return self.run_specs[(number - 1) % len(self.run_specs)]
 
     def runs(self) -> Iterator[Variant]:
         """Yield each run, and after it the same once more with operations where there is a step for them."""
@@ -144,7 +134,7 @@ def make_plan(
     data = b"" if typed else given()  # the last that may take long or be refused before anything is made
     out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
     return ReplayPlan(
-        run_spec=run_spec,
+        run_specs=run_specs,
         level_env=run_spec.variables(invocation.environ),
         against=trace,
         num_runs=num_runs,
@@ -152,7 +142,6 @@ def make_plan(
         timeout_s=options.timeout_s,
         out=out,
         stdin=keep_input(data, out.path),
-        variants=run_specs if len(run_specs) > 1 else (),
         typed=typed,
     )
 
@@ -174,9 +163,7 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
     reference = _reference(invocation, options)
     if reference is not None and not any(condition.word == DIVERGENCE for condition in conditions):
         raise UsageError(
-            "--against with conditions that compare nothing",
-            legal=f"--against DIR --break-on {DIVERGENCE}, beside other conditions",
-            remedy=f"add --break-on {DIVERGENCE}, or omit --against",
+            "--against with conditions that compare nothing", remedy=f"add --break-on {DIVERGENCE}, or omit --against"
         )
     if reference is None:
         refuse_divergence(
@@ -186,11 +173,7 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
         )
     run_spec = _run_specs(invocation, options)[0][0]
     check_program(run_spec, invocation.cwd, invocation.environ)
-    return StopPlan(
-        run_spec,
-        conditions,
-        None if reference is None else reference.directory,
-    )
+    return StopPlan(run_spec, conditions, None if reference is None else reference.directory)
 
 
 def _reference(invocation: Invocation, options: ReplayOptions) -> Trace | None:
@@ -202,13 +185,9 @@ def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Ru
     """(a run spec for each run that differs from the others, the words that name the scenario, if it is one)."""
     keep = () if options.step is None else (str(options.step),)
     recording = replace(options.scenario_options.recording, keep=keep)
-    if options.scenario is None and not invocation.trailing:
-        raise nothing_to_run("replay", invocation.cwd)
-    if options.scenario is None:
-        refuse_scenario_options(options.scenario_options)
+    asked = asked_run(invocation, "replay", options.scenario, options.scenario_options)
+    if asked is None:
         return (make_command_spec(invocation.trailing, recording),), ()
-    refuse_both(invocation, [options.scenario])
-    asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
     return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
 
 

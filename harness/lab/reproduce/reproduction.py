@@ -111,13 +111,7 @@ OF_A_RUN = {
     "--until": "until",
 }
 """Options that a bundle leaves no room for, and the field that holds each."""
-OUTSIDE_THE_DEBUGGER = {
-    "--bundle": "bundle",
-    "--reference-checkpoint": "refers_to_checkpoint",
-    "--break-on": "break_on",
-    "--until": "until",
-    "--timeout": "timeout_s",
-}
+OUTSIDE_THE_DEBUGGER = {**dict(list(OF_A_RUN.items())[4:]), "--timeout": "timeout_s"}
 """Options that the step debugger has no use for, and the field that holds each."""
 
 
@@ -131,13 +125,7 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
             legal="--trace-ops, --set, --timeout, --out, --trust, --json, --color",
             remedy="leave it out: a bundle holds one step of one run",
         )
-    elif options.is_interactive:
-        if options.step is None:
-            raise UsageError(
-                "--interactive without --step",
-                legal="--step K --interactive",
-                remedy="name the step at which the debugger opens",
-            )
+    elif options.is_interactive and options.step is not None:
         _refuse(
             options,
             OUTSIDE_THE_DEBUGGER,
@@ -145,26 +133,17 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
             legal="--step, --against, --trace-ops, --set of a free section, --commands, --out, --trust, --json",
             remedy="leave it out; the command break stops where something is recorded",
         )
-    elif options.commands is not None:
-        raise UsageError(
-            "--commands without --interactive", legal="--interactive --commands FILE", remedy="add --interactive"
-        )
-    elif options.has_operations and options.has_condition:
-        raise UsageError(
-            "--trace-ops with a condition",
-            legal="one run, which stops when the condition holds",
-            remedy="inspect the bundle that it writes: rlharness reproduce FILE --trace-ops",
-        )
-    elif options.has_operations and options.step is None:
-        raise UsageError(
-            "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step to look into"
-        )
-    elif options.refers_to_checkpoint and options.bundle is None and not options.has_condition:
-        raise UsageError(
-            "--reference-checkpoint without a bundle",
-            legal="--bundle FILE --reference-checkpoint",
-            remedy="name the bundle to write, or omit the option",
-        )
+    has_step, has_operations, has_condition = options.step is not None, options.has_operations, options.has_condition
+    has_bundle = bool(options.bundle) or has_condition
+    for is_wrong, what, legal in (
+        (options.is_interactive and not has_step, "--interactive without --step", "--step K --interactive"),
+        (options.commands and not options.is_interactive, "--commands without --interactive", "--interactive with it"),
+        (has_operations and has_condition, "--trace-ops with a condition", "--trace-ops of the bundle that it writes"),
+        (has_operations and not has_step, "--trace-ops without --step", "--step K --trace-ops"),
+        (options.refers_to_checkpoint and not has_bundle, "--reference-checkpoint without a bundle", "--bundle FILE"),
+    ):
+        if is_wrong and kind is RecordedKind.RUN:
+            raise UsageError(what, legal=legal, remedy="add what is missing, or omit the option")
 
 
 def _refuse(options: ReproduceOptions, names: dict[str, str], where: str, *, legal: str, remedy: str) -> None:
@@ -279,6 +258,9 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
     return values
 
 
+# ----------------------------------------------------------------------------------------------------------- comparison
+
+
 @dataclass(frozen=True, slots=True)
 class StepOperations:
     """The operations of a step, of one rank, as one more run has recorded them."""
@@ -377,10 +359,9 @@ def classify_other(repeated: Repeated, other: Repeated) -> OtherRun:
     """What the same step is to the one of another run."""
     a, b = (_trace_of_step(each) for each in (repeated, other))
     verdict = None if a is None or b is None else diff(a, b)
-    directories = [_operations_directory(each.runs) for each in (repeated, other)]
     found = []
     for operations in repeated.operations:
-        records = [_record(directory, operations.rank, repeated.plan.step) for directory in directories]
+        records = [_record(each.runs, operations.rank, repeated.plan.step) for each in (repeated, other)]
         if records[0] is not None and records[1] is not None:
             found.append(compare_ops(records[0], records[1], operations.rank, repeated.plan.step))
     return OtherRun(other, verdict, tuple(found))
@@ -458,12 +439,8 @@ def _trace_of_step(repeated: Repeated) -> Trace | None:
     return None if trace is None else trace_of_step(trace, repeated.plan.step)
 
 
-def _operations_directory(runs: Sequence[Run]) -> Path | None:
-    return runs[1].recording.directory if len(runs) > 1 else None
-
-
-def _record(directory: Path | None, rank: int, step: int) -> OpRecord | None:
-    return None if directory is None else read_ops(directory, rank, step)
+def _record(runs: Sequence[Run], rank: int, step: int) -> OpRecord | None:
+    return read_ops(runs[1].recording.directory, rank, step) if len(runs) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +497,8 @@ def with_bundle(found: Reproduction, path: Path, *, refers_to_checkpoint: bool) 
     return replace(found, bundle=path, bundle_needs=head.checkpoint.path if head.checkpoint else "")
 
 
+# ------------------------------------------------------------------------------------------------ bundles, and the runs
+
 UNPACKED = "bundle"
 _FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)
 
@@ -532,7 +511,9 @@ def trusted_bundle(invocation: Invocation, name: str, *, is_trusted: bool) -> Bu
     """
     bundle = open_bundle(place_of(invocation.cwd, name))
     call = check_call(bundle.read(CALL))
-    found = [*unnamed_in(call, scenarios_here(invocation.cwd)), *_checkpoint_of(bundle)]
+    found = unnamed_in(call, scenarios_here(invocation.cwd))
+    if bundle.head.checkpoint is not None:  # whoever has made the bundle has chosen that path
+        found.append(Unnamed("checkpoint", bundle.head.checkpoint.path))
     check_trust(path_text(bundle.path), found, invocation, is_trusted=is_trusted)
     return bundle
 
@@ -543,11 +524,6 @@ def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
     if (named := bundle.head.checkpoint) is not None:
         _bring(Path(named.path), named.digest, directory / CHECKPOINTS / f"step-{bundle.head.start or 0:06}")
     return read_recorded_run(directory)
-
-
-def _checkpoint_of(bundle: Bundle) -> list[Unnamed]:
-    """The checkpoint that a bundle names; whoever has made the bundle has chosen that path."""
-    return [] if bundle.head.checkpoint is None else [Unnamed("checkpoint", bundle.head.checkpoint.path)]
 
 
 def _bring(path: Path, digest: str, target: Path) -> None:
@@ -561,7 +537,6 @@ def _bring(path: Path, digest: str, target: Path) -> None:
     except OSError as error:
         raise BundleError(
             f"the checkpoint {path} cannot be read: {error.strerror}",
-            legal="a directory that this user can read",
             remedy="copy it to where it can be read, or have the bundle made without --reference-checkpoint",
         ) from None
     raise BundleError(

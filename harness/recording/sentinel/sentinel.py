@@ -10,7 +10,8 @@ differ. Hooks read, and write only after a difference was found.
 """
 
 import atexit
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from torch import distributed
 from torch.optim import Optimizer
 
+from harness.bits.errors import UsageError
 from harness.recording.closures import Arguments, Closure, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import CompiledSteps
 from harness.recording.hooks import Stepping, hook_steps
@@ -243,3 +245,36 @@ class Sentinel:
 
 def _rank() -> int | None:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+
+
+_running: list[Sentinel] = []
+
+
+def start_sentinel(config: SentinelConfig, rest: Callable[[bool], None] = lambda _: None) -> Sentinel:
+    """Start the sentinel of this process; return the one that runs already."""
+    if not _running:
+        _running.append(Sentinel(config, rest))
+        _running[0].install()
+    return _running[0]
+
+
+def declare_replicas(
+    parameters: Iterable[torch.Tensor],
+    *,
+    every: int,
+    directory: str | os.PathLike[str],
+    ranks: Sequence[int] | None,
+    timeout_s: float | None,
+) -> None:
+    """Start the sentinel, and have it compare these parameters too; what the arguments mean, `watch_replicas` says."""
+    if every < 1:
+        raise UsageError(f"every={every}", legal="a number of optimizer steps, 1 or more", remedy="every=10")
+    sentinel = start_sentinel(SentinelConfig(every, Path(directory).absolute(), timeout_s))
+    if declared := list(parameters):
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise UsageError(
+                "replicas are declared before torch.distributed is initialized",
+                legal="replicas of an initialized process group",
+                remedy="call init_process_group first",
+            )
+        sentinel.replicas.declare(declared, tuple(sorted(ranks or range(distributed.get_world_size()))))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.bisect.bisection import Criterion, parse_criterion
-from harness.lab.bisect.search import Outcome
+from harness.lab.bisect.bisection import Criterion, Outcome, parse_criterion
 from harness.trace.curve import CurvePoint
 from harness.trace.reader import Trace
 from harness.trace.values import Float

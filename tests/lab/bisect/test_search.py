@@ -6,7 +6,7 @@ from math import ceil, log2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.bisect.search import Outcome, Search, ancestors, in_a_line
+from harness.lab.bisect.bisection import Outcome, Search, ancestors, in_a_line
 
 History = Mapping[int, tuple[int, ...]]
 

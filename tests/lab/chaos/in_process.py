@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
-from harness.lab.chaos.search import Chaos, ChaosExecutor, ChaosOptions, ChaosPlan, PerturbationSearch, make_subject
+from harness.lab.chaos.search import (
+    LATENCY,
+    Chaos,
+    ChaosExecutor,
+    ChaosOptions,
+    ChaosPlan,
+    PerturbationSearch,
+    make_subject,
+)
 from harness.lab.experiments.launcher import Launcher, Run
-from harness.lab.experiments.perturbation import LATENCY
 from harness.lab.experiments.preparation import prepare
 from harness.lab.experiments.recording_result import finish
 from harness.lab.experiments.scenario_main import call_entry

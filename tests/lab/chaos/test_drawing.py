@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.chaos.search import drawn, number
-from harness.lab.experiments.perturbation import Choice, Condition, Factor, Span
+from harness.lab.chaos.search import Choice, Condition, Factor, Span, drawn, number
 
 FACTORS = (
     Factor("often", Span(1, 100), 1, num_quarters=3),

@@ -19,11 +19,12 @@ from harness.lab.chaos.search import (
     ChaosPlan,
     Outcome,
     OutOfTimeError,
+    Perturbation,
     Sign,
     Subject,
+    outside_factors,
 )
 from harness.lab.experiments.launcher import Launcher, Run
-from harness.lab.experiments.perturbation import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.recording.entry_call import EntryCall, Rejection
 from harness.recording.run_spec import RunSpec

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.perturbation import (
+from harness.lab.chaos.search import (
     CRASH,
     Choice,
     Condition,

@@ -16,16 +16,19 @@ from harness.lab.chaos.search import (
     Chaos,
     ChaosExecutor,
     ChaosPlan,
+    Choice,
+    Factor,
     Outcome,
     OutOfTimeError,
     PerturbationSearch,
     Sign,
+    Span,
     Subject,
     Tally,
+    crash_factor,
     with_moments,
 )
 from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.perturbation import Choice, Factor, Span, crash_factor
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from harness.lab.chaos.search import ChaosOptions, Subject, make_subject
+from harness.lab.chaos.search import CRASH, ChaosOptions, Choice, Subject, Values, make_subject
 from harness.lab.experiments.command_spec import ScenarioOptions
-from harness.lab.experiments.perturbation import CRASH, Choice, Values
 from harness.process.invocation import Invocation
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.support.manual import ROOT

@@ -85,6 +85,20 @@ def run_source(tmp_path: Path, source: str) -> Varied:
 STEP = "optimizer = torch.optim.SGD(net.parameters(), 0.1); net(torch.ones(3, 2)).sum().backward(); optimizer.step()\n"
 
 
+def test_clipping_does_not_hide_by_what_factor_gradients_differ(tmp_path: Path) -> None:
+    """The parts are alike, so that clipped gradients are equal in each step."""
+    step = """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for part in torch.ones(4, 2).chunk(int(sys.argv[1])):
+    net(part).square().mean().backward()
+torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+optimizer.step()
+"""
+    (verdict,) = run_source(tmp_path, f"torch.manual_seed(0)\n{step}").verdicts
+    assert verdict.kind is Kind.FACTOR
+    assert verdict.sentence == "Step 0: with V=2 all gradients are 2 times the base's: the loss is not divided by V."
+
+
 def test_a_value_that_fails_is_named(tmp_path: Path) -> None:
     found = run_source(tmp_path, f"torch.manual_seed(0)\n{STEP}sys.exit(7 if sys.argv[1] == '2' else 0)")
     (verdict,) = found.verdicts

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from harness.bits.digests import RAW
-from harness.lab.gate.change import CODE_OF_DIFFERENCE, CODE_OF_KIND, Change, GateCode, classify_change, equal_in_common
-from harness.lab.gate.rounding import Rounding
+from harness.lab.gate.change import (
+    CODE_OF_DIFFERENCE,
+    CODE_OF_KIND,
+    Change,
+    GateCode,
+    Rounding,
+    classify_change,
+    equal_in_common,
+)
 from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.reasons import VerdictCode

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.gate.costs import (
+from harness.lab.gate.gate import (
     LEAST_SHARE,
     MEMORY,
     RUN,

@@ -11,10 +11,10 @@ from harness.cli.gate import gate_options
 from harness.cli.main import cli
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.worktrees import CHILD, Checkout, Side, imports_checkout, open_worktrees
+from harness.lab.experiments.scenario import ISOLATED
+from harness.lab.experiments.worktrees import Checkout, Side, imports_checkout, open_worktrees
 from harness.lab.gate.change import GateCode, change_of_identity
-from harness.lab.gate.costs import Limits
-from harness.lab.gate.gate import DEFAULT, GateOptions, base_context, head_context, scenario_names
+from harness.lab.gate.gate import DEFAULT, GateOptions, Limits, base_context, head_contexts, scenario_names
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import Report
 from harness.render.console import say
@@ -113,17 +113,16 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
     project.change("More", "num_steps: 3", "num_steps: 4", "scenarios/sums.yaml")
     project.write("scenarios/new.yaml", SCENARIO)
     found = Checkout(project.directory, os.environ)
-    given = options(project.directory)
+    given = options(project.directory, "sums", "new", "grpo_sorting")
     with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD~1")) as base:
         head = worktrees.working_tree
-        scene = head_context("sums", head, given)
-        assert scene.run_spec.argv == CHILD
+        scene, new, packaged = head_contexts(head, given)
+        assert scene.run_spec.argv == ISOLATED
         assert scene.run_spec.identity["num_steps"] == "4"
         other = base_context(scene, head, base, given)
         assert other is not None
         assert (other.side, other.run_spec.identity["num_steps"], other.size) == (base, "3", "smoke")
-        assert base_context(head_context("new", head, given), head, base, given) is None
-        packaged = head_context("grpo_sorting", head, given)
+        assert base_context(new, head, base, given) is None
         same = base_context(packaged, head, base, given)
         assert same is not None
         assert same.run_spec.identity == packaged.run_spec.identity

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change
-from harness.lab.gate.costs import MEMORY, RUN, SECONDS, CostChange
-from harness.lab.gate.gate import BROKEN, DEFAULT, REASONS, exit_code, failures
+from harness.lab.gate.gate import BROKEN, DEFAULT, MEMORY, REASONS, RUN, SECONDS, CostChange, exit_code, failures
 
 SLOW = CostChange(SECONDS, RUN, 1.0, 2.0, 0.0, True, True)
 LARGE = CostChange(MEMORY, RUN, 1.0, 2.0, 0.0, True, True)

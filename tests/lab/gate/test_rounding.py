@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.gate.rounding import (
+from harness.lab.gate.change import (
     HALF_OF_THE_DIGITS,
     Rounding,
     earliest_phase,

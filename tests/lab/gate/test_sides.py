@@ -13,14 +13,15 @@ from harness.lab.experiments.recording_result import Problem, read_metrics
 from harness.lab.experiments.worktrees import Side
 from harness.lab.gate import gate
 from harness.lab.gate.change import Change, Comparison, GateCode
-from harness.lab.gate.costs import CostChange, Limits
 from harness.lab.gate.gate import (
     BASE,
     HEAD,
     NUM_CONFIRMING,
     BrokenRun,
+    CostChange,
     GateContext,
     Interrupted,
+    Limits,
     Recorder,
     compare_sides,
 )
