@@ -26,7 +26,7 @@ KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package
-    *("harness/render/pages.py", "harness/lab/demo/project.py"),
+    *("harness/render/pages.py", "harness/cli/demo.py"),
     *("harness/runner/sessions/plugin_facts.py", "harness/lab/experiments/scenario.py"),
 )
 OPEN_ALREADY = (  # descriptors, and new files in directories that are this process's own

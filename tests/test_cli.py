@@ -157,7 +157,11 @@ def test_arguments_of_pytest_under_which_no_file_has_an_outcome(
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--gpus", "some"], "--gpus 'some'"), (["--timeout", "0"], "--timeout 0.0"), (["nowhere"], "nowhere")],
+    [
+        (["--gpus", "some"], "--gpus 'some'"),
+        (["--timeout", "0"], "'--timeout': 0.0 is not in the range"),
+        (["nowhere"], "nowhere"),
+    ],
 )
 def test_a_refusal_is_json_where_json_was_asked_for(
     suite: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str

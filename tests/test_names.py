@@ -9,7 +9,6 @@ import click
 import pytest
 
 from harness.cli.main import cli
-from harness.cli.renamed import OPTIONS
 from harness.lab.experiments.scenario import Scenario
 from rlcore.config import RunConfig
 
@@ -112,7 +111,6 @@ def test_options_and_keys_use_the_terms() -> None:
     for section, field in RunConfig.model_fields.items():
         keys += [(section, key) for key in getattr(field.annotation, "model_fields", ())]
     assert breaches(iter(options + keys)) == []
-    assert not {option for _, option in options} & {old.lstrip("-") for old in OPTIONS}
 
 
 def test_a_banned_word_is_found_in_every_kind_of_name() -> None:

@@ -1,6 +1,6 @@
-"""The command line: reads arguments and the environment, hands frozen options to the rooms, prints user errors.
+"""The command line: reads arguments and the environment, runs a command, prints user errors.
 
-Nothing heavy is imported to parse arguments: each command, in `commands`, imports its room when it runs.
+Each command is a module. Nothing heavy is imported to parse arguments: a command imports what it uses when it runs.
 """
 
 import json
@@ -10,6 +10,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -17,16 +19,20 @@ import click
 from harness import __version__
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.bits.redaction import redact_argv, redact_text
-from harness.cli import demonstration, finding, recording, testing
-from harness.cli.options import no_redact_option
-from harness.cli.usage import rejection_of
+from harness.bits.redaction import NO_REDACT, redact_argv, redact_text, secrets_kept
 from harness.process.exhaustion import exhaustion_of
 from harness.process.invocation import Invocation
 from harness.render.console import enter_job, say
 from harness.render.workflow_commands import inert, is_outermost_on_github
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+COMMANDS = (
+    *("run", "plan", "merge", "history", "doctor", "demo", "scenarios", "schema"),
+    *("train", "trace", "replay", "reproduce", "diff", "report", "chaos", "gate", "bisect"),
+)
+"""Each in a module of its name."""
+TAKE_WORDS = ("run", "plan", "trace", "replay", "reproduce", "chaos", "gate", "bisect")
+"""Commands that use what follows --."""
 
 
 @click.group(context_settings=HELP)
@@ -35,23 +41,32 @@ def cli() -> None:
     """Pack GPU tests, check that training runs are bitwise reproducible, and find the first tensor that differs."""
 
 
-for room in (testing, recording, finding, demonstration):
-    for command in vars(room).values():
-        if isinstance(command, click.Command):
-            # The demo and tests parse a command without the group, and click keeps its help option from then on.
-            command.context_settings = {**command.context_settings, **HELP}
-            command.params.append(no_redact_option)
-            cli.add_command(command)
+def _keep_secrets(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Leave secrets in what the command prints and writes, and in what its children write, until it ends."""
+    if is_given and not context.resilient_parsing:
+        context.with_resource(secrets_kept())
+        if isinstance(context.obj, Invocation):
+            context.obj = replace(context.obj, environ={**context.obj.environ, NO_REDACT: "1"})
+            context.obj.note("--no-redact: what this command prints and writes may hold passwords and keys")
 
 
-TAKE_WORDS = ("run", "plan", "trace", "replay", "reproduce", "chaos", "gate", "bisect")
-"""Commands that use what follows --."""
+no_redact_option = click.Option(
+    ["--no-redact"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_secrets,
+    help="Leave passwords and keys in everything that this command prints and writes, which must then stay private."
+    " Without it each is replaced by <redacted>.",
+)
+"""An option of every command."""
 
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split the words at the first `--`."""
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
+for module_name in COMMANDS:
+    command: click.Command = getattr(import_module(f"harness.cli.{module_name}"), module_name)
+    # Tests parse a command without the group, and click keeps its help option from then on.
+    command.context_settings = {**command.context_settings, **HELP}
+    command.params.append(no_redact_option)
+    cli.add_command(command)
 
 
 def _invocation(trailing: Sequence[str]) -> Invocation:
@@ -75,19 +90,13 @@ def _open_closed_files() -> None:
             setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", encoding="utf-8", closefd=False))
 
 
-def _answer_in_json(own: Sequence[str], code: ExitCode, error: str) -> None:
-    """Print the JSON of --json for a command that did not start, with the keys of a finished run."""
-    if "--json" in own:
-        with suppress(OSError):  # it is why the command is refused, or gone
-            click.echo(json.dumps({"version": 1, "exit_code": int(code), "error": error}))
-
-
 def _refuse(own: Sequence[str], error: HarnessError) -> ExitCode:
-    """Print a user error and return its exit code."""
+    """Print a user error, with --json also as JSON with the keys of a finished run, and return its exit code."""
     text = f"error: {error}"
     click.echo(inert(text) if is_outermost_on_github(os.environ) else text, err=True)  # it may quote a conftest file
-    if not error.in_record:
-        _answer_in_json(own, error.exit_code, str(error))
+    if "--json" in own and not error.in_record:
+        with suppress(OSError):  # it is why the command is refused, or gone
+            click.echo(json.dumps({"version": 1, "exit_code": int(error.exit_code), "error": str(error)}))
     return error.exit_code
 
 
@@ -95,22 +104,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors are printed, never raised."""
     _open_closed_files()
     enter_job(os.environ)
-    own, trailing = _split(list(sys.argv[1:] if argv is None else argv))
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    own, trailing = words[:at], words[at + 1 :]
+    name = next((word for word in own if word in cli.commands), "")
     try:
-        invocation = _invocation(trailing)
-        name = next((word for word in own if word in cli.commands), "")
         if trailing and name and name not in TAKE_WORDS:
             raise UsageError(
                 f"rlharness {name} takes nothing after --: {shlex.join(redact_argv(trailing))}",
                 legal=f"{', '.join(TAKE_WORDS)} take a command or arguments after --",
                 remedy="omit it, or choose the command that runs it",
             )
-        return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
+        return int(cli.main(own, "rlharness", obj=_invocation(trailing), standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:  # no command at all
         error.show()
         return ExitCode.USAGE_ERROR
     except click.ClickException as error:
-        return _refuse(own, rejection_of(error, cli, own))
+        remedy = " ".join(filter(None, ("rlharness", name, "--help")))
+        if name in TAKE_WORDS and not isinstance(error, click.BadParameter):
+            remedy += f"; {'options of pytest' if name in ('run', 'plan') else 'a program and its options'} go after --"
+        return _refuse(own, UsageError(error.format_message(), remedy=remedy))
     except HarnessError as error:
         return _refuse(own, error)
     except (click.Abort, KeyboardInterrupt):

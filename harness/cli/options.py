@@ -1,18 +1,31 @@
-"""Options that several commands take. Only the command line imports this."""
+"""Options that several commands take, and the end of a command: its result as text or JSON, and its exit code."""
 
+import functools
+import json
 import math
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from harness.bits.redaction import NO_REDACT, secrets_kept
-from harness.process.invocation import Invocation
+from harness.bits.errors import UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.bits.text import path_text
+from harness.process.clock import SystemClock
+from harness.process.invocation import Invocation, wants_colour
+from harness.process.run_directory import new_run_id
+from harness.render.console import show
 
-Command = Callable[..., Any]
-Options = tuple[Callable[[Command], Command], ...]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Seconds(click.FloatRange):
@@ -26,18 +39,6 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-LAUNCHED = "launched"
-"""Value of an option for ranks that is given without a number."""
-
-
-class NumRanks(click.IntRange):
-    """A number of ranks; 0, which cannot be typed, for those that a launcher has started."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, and 0 for an option without a value."""
-        return 0 if value == LAUNCHED else super().convert(value, param, ctx)
-
-
 class SomePath(click.Path):
     """A path, not empty: an unset shell variable gives an empty text, which would mean the working directory."""
 
@@ -48,200 +49,173 @@ class SomePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-color_option = click.option(
+_PLAIN = re.compile(r"\w[\w.+=@-]*")
+PATH, INDEX, COUNT, ABOVE_0_S = SomePath(), click.IntRange(0), click.IntRange(1), Seconds(0, min_open=True)
+
+
+def complete_scenario(_: click.Context, __: click.Parameter, incomplete: str) -> list["CompletionItem"]:
+    """Return the scenarios whose names begin so, without those that a shell would not take as they are; else files."""
+    from click.shell_completion import CompletionItem
+
+    from harness.lab.experiments.scenario_names import scenario_names
+
+    with suppress(OSError):  # the working directory is gone or cannot be read
+        names = [each for each in scenario_names(Path.cwd()) if each.startswith(incomplete) and _PLAIN.fullmatch(each)]
+        if names:
+            return [CompletionItem(name) for name in names]
+    return [CompletionItem(incomplete, type="file")]
+
+
+def option(words: str, text: str, kind: click.ParamType[Any] | None = None, **settings: Any) -> Decorator:
+    """Return an option with a help text. `words` are its names, then its parameter and its metavar, if it has them.
+
+    An option with neither a metavar nor a type is a flag; one that can be turned off is None if it is not given.
+    """
+    names = [word for word in words.split() if word.startswith("-") or (word.isidentifier() and word.islower())]
+    metavar = next((word for word in words.split() if word not in names), None)
+    if metavar is None and kind is None:
+        settings = {"is_flag": True, "default": None if "/" in words else False} | settings
+    return click.option(*names, metavar=metavar, type=kind, help=text, **settings)
+
+
+def many(words: str, text: str) -> Decorator:
+    """Return an option that may be given several times."""
+    return option(words, f"{text} Repeatable.", multiple=True)
+
+
+def all_of(*options: Decorator) -> Decorator:
+    """Return options as one decorator, in their order."""
+    return lambda command: functools.reduce(lambda decorated, each: each(decorated), reversed(options), command)
+
+
+def out(text: str, **settings: Any) -> Decorator:
+    """Return the option for the directory of a result."""
+    return option("--out DIR", f"Directory for the {text}", PATH, **settings)
+
+
+json_flag = option("--json is_json", "Print the result as JSON on standard output.")
+color = option(
     "--color",
-    type=click.Choice(["auto", "always", "never"]),
+    "When to use colours.  [default: auto, which respects NO_COLOR and FORCE_COLOR]",
+    click.Choice(["auto", "always", "never"]),
     default="auto",
-    help="When to use colours.  [default: auto, which respects NO_COLOR and FORCE_COLOR]",
 )
-
-
-SHARED_OPTIONS: Options = (
-    click.argument("paths", nargs=-1, type=SomePath()),
-    click.option(
-        "--gpus",
-        default="auto",
-        metavar="auto|none|N|0,2,GPU-uuid|as-is:0|sim:N",
-        help="GPUs to use: all free ones, none, a count, a list, a list of GPUs that may be in use, or N simulated"
-        " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
-    ),
-    click.option(
-        "--cpu-units",
-        type=click.IntRange(1),
-        help="How many files that need no GPU run at the same time.  [default: number of cores]",
-    ),
-    click.option("-k", "keyword", metavar="EXPR", help="Run only tests whose names match, as -k of pytest does."),
-    click.option("-m", "marker", metavar="EXPR", help="Run only tests whose markers match, as -m of pytest does."),
-    click.option(
-        "--deselect", multiple=True, metavar="NODE-ID", help="Leave out the tests whose node id begins so. Repeatable."
-    ),
-    click.option(
-        "--shard",
-        metavar="K/N",
-        help="Run only shard K of N, balanced by expected durations; all N shards together run every file once.",
-    ),
-    click.option(
-        "--last-failed",
-        "--lf",
-        is_flag=True,
-        help="Run only what failed or did not run in the latest run, or everything if nothing did.",
-    ),
-    click.option(
-        "--resume",
-        metavar="RUN",
-        help="Keep what passed in this run, unless its file has changed, and run everything else: a run id, latest, or"
-        " a directory.",
-    ),
-    click.option("--failed-first", "--ff", is_flag=True, help="Start the files that failed in the latest run first."),
-    click.option(
-        "--isolate",
-        type=click.Choice(["file", "test", "worker", "interpreter"]),
-        help="What has a process of its own: each file, a fork of a session that has loaded the plugins, conftest files"
-        " and common imports; each test; each worker, which takes one file after the other; or each file, in an"
-        " interpreter started for it.  [default: file]",
-    ),
-    click.option(
-        "--needs",
-        "needs_file",
-        type=SomePath(path_type=Path),
-        help='TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.',
-    ),
-    click.option("--mix-models/--no-mix-models", default=None, help="Allow a file to get GPUs of different models."),
-    click.option(
-        "--workers-per-gpu",
-        type=click.IntRange(1),
-        metavar="N",
-        help="How many files without a need share each GPU; each has that part of its memory as its budget.",
-    ),
-    click.option(
-        "--split/--no-split",
-        default=None,
-        help="Run a file in parts if it would end long after the others.  [default: --split]",
-    ),
-    click.option(
-        "--collect-timeout",
-        type=Seconds(0, min_open=True),
-        metavar="S",
-        help="Time limit for importing one file.  [default: 120]",
-    ),
-    click.option(
-        "--containment",
-        type=click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
-        default="auto",
-        help="How to contain and terminate process trees, strongest first: cgroup, pidns (a PID namespace), subreaper"
-        " (adopts orphans only).  [default: the strongest that this machine allows]",
-    ),
-    click.option("--safe-path", is_flag=True, help="Keep the working directory off pytest's import path."),
-    color_option,
-    click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output."),
+trace_step = option(
+    "--trace-ops has_operations", "With --step K: record every operation of that step as well, in an additional run."
 )
-
-RECORDING_OPTIONS: Options = (
-    click.option(
-        "--metric",
-        multiple=True,
-        metavar="NAME=REGEX",
-        help="Read a curve value from the lines that the program prints. Repeatable.",
-    ),
-    click.option(
-        "--level",
-        type=click.Choice(["off", "deterministic", "invariant"]),  # the last is refused for commands, with the reason
-        metavar="off|deterministic|invariant",
-        help="Determinism level. deterministic sets the variables and torch flags that make runs repeat; invariant is"
+setup = option(
+    "--setup COMMAND",
+    "Shell command that prepares the worktree of each other revision, e.g. 'uv sync'. RLHARNESS_CHECKOUT names the"
+    " checkout, for data that git does not hold.",
+    default="",
+)
+recording = all_of(
+    many("--metric metrics NAME=REGEX", "Read a curve value from the lines that the program prints."),
+    option(
+        "--level off|deterministic|invariant",
+        "Determinism level. deterministic sets the variables and torch flags that make runs repeat; invariant is"
         " for scenarios whose code is batch-invariant.  [default: the scenario's level; off for a program]",
+        click.Choice(["off", "deterministic", "invariant"]),  # the last is refused for commands, with the reason
     ),
 )
-
-KEPT_OPTIONS: Options = (
-    click.option(
-        "--save-tensors",
-        "keep",
-        multiple=True,
-        metavar="STEPS",
-        help="Save the tensors of these steps, numbered from 0: 3, or 3,7, or 10-12.",
+kept = all_of(
+    many("--save-tensors keep STEPS", "Save the tensors of these steps, numbered from 0: 3, or 3,7, or 10-12."),
+    option("--trace-ops op_step K", "Record every operation of step K; steps are numbered from 0.", INDEX),
+)
+breaks = all_of(
+    many(
+        "--break-on CONDITION",
+        "Stop the run within a step, as soon as it has a nan or an inf, or a divergence (replay and reproduce"
+        " only); or after a step, with a COMPARISON as for --until.",
     ),
-    click.option(
-        "--trace-ops",
-        "op_step",
-        type=click.IntRange(0),
-        metavar="K",
-        help="Record every operation of step K; steps are numbered from 0.",
+    many(
+        "--until COMPARISON",
+        "Stop the run after the first step whose curve (loss, reward_mean, any logged value) satisfies COMPARISON,"
+        " e.g. 'reward<0.2'.",
     ),
 )
-
-BREAK_OPTIONS: Options = (
-    click.option(
-        "--break-on",
-        multiple=True,
-        metavar="CONDITION",
-        help="Stop the run within a step, as soon as it has a nan or an inf, or a divergence (replay and reproduce"
-        " only); or after a step, with a COMPARISON as for --until. Repeatable.",
+scenario = all_of(
+    option(
+        "--size NAME", "For a scenario: a size that `rlharness scenarios` lists.  [default: full for train, else smoke]"
     ),
-    click.option(
-        "--until",
-        multiple=True,
-        metavar="COMPARISON",
-        help="Stop the run after the first step whose curve (loss, reward_mean, any logged value) satisfies COMPARISON,"
-        " e.g. 'reward<0.2'. Repeatable.",
-    ),
-)
-
-SCENARIO_OPTIONS: Options = (
-    click.option(
-        "--size",
-        metavar="NAME",
-        help="For a scenario: a size that `rlharness scenarios` lists.  [default: full for train, else smoke]",
-    ),
-    click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="For a scenario: override a dotted key of its configuration. Repeatable.",
-    ),
-)
-
-trace_step_option = click.option(
-    "--trace-ops",
-    "has_operations",
-    is_flag=True,
-    help="With --step K: record every operation of that step as well, in an additional run.",
-)
-
-trust_option = click.option(
-    "--trust",
-    is_flag=True,
-    help="Accept a recording that names code or files which no local scenario declares.",
+    many("--set overrides KEY=VALUE", "For a scenario: override a dotted key of its configuration."),
+    recording,
 )
 
 
-def _keep_secrets(context: click.Context, _: click.Parameter, is_given: bool) -> None:
-    """Leave secrets in what the command prints and writes, and in what its children write, until it ends."""
-    if is_given and not context.resilient_parsing:
-        context.with_resource(secrets_kept())
-        if isinstance(context.obj, Invocation):
-            context.obj = replace(context.obj, environ={**context.obj.environ, NO_REDACT: "1"})
-            context.obj.note("--no-redact: what this command prints and writes may hold passwords and keys")
+def experiment(kind: str) -> Decorator:
+    """Return the options of a command that starts several runs, below `.rlharness/KIND`."""
+    timeout = option("--timeout timeout_s S", "Time limit per run.  [default: none]", ABOVE_0_S, default=math.inf)
+    return all_of(timeout, out(f"traces; must be new or empty.  [default: .rlharness/{kind}]"))
 
 
-no_redact_option = click.Option(
-    ["--no-redact"],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_keep_secrets,
-    help="Leave passwords and keys in everything that this command prints and writes, which must then stay private."
-    " Without it each is replaced by <redacted>.",
-)
-"""An option of every command."""
+def unwritable(what: str, path: Path, error: OSError) -> UsageError:
+    """Return the error for a file that cannot be written."""
+    return UsageError(
+        f"{what} cannot be written to {path_text(path)}: {error.strerror}",
+        legal="a path that can be written to",
+        remedy="choose another one, or make room or permission there",
+    )
 
 
-def all_of(options: Options) -> Callable[[Command], Command]:
-    """Return these options as one decorator, in their order."""
+def show_json(value: Any) -> None:
+    """Print a value as JSON on standard output."""
+    show(json.dumps(value))
 
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
 
-    return decorate
+class Result(Protocol):
+    """Result of a command."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Exit code of the command."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command prints its result."""
+
+    is_json: bool
+    colour: bool
+
+    def show(self, found: Result, as_text: Callable[..., str], as_json: Callable[..., Any]) -> ExitCode:
+        """Print a result on standard output, and return its exit code."""
+        if self.is_json:
+            show_json(as_json(found))
+        else:
+            show(as_text(found, colour=self.colour))
+        return found.exit_code
+
+
+def output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --json and --color to a command, which takes the invocation and an Output."""
+
+    @json_flag
+    @color
+    @click.pass_obj
+    @functools.wraps(command)
+    def with_output(invocation: Invocation, /, *, is_json: bool, color: str, **given: Any) -> Any:
+        return command(invocation, Output(is_json, wants_colour(color, invocation)), **given)
+
+    return with_output
+
+
+def take_recording(given: dict[str, Any]) -> "RecordingOptions":
+    """Take the options of a recording out of those that were given."""
+    from harness.lab.experiments.command_spec import RecordingOptions
+
+    fields = ("level", "metrics", "keep", "op_step", "sentinel")
+    return RecordingOptions(**{each: value for each in fields if (value := given.pop(each, None)) is not None})
+
+
+def take_scenario(given: dict[str, Any]) -> "ScenarioOptions":
+    """Take the options of a scenario and its recording out of those that were given."""
+    from harness.lab.experiments.command_spec import ScenarioOptions
+
+    own = {each: given.pop(each) for each in ("size", "overrides", "sweep") if each in given}
+    return ScenarioOptions(recording=take_recording(given), **own)
+
+
+def new_id() -> str:
+    """Return the id of the runs of a command, which sorts by time."""
+    return new_run_id(SystemClock().wall())

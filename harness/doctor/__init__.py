@@ -20,5 +20,5 @@ layers           the layer that failed, from their reports
 children         child processes of checks
 diagnosis        options to findings: the choice of checks
 
-Nothing here prints: `cli/commands/doctor.py` does.
+Nothing here prints: `cli/doctor.py` does.
 """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from harness.bits.errors import UsageError
-from harness.bits.text import printable
+from harness.bits.text import printable, put
 from harness.render.workflow_commands import inert, is_command_in, is_outermost_on_github
 
 _JOB = {"is_on_github": False}
@@ -29,13 +29,14 @@ def say(text: str) -> None:
 
 
 def show(result: str) -> None:
-    """Print a result on standard output; ignore a reader that closed the pipe.
+    """Print a result on standard output, what its encoding lacks as escapes; ignore a reader that closed the pipe.
 
     Raises UsageError if the result cannot be written.
     """
     try:
         with suppress(BrokenPipeError):
-            print(_without_commands(printable(result)), flush=True)
+            put(sys.stdout, f"{_without_commands(printable(result))}\n")
+            sys.stdout.flush()
     except OSError as error:
         raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
 

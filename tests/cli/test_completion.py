@@ -75,7 +75,7 @@ def test_files_are_completed_where_no_scenario_matches(project: Path) -> None:
 def test_no_scenario_is_read_and_nothing_heavy_is_imported() -> None:
     code = (
         "import sys; from pathlib import Path; import harness.cli.main;"
-        "from harness.cli.completion import complete_scenario;"
+        "from harness.cli.options import complete_scenario;"
         "assert complete_scenario(None, None, 'grpo_');"
         "print([name for name in ('pydantic', 'yaml', 'torch', 'rich') if name in sys.modules])"
     )

@@ -2,46 +2,24 @@
 
 import json
 import re
-import shutil
 import sys
-import tomllib
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
+from harness.cli.demo import PLANTED, PROJECT
 from harness.cli.main import main
-from harness.lab.demo.findings import (
-    PLANTED_OUTCOMES,
-    DemoResult,
-    DivergenceFinding,
-    FileFinding,
-)
-from harness.lab.demo.project import FILES, suite_files, write_project
-from harness.render.demo import demo_json, demo_text
-from harness.runner.units import Outcome
 from tests.demo_example import shortened
 from tests.support.manual import README
 from tests.support.suite_runs import ROOT, Done, interrupted, started
 
 pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs
-OUTCOMES = {path: PLANTED_OUTCOMES.get(path, Outcome.PASSED) for path in suite_files()}
+OUTCOMES = {f"tests/{path.name}": "passed" for path in PROJECT.glob("tests/test_*.py")} | PLANTED
 PATIENCE_S = 270.0
 """For a whole demo, which takes some 25 seconds of processor time."""
-FOUND = DemoResult(
-    Path("/tmp/a demo"),
-    tuple(FileFinding(path, outcome, outcome) for path, outcome in OUTCOMES.items()),
-    DivergenceFinding(3, "rollout", "batch.0"),
-)
-MISSED = [
-    replace(FOUND, divergence=DivergenceFinding()),
-    replace(FOUND, divergence=DivergenceFinding(2, "rollout", "batch.0")),
-    replace(FOUND, files=(*FOUND.files[:-1], replace(FOUND.files[-1], outcome=Outcome.FAILED))),
-    replace(FOUND, files=(replace(FOUND.files[0], outcome=None), *FOUND.files[1:])),
-]
 
 
 # ---------------------------------------------------------------------------------------------------- from end to end
@@ -63,9 +41,9 @@ def test_it_finds_what_is_planted(shown: Done) -> None:
     assert shown.code == ExitCode.OK, shown.stdout + shown.stderr
     suite = Done(shown.directory / "rlharness-demo", ExitCode.TESTS_FAILED, "", "")
     suite.assert_sound()
-    assert suite.outcomes == {path: outcome.value for path, outcome in OUTCOMES.items()}
-    assert "DIVERGED  step 3, rollout batch.0" in shown.stdout
-    assert shown.stdout.count("  ok  ") == len(PLANTED_OUTCOMES) + 2
+    assert suite.outcomes == OUTCOMES
+    assert "DIVERGED  step 3: part 0 of the batch differs" in shown.stdout
+    assert shown.stdout.count("  ok  ") == len(PLANTED) + 1
     assert "NOT FOUND" not in shown.stdout
     assert "\x1b" not in shown.stdout
 
@@ -108,80 +86,41 @@ def test_without_torch_it_shows_the_suite_and_says_what_to_install(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr("harness.cli.commands.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["demo", "--json", "--out", "deep/er"]) == ExitCode.OK
     out, err = capfd.readouterr()
     answer = json.loads(out)
     assert answer["exit_code"] == ExitCode.OK
     assert answer["directory"] == str(tmp_path / "deep" / "er")
-    assert {each["path"]: each["outcome"] for each in answer["suite"]} == OUTCOMES
+    assert answer["suite"] == OUTCOMES
     assert answer["replay"] is None
     assert "8 units: 5 passed, 1 timed out, 1 crashed, 1 not run" in err
 
 
-# ------------------------------------------------------------------------------------------------------- what it finds
+# ------------------------------------------------------------------------------------- what it finds, writes, refuses
 
 
-def test_what_was_not_found_is_marked() -> None:
-    assert "NOT FOUND" not in demo_text(FOUND, colour=False)
-    assert [demo_text(each, colour=False).count("NOT FOUND") for each in MISSED] == [1] * len(MISSED)
-    assert [demo_json(each)["exit_code"] for each in MISSED] == [3] * len(MISSED)
+def test_what_was_not_found_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both commands are replaced by ones that find nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.process.supervisor.foreground.run_in_foreground", lambda *words, **settings: 0)
+    monkeypatch.setattr(
+        "harness.runner.records.recorded_run.read_recorded_run", lambda path: SimpleNamespace(results={})
+    )
+    assert main(["demo"]) == ExitCode.INTERNAL_ERROR
+    assert capsys.readouterr().out.count("NOT FOUND") == len(PLANTED) + (find_spec("torch") is not None)
+    written = {path.relative_to(tmp_path / "rlharness-demo") for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {path.relative_to(PROJECT) for path in PROJECT.rglob("*") if path.suffix in (".py", ".toml")}
 
 
-# ------------------------------------------------------------------------------------------------------ what it writes
-
-
-def test_the_project_is_written_whole_and_anew(tmp_path: Path) -> None:
-    write_project(tmp_path)
-    wanted = {path.relative_to(FILES) for path in FILES.rglob("*") if path.suffix in (".py", ".toml")}
-    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()} == wanted
-    tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))
-    (tmp_path / "train.py").write_text("raise SystemExit('mended')\n")
-    (tmp_path / "kept.txt").write_text("mine\n")
-    write_project(tmp_path)
-    assert (tmp_path / "train.py").read_bytes() == (FILES / "train.py").read_bytes()
-    assert (tmp_path / "kept.txt").read_text() == "mine\n"
-
-
-@pytest.mark.parametrize("kind", ["a file", "another project", "something", "below a file"])
-def test_a_directory_that_is_not_its_own_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+def test_a_directory_that_is_not_empty_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    out = Path("there")
-    if kind in ("a file", "below a file"):
-        out.write_text("mine\n")
-    else:
-        out.mkdir()
-        (out / ("pyproject.toml" if kind == "another project" else "train.py")).write_text("[project]\nname = 'mine'\n")
-    words = out / "below" if kind == "below a file" else out
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert main(["demo", "--out", str(words)]) == ExitCode.USAGE_ERROR
-    out_text, err = capsys.readouterr()
-    assert out_text == ""
-    assert err.startswith("error: ")
-    assert str(words) in err.splitlines()[0]
-    assert "  remedy: name another one: rlharness demo --out DIR" in err
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("kind", ["conftest.py", "tests/conftest.py", "pytest.ini", "torch", "a link", "linked tests"])
-def test_a_demo_that_a_checkout_brings_is_refused(tmp_path: Path, kind: str) -> None:
-    precious, own = tmp_path / "precious", tmp_path / "rlharness-demo"
-    precious.mkdir()
-    (precious / "test_loss.py").write_text("mine\n")
-    write_project(own)
-    write_project(own)
-    if kind == "a link":
-        (own / "train.py").unlink()
-        (own / "train.py").symlink_to(precious / "test_loss.py")
-    elif kind == "linked tests":
-        shutil.rmtree(own / "tests")
-        (own / "tests").symlink_to(precious)
-    elif kind == "torch":
-        (own / kind).mkdir()
-    else:
-        (own / kind).write_text("raise SystemExit('run')\n")
-    with pytest.raises(UsageError, match="did not write it, or not all of it"):
-        write_project(own)
-    assert [path.read_text() for path in precious.iterdir()] == ["mine\n"]
+    (tmp_path / "rlharness-demo").mkdir()
+    (tmp_path / "rlharness-demo" / "train.py").write_text("mine\n")
+    assert main(["demo"]) == ExitCode.USAGE_ERROR
+    assert "  remedy: choose another one with --out" in capsys.readouterr().err
+    assert [path.read_text() for path in (tmp_path / "rlharness-demo").iterdir()] == ["mine\n"]

@@ -11,8 +11,7 @@ from harness.bits.redaction import (
     NO_REDACT,
     REDACTED,
 )
-from harness.cli.main import cli, main
-from harness.cli.options import no_redact_option
+from harness.cli.main import cli, main, no_redact_option
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import run, write_suite
 

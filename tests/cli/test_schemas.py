@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.cli.schemas import make_schema
+from harness.cli.schema import make_schema
 from harness.lab.experiments.plain_yaml import read_yaml
 from tests.support.file_limits import largest_file
 
@@ -56,7 +56,7 @@ def test_a_full_disk_leaves_an_earlier_schema(
     assert main(["schema", "pyproject", "--out", "."]) == ExitCode.OK
     with largest_file(100):
         assert main(["schema", "pyproject", "--out", "."]) == ExitCode.USAGE_ERROR
-    assert "the schemas cannot be written to . (File too large)" in capsys.readouterr().err
+    assert "the schema cannot be written to pyproject.json: File too large" in capsys.readouterr().err
     (path,) = tmp_path.iterdir()
     assert path.read_bytes() == (SHIPPED / path.name).read_bytes()
 

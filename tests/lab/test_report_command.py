@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.cli.commands import report
+from harness.cli import report
 from harness.cli.main import main
 from harness.render.report.page import GENERATOR
 from tests.support.traces import flip_bit, steps_of, write
@@ -79,7 +79,7 @@ def test_a_replay_stands_for_its_runs_in_their_order(capsys: pytest.CaptureFixtu
         (["a", "--out", "b"], "is a directory"),
         (["a", "--out", "notes.txt/x.html"], "the report cannot be written to notes.txt/x.html: "),
         (["nowhere", "--out", "none/x.html"], "no trace in"),
-        ([], "TRACE|RUN... is missing"),
+        ([], "Missing argument 'TRACE|RUN...'"),
     ],
 )
 def test_refusals_leave_everything_as_it_is(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cli.commands.report import read_report
+from harness.cli.report import read_report
 from harness.render.report.page import page
 from harness.trace.manifest import Manifest
 from harness.trace.tensor_file import Kept

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cli.commands.report import read_report
+from harness.cli.report import read_report
 from harness.render.report import curves
 from harness.render.report.curves import HEIGHT, WIDTH, measured, plot, plots
 from tests.render.report_pages import write_run

@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.cli.commands.doctor import fix_command
+from harness.cli.doctor import fix_command
 from harness.cli.main import main
 from harness.doctor.children import host_of
-from harness.doctor.diagnosis import DoctorOptions
 from harness.process.invocation import Invocation
 from tests.support.suite_runs import HARNESS, environment
 
@@ -177,14 +176,16 @@ def test_nccl_on_fewer_cards_than_ranks_is_refused_at_once(
 @pytest.mark.parametrize(
     ("given", "command"),
     [
-        ({}, "rlharness doctor --fix"),
-        ({"num_ranks": 0}, ""),
-        ({"num_ranks": 2}, "rlharness doctor --distributed 2 --fix"),
-        ({"num_ranks": 4, "backend": "nccl"}, "rlharness doctor --distributed 4 --backend nccl --fix"),
+        ((None, None), "rlharness doctor --fix"),
+        ((0, None), ""),
+        ((2, None), "rlharness doctor --distributed 2 --fix"),
+        ((4, "nccl"), "rlharness doctor --distributed 4 --backend nccl --fix"),
     ],
 )
-def test_what_mends_is_printed_by_the_examination_that_found_it(given: dict[str, Any], command: str) -> None:
-    assert fix_command(DoctorOptions(**given)) == command
+def test_what_mends_is_printed_by_the_examination_that_found_it(
+    given: tuple[int | None, str | None], command: str
+) -> None:
+    assert fix_command(*given) == command
 
 
 @pytest.mark.full

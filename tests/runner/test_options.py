@@ -7,22 +7,13 @@ from typing import Any
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.cli.commands.run_options import make_options
+from harness.cli.main import cli
+from harness.cli.run import make_options
 from harness.process.invocation import Invocation, num_cores, wants_colour
 from harness.runner.need import Need
 from harness.runner.options import RunOptions, runs_parts_of_files
 
-GIVEN: dict[str, Any] = {
-    "paths": (),
-    "gpus": "auto",
-    "containment": "auto",
-    "color": "auto",
-    "safe_path": False,
-    "json": False,
-    "cpu_units": None,
-    "mix_models": None,
-    "collect_timeout": None,
-}
+GIVEN: dict[str, Any] = cli.commands["run"].make_context("run", []).params
 
 
 def options(cwd: Path, text: str = "", environ: dict[str, str] | None = None, **given: Any) -> RunOptions:
@@ -42,11 +33,11 @@ def test_defaults_are_those_that_help_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "given", "values"),
     [
-        ("timeout_s", "timeout = 5", {"timeout": 7.0}, (5.0, 7.0)),
-        ("grace_s", "grace = 5", {"grace": 0.0}, (5.0, 0.0)),
-        ("slow_s", "slow = 5", {"slow": 0.0}, (5.0, 0.0)),
-        ("wait_s", "wait = 5", {"wait": 0.0}, (5.0, 0.0)),
-        ("collect_timeout_s", "collect-timeout = 5", {"collect_timeout": 7.0}, (5.0, 7.0)),
+        ("timeout_s", "timeout = 5", {"timeout_s": 7.0}, (5.0, 7.0)),
+        ("grace_s", "grace = 5", {"grace_s": 0.0}, (5.0, 0.0)),
+        ("slow_s", "slow = 5", {"slow_s": 0.0}, (5.0, 0.0)),
+        ("wait_s", "wait = 5", {"wait_s": 0.0}, (5.0, 0.0)),
+        ("collect_timeout_s", "collect-timeout = 5", {"collect_timeout_s": 7.0}, (5.0, 7.0)),
         ("maxfail", "maxfail = 5", {"maxfail": 0}, (5, 0)),
         ("cpu_units", "cpu-units = 5", {"cpu_units": 7}, (5, 7)),
         ("allow_missing_gpus", "allow-missing-gpus = true", {"allow_missing_gpus": False}, (True, False)),
@@ -79,7 +70,7 @@ def test_a_package_of_our_name_in_the_working_directory_is_refused(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("is_terminal", "given", "live"),
-    [(True, {}, True), (True, {"plain": True}, False), (True, {"json": True}, False), (False, {}, False)],
+    [(True, {}, True), (True, {"plain": True}, False), (True, {"is_json": True}, False), (False, {}, False)],
 )
 def test_the_live_display_wants_a_terminal_of_its_own(
     tmp_path: Path, is_terminal: bool, given: dict[str, Any], live: bool

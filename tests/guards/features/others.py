@@ -79,9 +79,7 @@ FEATURES = (
     Feature("doctor --fix", FIX, "a command for the shell", lambda s: "unset RAY_ADDRESS" in s.out),
     Feature("doctor --color", DOCTOR_TEXT, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("doctor --no-redact", DOCTOR_TEXT, "the secret", lambda s: _SECRET in s.out),
-    Feature(
-        "command demo", DEMO, "the planted difference", lambda s: s.code == 0 and s.json["replay"]["first_difference"]
-    ),
+    Feature("command demo", DEMO, "the planted difference", lambda s: s.code == 0 and s.json["replay"] == 10),
     Feature("demo --out", DEMO, "the project there", lambda s: s.has("shown/train.py")),
     Feature("demo --json", DEMO, "one JSON document", lambda s: s.json["suite"]),
     Feature("command scenarios", LISTED, "the scenario of the project", lambda s: "loop" in str(s.json["scenarios"])),

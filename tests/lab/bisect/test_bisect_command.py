@@ -3,14 +3,12 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.cli.commands.bisect import run_bisect
-from harness.cli.finding import bisect as bisect_command
+from harness.cli.main import cli
 from harness.process.invocation import Invocation
 from harness.render.console import say
 from tests.support.cli_commands import Done, type_command
@@ -81,10 +79,8 @@ def test_a_reward_is_bisected_beyond_its_tolerance_and_ends_that_agree_are_refus
 )
 def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], said: str) -> None:
     project.commit("Another")
-    arguments = parsed(*words)
-    invocation = Invocation(project.directory, os.environ)
     with pytest.raises(UsageError) as refused:
-        run_bisect(invocation, arguments)
+        typed(project, *words)
     assert said in refused.value.what
     assert not (project.directory / ".rlharness").exists(), "nothing is left of what was refused"
     assert project.worktrees == []
@@ -92,12 +88,12 @@ def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], sai
 
 def test_keys_that_are_perhaps_misspelt_are_told(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="nowhere is not a commit"):
-        arguments = parsed("--good", "nowhere", "--bad", "HEAD", "--set", "num_stesp=2")
-        run_bisect(Invocation(project.directory, os.environ, note=say), arguments)
+        typed(project, "--good", "nowhere", "--bad", "HEAD", "--set", "num_stesp=2")
     told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"
     assert capsys.readouterr().err == told
 
 
-def parsed(*words: str) -> dict[str, Any]:
-    """The arguments that the command line makes of these words."""
-    return dict(bisect_command.make_context("bisect", ["sums", *words]).params)
+def typed(project: Project, *words: str) -> None:
+    """Carry out the command in this process; raises its error."""
+    invocation = Invocation(project.directory, os.environ, note=say)
+    cli.commands["bisect"].main(["sums", *words], obj=invocation, standalone_mode=False)

@@ -3,13 +3,12 @@
 import os
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.cli.commands.gate_options import gate_options
-from harness.cli.finding import gate as gate_command
+from harness.cli.gate import gate_options
+from harness.cli.main import cli
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.scenario import ISOLATED
@@ -35,7 +34,9 @@ timeout = 60
 
 
 def options(directory: Path, *words: str) -> GateOptions:
-    arguments: dict[str, Any] = gate_command.make_context("gate", list(words)).params
+    arguments = cli.commands["gate"].make_context("gate", list(words)).params
+    for name in ("out", "color", "is_json"):
+        del arguments[name]
     return gate_options(Invocation(directory, os.environ, note=say), arguments)
 
 

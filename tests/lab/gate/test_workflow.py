@@ -12,7 +12,7 @@ import yaml
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.cli.finding import gate as gate_command
+from harness.cli.main import cli
 from harness.lab.experiments.worktrees import Checkout
 from harness.lab.gate.gate import GATES
 from harness.process.run_directory import HOME
@@ -48,7 +48,7 @@ def gate_step() -> tuple[list[str], dict[str, str]]:
 
 def test_what_it_types_and_names_exists() -> None:
     words, env = gate_step()
-    assert gate_command.make_context("gate", list(words)).params["base"] == "$BASE"
+    assert cli.commands["gate"].make_context("gate", list(words)).params["base"] == "$BASE"
     assert env == {"BASE": f"${{{{ {BASE} }}}}"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     (install,) = (each["run"] for each in steps() if "pip install" in str(each.get("run")))

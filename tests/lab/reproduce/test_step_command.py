@@ -70,7 +70,7 @@ def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> 
     for words, said in (
         (("--step", "3", "--set", "seed=2"), "--set seed: a different value makes a different run"),
         (("--step", "9"), "a step that it has recorded: 0 to 4"),
-        (("--step", "3", "--size", "full"), "--size is not an option of rlharness reproduce"),
+        (("--step", "3", "--size", "full"), "No such option '--size'"),
         (("--trace-ops",), "--trace-ops without --step"),
     ):
         done = type_here(project, "reproduce", "whole", *words, "--out", str(tmp_path / "out"))

@@ -1,0 +1,130 @@
+"""`rlharness gate`: classify the effect of a code change on training runs."""
+
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.bits.errors import UsageError
+from harness.bits.redaction import redact_text
+from harness.cli import options as opt
+from harness.process.invocation import Invocation
+
+if TYPE_CHECKING:
+    from harness.lab.gate.gate import GateOptions
+
+ABOVE_1 = click.FloatRange(1, min_open=True)
+DEFAULT_RUNS = 2
+
+
+@click.command(
+    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Default: the scenarios of"
+    " [tool.rlharness.gate] in pyproject.toml, else all scenarios of the project. After --, a command of any program:"
+    "  rlharness gate --base main -- python train.py"
+)
+@click.argument("names", metavar="[SCENARIO]...", nargs=-1, shell_complete=opt.complete_scenario)
+@opt.option(
+    "--base REV",
+    "Revision to compare with.  [default: the commit where this branch began; on the default branch, the parent"
+    " commit]",
+    default="",
+)
+@opt.option("--golden DIR", "Compare with goldens: curves of earlier runs, committed in DIR.", opt.PATH)
+@opt.option(
+    "--accept accepts", "Run the working tree, and replace the goldens by its curves; needs --golden and --reason."
+)
+@opt.option("--reason TEXT", "Why the goldens may change; stored with them.", default="")
+@opt.scenario
+@opt.option(
+    "--runs N",
+    "Number of runs of each revision; at least 2 with --golden. Four more follow if a cost that fails the gate"
+    " seems too high.  [default: 2]",
+    opt.COUNT,
+)
+@opt.option(
+    "--fail-on REASON,...",
+    "Changes that fail the gate: behaviour, numerics, configuration, slowdown, memory, not_comparable; or none."
+    "  [default: all except configuration]",
+)
+@opt.option("--slowdown X", "Fail if a step takes X times as long.  [default: 1.25]", ABOVE_1)
+@opt.option("--memory X", "Fail if peak memory is X times as large.  [default: 1.25]", ABOVE_1)
+@opt.setup
+@opt.experiment("gates")
+@opt.output
+def gate(invocation: Invocation, output: opt.Output, /, *, out: str | None, **given: Any) -> int:
+    """Classify the effect of a code change on training runs.
+
+    A gate for CI: a run is equal, differs in numerics only, or differs in behaviour. Exits with 0 if the gate passes,
+    10 if a change fails it, 11 if runs are not comparable, or 12 if a run fails.
+    """
+    import asyncio
+
+    from harness.lab.experiments.launcher import LaunchContext
+    from harness.lab.experiments.worktrees import Checkout
+    from harness.lab.gate.gate import run_gate
+    from harness.process.clock import SystemClock
+    from harness.render.gate import annotate, append_summary, gate_json, gate_text
+    from harness.render.run_lines import RunLines
+    from harness.render.workflow_commands import is_on_github
+
+    clock = SystemClock()
+    options = gate_options(invocation, given)
+    checkout = Checkout(invocation.cwd, invocation.environ)
+    place = LaunchContext(invocation.cwd, invocation.environ, opt.new_id(), options.timeout_s)
+    found = asyncio.run(run_gate(options, checkout, place, out=out, lines=RunLines(), clock=clock))
+    output.show(found, gate_text, gate_json)
+    if is_on_github(invocation.environ):
+        annotate(found)
+        append_summary(found, invocation.environ)
+    return found.exit_code
+
+
+def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions":
+    """Return the command line over [tool.rlharness.gate] over the defaults; UsageError if they exclude each other."""
+    from dataclasses import replace
+
+    from harness.lab.experiments.preparation import place_of
+    from harness.lab.gate.gate import LEAST_AGREEING, GateOptions, policy_of
+    from harness.runner.config import load_config
+
+    config = load_config(invocation.cwd)
+    keys = config.gate
+    golden = given.pop("golden")
+    if golden is not None:
+        golden = place_of(invocation.cwd, golden)
+    elif keys.golden:
+        golden = (config.path.parent if config.path else invocation.cwd) / keys.golden
+    reason = given.pop("reason").strip()
+    if given["accepts"] and not golden:
+        raise UsageError(
+            "--accept without goldens", legal="--golden DIR --accept", remedy="name the directory of the goldens"
+        )
+    if given["accepts"] != bool(reason):
+        raise UsageError(
+            "--accept without a reason" if given["accepts"] else "--reason without --accept",
+            legal="--accept --reason TEXT",
+            remedy="state why the bits may change; the gate stores the reason with the goldens",
+        )
+    runs = given.pop("runs") or keys.runs or DEFAULT_RUNS
+    if golden is not None and runs < LEAST_AGREEING:
+        invocation.note(
+            f"note: {LEAST_AGREEING} runs of the working tree are made, not {runs}: goldens need two runs that agree"
+        )
+    scenario = opt.take_scenario(given)
+    if not invocation.trailing:
+        scenario = replace(scenario, size=scenario.size or keys.size)
+    typed = {name: given.pop(name) for name in ("fail_on", "slowdown", "memory")}
+    fail_on, limits = policy_of(typed, keys, f"{config.path}: [tool.rlharness.gate] fail-on")
+    timeout_s = given.pop("timeout_s")
+    return GateOptions(
+        invocation=invocation,
+        golden=golden,
+        reason=redact_text(reason),  # it is committed with the goldens
+        given=scenario,
+        runs=runs,
+        fail_on=fail_on,
+        limits=limits,
+        timeout_s=timeout_s if timeout_s < inf else keys.timeout_s or inf,
+        typed=typed,
+        **given,
+    )

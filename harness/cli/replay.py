@@ -1,0 +1,110 @@
+"""`rlharness replay`: run a scenario or program several times, and compare each bit.
+
+plan ─▶ run 1, run 2, ... (with --trace-ops each once more, its operations recorded) ─▶ verdict ─▶ text or JSON
+"""
+
+import shlex
+from typing import Any
+
+import click
+
+from harness.bits.errors import UsageError
+from harness.cli import options as opt
+from harness.process.invocation import Invocation
+from harness.render.console import say
+
+
+@click.command(
+    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
+    " the program:  rlharness replay -- python train.py --seed 7\n\nTo repeat a recorded run, use rlharness reproduce."
+)
+@click.argument("scenario", metavar="[SCENARIO]", required=False, shell_complete=opt.complete_scenario)
+@opt.scenario
+@opt.many(
+    "--sweep KEY=V1,V2",
+    "For a scenario: sweep a runtime setting, which must not affect results, with one value per run.",
+)
+@opt.option("--runs num_runs N", "Number of runs.  [default: 2; 1 with --against]", opt.COUNT)
+@opt.option("--against DIR", "Compare with the trace in DIR instead of the first run.", opt.PATH)
+@opt.experiment("replays")
+@opt.option("--step K", "Save the tensors of step K; steps are numbered from 0.", opt.INDEX)
+@opt.trace_step
+@opt.option(
+    "--resume-at K",
+    "Kill a run after K optimizer steps, resume it with --resume-command, and report what it lost; K,L kills the"
+    " resumed run after step L as well.",
+)
+@opt.option(
+    "--resume-command COMMAND",
+    "Command line that resumes the run of --resume-at.  [default: resume_command of the scenario]",
+)
+@opt.breaks
+@opt.output
+def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
+    """Run a scenario or program several times and compare each bit.
+
+    Each run is a fresh process. Exits with 0 if all runs are equal, 10 if they diverge, 11 if they are not comparable,
+    or 12 if a recording is incomplete. With --until or --break-on, rlharness makes a single run, ends it at the
+    condition, and exits with 0, or with 10 at a divergence from --against. With --resume-at, it exits with 0 if the
+    resumed run loses nothing, 10 if it does, or 11 if there is no comparison.
+    """
+    import asyncio
+    from contextlib import closing
+    from functools import partial
+
+    from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
+    from harness.lab.experiments.preparation import keep_input, out_directory, read_input
+    from harness.lab.experiments.recorded_kind import find_recorded
+    from harness.lab.experiments.single_run import record_until, with_bundle
+    from harness.lab.replay.replay import REPLAYS, ReplayOptions, compare_runs, make_plan, plan_stop
+    from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
+    from harness.process.clock import SystemClock
+    from harness.render.replay import replay_json, replay_text, run_line
+    from harness.render.resumption import resume_json, resume_text, resumed_run_line
+    from harness.render.run_lines import RunLines, make_display
+    from harness.render.stopping import stopped_json, stopped_text
+
+    options = ReplayOptions(scenario_options=opt.take_scenario(given), **given)
+    if options.scenario is not None and (kind := find_recorded(invocation.cwd, options.scenario)):
+        raise UsageError(
+            f"{options.scenario} is {kind.value}, but replay compares fresh runs",
+            legal="the name of a scenario, a YAML file, or a command after --",
+            remedy=f"rlharness reproduce {shlex.quote(options.scenario)}",
+        )
+    clock = SystemClock()
+    own_id = opt.new_id()
+    is_resumed = options.resume_at is not None or options.resume_command is not None
+    if options.has_condition and not is_resumed:
+        stop = plan_stop(invocation, options)
+        data = read_input(0, say) if stop.run_spec.call is None else b""
+        out = out_directory(invocation.cwd, options.out, REPLAYS, own_id)
+        stdin = keep_input(data, out.path)
+        place = LaunchContext(invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
+        stopped = with_bundle(asyncio.run(record_until(stop, out, place, RunLines())))
+        return output.show(stopped, stopped_text, stopped_json)
+    resume = make_resume_plan(options, invocation) if is_resumed else None
+    plan = make_plan(invocation, options, own_id, lambda: read_input(0, say))
+    place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)
+    num_runs = 2 + len(resume.steps) if resume else plan.num_runs
+    display = make_display(num_runs, clock, colour=output.colour, environ=invocation.environ)
+
+    async def record(launcher: Launcher) -> list[Run] | ResumeVerdict:
+        if resume:
+            return await record_resumed(
+                resume, invocation, plan, launcher, ended=lambda run, kind: display.end(resumed_run_line(run, kind))
+            )
+        return await record_variants(
+            launcher,
+            plan.runs(),
+            plan.out,
+            ended=lambda run: display.end(run_line(run)),
+            is_useless=lambda run: not run.recording.num_steps,
+        )
+
+    with closing(display):
+        found, interrupted_by = run_experiment(place, display, record)
+    if isinstance(found, ResumeVerdict):
+        as_text, as_json = partial(resume_text, plan), partial(resume_json, plan)
+        return output.show(found, as_text, as_json)
+    compared = compare_runs(plan, found, interrupted_by)
+    return output.show(compared, replay_text, replay_json)

@@ -1,0 +1,257 @@
+"""`rlharness run`: run a suite of tests. The options of the suite are those of `rlharness plan` too."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.bits.errors import HarnessError, UsageError
+from harness.bits.exit_codes import ExitCode
+from harness.cli import options as opt
+from harness.process.invocation import Invocation, num_cores, shadowing, wants_colour
+from harness.render.console import say
+from harness.runner.options import RunOptions
+
+RUN_NOTHING = frozenset(
+    ("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show")
+) | frozenset(("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "-h", "--help", "-V", "--version"))
+"""Options of pytest that print information and run no test."""
+WANT_A_KEYBOARD = frozenset(("--pdb", "--trace"))
+"""Options of pytest with which a failing test waits for input."""
+COUNT, FILE = opt.INDEX, opt.SomePath(path_type=Path)
+
+suite_options = opt.all_of(
+    click.argument("paths", nargs=-1, type=opt.PATH),
+    opt.option(
+        "--gpus auto|none|N|0,2,GPU-uuid|as-is:0|sim:N",
+        "GPUs to use: all free ones, none, a count, a list, a list of GPUs that may be in use, or N simulated"
+        " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
+        default="auto",
+    ),
+    opt.option(
+        "--cpu-units", "How many files that need no GPU run at the same time.  [default: number of cores]", opt.COUNT
+    ),
+    opt.option("-k keyword EXPR", "Run only tests whose names match, as -k of pytest does."),
+    opt.option("-m marker EXPR", "Run only tests whose markers match, as -m of pytest does."),
+    opt.option("--deselect NODE-ID", "Leave out the tests whose node id begins so. Repeatable.", multiple=True),
+    opt.option(
+        "--shard K/N",
+        "Run only shard K of N, balanced by expected durations; all N shards together run every file once.",
+    ),
+    opt.option(
+        "--last-failed --lf", "Run only what failed or did not run in the latest run, or everything if nothing did."
+    ),
+    opt.option(
+        "--resume RUN",
+        "Keep what passed in this run, unless its file has changed, and run everything else: a run id, latest, or"
+        " a directory.",
+    ),
+    opt.option("--failed-first --ff", "Start the files that failed in the latest run first."),
+    opt.option(
+        "--isolate",
+        "What has a process of its own: each file, a fork of a session that has loaded the plugins, conftest files"
+        " and common imports; each test; each worker, which takes one file after the other; or each file, in an"
+        " interpreter started for it.  [default: file]",
+        click.Choice(["file", "test", "worker", "interpreter"]),
+    ),
+    opt.option(
+        "--needs needs_file", 'TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.', FILE
+    ),
+    opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models."),
+    opt.option(
+        "--workers-per-gpu N",
+        "How many files without a need share each GPU; each has that part of its memory as its budget.",
+        opt.COUNT,
+    ),
+    opt.option("--split/--no-split", "Run a file in parts if it would end long after the others.  [default: --split]"),
+    opt.option(
+        "--collect-timeout collect_timeout_s S", "Time limit for importing one file.  [default: 120]", opt.ABOVE_0_S
+    ),
+    opt.option(
+        "--containment",
+        "How to contain and terminate process trees, strongest first: cgroup, pidns (a PID namespace), subreaper"
+        " (adopts orphans only).  [default: the strongest that this machine allows]",
+        click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
+        default="auto",
+    ),
+    opt.option("--safe-path", "Keep the working directory off pytest's import path."),
+    opt.color,
+    opt.json_flag,
+)
+
+
+@click.command(
+    epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -q --tb=short\n\nResults are"
+    " kept in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
+)
+@suite_options
+@opt.option(
+    "--timeout timeout_s S",
+    "Time limit for one file; a timeout marker limits one test, and both apply.  [default: 1800]",
+    opt.ABOVE_0_S,
+)
+@opt.option(
+    "--grace grace_s S", "Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]", opt.Seconds(0)
+)
+@opt.option(
+    "--wait wait_s S",
+    "Wait up to S seconds for GPUs that others use: all that --gpus counts or names, or one with auto.  [default: 0]",
+    opt.Seconds(0),
+)
+@opt.option("--slow slow_s S", "Report a file as slow after S seconds.  [default: 60]", opt.Seconds(0))
+@opt.option("--maxfail N", "Start no more files after N have failed; 0 means no limit.", COUNT)
+@opt.option(
+    "--retries N",
+    "Run the failed tests of a file again, up to N times; a file that then passes is flaky.  [default: 0]",
+    click.IntRange(0, 100),
+)
+@opt.option(
+    "--check-leaning/--no-check-leaning",
+    "Run a failing file once more after the files before it: one that then passes is leaning. That is a failure"
+    ' unless the configuration has leaning = "report".  [default: --no-check-leaning]',
+)
+@opt.option("--durations num_slowest N", "Print the N slowest tests of the run.  [default: 0]", COUNT, default=0)
+@click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
+@opt.option("--allow-missing-gpus/--no-allow-missing-gpus", "Exit with 0 even if files were not run for lack of GPUs.")
+@opt.option("--events events_file", "Write every event to this file, one JSON object per line.", FILE)
+@opt.option("--junit junit_file", "Write a JUnit XML report to this file.", FILE)
+@opt.option("--html html_file", "Write the HTML page of the run to this file as well.", FILE)
+@opt.option(
+    "--results-dir",
+    "Make .rlharness, with results and outputs, in this directory.  [default: that of the configuration]",
+    opt.SomePath(path_type=Path, file_okay=False),
+)
+@opt.option(
+    "--trace-events trace_events_file",
+    "Write the timeline to this file as JSON for ui.perfetto.dev or chrome://tracing.",
+    FILE,
+)
+@opt.option(
+    "--device-ids",
+    "How CUDA_VISIBLE_DEVICES names the GPUs of a file; vLLM needs numbers.  [default: uuid]",
+    click.Choice(["uuid", "number"]),
+)
+@opt.option("--keep-tmp", "Keep the temporary directories of failed files.")
+@opt.option("--plain", "Print lines instead of the live display.")
+@click.pass_obj
+def run(invocation: Invocation, /, **given: Any) -> int:
+    """Run test files in parallel, packed onto the GPUs they need.
+
+    Each file runs in its own process tree, which is always terminated. Exits with 0 if all tests pass.
+    """
+    import asyncio
+    import sys
+
+    from harness.process.clock import Clock
+    from harness.render.run_json import summary_json
+    from harness.render.run_reporters import ReportOptions, make_reporters
+    from harness.render.workflow_commands import is_outermost_on_github
+    from harness.runner.records.run_record import PAGE, RECORD
+    from harness.runner.reporter import Guarded
+    from harness.runner.run import run_tests
+
+    options = make_options(invocation, given)
+
+    def reporters(directory: Path, clock: Clock) -> list[Guarded]:
+        wanted = ReportOptions(
+            options.live,
+            options.colour,
+            record_file=directory / RECORD,
+            events_file=options.events_file,
+            junit_file=options.junit_file,
+            page_file=directory / PAGE,
+            html_file=options.html_file,
+            trace_events_file=options.trace_events_file,
+            num_slowest=options.num_slowest,
+            github_job=options.invocation if is_outermost_on_github(invocation.environ) else None,
+        )
+        # The display goes to stdout, or to stderr where stdout is asked to be JSON.
+        return make_reporters(wanted, stream=sys.stderr if options.json else sys.stdout, clock=clock, say=say)
+
+    ended = asyncio.run(run_tests(options, reporters))
+    if isinstance(ended, str):
+        say(f"interrupted by {ended} before any test ran")
+        return ExitCode.INTERRUPTED
+    if options.json:
+        opt.show_json(summary_json(ended.state, ended.finished))
+    if ended.failure is not None:
+        if isinstance(ended.failure, HarnessError):
+            ended.failure.in_record = True
+        raise ended.failure
+    return ended.finished.exit_code
+
+
+def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
+    """Return the command line over the configuration over the defaults.
+
+    Raises UsageError for a configuration that is not legal, and where the working directory hides this package.
+    """
+    from harness.runner.config import load_config_for, load_needs_file
+    from harness.runner.reruns.resuming import find_run
+    from harness.runner.schedule.sharding import parse_shard
+    from harness.runner.selections import split_selections
+
+    hidden_by = shadowing(invocation.cwd)
+    if hidden_by and not given["safe_path"]:
+        raise UsageError(
+            f"{hidden_by} would be imported instead of rlharness's own package",
+            legal="a working directory without a top-level package `harness`, or --safe-path",
+            remedy="add --safe-path (pytest then starts without the working directory on sys.path)",
+        )
+    selecting = [
+        word for name in ("keyword", "marker") if (value := given[name]) is not None for word in (f"-{name[0]}", value)
+    ]
+    selecting += [f"--deselect={nodeid}" for nodeid in given["deselect"]]
+    invocation = replace(invocation, trailing=(*selecting, *invocation.trailing))  # those after -- come later and win
+    _check_pytest_args(invocation.trailing)
+    files = [each.absolute for each in split_selections(given["paths"], invocation.cwd)]
+    config = load_config_for(files, invocation.cwd)
+    if config.path is not None and config.path.parent not in (invocation.cwd, *invocation.cwd.parents):
+        invocation.note(f"configuration: {config.path}")
+    if config.gpus_per_worker is not None and config.memory_gb_per_worker is not None:
+        raise UsageError(
+            f"{config.path}: [tool.rlharness] has both gpus-per-worker and memory-gb-per-worker",
+            legal="one of them: whole GPUs, or a budget on a shared GPU",
+            remedy="remove one of the two",
+        )
+    root = config.path.parent if config.path else invocation.cwd
+    layers = ({"cpu_units": num_cores()}, vars(config), given)
+    settings: dict[str, Any] = {name: value for layer in layers for name, value in layer.items() if value is not None}
+    results_dir = (given.get("results_dir") or root / (config.results_dir or "")).absolute()
+    is_live = invocation.is_terminal and not given["is_json"] and not given.get("plain")
+    special: dict[str, Any] = {
+        "invocation": invocation,
+        "root": root,
+        "results_dir": results_dir,
+        "shard": parse_shard(given["shard"]) if given["shard"] is not None else None,
+        "needs": config.needs + (load_needs_file(given["needs_file"]) if given["needs_file"] else ()),
+        "resume": find_run(results_dir, given["resume"]) if given["resume"] else None,
+        "json": given["is_json"],
+        "live": is_live,
+        "colour": wants_colour(given["color"], invocation),
+        "preload": tuple(config.preload or ()),
+        "together": tuple(map(tuple, config.together or ())),
+        "accepts_leaning": config.leaning == "report",
+        "by_number": settings.get("device_ids") == "number",
+    }
+    names = {field.name for field in fields(RunOptions)}
+    return RunOptions(**{name: value for name, value in settings.items() if name in names} | special)
+
+
+def _check_pytest_args(pytest_args: tuple[str, ...]) -> None:
+    """Raise UsageError for an option of pytest that would leave a file without an outcome."""
+    for arg in pytest_args:
+        name = arg.partition("=")[0]
+        if name in RUN_NOTHING:
+            raise UsageError(
+                f"-- {arg}: pytest runs no tests with this option",
+                legal="after --, pytest options that run tests",
+                remedy="use rlharness plan to see the schedule, or run pytest directly",
+            )
+        if name in WANT_A_KEYBOARD:
+            raise UsageError(
+                f"-- {arg}: test files run in parallel and cannot read the keyboard",
+                legal="after --, pytest options that need no input",
+                remedy=f"run one file directly: pytest {arg} FILE",
+            )

@@ -1,0 +1,53 @@
+"""`rlharness trace`: record an unmodified program in this terminal."""
+
+from typing import Any
+
+import click
+
+from harness.cli import options as opt
+from harness.process.invocation import Invocation
+from harness.render.console import say
+
+
+@click.command(
+    epilog="Everything after -- is the program to record:  rlharness trace --out DIR -- python train.py --seed 7"
+)
+@opt.out("trace; must be new or empty.", required=True)
+@opt.recording
+@opt.kept
+@opt.breaks
+@opt.option(
+    "--sentinel N",
+    "Compare digests of weights, gradients and moments between ranks that must agree (DistributedDataParallel,"
+    " FSDP2), every N optimizer steps; end the program where they differ.",
+    opt.COUNT,
+)
+@click.pass_obj
+def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
+    """Record an unmodified PyTorch program in this terminal.
+
+    Exits with the exit code of the program, or with 12 if the recording is incomplete, or with 10 if --sentinel ended
+    the program because replicas differ.
+    """
+    from harness.lab.experiments.command_spec import make_command_spec
+    from harness.lab.experiments.preparation import place_of
+    from harness.lab.experiments.single_run import conditions_of_one_run, run_here
+
+    run_spec = make_command_spec(invocation.trailing, opt.take_recording(given))
+    conditions = conditions_of_one_run(given["break_on"], given["until"])
+    directory = place_of(invocation.cwd, out)
+    run = run_here(run_spec, directory, invocation.environ, conditions, at_start=import_reports)
+    from harness.render.recording import recording_lines
+    from harness.render.sentinel import sentinel_lines
+    from harness.render.stopping import stop_lines
+
+    for line in recording_lines(run.recording, [*sentinel_lines(run.findings), *stop_lines(run)]):
+        say(line)
+    return run.exit_code
+
+
+def import_reports() -> None:
+    """Import what reports on the program while it runs: it did not wait, and an update meanwhile changes nothing."""
+    import harness.render.recording
+    import harness.render.sentinel
+    import harness.render.stopping  # noqa: F401
