@@ -209,7 +209,8 @@ class AutomaticRecorder:
         """Data of the program's own making enter a module that no other one calls."""
         self._steps.begin()
         named = named_values(arguments, f"batch.{type(module).__name__}")
-        data = [(name, each) for name, each in named if isinstance(each, torch.Tensor) and each.grad_fn is None]
+        tensors = [(name, each) for name, each in named if isinstance(each, torch.Tensor) and each.grad_fn is None]
+        data = [(name, each) for name, each in tensors if not isinstance(each, torch.nn.Parameter)]
         is_known = [(known := self._inputs.get(name)) is not None and known() is each for name, each in data]
         self._inputs |= {name: weakref.ref(each) for name, each in data}
         groups = [
