@@ -14,7 +14,7 @@ from tests.conformance.programs.checks import Seen, check
 from tests.conformance.programs.table import HERE, PROGRAMS, SCRIPTS, Environment, Program
 
 BY_NAME = {each.name: each for each in PROGRAMS}
-NUM_PROGRAMS = 30
+NUM_PROGRAMS = 75
 
 
 def test_the_table_names_each_program_once_and_what_must_be_seen_of_it() -> None:

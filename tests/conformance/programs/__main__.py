@@ -1,6 +1,6 @@
 """Records programs of other people's trainers, and checks what is seen of each.
 
-    python -m tests.conformance.programs                        all; makes three environments first
+    python -m tests.conformance.programs                        all; makes four environments first
     python -m tests.conformance.programs --only ddp gcn         some of them
     python -m tests.conformance.programs --write                puts their rows into results.json beside this file
 

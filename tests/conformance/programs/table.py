@@ -153,7 +153,7 @@ gpytorch | an exact process | gpytorch | more exact-process | 6 | a length scale
 pykeen | pipeline, TransE | pykeen | more embedding | 4 | an entity's embedding \
     | 3 forward entity_representations.0._embeddings.weight
 timm-ema | LAMB, ModelEmaV3 | timm | more averaged-network | 6 | a weight of the average \
-    | 3 forward ModelEmaV3.conv1.weight
+    | 3 forward ResNet.conv1.0.weight
 d3rlpy | TD3+BC | d3rlpy | more offline-td3 | 12 | a weight of the target policy | 3 forward x
 lion | Lion | lion-pytorch | more lion | 6 | the rate | 3 optimizer group0.lr
 prodigy | Prodigy | prodigyopt | more prodigy | 6 | its distance | 3 optimizer group0.d
@@ -168,8 +168,7 @@ neural-ode | odeint_adjoint | torchdiffeq | more neural-equation | 6 | the first
 neural-sde | sdeint | torchsde | more stochastic-equation | 6 | a frozen weight | 3 forward diffusion.bias
 spiking | Leaky | snntorch | more spiking | 6 | a leak | 3 forward 1.beta
 metric-learning | ProxyAnchorLoss | pytorch-metric-learning | more metric | 6 | a frozen proxy | 3 forward proxies
-botorch | scipy's L-BFGS | botorch | more fitted-by-scipy | 6 | a target \
-    | 3 rollout batch.ExactMarginalLogLikelihood.1
+botorch | scipy's L-BFGS | botorch | more fitted-by-scipy | 6 | a gradient | 3 backward mean_module.raw_constant
 normalizing-flow | NSF | zuko | more flow | 6 | a gradient | 3 backward transform.transforms.0.hyper.0.weight
 segmentation | Unet, DiceLoss | segmentation-models-pytorch | more segmentation | 6 | a step in evaluation mode \
     | 3 forward mode
@@ -179,9 +178,6 @@ e3nn | FullyConnectedTensorProduct | e3nn | more equivariant | 6 | its second ar
 poutyne | Model | poutyne | more poutyne-model | 6 | a gradient, in a callback | 3 backward 0.weight
 tabnet | TabNetClassifier | pytorch-tabnet | more tabular | 6 | a running variance \
     | 3 forward tabnet.initial_bn.running_var
-crf | CRF | pytorch-crf | more crf | 6 | a mask | 3 rollout batch.CRF.2
-lora | Linear | loralib | more low-rank | 6 | a frozen weight | 3 forward 2.weight
-backpack | Variance | backpack-for-pytorch | more second-order | 6 | a gradient | 3 backward 0.bias
 torchtuples | Model | torchtuples | more tuples | 6 | a gradient, in a callback | 3 backward 2.bias
 """,
 }

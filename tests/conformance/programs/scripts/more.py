@@ -3,6 +3,7 @@
 python more.py KIND
 """
 
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -68,27 +69,28 @@ def pyro_svi() -> None:
 def fastai_learner() -> None:
     """fastai's Learner with its own optimizer; planted: a gradient, by a callback."""
     from fastai.basics import Callback, DataLoaders, Learner
+    from fastai.callback.progress import ProgressCallback
 
     class Plant(Callback):
-        def after_backward(self) -> None:
+        def before_backward(self) -> None:
             if is_time(self.train_iter, PLANTED):
-                nudge(self.model[2].weight.grad)
+                self.model[2].weight.register_hook(torch.zeros_like)
 
     rows = list(labelled())
     loaders = DataLoaders.from_dsets(rows[:40], rows[40:], bs=8, num_workers=0)
     learner = Learner(loaders, perceptron(), loss_func=nn.CrossEntropyLoss(), cbs=[Plant()])
-    with learner.no_bar(), learner.no_logging():
-        learner.fit(1, 1e-2)
+    learner.remove_cb(ProgressCallback)
+    learner.fit(1, 1e-2)
     save(learner.model.state_dict().values())
 
 
 def torchopt_adam() -> None:
-    """TorchOpt's Adam, which is not torch's; planted: a gradient."""
+    """TorchOpt's Adam, which is not torch's; planted: a gradient, by a hook of autograd."""
     import torchopt
 
     model = perceptron()
     optimizer = torchopt.Adam(model.parameters(), lr=1e-2)
-    fit([model], optimizer, classified(model), after=lambda: nudge(model[0].bias.grad))
+    fit([model], optimizer, classified(model), before=lambda: model[0].bias.register_hook(torch.zeros_like))
 
 
 def private() -> None:
@@ -161,12 +163,13 @@ def embedding() -> None:
 
 def averaged_network() -> None:
     """A small network of timm, its LAMB and ModelEmaV3; planted: a weight of the average."""
-    import timm
+    from timm import create_model
+    from timm.optim import create_optimizer_v2
     from timm.utils import ModelEmaV3
 
-    model = timm.create_model("test_resnet", pretrained=False, num_classes=3)
+    model = create_model("test_resnet", pretrained=False, num_classes=3)
     average = ModelEmaV3(model, decay=0.9)
-    optimizer = timm.optim.create_optimizer_v2(model, opt="lamb", lr=1e-3)
+    optimizer = create_optimizer_v2(model, opt="lamb", lr=1e-3)
     images, labels = torch.randn(4, 3, 32, 32), torch.randint(3, (4,))
     fit(
         [model, average],
@@ -240,10 +243,12 @@ def on_sphere() -> None:
     """geoopt's Adam on a sphere; planted: the point is moved off it."""
     import geoopt
 
+    sphere = geoopt.Sphere()
+
     class Point(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.place = geoopt.ManifoldParameter(geoopt.Sphere().random_uniform(8), manifold=geoopt.Sphere())
+            self.place = geoopt.ManifoldParameter(sphere.random_uniform(8), manifold=sphere)
 
     point, wanted = Point(), torch.randn(8)
     optimizer = geoopt.optim.RiemannianAdam(point.parameters(), lr=1e-2)
@@ -372,7 +377,7 @@ def metric() -> None:
 
 
 def fitted_by_scipy() -> None:
-    """BoTorch fits a Gaussian process by scipy's L-BFGS: no optimizer of torch; planted: a target."""
+    """BoTorch fits a Gaussian process by scipy's L-BFGS: no optimizer of torch; planted: a gradient, by a hook of autograd."""
     from botorch.models import SingleTaskGP
     from botorch.optim.fit import fit_gpytorch_mll_scipy
     from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -384,7 +389,7 @@ def fitted_by_scipy() -> None:
         nonlocal num_calls
         num_calls += 1
         if is_time(num_calls, PLANTED):
-            nudge(model.train_targets)
+            model.mean_module.raw_constant.register_hook(torch.zeros_like)
 
     likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
     fit_gpytorch_mll_scipy(likelihood, options={"maxiter": 6}, callback=plant)
@@ -470,45 +475,13 @@ def tabular() -> None:
     class Plant(Callback):
         def on_batch_begin(self, batch: int, logs: object = None) -> None:
             if is_time(batch, PLANTED):
-                nudge(self.trainer.network.embedder and self.trainer.network.tabnet.initial_bn.running_var)
+                nudge(self.trainer.network.tabnet.initial_bn.running_var)
 
     classifier = TabNetClassifier(n_d=4, n_a=4, n_steps=2, verbose=0, seed=1, device_name="cpu")
     inputs, labels = labelled().tensors
     sizes = {"batch_size": 8, "virtual_batch_size": 8, "max_epochs": 1}
     classifier.fit(inputs.numpy(), labels.numpy(), callbacks=[Plant()], **sizes)
     save(classifier.network.state_dict().values())
-
-
-def crf() -> None:
-    """pytorch-crf over a tagger; planted: a mask of a sequence."""
-    from torchcrf import CRF
-
-    model = nn.ModuleList([nn.Linear(8, 3), CRF(3, batch_first=True)])
-    inputs, tags, mask = torch.randn(4, 6, 8), torch.randint(3, (4, 6)), torch.ones(4, 6, dtype=torch.bool)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    fit([model], optimizer, lambda: -model[1](model[0](inputs), tags, mask), before=lambda: mask[2, 4:].zero_())
-
-
-def low_rank() -> None:
-    """loralib, which merges its weights in the mode of evaluation; planted: a frozen weight."""
-    import loralib
-
-    model = nn.Sequential(loralib.Linear(8, 16, r=2), nn.ReLU(), loralib.Linear(16, 3, r=2))
-    loralib.mark_only_lora_as_trainable(model)
-    optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], lr=1e-2)
-    fit([model], optimizer, classified(model), before=lambda: nudge(model[2].weight))
-
-
-def second_order() -> None:
-    """BackPACK, which computes variances within backward; planted: a gradient."""
-    from backpack import backpack, extend
-    from backpack.extensions import Variance
-
-    model, loss = extend(perceptron()), extend(nn.CrossEntropyLoss())
-    inputs, labels = labelled(16).tensors
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with backpack(Variance()):
-        fit([model], optimizer, lambda: loss(model(inputs), labels), after=lambda: nudge(model[0].bias.grad))
 
 
 def tuples() -> None:
@@ -538,4 +511,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     np.random.seed(0)
+    random.seed(0)
     KINDS[sys.argv[1]]()
