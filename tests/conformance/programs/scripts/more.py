@@ -377,7 +377,7 @@ def metric() -> None:
 
 
 def fitted_by_scipy() -> None:
-    """BoTorch fits a Gaussian process by scipy's L-BFGS: no optimizer of torch; planted: a gradient, by a hook of autograd."""
+    """BoTorch fits a Gaussian process by scipy's L-BFGS, no optimizer of torch; planted: a gradient."""
     from botorch.models import SingleTaskGP
     from botorch.optim.fit import fit_gpytorch_mll_scipy
     from gpytorch.mlls import ExactMarginalLogLikelihood
