@@ -55,7 +55,6 @@ BANNED = {
 }
 """By word, the term to use."""
 EXEMPT = {
-    "foreign_package": "a package of somebody else's that hides ours",
     "lanes": "SIMD lanes",
     "shardsum_lanes": "SIMD lanes",
     "lanes_digest": "SIMD lanes",

@@ -24,6 +24,7 @@ harness/DESIGN.md has the argument why sums of accidents do not cancel.
 
 import struct
 from collections.abc import Iterable
+from ctypes import Array, c_char
 
 from xxhash import xxh3_128_digest
 
@@ -62,7 +63,7 @@ START = (PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME
 """The eight words before the first block."""
 
 
-def digest(data: bytes | bytearray | memoryview) -> tuple[str, bytes]:
+def digest(data: "bytes | bytearray | memoryview | Array[c_char]") -> tuple[str, bytes]:
     """(algorithm, digest) of a whole value: `raw` up to 16 bytes, `xxh3_128` above."""
     view = memoryview(data)
     if view.nbytes <= DIGEST_BYTES:

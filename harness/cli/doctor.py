@@ -7,7 +7,7 @@ import click
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli import options as opt
-from harness.process.invocation import Invocation, terminal_columns
+from harness.process.invocation import Invocation
 from harness.render.console import say, show
 
 LAUNCHED = "launched"
@@ -70,9 +70,8 @@ def doctor(invocation: Invocation, output: opt.Output, /, *, fix: bool, **given:
         elif fix:
             show("\n".join(fix_lines(findings)) or "# nothing to fix")
         else:
-            columns = terminal_columns() if invocation.is_terminal else None
             again = fix_command(options.num_ranks, options.backend)
-            show(findings_text(findings, took_s=took_s, colour=output.colour, fix_command=again, columns=columns))
+            show(findings_text(findings, took_s=took_s, colour=output.colour, fix_command=again))
         return code
 
     return asyncio.run(examine())

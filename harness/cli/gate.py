@@ -63,9 +63,9 @@ def gate(invocation: Invocation, output: opt.Output, /, *, out: str | None, **gi
     from harness.lab.experiments.worktrees import Checkout
     from harness.lab.gate.gate import run_gate
     from harness.process.clock import SystemClock
+    from harness.render.console import is_on_github
     from harness.render.gate import annotate, append_summary, gate_json, gate_text
     from harness.render.run_lines import RunLines
-    from harness.render.workflow_commands import is_on_github
 
     clock = SystemClock()
     options = gate_options(invocation, given)

@@ -22,8 +22,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.redaction import NO_REDACT, redact_argv, redact_text, secrets_kept
 from harness.process.exhaustion import exhaustion_of
 from harness.process.invocation import Invocation
-from harness.render.console import enter_job, say
-from harness.render.workflow_commands import inert, is_outermost_on_github
+from harness.render.console import enter_job, inert, is_outermost_on_github, say
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 COMMANDS = (

@@ -5,7 +5,7 @@ import click
 from harness.bits.errors import UsageError
 from harness.cli import options as opt
 from harness.process.invocation import Invocation
-from harness.render.console import show
+from harness.render.console import is_outermost_on_github, show
 
 
 @click.command()
@@ -20,11 +20,10 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
     import io
     from pathlib import Path
 
-    from harness.process.clock import SystemClock
-    from harness.render.junit import JUnitReporter
+    from harness.render.junit import junit_text
     from harness.render.run_json import merge_json
+    from harness.render.run_reporters import LateReporter
     from harness.render.run_text import SummaryReporter, merge_lines
-    from harness.render.workflow_commands import is_outermost_on_github
     from harness.runner.records.merging import merge_runs
     from harness.runner.records.recorded_run import read_recorded_run
 
@@ -42,7 +41,7 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
         summarize_merge(merged.state, merged.finished, invocation.environ)
     if junit is not None:  # last: the outcomes are shown where this file cannot be written
         try:
-            JUnitReporter(Path(junit), SystemClock()).on_event(merged.finished, merged.state)
+            LateReporter(Path(junit), "JUnit XML", junit_text).on_event(merged.finished, merged.state)
         except (OSError, UsageError) as error:
             refusal = opt.unwritable("JUnit XML", Path(junit), error) if isinstance(error, OSError) else error
             refusal.in_record = True

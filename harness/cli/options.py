@@ -204,7 +204,7 @@ def take_recording(given: dict[str, Any]) -> "RecordingOptions":
     """Take the options of a recording out of those that were given."""
     from harness.lab.experiments.command_spec import RecordingOptions
 
-    fields = ("level", "metrics", "keep", "op_step", "sentinel")
+    fields = ("level", "metrics", "keep", "op_step", "all_state", "sentinel")
     return RecordingOptions(**{each: value for each in fields if (value := given.pop(each, None)) is not None})
 
 

@@ -58,11 +58,16 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from harness.lab.experiments.single_run import record_until, with_bundle
     from harness.lab.replay.replay import REPLAYS, ReplayOptions, compare_runs, make_plan, plan_stop
     from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
-    from harness.process.clock import SystemClock
-    from harness.render.replay import replay_json, replay_text, run_line
-    from harness.render.resumption import resume_json, resume_text, resumed_run_line
-    from harness.render.run_lines import RunLines, make_display
-    from harness.render.stopping import stopped_json, stopped_text
+    from harness.render.replay import (
+        replay_json,
+        replay_text,
+        resume_json,
+        resume_text,
+        resumed_run_line,
+        stopped_json,
+        stopped_text,
+    )
+    from harness.render.run_lines import RunLines, run_line
 
     options = ReplayOptions(scenario_options=opt.take_scenario(given), **given)
     if options.scenario is not None and (kind := find_recorded(invocation.cwd, options.scenario)):
@@ -71,7 +76,6 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
             legal="the name of a scenario, a YAML file, or a command after --",
             remedy=f"rlharness reproduce {shlex.quote(options.scenario)}",
         )
-    clock = SystemClock()
     own_id = opt.new_id()
     is_resumed = options.resume_at is not None or options.resume_command is not None
     if options.has_condition and not is_resumed:
@@ -86,7 +90,7 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     plan = make_plan(invocation, options, own_id, lambda: read_input(0, say))
     place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)
     num_runs = 2 + len(resume.steps) if resume else plan.num_runs
-    display = make_display(num_runs, clock, colour=output.colour, environ=invocation.environ)
+    display = RunLines(num_runs)
 
     async def record(launcher: Launcher) -> list[Run] | ResumeVerdict:
         if resume:

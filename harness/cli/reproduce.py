@@ -63,9 +63,8 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
     from harness.lab.experiments.single_run import record_until
     from harness.lab.experiments.single_run import with_bundle as with_bundle_of_stop
     from harness.lab.reproduce import reproduction
+    from harness.render.replay import step_json, step_text, stopped_json, stopped_text
     from harness.render.run_lines import RunLines
-    from harness.render.steps import step_json, step_text
-    from harness.render.stopping import stopped_json, stopped_text
     from harness.trace.reader import read_trace
 
     options, cwd = reproduction.ReproduceOptions(**given), invocation.cwd
@@ -136,7 +135,7 @@ def debug(invocation: Invocation, output: opt.Output, options: "ReproduceOptions
     from harness.lab.experiments.launcher import LaunchContext, check_program, open_launcher
     from harness.lab.reproduce.debugger import Answer, Session, open_lines
     from harness.process.user_cache import cache_path
-    from harness.render.run_lines import SilentRuns
+    from harness.render.run_lines import RunLines
 
     try:
         history = cache_path(invocation.environ, "interactive-history", invocation.cwd)
@@ -160,7 +159,9 @@ def debug(invocation: Invocation, output: opt.Output, options: "ReproduceOptions
         opt.show_json(answer) if output.is_json else "\n".join(answer["lines"])
 
     async def converse() -> ExitCode:
-        with open_launcher(LaunchContext(invocation.cwd, invocation.environ, own_id), SilentRuns()) as launcher:
+        with open_launcher(
+            LaunchContext(invocation.cwd, invocation.environ, own_id), RunLines(say=lambda line: None)
+        ) as launcher:
             talk = asyncio.create_task(session.converse(launcher, next_line, show_answer))
 
             def on_signal(name: str) -> None:

@@ -10,7 +10,7 @@ from harness.bits.errors import HarnessError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli import options as opt
 from harness.process.invocation import Invocation, num_cores, shadowing, wants_colour
-from harness.render.console import say
+from harness.render.console import is_outermost_on_github, say
 from harness.runner.options import RunOptions
 
 RUN_NOTHING = frozenset(
@@ -144,30 +144,18 @@ def run(invocation: Invocation, /, **given: Any) -> int:
     import sys
 
     from harness.process.clock import Clock
+    from harness.render.console import is_outermost_on_github
     from harness.render.run_json import summary_json
-    from harness.render.run_reporters import ReportOptions, make_reporters
-    from harness.render.workflow_commands import is_outermost_on_github
-    from harness.runner.records.run_record import PAGE, RECORD
+    from harness.render.run_reporters import make_reporters
     from harness.runner.reporter import Guarded
     from harness.runner.run import run_tests
 
     options = make_options(invocation, given)
 
     def reporters(directory: Path, clock: Clock) -> list[Guarded]:
-        wanted = ReportOptions(
-            options.live,
-            options.colour,
-            record_file=directory / RECORD,
-            events_file=options.events_file,
-            junit_file=options.junit_file,
-            page_file=directory / PAGE,
-            html_file=options.html_file,
-            trace_events_file=options.trace_events_file,
-            num_slowest=options.num_slowest,
-            github_job=options.invocation if is_outermost_on_github(invocation.environ) else None,
-        )
         # The display goes to stdout, or to stderr where stdout is asked to be JSON.
-        return make_reporters(wanted, stream=sys.stderr if options.json else sys.stdout, clock=clock, say=say)
+        stream, on_github = sys.stderr if options.json else sys.stdout, is_outermost_on_github(invocation.environ)
+        return make_reporters(options, directory, clock, stream, say, on_github=on_github)
 
     ended = asyncio.run(run_tests(options, reporters))
     if isinstance(ended, str):

@@ -17,6 +17,10 @@ from harness.render.console import say
 @opt.kept
 @opt.breaks
 @opt.option(
+    "--all-state",
+    "Record large state of optimizers (moments of 64 kB and more) in every step, not only in every 8th.",
+)
+@opt.option(
     "--sentinel N",
     "Compare digests of weights, gradients and moments between ranks that must agree (DistributedDataParallel,"
     " FSDP2), every N optimizer steps; end the program where they differ.",
@@ -37,17 +41,13 @@ def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     conditions = conditions_of_one_run(given["break_on"], given["until"])
     directory = place_of(invocation.cwd, out)
     run = run_here(run_spec, directory, invocation.environ, conditions, at_start=import_reports)
-    from harness.render.recording import recording_lines
-    from harness.render.sentinel import sentinel_lines
-    from harness.render.stopping import stop_lines
+    from harness.render.recording import end_lines, recording_lines
 
-    for line in recording_lines(run.recording, [*sentinel_lines(run.findings), *stop_lines(run)]):
+    for line in recording_lines(run.recording, end_lines(run)):
         say(line)
     return run.exit_code
 
 
 def import_reports() -> None:
     """Import what reports on the program while it runs: it did not wait, and an update meanwhile changes nothing."""
-    import harness.render.recording
-    import harness.render.sentinel
-    import harness.render.stopping  # noqa: F401
+    import harness.render.recording  # noqa: F401

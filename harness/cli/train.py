@@ -30,8 +30,7 @@ def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, 
     from harness.lab.experiments.recording_result import recording_json
     from harness.lab.experiments.scenario import FULL, asked_scenario, make_scenario_spec
     from harness.lab.experiments.single_run import conditions_of_one_run, run_here
-    from harness.render.recording import recording_lines
-    from harness.render.stopping import stop_lines
+    from harness.render.recording import end_lines, recording_lines
 
     options = opt.take_scenario(given)
     asked = asked_scenario(invocation, scenario, options, FULL)
@@ -39,7 +38,7 @@ def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, 
     conditions = conditions_of_one_run(given["break_on"], given["until"])
     directory = place_of(invocation.cwd, out)
     run = run_here(run_spec, directory, invocation.environ, conditions, stdout=STDERR if is_json else None)
-    for line in recording_lines(run.recording, stop_lines(run)):
+    for line in recording_lines(run.recording, end_lines(run)):
         say(line)
     if is_json:
         head = {"version": 1, "exit_code": int(run.exit_code)}

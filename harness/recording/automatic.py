@@ -10,6 +10,7 @@ ends the recording, never the program.
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
@@ -24,13 +25,21 @@ from harness.recording.closures import Arguments, HookedClosure, closure_of, rep
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
 from harness.recording.cuda_state import is_capturing
 from harness.recording.digest_cache import DigestCache, Group, look_at_groups
-from harness.recording.hooks import Stepping, hook_backward, hook_loaders, hook_optimizers, hook_scalers, hook_steps
-from harness.recording.names import ParameterNames
+from harness.recording.hooks import (
+    Stepping,
+    hook_backward,
+    hook_forward,
+    hook_loaders,
+    hook_optimizers,
+    hook_scalers,
+    hook_steps,
+)
+from harness.recording.names import ParameterNames, note_modules
 from harness.recording.nested_values import named_values
 from harness.recording.op_mode import OpMode
 from harness.recording.optimizer_settings import OptimizerSettings, Setting
 from harness.recording.optimizer_steps import OptimizerNames
-from harness.recording.optimizer_values import gradients_of, states_of
+from harness.recording.optimizer_values import WHOLE_EVERY, gradients_of, state_of
 from harness.recording.process import ProcessLog
 from harness.recording.program_modes import outside_modes
 from harness.recording.recorder import Observation, Recorder, float_of, look
@@ -80,15 +89,23 @@ class AutomaticRecorder:
         self._lock = threading.RLock()
         """Held while something is recorded: the autograd engine has a thread for each GPU."""
         os.register_at_fork(after_in_child=self._renew_lock)
-        log.before_close, log.before_values = self._come_to_an_end, self._steps.settle
+        self._inputs: dict[str, weakref.ref[torch.Tensor]] = {}
+        """Tensors by the names under which they entered modules last."""
+        self._known_inputs, self._has_batch = DigestCache(), False
+        """`_has_batch` says whether a DataLoader has handed out what the next backward follows from."""
+        self._seen_in: int | None = None
+        """The step in which weights and state were looked at last, before the loss."""
+        log.before_close, log.before_values = self._come_to_an_end, self._settle
 
     def install(self) -> None:
         """Put the hooks in. Once, right after torch has been imported."""
+        note_modules()
         hook_steps(self._begin_step, self._end_step, self._stepping, self._compiled)
         hook_optimizers(self.see_optimizer)
         hook_backward(self._enter_backward, self._leave_backward)
         hook_scalers(lambda: self._num_begun, self._leave_out_step)
         hook_loaders(self._receive_batch)
+        hook_forward(self._enter_forward)
         if self._log.orders.op_step == 0 and not self._log.orders.has_entry:
             self._steps.begin()  # nothing announces the first forward, and weights are made before it
 
@@ -153,6 +170,13 @@ class AutomaticRecorder:
     def _come_to_an_end(self) -> None:
         """The process ends: so does a step that waits for other optimizers."""
         self._look_for_compiled_steps()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Before anything else happens: end a step that is over, whichever optimizer has made it."""
+        if not self._num_begun and self._gradients:
+            self._guarded(self._end_unknown_step)
+            self._steps.finish()
         self._steps.settle()
 
     def _look_for_compiled_steps(self) -> None:
@@ -179,6 +203,21 @@ class AutomaticRecorder:
         self._steps.record_states(states)
         self._record("rollout", self._origins.of_batch(iterator, tasks))
         self._record("rollout", look(list(named_values(batch, "batch")), Scope.PHYSICAL))
+        self._has_batch = True
+
+    def see_inputs(self, module: torch.nn.Module, arguments: Mapping[Any, Any]) -> None:
+        """Data of the program's own making enter a module that no other one calls."""
+        self._steps.begin()
+        named = named_values(arguments, f"batch.{type(module).__name__}")
+        data = [(name, each) for name, each in named if isinstance(each, torch.Tensor) and each.grad_fn is None]
+        is_known = [(known := self._inputs.get(name)) is not None and known() is each for name, each in data]
+        self._inputs |= {name: weakref.ref(each) for name, each in data}
+        groups = [
+            Group([each], Scope.PHYSICAL, self._known_inputs, is_anew=not known)
+            for each, known in zip(data, is_known, strict=True)
+        ]
+        for seen in look_at_groups(groups):
+            self._record("rollout", seen)
 
     def see_rollout(self, phase: str, name: str, value: Any) -> None:
         """A trainer that is known has sampled, rewarded or weighed completions; small ones are kept."""
@@ -188,19 +227,22 @@ class AutomaticRecorder:
     def before_backward(self, tensors: Any) -> None:
         """The program calls backward on these."""
         self._steps.is_within = self._in_backward = True
-        self._stepped_in_backward = []
+        self._stepped_in_backward, self._has_batch = [], False
         first = self._steps.begin()
         parameters = self._parameters(self._optimizers.living())
         losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if not self._num_begun or self._steps.joined.has_grown:  # optimizers may be made for some of the leaves
             self._names.meet(losses)
-        is_new = first or not self._gradients
+        if not self._num_begun and not parameters:
+            self._names.assign([], with_leaves=True)
+        is_new = first or self._seen_in != self._recorder.step
+        self._seen_in = self._recorder.step
         # State before the loss, which may follow from a target network.
         *state, seen = look_at_groups(
             [
-                Group(parameters if is_new else []),
+                Group(parameters if is_new else [], cache=self._unchanged),
                 Group(self._names.untracked() if is_new else [], cache=self._unchanged),
-                Group(list(self.watched.named()) if is_new else []),
+                Group([*self.watched.named(), *self._names.modes()] if is_new else []),
                 Group([("loss", loss) for loss in losses], Scope.PHYSICAL),
             ]
         )
@@ -214,7 +256,7 @@ class AutomaticRecorder:
         """The gradients are there; those that optimizers have not applied yet within backward."""
         stepped, self._stepped_in_backward, self._in_backward = self._stepped_in_backward, [], False
         others = [each for each in self._optimizers.living() if not any(each is one for one in stepped)]
-        gradients = gradients_of(self._parameters(others))
+        gradients = gradients_of(self._parameters(others) or self._unknown_parameters())
         (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
         for seen in found:
             # What clipping changes later is kept as it is now.
@@ -232,7 +274,7 @@ class AutomaticRecorder:
         self._steps.in_phase("optimizer")
         self._awaits_closure = has_closure
         first = self._steps.begin() or self._steps.joined.is_growing
-        has_untracked = not has_closure and not self._stepped_in_backward
+        has_untracked = not has_closure and not self._stepped_in_backward and self._seen_in != self._recorder.step
         untracked = self._names.untracked() if has_untracked else []
         if self._in_backward and is_in_backward():
             self._stepped_in_backward.append(optimizer)
@@ -265,10 +307,22 @@ class AutomaticRecorder:
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
         names = {name for name, _ in parameters}
-        seen = look(states_of(optimizer, parameters))
+        is_whole = self._has_whole_state()
+        groups = []
+        for name, each in parameters:
+            small, large = state_of(optimizer, name, each)
+            groups.append(Group([(name, each)], cache=self._unchanged, is_anew=True))
+            groups += [Group(small), Group(large if is_whole else [], Scope.PHYSICAL)]
+        seen = [each for group in look_at_groups(groups) for each in group]
         self._record("optimizer", seen)
         self._weights |= {each.name: each.digested for each in seen if each.name in names}
         self._end_or_wait(optimizer)
+
+    def _has_whole_state(self) -> bool:
+        """Whether this step is one whose optimizers' state is recorded with large moments."""
+        step, orders = self._recorder.step or 0, self._log.orders
+        is_asked = orders.all_state or self._recorder.needs_tensors or self._steps.operations is not None
+        return is_asked or step % WHOLE_EVERY == 0 or step == orders.last_step
 
     def leave_out_step(self, optimizer: Optimizer) -> None:
         """A GradScaler has found gradients that overflowed, and left out the step of their optimizer."""
@@ -288,11 +342,29 @@ class AutomaticRecorder:
     def _leave_gradients(self, optimizers: Sequence[Optimizer]) -> bool:
         return any(name in self._gradients for name, _ in self._parameters(optimizers))
 
+    def _unknown_parameters(self) -> Named:
+        """What an optimizer may hold that is not torch's; nothing once one of torch's has stepped."""
+        return [] if self._num_begun else self._names.without_optimizer()
+
+    def _end_unknown_step(self) -> None:
+        """End the step of an optimizer that is not torch's, if a weight was written since the last backward.
+
+        Whether one was is not known where the program has dropped its model, at its end.
+        """
+        parameters = self._unknown_parameters()
+        (seen,) = look_at_groups([Group(parameters, cache=self._unchanged)])
+        changed = [each for each in seen if self._weights.get(each.name) != each.digested]
+        if changed or not parameters:
+            self._record_made([*self._gradients])
+            self._weights |= {each.name: each.digested for each in changed}
+            self._record("optimizer", changed)
+            self._steps.is_over = True
+
     def _enter_backward(self, tensors: Any) -> None:
         if is_in_backward():  # activation checkpointing, say: a part of the outer one
             return
         if not self._stepping.optimizers:
-            self._steps.settle()
+            self._settle()
         self.guarded(self.before_backward, tensors)
 
     def _leave_backward(self) -> None:
@@ -300,10 +372,18 @@ class AutomaticRecorder:
             self.guarded(self.after_backward)
             self._steps.finish()
 
+    def _enter_forward(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Rollouts and evaluations, which make no graph, are no inputs of a step; batches have been seen."""
+        if not torch.is_grad_enabled() or self._has_batch or self._threads.is_another or is_in_backward():
+            return
+        if not self._num_begun:
+            self._settle()
+        self._guarded(self.see_inputs, module, {**dict(enumerate(args)), **kwargs})
+
     def _receive_batch(self, batch: Any, iterator: Any, tasks: Mapping[int, Any]) -> None:
         if not self._threads.is_another:  # one that is fetched ahead has no step
             if not self._stepping.optimizers:
-                self._steps.settle()
+                self._settle()
             self.guarded(self.see_batch, batch, iterator, tasks)
 
     def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:

@@ -4,6 +4,7 @@ Loaded by `boot/sitecustomize.py` from its file, in every Python process of the 
 directory is on the import path: nothing of this package is imported until torch is.
 """
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -12,44 +13,45 @@ from typing import Any
 Hook = Callable[[ModuleType], None]
 
 
-def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], bool]) -> dict[str, Hook]:
-    """What to call after which module has been imported; `bring_package` says whether this package can be used."""
+def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) -> dict[str, Hook]:
+    """What to call after which module has been imported.
+
+    `bring_package` returns the name under which this package can be imported; an empty one if it cannot be used.
+    """
+    recording: list[str] = []
+
+    def of(module: str) -> Any:
+        return importlib.import_module(f"{recording[0]}.recording.{module}")
+
+    def is_brought() -> bool:
+        if not recording and (package := bring_package()):
+            recording.append(package)
+        return bool(recording)
+
+    def is_recording() -> bool:
+        return bool(recording) and f"{recording[0]}.recording.active" in sys.modules
 
     def torch_is_there(torch: ModuleType) -> None:
-        if bring_package():
-            from harness.recording.active import start_recording
-            from harness.recording.run_spec import RunSpec
-
-            start_recording(RunSpec.of(orders))
+        if is_brought():
+            of("active").start_recording(of("run_spec").RunSpec.of(orders))
 
     def generator_is_there(numpy_random: ModuleType) -> None:
-        if orders["level"] != "off" and bring_package():
-            from harness.recording.determinism_flags import seed_numpy
-
-            seed_numpy(numpy_random, orders["level"])
+        if orders["level"] != "off" and is_brought():
+            of("determinism_flags").seed_numpy(numpy_random, orders["level"])
         if is_recording():
-            from harness.recording.active import meet_generators
-
-            meet_generators()
+            of("active").meet_generators()
 
     def tensorboard_is_there(module: ModuleType) -> None:
         if is_recording():
-            from harness.recording.metric_hooks import hook_tensorboard
-
-            hook_tensorboard(module)
+            of("metric_hooks").hook_tensorboard(module)
 
     def trainer_is_there(module: ModuleType) -> None:
         if is_recording():
-            from harness.recording.metric_hooks import hook_trainer
-
-            hook_trainer(module)
+            of("metric_hooks").hook_trainer(module)
 
     def grpo_is_there(module: ModuleType) -> None:
         if is_recording():
-            from harness.recording.active import report, see_rollout
-            from harness.recording.trl_rollouts import hook_grpo
-
-            hook_grpo(module, see_rollout, report)
+            of("trl_rollouts").hook_grpo(module, of("active").see_rollout, of("active").report)
 
     if orders.get("has_entry"):
         return {"torch": torch_is_there, "numpy.random": generator_is_there}
@@ -61,8 +63,3 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], bool]) -
         "transformers.trainer_callback": trainer_is_there,
         "trl.trainer.grpo_trainer": grpo_is_there,
     }
-
-
-def is_recording() -> bool:
-    """Whether this process's recording has begun: torch was imported, and this package could be."""
-    return "harness.recording.active" in sys.modules

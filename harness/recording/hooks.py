@@ -5,6 +5,7 @@ torch.compile traces the Python of a program, these functions included: whatever
 """
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,6 +98,27 @@ def hook_backward(before: Callable[[Any], None], after: Callable[[], None]) -> N
     torch.autograd.backward = _replace(original, backward)
 
 
+def hook_forward(before: Callable[[Any, Any, Any], None], after: Callable[[Any], None] = lambda output: None) -> None:
+    """Call `before` with a module and its arguments, and `after` with its output, where no other module calls it."""
+    original = torch.nn.Module.__call__
+    within = threading.local()
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or hasattr(within, "module") or _is_graph(module):
+            return original(module, *args, **kwargs)
+        before(module, args, kwargs)
+        within.module = module
+        try:
+            output = original(module, *args, **kwargs)
+        finally:
+            del within.module
+        after(output)
+        return output
+
+    _leave_to_python(before, after)
+    torch.nn.Module.__call__ = _replace(original, call)  # type: ignore[method-assign]
+
+
 def hook_scalers(num_begun: Callable[[], int], overflow: Callable[[Any, Optimizer], None]) -> None:
     """Call `overflow` with a GradScaler and the optimizer whose step it may have left out: `num_begun` stays as it was.
 
@@ -135,6 +157,12 @@ def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
 
     _leave_to_python(receive, tasks_of)
     loader.__next__ = _replace(original, next_batch)  # type: ignore[method-assign]
+
+
+def _is_graph(module: Any) -> bool:
+    """Return whether torch.compile made this module, and may call it with tensors that have no memory."""
+    graphs = sys.modules.get("torch.fx.graph_module")
+    return graphs is not None and issubclass(type(module), graphs.GraphModule)
 
 
 def _replace(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:

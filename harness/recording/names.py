@@ -1,12 +1,14 @@
 """Parameters by the dotted names under which modules own them."""
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules import module as hooks
 
 from harness.recording.gpu_memory import can_ask_driver, is_engines
 from harness.recording.recorder import look
@@ -15,8 +17,11 @@ from harness.recording.tensors import on_host
 Named = list[tuple[str, torch.Tensor]]
 Held = tuple[str, Named]
 """Class of a module, and what it holds."""
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What DistributedDataParallel, torch.compile, FSDP and activation checkpointing put between a model and its parts."""
+WRAPPERS = (
+    *("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."),
+    *("_forward_module.", "_module."),
+)
+"""What DistributedDataParallel, torch.compile, FSDP, activation checkpointing, Fabric and opacus put before a part."""
 
 
 class ParameterNames:
@@ -36,6 +41,8 @@ class ParameterNames:
         self.has_reserved = False
         """Whether several optimizers were made after a backward, for leaves of one graph."""
         self._taken: set[str] = set()
+        self._trained: dict[str, weakref.ref[nn.Module]] = {}
+        """Outermost modules that own parameters with a name, by the name of their mode."""
 
     def name(self, parameter: torch.Tensor) -> str | None:
         """The name it has been given; None for one that was never assigned."""
@@ -49,28 +56,37 @@ class ParameterNames:
         self._leaves = [weakref.ref(leaf) for leaf in leaves.values() if self.name(leaf) is None]
 
     def assign(self, parameters: Sequence[torch.Tensor], *, with_leaves: bool = False) -> None:
-        """Name those of these parameters that have no name; looks through every living object, once.
+        """Name those of these parameters that have no name.
 
         `with_leaves` reserves names for all leaves that backward has met: in which order optimizers are made for them
-        must not count.
+        must not count. Without parameters, these are weights of an optimizer that is not torch's.
         """
         unnamed = {id(parameter): parameter for parameter in parameters if self.name(parameter) is None}
-        if not unnamed:
+        if parameters and not unnamed:
             return
-        roots = outermost(living_modules())
         known = self._untracked if with_leaves else []
         reserved = {id(tensor): name for each, name in known if (tensor := each()) is not None}
         leaves = [leaf for each in self._leaves if with_leaves and (leaf := each()) is not None]
-        met = {id(leaf): leaf for leaf in leaves if self.name(leaf) is None and id(leaf) not in reserved}
+        unassigned = {id(leaf): leaf for leaf in leaves if self.name(leaf) is None}
+        met = {key: leaf for key, leaf in unassigned.items() if key not in reserved}
+        self.has_reserved |= bool(parameters) and not unassigned.keys() <= unnamed.keys()
         together = unnamed if met.keys() <= unnamed.keys() else met | unnamed
-        owners = owners_of([*together.values()], roots)
+        if not together:
+            return
+        roots = outermost(living_modules())
+        if not together.keys() <= (owners := owners_of([*together.values()], roots)).keys():
+            roots = outermost(living_modules(is_any=True))
+            owners = owners_of([*together.values()], roots)
         for index, (key, parameter) in enumerate(together.items()):
-            entry = weakref.ref(parameter), reserved.get(key) or self._free(*owners.get(key, (f"parameter{index}", "")))
+            owner = owners.get(key)
+            dotted, prefix = (owner.dotted, _class_name(owner.root)) if owner else (f"parameter{index}", "")
+            entry = weakref.ref(parameter), reserved.get(key) or self._free(dotted, prefix)
             if key in unnamed:
                 self._names[key] = entry
             else:
                 self._untracked.append(entry)
-                self.has_reserved = True
+            if owner and all(each() is not owner.root for each in self._trained.values()):
+                self._trained[self._free("mode", prefix)] = weakref.ref(owner.root)
         self._observe_untracked(roots)
 
     def untracked(self) -> Named:
@@ -81,10 +97,21 @@ class ParameterNames:
         alive = [(name, tensor) for reference, name in self._untracked if (tensor := reference()) is not None]
         return [(name, tensor) for name, tensor in alive if self.name(tensor) is None]
 
+    def modes(self) -> list[tuple[str, str]]:
+        """The mode of each trained module, train or eval, and which of its parts are in the other."""
+        living = [(name, root) for name, reference in self._trained.items() if (root := reference()) is not None]
+        return [(name, _mode(root)) for name, root in living]
+
+    def without_optimizer(self) -> Named:
+        """(name, tensor) of the leaves that backward has met and no optimizer holds."""
+        met = {id(leaf) for each in self._leaves if (leaf := each()) is not None}
+        return [(name, tensor) for name, tensor in self.untracked() if id(tensor) in met]
+
     def _observe_untracked(self, roots: Sequence[nn.Module]) -> None:
         """Name what has no name yet, in an order that depends on names, shapes and values only."""
         known = {id(tensor) for reference, _ in self._untracked if (tensor := reference()) is not None}
-        held = [(_class_name(root), _held(root)) for root in roots]
+        everything = [(_class_name(root), _held(root)) for root in roots]
+        held = [each for each in everything if any(id(tensor) not in known for _, tensor in each[1])]
         for prefix, tensors in _ordered(held, lambda each: self._is_trained(each[1])):
             for dotted, tensor in tensors:
                 if id(tensor) not in known and self.name(tensor) is None:
@@ -118,17 +145,30 @@ def accumulating_tensors(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
         nodes += following
 
 
-def owners_of(parameters: Sequence[torch.Tensor], roots: Sequence[nn.Module]) -> dict[int, tuple[str, str]]:
-    """(dotted name, class of its root) of each parameter that these outermost modules own, by its id."""
+class Owner(NamedTuple):
+    """What owns a parameter, and under which name."""
+
+    dotted: str
+    root: nn.Module
+
+
+def owners_of(parameters: Sequence[torch.Tensor], roots: Sequence[nn.Module]) -> dict[int, Owner]:
+    """The owner of each parameter that these outermost modules own, by its id."""
     wanted = {id(parameter) for parameter in parameters}
     named = {id(root): _named(root, wanted) for root in roots}
-    found: dict[int, tuple[str, str]] = {}
+    found: dict[int, Owner] = {}
     # The module that owns most of them comes first: an agent before the network that it also holds alone.
     # Of equal ones the choice is by names, never by where objects lie.
     for root in sorted(roots, key=lambda root: (-len(named[id(root)]), _class_name(root), [*named[id(root)].values()])):
         for key, dotted in named[id(root)].items():
-            found.setdefault(key, (dotted, _class_name(root)))
+            found.setdefault(key, Owner(dotted, root))
     return found
+
+
+def _mode(root: nn.Module) -> str:
+    """Return "train" or "eval", and which parts are in the other mode."""
+    others = [name for name, each in root.named_modules() if each.training is not root.training]
+    return ("train" if root.training else "eval") + (f", but not {', '.join(others)}" if others else "")
 
 
 def _held(root: nn.Module) -> Named:
@@ -165,9 +205,40 @@ def _digests(tensors: Named) -> list[bytes]:
     return [seen.digested.digest for seen in look(tensors)]
 
 
-def living_modules() -> list[nn.Module]:
-    """Every module there is. By type, since isinstance asks proxies what they stand for, and that may do anything."""
-    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+_noted: dict[int, weakref.ref[nn.Module]] = {}
+"""Modules by id, from `note_modules` on."""
+
+
+def note_modules() -> None:
+    """From now on, note each module that is given something to hold, or that is copied or loaded."""
+
+    def note(module: nn.Module, *_: Any) -> None:
+        _noted[id(module)] = weakref.ref(module)
+
+    hooks.register_module_parameter_registration_hook(note)
+    hooks.register_module_buffer_registration_hook(note)
+    hooks.register_module_module_registration_hook(note)
+    original = nn.Module.__setstate__
+
+    @functools.wraps(original)
+    def set_state(module: nn.Module, state: Any) -> None:
+        original(module, state)  # type: ignore[no-untyped-call]
+        note(module)
+
+    nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
+
+
+def living_modules(*, is_any: bool = False) -> list[nn.Module]:
+    """The modules that were noted; where none was, and if `is_any`, every module there is, which takes longer.
+
+    By type, since isinstance asks proxies what they stand for, and that may do anything.
+    """
+    if is_any or not _noted:
+        return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    living = {key: module for key, each in list(_noted.items()) if (module := each()) is not None}
+    for key in _noted.keys() - living.keys():
+        del _noted[key]
+    return [*living.values()]
 
 
 def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:

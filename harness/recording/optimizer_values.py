@@ -7,7 +7,11 @@ import torch
 from torch.optim import Optimizer
 
 Named = Sequence[tuple[str, torch.Tensor]]
+Values = list[tuple[str, Any]]
 REMEMBERED = (int, float, torch.Tensor)
+LARGE_BYTES = 2**16
+WHOLE_EVERY = 8
+"""Large state is read at every so many steps: it follows from gradients and earlier state."""
 
 
 def gradients_of(parameters: Named) -> list[tuple[str, torch.Tensor]]:
@@ -15,11 +19,9 @@ def gradients_of(parameters: Named) -> list[tuple[str, torch.Tensor]]:
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
 
 
-def states_of(optimizer: Optimizer, parameters: Named) -> list[tuple[str, Any]]:
-    """Return each weight, then what its optimizer remembers of it."""
-    found: list[tuple[str, Any]] = []
-    for name, parameter in parameters:
-        found.append((name, parameter))
-        state = optimizer.state.get(parameter, {})
-        found += [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
-    return found
+def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor) -> tuple[Values, Values]:
+    """Return what an optimizer remembers of a weight: (numbers and small tensors, large ones)."""
+    state = optimizer.state.get(parameter, {})
+    named = [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
+    large = [each for each in named if isinstance(each[1], torch.Tensor) and each[1].nbytes >= LARGE_BYTES]
+    return [each for each in named if not any(each is one for one in large)], large

@@ -27,9 +27,9 @@ from xxhash import xxh3_64_hexdigest
 from harness.bits.tensor_digests import digests_of
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.closures import Arguments, closure_of
-from harness.recording.compiled import CompiledSteps, keep_uncompiled
+from harness.recording.compiled import CompiledSteps
 from harness.recording.cuda_state import is_capturing
-from harness.recording.hooks import Stepping, hook_backward, hook_loaders, hook_optimizers, hook_steps
+from harness.recording.hooks import Stepping, hook_backward, hook_forward, hook_loaders, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
 from harness.recording.nested_values import named_values
 from harness.recording.optimizer_values import REMEMBERED
@@ -57,7 +57,7 @@ class ResumptionRecorder(RecorderCallback):
         self._ask_at = end_at if is_asked else None
         end_at = end_at + GRACE_STEPS if is_asked and end_at is not None else end_at
         self._directory, self._inside, self._end_at = Path(directory), Path(inside).resolve(), end_at
-        self._pid, self._depth, self._problem = os.getpid(), 0, ""
+        self._pid, self._problem = os.getpid(), ""
         self._names, self._stepping = ParameterNames(), Stepping()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         """In the order in which they were made."""
@@ -76,7 +76,10 @@ class ResumptionRecorder(RecorderCallback):
         hook_loaders(lambda batch, iterator, _: self._guarded(self._see_batch, batch, iterator))
         loader: Any = torch.utils.data.dataloader._BaseDataLoaderIter
         loader._next_index = self._around_index(loader._next_index)
-        torch.nn.Module.__call__ = self._around_forward(torch.nn.Module.__call__)  # type: ignore[method-assign]
+        hook_forward(
+            lambda _, args, kwargs: self._guarded(self._see_inputs, args, kwargs, torch.is_grad_enabled()),
+            lambda output: self._guarded(self._see_output, output),
+        )
         torch.save = self._around_save(torch.save)
         atexit.register(self._guarded, self._end)
 
@@ -99,22 +102,6 @@ class ResumptionRecorder(RecorderCallback):
         return threading.current_thread() is threading.main_thread() and os.getpid() == self._pid
 
     # ---------------------------------------------------------------------------------------------------------- hooks
-
-    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._depth or not self._is_here() or _is_graph(module):
-                return original(module, *args, **kwargs)
-            self._guarded(self._see_inputs, args, kwargs, torch.is_grad_enabled())
-            self._depth = 1
-            try:
-                output = original(module, *args, **kwargs)
-            finally:
-                self._depth = 0
-            self._guarded(self._see_output, output)
-            return output
-
-        keep_uncompiled(call.__code__, with_callees=False)
-        return functools.update_wrapper(call, original)
 
     def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -251,12 +238,6 @@ class ResumptionRecorder(RecorderCallback):
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / f"steps-{self._pid}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, default=str, separators=(",", ":")) + "\n")
-
-
-def _is_graph(module: Any) -> bool:
-    """Return whether torch.compile made this module, and may call it with tensors that have no memory."""
-    graphs = sys.modules.get("torch.fx.graph_module")
-    return graphs is not None and issubclass(type(module), graphs.GraphModule)
 
 
 def _random() -> dict[str, str]:

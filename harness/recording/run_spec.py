@@ -55,6 +55,8 @@ class RunSpec:
     """Steps whose tensors are kept."""
     op_step: int | None = None
     """The step whose operations are recorded."""
+    all_state: bool = False
+    """Whether large state of optimizers is recorded in every step."""
     sentinel: int = 0
     """Cadence in optimizer steps at which replicas compare; 0 for never."""
     last_step: int | None = None

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.bits.text import count, one_line
+from harness.render.console import at_most
 from harness.render.run_words import estimated, split_line
 from harness.runner.events import plain
 from harness.runner.records.history import UNKNOWN_S
@@ -53,11 +54,9 @@ def chart(
     lines: list[str] = []
     if plan.makespan_s > 0:
         margin = max(len(label) for label, _ in rows) + 1
-        scale = _Scale(plan.makespan_s, max(MIN_COLUMNS, width - margin))
-        exclusive = [p for p in plan.placements if p.exclusive]
-        lines += [f"{label:{margin}}{_row_text(row, exclusive, paths, scale, colour)}" for label, row in rows]
-        lines.append(f"{'':{margin}}{scale.axis()}")
-        lines.append("")
+        num_columns = max(MIN_COLUMNS, width - margin)
+        lines = [f"{label:{margin}}{_row_text(plan, row, paths, num_columns, colour)}" for label, row in rows]
+        lines += [f"{'':{margin}}{_axis(plan.makespan_s, num_columns)}", ""]
     lines += _facts(plan, paths, estimates)
     lines += [f"{'parts' if number == 0 else '':11}  {split_line(split)}" for number, split in enumerate(splits)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
@@ -66,8 +65,9 @@ def chart(
 def plan_json(
     plan: Plan, paths: Sequence[str], estimates: Collection[int] = (), splits: Sequence[Split] = ()
 ) -> dict[str, Any]:
-    """The plan as plain values: seconds from the start of the run, files by their paths, in the order of the queue."""
+    """Return the plan in plain values: seconds from the start of the run, files by paths, in the order of the queue."""
     bound = plan.bound
+    units = [{"path": paths[each.index], **plain(each)} for each in plan.placements]
     return {
         "makespan_s": plan.makespan_s,
         "lower_bound_s": bound.value_s,
@@ -75,43 +75,24 @@ def plan_json(
         "lower_bound_exclusive_s": bound.exclusive_s,
         "bounding_unit": "" if bound.unit is None else paths[bound.unit],
         "order": [paths[job.index] for job in plan.order],
-        "units": [
-            {
-                "path": paths[placement.index],
-                "gpu_ids": list(placement.gpu_ids),
-                "start_s": placement.start_s,
-                "end_s": placement.end_s,
-                "exclusive": placement.exclusive,
-            }
-            for placement in plan.placements
-        ],
+        "units": [{name: value for name, value in unit.items() if name != "index"} for unit in units],
         "estimated": [paths[index] for index in sorted(estimates)],
         "never": [{"path": paths[index], "reason": reason} for index, reason in plan.never],
-        "splits": [plain(split) for split in splits],
+        "splits": plain(splits),
     }
 
 
-class _Scale:
-    """Seconds to columns."""
-
-    def __init__(self, makespan_s: float, num_columns: int) -> None:
-        self.makespan_s = makespan_s
-        self.num_columns = num_columns
-
-    def column(self, seconds: float) -> int:
-        return round(seconds / self.makespan_s * self.num_columns)
-
-    def axis(self) -> str:
-        """A mark and a label at every round number of seconds that leaves room for it."""
-        least_s = self.makespan_s * MIN_TICK / self.num_columns
-        step_s = next((step for step in ROUND_S if step >= least_s), ceil(least_s / ROUND_S[-1]) * ROUND_S[-1])
-        cells = [" "] * (self.num_columns + 1)
-        for number in range(int(self.makespan_s / step_s) + 1):
-            at = self.column(number * step_s)
-            mark = f"|{axis_label(number * step_s, step_s)}"
-            room = len(cells) - at
-            cells[at : at + len(mark)] = mark if len(mark) <= room else f"{'|':{room}}"
-        return "".join(cells)
+def _axis(makespan_s: float, num_columns: int) -> str:
+    """Return a mark and a label at every round number of seconds that leaves room for it."""
+    least_s = makespan_s * MIN_TICK / num_columns
+    step_s = next((step for step in ROUND_S if step >= least_s), ceil(least_s / ROUND_S[-1]) * ROUND_S[-1])
+    cells = [" "] * (num_columns + 1)
+    for number in range(int(makespan_s / step_s) + 1):
+        at = round(number * step_s / makespan_s * num_columns)
+        mark = f"|{axis_label(number * step_s, step_s)}"
+        room = len(cells) - at
+        cells[at : at + len(mark)] = mark if len(mark) <= room else f"{'|':{room}}"
+    return "".join(cells)
 
 
 def axis_label(seconds: float, step_s: float) -> str:
@@ -127,9 +108,8 @@ def _side_by_side(placements: Iterable[Placement]) -> list[list[Placement]]:
     for placement in sorted(placements, key=lambda p: p.start_s):
         row = next((row for row in rows if row[-1].end_s <= placement.start_s), None)
         if row is None:
-            rows.append([placement])
-        else:
-            row.append(placement)
+            rows.append(row := [])
+        row.append(placement)
     return rows
 
 
@@ -142,15 +122,16 @@ def _leased_s(placements: Iterable[Placement]) -> float:
     return total_s
 
 
-def _row_text(
-    row: Sequence[Placement], exclusive: Sequence[Placement], paths: Sequence[str], scale: _Scale, colour: bool
-) -> str:
-    cells = ["."] * scale.num_columns
-    for placement in exclusive:
-        start, end = scale.column(placement.start_s), scale.column(placement.end_s)
+def _row_text(plan: Plan, row: Sequence[Placement], paths: Sequence[str], num_columns: int, colour: bool) -> str:
+    def columns(placement: Placement) -> tuple[int, int]:
+        start, end = (round(s / plan.makespan_s * num_columns) for s in (placement.start_s, placement.end_s))
+        return start, end
+
+    cells = ["."] * num_columns
+    for start, end in (columns(each) for each in plan.placements if each.exclusive):
         cells[start:end] = "~" * (end - start)
     for placement in row:
-        start, end = scale.column(placement.start_s), scale.column(placement.end_s)
+        start, end = columns(placement)
         cells[start:end] = _bar(paths[placement.index], end - start)
         if colour and end > start:
             cells[start] = f"\x1b[{COLOURS[placement.index % len(COLOURS)]}m{cells[start]}"
@@ -164,8 +145,7 @@ def _bar(path: str, length: int) -> str:
     room = length - 2
     file = file_of(path)
     name = PurePosixPath(file).stem.removeprefix("test_") + path.removeprefix(file)
-    name = name.encode("ascii", "replace").decode()
-    name = one_line(name)  # a control character is ASCII too
+    name = one_line(name.encode("ascii", "replace").decode())  # a control character is ASCII too
     return f"[{name[:room] if len(name) <= room or room >= MIN_NAME else '':=<{room}}]"
 
 
@@ -182,12 +162,7 @@ def _facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list
             lines.append(f"durations    {guess}")
             if len(estimates) >= len(plan.order):
                 lines[-1] += f", {UNKNOWN_S:g} s assumed for each file"
-    if plan.never:
-        lines.append(f"cannot run   {count(len(plan.never), 'file')}")
-        lines += [f"  {one_line(paths[index])}: {one_line(reason)}" for index, reason in plan.never[:MAX_NAMED]]
-        if len(plan.never) > MAX_NAMED:
-            lines.append(f"  and {len(plan.never) - MAX_NAMED:,} more")
-    return lines
+    return lines + _named("cannot run", [(paths[index], reason) for index, reason in plan.never])
 
 
 def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list[str]:
@@ -198,9 +173,7 @@ def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -
     lines = [f"lower bound  {bound.value_s:.1f} s, {'of estimated durations' if estimates else reached}"]
     lines.append(f"             set by {bound.term.value}{where}")
     if bound.exclusive_s:
-        lines.append(
-            f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them"
-        )
+        lines.append(f"{'':13}{bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them")
     is_part = bound.unit is not None and file_of(paths[bound.unit]) != paths[bound.unit]
     if bound.unit is not None and not is_part and bound.unit not in estimates and len(plan.placements) > 1:
         alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)
@@ -210,6 +183,9 @@ def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -
 
 def deselected_lines(results: Sequence[UnitResult]) -> list[str]:
     """Return the lines on files of which no test is selected; empty without such files."""
-    named = [f"  {one_line(result.unit.path)}: {one_line(result.reason)}" for result in results[:MAX_NAMED]]
-    more = [f"  and {len(results) - MAX_NAMED:,} more"] if len(results) > MAX_NAMED else []
-    return [f"deselected   {count(len(results), 'file')}", *named, *more] if results else []
+    return _named("deselected", [(result.unit.path, result.reason) for result in results])
+
+
+def _named(title: str, files: Sequence[tuple[str, str]]) -> list[str]:
+    lines = at_most([f"{one_line(path)}: {one_line(reason)}" for path, reason in files], MAX_NAMED)
+    return [f"{title:<11}  {count(len(files), 'file')}", *(f"  {line}" for line in lines)] if files else []

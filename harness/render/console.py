@@ -5,14 +5,17 @@ Actions no line of theirs is a workflow command.
 """
 
 import json
+import re
+import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from harness.bits.errors import UsageError
 from harness.bits.text import printable, put
-from harness.render.workflow_commands import inert, is_command_in, is_outermost_on_github
 
+_COMMAND = re.compile(r"^[^\S\n]*::|##\[", re.MULTILINE)
+"""Line of its output that a job of GitHub Actions obeys: it begins with `::`, after blanks, or holds `##[`."""
 _JOB = {"is_on_github": False}
 
 
@@ -41,15 +44,49 @@ def show(result: str) -> None:
         raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
 
 
+def at_most(lines: Sequence[str], limit: int) -> list[str]:
+    """Return the first lines of a list, and a line with the number of the others."""
+    return [*lines[:limit], *([f"and {len(lines) - limit:,} more"] if len(lines) > limit else [])]
+
+
+def painted(text: str, code: str, colour: bool) -> str:
+    """Return a text in a colour, by its ANSI code, or as it is."""
+    return f"\x1b[{code}m{text}\x1b[0m" if colour else text
+
+
 def _without_commands(text: str) -> str:
     """Return a text in which GitHub obeys no workflow command; JSON is returned as it is, since its lines obey none."""
-    is_obeyed = _JOB["is_on_github"] and is_command_in(text) and not _is_json(text)
-    return inert(text) if is_obeyed else text
-
-
-def _is_json(text: str) -> bool:
+    if not _JOB["is_on_github"] or _COMMAND.search(text) is None:
+        return text
     try:
         json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return inert(text)
+    return text
+
+
+# ---- workflow commands
+
+
+def is_on_github(environ: Mapping[str, str]) -> bool:
+    """Whether this is a job of GitHub Actions."""
+    return environ.get("GITHUB_ACTIONS") == "true"
+
+
+def is_outermost_on_github(environ: Mapping[str, str]) -> bool:
+    """Whether this is a job of GitHub Actions, and not a test of a run that reports to the job itself."""
+    return is_on_github(environ) and "RLHARNESS_ATTEMPT" not in environ
+
+
+def stop_lines() -> tuple[str, str]:
+    """Return the lines after and before which GitHub obeys no workflow command, whatever a test prints between them."""
+    token = secrets.token_hex(16)  # tests cannot guess it
+    return f"::stop-commands::{token}", f"::{token}::"
+
+
+def inert(text: str) -> str:
+    """Return text between lines that have GitHub obey no workflow command in it; as it is if it can hold none."""
+    if "::" not in text and "##[" not in text:
+        return text
+    stop, resume = stop_lines()
+    return f"{stop}\n{text}\n{resume}"

@@ -9,7 +9,7 @@ from typing import Any
 from harness.bits.digests import RAW
 from harness.bits.findings import Finding
 from harness.bits.text import count, one_line, ranges
-from harness.render.field_differences import MAX_CHARS, MAX_FIELDS, field_lines
+from harness.render.console import at_most, painted
 from harness.render.operations import operations_text
 from harness.render.serialise import serialised
 from harness.trace.chain import RecordedValue, Scope, raw_value
@@ -17,13 +17,9 @@ from harness.trace.diff import NO_NUMERICS
 from harness.trace.element_diff import ValueDifference, coordinates, numbers
 from harness.trace.explanation import SETTING, logged_too
 from harness.trace.manifest import PARTS
-from harness.trace.values import ELEMENT_BYTES, FLOATS, Float, shown
+from harness.trace.values import ELEMENT_BYTES, FLOATS, shown
 from harness.trace.verdict import (
-    ADVANTAGE_SIGNS,
-    BATCHES,
     COUNTED,
-    INTEGERS,
-    REWARDS,
     STEP_ONLY,
     TOKENS,
     Count,
@@ -31,25 +27,14 @@ from harness.trace.verdict import (
     Difference,
     Divergence,
     Element,
+    FieldDifference,
     Kind,
     Verdict,
 )
 
 VERSION = 1
 TONES = {Kind.EQUAL: "32", Kind.DIVERGED: "1;31", Kind.NOT_COMPARABLE: "33", Kind.INCOMPLETE: "33"}
-LABELS = {
-    Kind.EQUAL: "EQUAL",
-    Kind.DIVERGED: "DIVERGED",
-    Kind.NOT_COMPARABLE: "NOT COMPARABLE",
-    Kind.INCOMPLETE: "INCOMPLETE",
-}
-NOUNS = {
-    TOKENS: "tokens",
-    INTEGERS: "integers and texts of rollouts",
-    BATCHES: "integers and texts of batches",
-    REWARDS: "rewards",
-    ADVANTAGE_SIGNS: "signs of advantages",
-}
+LABELS = {kind: kind.value.upper().replace("_", " ") for kind in Kind}
 VALUES = {
     "rollout": "the {} of the rollout",
     "reward": "{} of the reward",
@@ -70,20 +55,30 @@ STATE = re.compile(r"(?P<weight>(^|[._])(weight|bias))$|(^|[._])(running_mean|ru
 MAX_ULP = 1 << 14
 """A distance beyond it is no rounding, and means nothing in units in the last place."""
 MAX_CAUSES = 4
+MAX_FIELDS = 8
+"""Maximum number of names of each part of a fingerprint that are shown side by side."""
+MAX_CHARS = 60
+FEW = 3
+"""So many libraries or packages are shown side by side; a line sums up more, and names as many."""
+HEADINGS = {
+    "identity": "the configuration or the command differs",
+    "content": "data or functions that the configuration names differ",
+    "numerics": "hardware or software differs",
+    "subject": "the code differs",
+    "perturbation": "runtime settings differ",
+    "libraries": "libraries that cannot change results differ",
+}
 
 
 def verdict_text(verdict: Verdict, *, colour: bool) -> str:
     """Return the verdict on one line, then reasons, the first difference, and other differences."""
-    label = LABELS[verdict.kind]
-    painted = f"\x1b[{TONES[verdict.kind]}m{label}\x1b[0m" if colour else label
     return "\n".join(
         [
-            f"{painted}  {headline(verdict)}",
+            f"{painted(LABELS[verdict.kind], TONES[verdict.kind], colour)}  {headline(verdict)}",
             *[f"  {one_line(str(reason))}" for reason in verdict.reasons],
             *_place(verdict),
             *[f"  likely cause: {line}" for line in cause_lines(verdict)],
-            *_generators(verdict),
-            *_part(verdict),
+            *_beside(verdict),
             *[f"  {line}" for line in attribution_lines(verdict)],
             *(operations_text(verdict.operations) if verdict.operations else []),
             *([] if verdict.kind is Kind.EQUAL else _curve(verdict.curve)),
@@ -135,7 +130,8 @@ def _difference(first: Divergence) -> str:
     for setting in rates[:1] or first.settings[:1]:
         return f"{noun(setting.a or setting.b)} differs, {' against '.join(pair_of(setting.a, setting.b))}"
     value = first.a or first.b
-    known_a, known_b = _sides(first)
+    known = None if first.known is None else first.known.value
+    known_a, known_b = first.a or known, first.b or known
     if first.what is Difference.DTYPE and first.a and first.b:
         one, other = (one_line(each.dtype, MAX_CHARS) for each in (first.a, first.b))
         return f"{noun(value)} is {one} in A and {other} in B"
@@ -148,11 +144,6 @@ def _difference(first: Divergence) -> str:
     if first.value is not None and first.value.num_elements > 1:
         return f"{what} {verb} in {first.value.num_different:,} of {count(first.value.num_elements, 'element')}"
     return f"{what} {verb}" + (f", {' against '.join(texts)}" if all(texts) else "")
-
-
-def _sides(first: Divergence) -> tuple[RecordedValue | None, RecordedValue | None]:
-    known = None if first.known is None else first.known.value
-    return first.a or known, first.b or known
 
 
 def noun(value: RecordedValue | None) -> str:
@@ -186,8 +177,7 @@ def pair_of(
             return apart(x, y)
     if difference is not None and difference.num_elements == 1:
         return difference.a, difference.b
-    one, other = (value_text(each) for each in (a, b))
-    return one, other
+    return value_text(a), value_text(b)
 
 
 def apart(x: float, y: float) -> tuple[str, str]:
@@ -249,7 +239,8 @@ def _place(verdict: Verdict) -> Iterator[str]:
             yield f"    {side}  {_value(place, value, side)}"
         if place.value is not None and place.value.a not in ("True", "False"):
             yield f"    {distance(place.value)}"
-        for setting in [each for each in place.settings if each.name not in _names(place)][:MAX_FIELDS]:
+        names = [each.name for each in (place.a, place.b) if each is not None]
+        for setting in [each for each in place.settings if each.name not in names][:MAX_FIELDS]:
             one, other = pair_of(setting.a, setting.b)
             yield f"    {one_line(setting.name)} too  A {one or 'none'}  B {other or 'none'}"
         yield f"  equal before it: {_before(place, verdict.num_ranks)}"
@@ -257,10 +248,6 @@ def _place(verdict: Verdict) -> Iterator[str]:
     if len(place.ranks) > 1 or (place.rank and place.what not in STEP_ONLY):
         yield f"  ranks that differ: {ranges(map(str, place.ranks))}"
     yield f"  different steps: {verdict.num_steps_different:,} of {verdict.num_steps:,}"
-
-
-def _names(place: Divergence) -> set[str]:
-    return {each.name for each in (place.a, place.b) if each is not None}
 
 
 def _before(place: Divergence, num_ranks: int) -> str:
@@ -316,14 +303,12 @@ def distance(value: ValueDifference) -> str:
     return text
 
 
-def _generators(verdict: Verdict) -> Iterator[str]:
+def _beside(verdict: Verdict) -> Iterator[str]:
+    """Yield the random-number generators that are equal, and the first difference in parts of a value."""
     context = verdict.context
     if context is not None and context.step is None and verdict.first is not None:
         names = ", ".join(one_line(name, MAX_CHARS) for name in context.names[:MAX_FIELDS])
         yield f"  the random-number generators are equal at the start of this step: {names}"
-
-
-def _part(verdict: Verdict) -> Iterator[str]:
     if verdict.part is not None:
         whose = "ranks' parts" if verdict.num_ranks > 1 else "microbatches"
         place = where(verdict.part, verdict.num_ranks)
@@ -349,20 +334,19 @@ def unchanged_lines(verdict: Verdict) -> Iterator[str]:
     kinds = [kind for kind in COUNTED if kind in counts and counts[kind].is_equal and counts[kind].num_compared]
     if kinds:
         only = "floats only; " if verdict.is_floats_only else ""
-        yield f"{only}unchanged: {', '.join(f'{counts[kind].num_compared:,} {NOUNS[kind]}' for kind in kinds)}"
+        nouns = [f"{counts[kind].num_compared:,} {COUNTED[kind].rpartition(' ')[0]}" for kind in kinds]
+        yield f"{only}unchanged: {', '.join(nouns)}"
 
 
 def _changed(kind: str, changed: Count, num_ranks: int) -> str:
     place = changed.first
     assert place is not None
     rank = f", rank {place.rank}" if num_ranks > 1 else ""
-    how_many = []
-    if changed.num_different:
-        share = 100 * changed.num_different / changed.num_compared
-        how_many.append(f"{changed.num_different:,} of {changed.num_compared:,} ({percent(share)} %)")
-    if changed.num_unknown:
-        how_many.append(f"an unknown number in {count(changed.num_unknown, 'value')}")
-    return f"{COUNTED[kind]}: {' and '.join(how_many)}; first step {place.step}{rank}, {_element_of(kind, place)}"
+    share = percent(100 * changed.num_different / max(1, changed.num_compared))
+    known = f"{changed.num_different:,} of {changed.num_compared:,} ({share} %)" if changed.num_different else ""
+    unknown = f"an unknown number in {count(changed.num_unknown, 'value')}" if changed.num_unknown else ""
+    how_many = " and ".join(filter(None, (known, unknown)))
+    return f"{COUNTED[kind]}: {how_many}; first step {place.step}{rank}, {_element_of(kind, place)}"
 
 
 def _element_of(kind: str, place: Element) -> str:
@@ -381,16 +365,49 @@ def _curve(curve: Sequence[CurveDifference]) -> Iterator[str]:
 
 
 def _pair(point: CurveDifference) -> str:
-    if point.a is None or point.b is None:
-        one, other = ("none" if each is None else _float(each) for each in (point.a, point.b))
-    else:
-        one, other = apart(point.a.value(), point.b.value())
-    return f"{one} against {other}"
+    if point.a is not None and point.b is not None:
+        return " against ".join(apart(point.a.value(), point.b.value()))
+    sides = [None if each is None else (each.decimal(), each.value()) for each in (point.a, point.b)]
+    return " against ".join("none" if each is None else str(each[1] if each[0] is None else each[0]) for each in sides)
 
 
-def _float(value: Float) -> str:
-    number = value.decimal()
-    return str(number if number is not None else value.value())
+def field_lines(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
+    """Yield the lines on one part of two fingerprints; many libraries, or packages of one side, are a line each.
+
+    package numpy     A 2.4.1  B 2.2.6
+    69 packages only in B: aiohttp, anyio, blake3 and 66 more
+    78 shared libraries differ (62 only in B): --json lists them
+    """
+    if not differences:
+        return
+    yield f"  {HEADINGS[part]}"
+    packages = [each for each in differences if each.name.startswith("package ")]
+    groups = {
+        "": [each for each in differences if each.name.startswith("library ")],
+        "A": [each for each in packages if each.b is None],
+        "B": [each for each in packages if each.a is None],
+    }
+    groups = {name: group for name, group in groups.items() if len(group) > FEW}
+    yield from _side_by_side([each for each in differences if all(each not in group for group in groups.values())])
+    libraries = groups.pop("", [])
+    for side, group in groups.items():
+        names = ", ".join(one_line(each.name.removeprefix("package "), MAX_CHARS) for each in group[:FEW])
+        yield f"    {count(len(group), 'package')} only in {side}: {names} and {len(group) - FEW} more"
+    if libraries:
+        counts = {"A": sum(each.b is None for each in libraries), "B": sum(each.a is None for each in libraries)}
+        sides = ", ".join(f"{number} only in {side}" for side, number in counts.items() if number)
+        yield f"    {len(libraries)} shared libraries differ{f' ({sides})' if sides else ''}: --json lists them"
+
+
+def _side_by_side(differences: Sequence[FieldDifference]) -> Iterator[str]:
+    rows = []
+    for each in differences:
+        absent = "as committed, or absent" if each.name.startswith("file ") else "none"
+        a, b = (absent if value is None else one_line(value, MAX_CHARS) for value in (each.a, each.b))
+        rows.append((one_line(each.name, MAX_CHARS), a, b))
+    width, width_a = (max((len(row[at]) for row in rows[:MAX_FIELDS]), default=0) for at in (0, 1))
+    lines = [f"{name:<{width}}  A {a:<{width_a}}  B {b}" for name, a, b in rows]
+    yield from (f"    {line}" for line in at_most(lines, MAX_FIELDS))
 
 
 def verdict_json(verdict: Verdict, *, exit_code: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Output of `rlharness doctor`: findings for a person, as JSON, or as shell commands that fix them."""
 
 import shlex
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 from harness.bits.redaction import redact_text
 from harness.bits.text import count, one_line
 from harness.machine.findings import Finding, Severity
+from harness.render.console import painted
 from harness.render.serialise import serialised
 
 VERSION = 1
@@ -18,25 +18,20 @@ LABELS = {Severity.BROKEN: "BROKEN", Severity.WARNING: "warning", Severity.FINE:
 LABEL_WIDTH = 7
 MAX_CHECK_WIDTH = 24
 MAX_CHARS = 1000
-MIN_WRAPPED = 30
 
 
 def findings_text(
-    findings: Sequence[Finding],
-    *,
-    took_s: float,
-    colour: bool,
-    fix_command: str = "rlharness doctor --fix",
-    columns: int | None = None,
+    findings: Sequence[Finding], *, took_s: float, colour: bool, fix_command: str = "rlharness doctor --fix"
 ) -> str:
     """Every finding, in the order given, then how many there are of each kind.
 
-    `fix_command` prints the fixes; empty if it should not be suggested. `columns` is the maximum length of a line,
-    None for any length; commands are never wrapped.
+    `fix_command` prints the fixes; empty if it should not be suggested.
     """
     width = min(MAX_CHECK_WIDTH, max((len(one_line(finding.check)) for finding in findings), default=0))
-    lines = [line for finding in findings for line in _lines(_redacted(finding), width, colour, columns)]
-    return "\n".join([*lines, "", *_closing(findings, took_s, colour), *_hint(findings, fix_command)])
+    lines = [line for finding in findings for line in _lines(_redacted(finding), width, colour)]
+    is_fixable = fix_command and fix_lines(each for each in findings if each.severity is not Severity.FINE)
+    hint = [f'to fix the variables:  eval "$({fix_command})"'] if is_fixable else []
+    return "\n".join([*lines, "", *_closing(findings, took_s, colour), *hint])
 
 
 def findings_json(findings: Iterable[Finding], *, exit_code: int, took_s: float) -> dict[str, Any]:
@@ -72,47 +67,26 @@ def _redacted(finding: Finding) -> Finding:
     )
 
 
-def _lines(finding: Finding, width: int, colour: bool, columns: int | None) -> Iterator[str]:
-    label = f"{LABELS[finding.severity]:<{LABEL_WIDTH}}"
-    first, *others = _wrapped(f"{label}  {one_line(finding.check):<{width}}  ", finding.measured, columns)
-    yield _paint(label, TONES[finding.severity], colour) + first.removeprefix(label)
-    yield from others
+def _lines(finding: Finding, width: int, colour: bool) -> Iterator[str]:
+    label = painted(f"{LABELS[finding.severity]:<{LABEL_WIDTH}}", TONES[finding.severity], colour)
+    yield f"{label}  {one_line(finding.check):<{width}}  {one_line(finding.measured, MAX_CHARS)}"
     indent = " " * (LABEL_WIDTH + 4)
     if finding.breaks:
-        yield from _wrapped(f"{indent}breaks: ", finding.breaks, columns)
+        yield f"{indent}breaks: {one_line(finding.breaks, MAX_CHARS)}"
     if finding.remedy:
         yield f"{indent}remedy: {one_line(finding.remedy, MAX_CHARS)}"
     for detail in finding.details:
         yield f"{indent}| {one_line(detail, MAX_CHARS)}"
 
 
-def _wrapped(head: str, text: str, columns: int | None) -> list[str]:
-    """Return the text after `head`, wrapped between words at `columns`."""
-    line = head + one_line(text, MAX_CHARS)
-    if columns is None or len(line) <= columns:
-        return [line]
-    room = max(columns - len(head), MIN_WRAPPED)
-    parts = textwrap.wrap(line[len(head) :], room, break_long_words=False, break_on_hyphens=False)
-    return [(" " * len(head) if number else head) + part for number, part in enumerate(parts)]
-
-
 def _closing(findings: Sequence[Finding], took_s: float, colour: bool) -> Iterator[str]:
     num = Counter(finding.severity for finding in findings)
     broken = dict.fromkeys(one_line(finding.check) for finding in findings if finding.severity is Severity.BROKEN)
-    told = [
-        f"{num[Severity.BROKEN]:,} broken ({', '.join(broken)})" if broken else "",
-        count(num[Severity.WARNING], "warning") if num[Severity.WARNING] else "",
-        f"{num[Severity.FINE]:,} fine" if num[Severity.FINE] else "",
-    ]
-    worst = next((severity for severity in Severity if num[severity]), Severity.FINE)
-    counted = ", ".join(filter(None, told)) or "nothing was checked"
-    yield _paint(f"{counted} in {took_s:.1f} s", TONES[worst], colour)
-
-
-def _hint(findings: Sequence[Finding], fix_command: str) -> Iterator[str]:
-    if fix_command and fix_lines(finding for finding in findings if finding.severity is not Severity.FINE):
-        yield f'to fix the variables:  eval "$({fix_command})"'
-
-
-def _paint(text: str, code: str, colour: bool) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if colour else text
+    texts = {
+        Severity.BROKEN: f"{num[Severity.BROKEN]:,} broken ({', '.join(broken)})",
+        Severity.WARNING: count(num[Severity.WARNING], "warning"),
+        Severity.FINE: f"{num[Severity.FINE]:,} fine",
+    }
+    found = [severity for severity in Severity if num[severity]] or [Severity.FINE]
+    counted = ", ".join(text for severity, text in texts.items() if num[severity]) or "nothing was checked"
+    yield painted(f"{counted} in {took_s:.1f} s", TONES[found[0]], colour)

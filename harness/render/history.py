@@ -27,7 +27,6 @@ MEANINGS = {
 """Letters, pytest's where it has one: what each means, and its outcomes."""
 LETTERS = {outcome: letter for letter, (_, outcomes) in MEANINGS.items() for outcome in outcomes}
 HEADS = ("outcomes", "runs", "median", "range", "spread")
-MEMORY_HEAD = "GPU memory"
 
 
 def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
@@ -35,14 +34,12 @@ def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
     shown = list(trends)[:limit]
     rows = [HEADS, *(_cells(each) for each in shown)]
     if any(each.peak_bytes is not None for each in shown):
-        memory = [MEMORY_HEAD, *(gb_text(each.peak_bytes) for each in shown)]
+        memory = ["GPU memory", *(gb_text(each.peak_bytes) for each in shown)]
         rows = [(*row, cell) for row, cell in zip(rows, memory, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     names = ["file or test", *(one_line(each.name) for each in shown)]
-    lines = [
-        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]), name))
-        for row, name in zip(rows, names, strict=True)
-    ]
+    cells = [(row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])) for row in rows]
+    lines = ["  ".join((*row, name)) for row, name in zip(cells, names, strict=True)]
     if (num_more := len(trends) - len(shown)) > 0:
         lines.append(f"and {num_more:,} more; --limit N prints N")
     used = dict.fromkeys(letter for each in shown for letter in _letters(each))
@@ -55,13 +52,8 @@ def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
 
 def history_json(trends: Sequence[Trend], *, exit_code: int, file: str, notes: Sequence[str]) -> dict[str, Any]:
     """All trends as plain values."""
-    return {
-        "version": VERSION,
-        "exit_code": exit_code,
-        "file": file,
-        "notes": list(notes),
-        "trends": [_trend_json(each) for each in trends],
-    }
+    head = {"version": VERSION, "exit_code": exit_code, "file": file, "notes": list(notes)}
+    return {**head, "trends": list(map(_trend_json, trends))}
 
 
 def _trend_json(trend: Trend) -> dict[str, Any]:
@@ -73,16 +65,13 @@ def _trend_json(trend: Trend) -> dict[str, Any]:
         "max_s": max(trend.durations_s, default=None),
         "spread": trend.spread,
         "peak_gpu_bytes": trend.peak_bytes,
-        "results": [
-            {
-                "run_id": r.run_id,
-                "outcome": r.outcome or None,
-                "duration_s": r.duration_s,
-                "peak_gpu_bytes": r.peak_bytes,
-            }
-            for r in trend.results
-        ],
+        "results": list(map(_result_json, trend.results)),
     }
+
+
+def _result_json(result: PastResult) -> dict[str, Any]:
+    found = {"run_id": result.run_id, "outcome": result.outcome or None, "duration_s": result.duration_s}
+    return {**found, "peak_gpu_bytes": result.peak_bytes}
 
 
 def trends_text(num_files: int, num_tests: int) -> str:

@@ -18,25 +18,19 @@ Representation of each outcome:
 
 The shape is what the strictest consumer known takes, the schema of Jenkins' xUnit plugin: it refuses `file` on a
 testcase and `skipped` on testsuites, so the file stands on the testsuite, and in every classname.
-Units are written one at a time, so that memory holds the tests of one.
 """
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryFile
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from harness.bits.errors import ReportError
 from harness.bits.text import escape, one_line
-from harness.process.clock import Clock
-from harness.render.failures import without_middle
-from harness.render.run_files import LateReporter
-from harness.runner.events import AttemptStarted, Event, RunFinished
+from harness.render.run_words import without_middle
+from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState
 from harness.runner.report_file import TestEnd, TestReport, read_report
 from harness.runner.reruns.retries import NAMED, read_attempts
@@ -51,58 +45,32 @@ NO_OUTCOME = "the runner stopped before this unit had an outcome"
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
 
 
-class JUnitReporter(LateReporter):
-    """Writes the report, also of a run that never finished."""
-
-    def __init__(self, path: Path, clock: Clock) -> None:
-        super().__init__(path, "JUnit XML", lambda state, finished: "")
-        self._clock = clock
-        self._began: datetime | None = None
-        self._started: dict[str, datetime] = {}
-
-    def on_event(self, event: Event, state: RunState) -> None:
-        """Remember when units started; write at the end."""
-        self._began = self._began or self._clock.wall() - timedelta(seconds=event.t)
-        if isinstance(event, AttemptStarted):
-            self._started.setdefault(event.path, self._began + timedelta(seconds=event.t))
-        super().on_event(event, state)
-
-    def _write(self, state: RunState, finished: RunFinished | None) -> None:
-        totals = Counter(tests=0, failures=0, errors=0)
-        with TemporaryFile(dir=self._file.path.parent) as suites:
-            for suite in self._suites(state, finished):
-                totals.update({name: int(suite.attrib[name]) for name in totals})
-                suites.write(tostring(suite, "unicode").encode() + b"\n")
-            suites.seek(0)
-            counts = " ".join(f'{name}="{number}"' for name, number in totals.items())
-            root = f'<testsuites name="rlharness" time="{state.t:.3f}" {counts}>'
-            with self._file.opened() as file:
-                file.write(f'<?xml version="1.0" encoding="utf-8"?>\n{root}\n'.encode())
-                shutil.copyfileobj(suites, file)
-                file.write(b"</testsuites>")
-
-    def _suites(self, state: RunState, finished: RunFinished | None) -> Iterator[Element]:
-        whole = [("[run]", finished.error, "run", finished.error)] if finished and finished.error else []
-        for each in finished.failed_workers if finished else ():
-            whole.append((f"[worker {each.name}]", each.reason, "worker", each.text))
-        if whole:
-            cases = [_case(name, "rlharness", _told("error", *error)) for name, *error in whole]
-            yield _suite("rlharness", ".", cases)
-        for path, unit in sorted(state.units.items()):
-            result = state.results.get(path) or UnitResult(unit, Outcome.INTERRUPTED, NO_OUTCOME)
-            suite = _suite(path, unit.file_path, list(_cases(result)), result.duration_s)
-            if path in self._started:
-                suite.set("timestamp", self._started[path].isoformat(timespec="milliseconds"))
-            yield suite
+def junit_text(state: RunState, finished: RunFinished | None) -> str:
+    """Return the report, also of a run that never finished."""
+    suites = []
+    whole = [("[run]", finished.error, "run", finished.error)] if finished and finished.error else []
+    for each in finished.failed_workers if finished else ():
+        whole.append((f"[worker {each.name}]", each.reason, "worker", each.text))
+    if whole:
+        cases = [_case(name, "rlharness", _result("error", *error)) for name, *error in whole]
+        suites.append(_suite("rlharness", ".", cases, 0.0))
+    for path, unit in sorted(state.units.items()):
+        result = state.results.get(path) or UnitResult(unit, Outcome.INTERRUPTED, NO_OUTCOME)
+        suites.append(_suite(path, unit.file_path, list(_cases(result)), result.duration_s))
+    totals = {name: str(sum(int(suite.attrib[name]) for suite in suites)) for name in ("tests", "failures", "errors")}
+    root = Element("testsuites", {"name": "rlharness", "time": f"{state.t:.3f}", **totals})
+    root.text = "\n"
+    root.extend(suites)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{tostring(root, "unicode")}'
 
 
-def _suite(name: str, file: str, cases: list[Element], seconds: float = 0.0) -> Element:
+def _suite(name: str, file: str, cases: list[Element], seconds: float) -> Element:
     tags = Counter(child.tag for case in cases for child in case)
-    counts = {"failures": tags["failure"], "errors": tags["error"], "skipped": tags["skipped"]}
-    numbers = {"tests": len(cases), **counts, "time": round(seconds, 3)}
-    suite = Element("testsuite", {"name": _legal(name), "file": _legal(file)})
-    suite.attrib |= {key: str(number) for key, number in numbers.items()}
+    numbers = {"tests": len(cases), "failures": tags["failure"], "errors": tags["error"], "skipped": tags["skipped"]}
+    texts = {"name": _legal(name), "file": _legal(file), **{key: str(number) for key, number in numbers.items()}}
+    suite = Element("testsuite", texts, time=str(round(seconds, 3)))
     suite.extend(cases)
+    suite.tail = "\n"
     return suite
 
 
@@ -112,8 +80,7 @@ def _case(name: str, classname: str, *children: Element | None, seconds: float =
     return case
 
 
-def _told(tag: str, reason: str, kind: str, text: str = "") -> Element:
-    """Return what became of a test."""
+def _result(tag: str, reason: str, kind: str, text: str = "") -> Element:
     element = Element(tag, message=_legal(one_line(reason, 1000)), type=kind)
     element.text = _legal(without_middle(text, MAX_TEXT)) or None
     return element
@@ -126,7 +93,7 @@ def _output(directory: str) -> Element | None:
 
 
 def _cases(result: UnitResult) -> Iterator[Element]:
-    """The testcases of one unit, in the order of its tests."""
+    """Yield the testcases of one unit, in the order of its tests."""
     try:
         report, unreadable = read_attempts(result), ""
     except (OSError, ReportError) as error:
@@ -142,69 +109,57 @@ def _cases(result: UnitResult) -> Iterator[Element]:
         outcome = report.outcome_of(nodeid)
         is_explained |= outcome in BAD or (outcome is TestOutcome.UNSTARTED and not stopped)
         end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
-        told = _end(end, outcome, result, stopped_itself=stopped)
         kind = "rerun" if outcome in NAMED else "flaky"
-        earlier = [_rerun(kind, nodeid, attempt, each) for attempt, each in reruns if each.outcome_of(nodeid) in NAMED]
+        earlier = [_earlier(kind, nodeid, *each) for each in reruns if each[1].outcome_of(nodeid) in NAMED]
         output = _output(result.directory) if outcome in BAD else None
-        yield _case(*_names(nodeid), told, *earlier, output, seconds=end.duration_s)
-    if result.outcome is Outcome.FLAKY:
+        yield _case(*_names(nodeid), _end(end, outcome, result, stopped), *earlier, output, seconds=end.duration_s)
+    if result.outcome is Outcome.FLAKY:  # attempts that failed without a failed test
         whole = [
-            _earlier("flakyError", attempt.reason or attempt.outcome.value, attempt.outcome.value, "", attempt)
-            for attempt, each in reruns
-            if not any(each.outcome_of(nodeid) in NAMED for nodeid in each.all_ids())
+            each for each in reruns if not any(each[1].outcome_of(nodeid) in NAMED for nodeid in each[1].all_ids())
         ]
-        if whole:  # attempts that failed without a failed test
-            yield _case("[flaky]", _names(result.unit.path)[1], *whole)
+        if whole:
+            yield _case("[flaky]", _names(result.unit.path)[1], *(_earlier("flaky", "", *each) for each in whole))
     if unreadable or not (is_explained or result.outcome in PASSING):
-        yield _unit_case(result, report, unreadable)
+        # Else it never ran, or its report is gone.
+        is_error = result.is_failure or result.outcome is Outcome.INTERRUPTED
+        texts = [text for _, text in report.collect_errors] or [result.unit.collect_error]
+        message = unreadable or result.reason or result.outcome.value.replace("_", " ")
+        text = "\n".join(texts) if is_error else ""
+        told = _result("error" if is_error else "skipped", message, result.outcome.value, text)
+        name = f"[{result.outcome.value}]{f' {result.unit.part}' if result.unit.part else ''}"
+        yield _case(name, _names(result.unit.file_path)[1], told, _output(result.directory))
 
 
-def _end(end: TestEnd, outcome: TestOutcome, result: UnitResult, *, stopped_itself: bool) -> Element | None:
-    """Return what became of a test; None for one that passed."""
+def _end(end: TestEnd, outcome: TestOutcome, result: UnitResult, stopped: bool) -> Element | None:
+    """Return the result of a test; None if it passed."""
     why = result.reason or result.outcome.value
     match outcome:
         case TestOutcome.FAILED | TestOutcome.ERROR if result.is_accepted:
-            return _told("skipped", f"{result.outcome.value}: {why}", "leaning", end.text)
+            return _result("skipped", f"{result.outcome.value}: {why}", "leaning", end.text)
         case TestOutcome.FAILED | TestOutcome.ERROR | TestOutcome.SKIPPED:
-            return _told(
-                "failure" if outcome is TestOutcome.FAILED else outcome.value, end.reason, outcome.value, end.text
-            )
+            tag = "failure" if outcome is TestOutcome.FAILED else outcome.value
+            return _result(tag, end.reason, outcome.value, end.text)
         case TestOutcome.XFAILED:
-            return _told("skipped", end.reason, "xfailed")
+            return _result("skipped", end.reason, "xfailed")
         case TestOutcome.UNFINISHED:
-            return _told("error", f"it was running when the process ended: {why}", "unfinished")
-        case TestOutcome.UNSTARTED if stopped_itself:
-            return _told("skipped", "pytest stopped before it began", "unstarted")
+            return _result("error", f"it was running when the process ended: {why}", "unfinished")
+        case TestOutcome.UNSTARTED if stopped:
+            return _result("skipped", "pytest stopped before it began", "unstarted")
         case TestOutcome.UNSTARTED:
-            return _told("error", f"the process ended before it began: {why}", "unstarted")
+            return _result("error", f"the process ended before it began: {why}", "unstarted")
     return None
 
 
-def _rerun(kind: str, nodeid: str, attempt: Attempt, report: TestReport) -> Element:
-    """Return the element of a test that failed in an earlier attempt."""
-    outcome = report.outcome_of(nodeid)
-    end = report.ends.get(nodeid, TestEnd(outcome, 0.0, attempt.reason or attempt.outcome.value, ""))
-    name = f"{kind}{'Failure' if outcome is TestOutcome.FAILED else 'Error'}"
-    return _earlier(name, end.reason or outcome.value, outcome.value, end.text, attempt)
-
-
-def _earlier(tag: str, reason: str, kind: str, text: str, attempt: Attempt) -> Element:
-    element = _told(tag, reason, kind)
-    SubElement(element, "stackTrace").text = _legal(without_middle(text, MAX_TEXT))
+def _earlier(kind: str, nodeid: str, attempt: Attempt, report: TestReport) -> Element:
+    """Return the result of an earlier attempt at a test, or at a whole unit for an empty node id."""
+    is_failure = bool(nodeid) and report.outcome_of(nodeid) is TestOutcome.FAILED
+    word = report.outcome_of(nodeid).value if nodeid else attempt.outcome.value
+    end = report.ends.get(nodeid)
+    reason = (end.reason if end else attempt.reason or attempt.outcome.value) or word
+    element = _result(f"{kind}{'Failure' if is_failure else 'Error'}", reason, word)
+    SubElement(element, "stackTrace").text = _legal(without_middle(end.text if end else "", MAX_TEXT))
     element.extend(each for each in [_output(attempt.directory)] if each is not None)
     return element
-
-
-def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> Element:
-    """Return a testcase for a unit whose outcome none of its tests explains."""
-    outcome = result.outcome
-    part = f" {result.unit.part}" if result.unit.part else ""
-    message = unreadable or result.reason or outcome.value.replace("_", " ")
-    told = _told("skipped", message, outcome.value)  # it never ran; or it passed, and only its report is gone
-    if result.is_failure or outcome is Outcome.INTERRUPTED:
-        texts = [text for _, text in report.collect_errors] or [result.unit.collect_error]
-        told = _told("error", message, outcome.value, "\n".join(texts))
-    return _case(f"[{outcome.value}]{part}", _names(result.unit.file_path)[1], told, _output(result.directory))
 
 
 def _names(nodeid: str) -> tuple[str, str]:
@@ -217,5 +172,5 @@ def _names(nodeid: str) -> tuple[str, str]:
 
 
 def _legal(text: str) -> str:
-    """`text` with the characters that XML cannot hold, escaped or not, as Python escapes."""
+    """Return text with the characters that XML cannot hold, escaped or not, as Python escapes."""
     return _ILLEGAL.sub(lambda match: escape(match.group()), text)

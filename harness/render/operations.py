@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.bits.digests import RAW
 from harness.bits.text import count, one_line
+from harness.render.console import at_most
 from harness.trace.element_diff import compare
 from harness.trace.non_finite import NonFinite
 from harness.trace.nondeterministic_ops import has_deterministic_kernel
@@ -47,14 +48,12 @@ def operations_text(verdict: OpVerdict) -> list[str]:
 
 
 def _lines(verdict: OpVerdict) -> Iterator[str]:
-    first = verdict.first
-    if first is None:
-        return
-    yield from _divergence("first operation that differs", first)
+    if verdict.first is not None:
+        yield from _divergence("first operation that differs", verdict.first)
     if verdict.made is not None:
         yield from _divergence("first operation with identical inputs and different outputs", verdict.made)
-    if first.last_equal is not None:
-        yield f"last equal operation: {named(first.last_equal)}"
+    if verdict.first is not None and verdict.first.last_equal is not None:
+        yield f"last equal operation: {named(verdict.first.last_equal)}"
 
 
 def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
@@ -89,11 +88,9 @@ def suspect_lines(step: int, suspects: Sequence[Operation]) -> Iterator[str]:
         yield f"torch documents none of the operations of step {step} as nondeterministic: look at threads and timing"
         return
     yield f"torch documents these operations of step {step} as nondeterministic:"
-    for operation in suspects[:MAX_SUSPECTS]:
-        held = "" if has_deterministic_kernel(operation) else "; torch has no deterministic kernel"
-        yield f"  {named(operation)}{held}"
-    if (more := len(suspects) - MAX_SUSPECTS) > 0:
-        yield f"  and {more:,} more"
+    remedies = ["" if has_deterministic_kernel(each) else "; torch has no deterministic kernel" for each in suspects]
+    lines = [f"{named(each)}{remedy}" for each, remedy in zip(suspects, remedies, strict=True)]
+    yield from (f"  {line}" for line in at_most(lines, MAX_SUSPECTS))
     if any(map(has_deterministic_kernel, suspects)):
         yield "--level deterministic uses deterministic kernels where torch has them"
 
@@ -119,22 +116,16 @@ def _values(
     yield f"  {title}: {len(different)} of {len(equal)} {'differs' if len(different) == 1 else 'differ'}"
     for place in different[:MAX_VALUES]:
         x, y = a[place], b[place]
+        texts, distance = (f"{x.algorithm} {x.digest}", f"{y.algorithm} {y.digest}"), ""
+        is_known = x.algorithm == y.algorithm == RAW and x.dtype == y.dtype
+        if is_known and (found := compare(x.dtype, bytes.fromhex(x.digest), bytes.fromhex(y.digest))):
+            texts = found.a, found.b
+            distance = "" if found.max_ulp is None else f"  {count(found.max_ulp, 'ulp', 'ulp')} apart"
         number = f"{place + 1}:"
-        shown_x, shown_y, distance = _shown(x, y)
-        yield f"    {number} A {value_kind(x)}  {shown_x}{_alignment(x)}"
-        yield f"    {' ' * len(number)} B {value_kind(y)}  {shown_y}{_alignment(y)}{distance}"
+        yield f"    {number} A {value_kind(x)}  {texts[0]}{_alignment(x)}"
+        yield f"    {' ' * len(number)} B {value_kind(y)}  {texts[1]}{_alignment(y)}{distance}"
     if (more := len(different) - MAX_VALUES) > 0:
         yield f"    and {more:,} more"
-
-
-def _shown(x: OpValue, y: OpValue) -> tuple[str, str, str]:
-    """(A, B, how far apart): values where they are known, digests where they are not."""
-    if x.algorithm == y.algorithm == RAW and x.dtype == y.dtype:
-        found = compare(x.dtype, bytes.fromhex(x.digest), bytes.fromhex(y.digest))
-        if found is not None:
-            ulp = "" if found.max_ulp is None else f"  {count(found.max_ulp, 'ulp', 'ulp')} apart"
-            return found.a, found.b, ulp
-    return f"{x.algorithm} {x.digest}", f"{y.algorithm} {y.digest}", ""
 
 
 def value_kind(value: OpValue) -> str:
@@ -173,11 +164,9 @@ def non_finite_lines(found: NonFinite) -> Iterator[str]:
 
 def _inputs(operation: Operation) -> Iterator[str]:
     """Yield the inputs of an operation: dtypes, shapes, and whether they are finite."""
-    shown = [
-        value_kind(value)
-        + (f" with {' and '.join(SHOWN[word] for word in sorted(value.not_finite))}" * bool(value.not_finite))
-        for value in operation.inputs[:MAX_VALUES]
+    words = [" and ".join(SHOWN[word] for word in sorted(value.not_finite)) for value in operation.inputs]
+    found = [
+        value_kind(value) + (f" with {word}" if word else "")
+        for value, word in zip(operation.inputs, words, strict=True)
     ]
-    if (more := len(operation.inputs) - MAX_VALUES) > 0:
-        shown.append(f"{more:,} more")
-    yield f"    it read {'; '.join(shown) or 'no tensor'}"
+    yield f"    it read {'; '.join(at_most(found, MAX_VALUES)) or 'no tensor'}"

@@ -1,10 +1,17 @@
-"""Output of `rlharness trace` after the program: the recording, its problems, and the next command."""
+"""Output of `rlharness trace` after the program: the recording, its problems, what ended it, and the next command."""
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from harness.bits.text import count, one_line, path_text, ranges
 from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.single_run import TerminalRun
+from harness.recording.conditions import Condition, Stop
+from harness.recording.sentinel.sentinel_report import finding_line
+from harness.render.console import painted
+
+MAX_CHARS = 200
+YELLOW, GREEN = "33", "32"
 
 
 def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[str]:
@@ -14,9 +21,7 @@ def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[
     """
     directory = shlex.quote(path_text(recording.directory))
     if recording.ranks:
-        ranks = (
-            f"rank {recording.ranks[0]}" if len(recording.ranks) == 1 else f"ranks {ranges(map(str, recording.ranks))}"
-        )
+        ranks = f"rank{'s' * (len(recording.ranks) > 1)} {ranges(map(str, recording.ranks))}"
         state = "recorded" if recording.is_complete else "INCOMPLETE: recorded"
         yield f"{state} {count(recording.num_steps, 'step')} of {ranks}, {size(recording.size_bytes)}, in {directory}"
     else:
@@ -35,10 +40,37 @@ def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[
 
 def size(num_bytes: int) -> str:
     """1.2 MB; bytes as they are below a thousand."""
-    amount, units = float(num_bytes), ["kB", "MB", "GB", "TB"]
-    if num_bytes < 1000:
-        return f"{num_bytes} bytes"
-    unit = ""
-    while amount >= 1000 and units:
-        amount, unit = amount / 1000, units.pop(0)
-    return f"{amount:.1f} {unit}"
+    power = min((len(str(num_bytes)) - 1) // 3, 4)
+    return f"{num_bytes / 1000**power:.1f} {' kMGT'[power]}B" if power else f"{num_bytes} bytes"
+
+
+def end_lines(run: TerminalRun) -> Iterator[str]:
+    """Yield the findings of the sentinel, where a condition ended a run in a terminal, and the next command."""
+    for bundle, finding in run.findings:
+        yield one_line(finding_line(finding))
+        yield f"  bundle: {shlex.quote(path_text(bundle))}"
+    if run.conditions:
+        yield condition_line(run.conditions, run.stop, run.recording.num_steps, colour=False)
+    if (command := run.next_command) is not None:
+        yield f"  {command}"
+
+
+def condition_line(conditions: Sequence[Condition], stop: Stop | None, num_steps: int, *, colour: bool) -> str:
+    """Return the line that names the condition that held, or those that did not."""
+    if stop is not None:
+        return f"{painted('STOPPED', YELLOW, colour)}  {where(stop)}"
+    return f"{painted('NOT MET', GREEN, colour)}  {', '.join(map(str, conditions))} in {count(num_steps, 'step')}"
+
+
+def where(stop: Stop) -> str:
+    """nan at step 7, backward layers.0.weight, element [3, 1]: nan."""
+    rank = f", rank {stop.rank}" if stop.rank else ""
+    if not stop.name:
+        return f"{stop.condition} at step {stop.step}{rank}: {one_line(stop.value, MAX_CHARS)}"
+    if not stop.phase:
+        return f"{stop.condition} after step {stop.step}{rank}: {one_line(stop.name, MAX_CHARS)} is {stop.value}"
+    occurrence = f" #{stop.occurrence}" if stop.occurrence else ""
+    element = f", element {list(stop.element)}" if stop.element else ""
+    value = f": {one_line(stop.value, MAX_CHARS)}" if stop.value else ""
+    recorded_value = f"{one_line(stop.phase, MAX_CHARS)} {one_line(stop.name, MAX_CHARS)}{occurrence}"
+    return f"{stop.condition} at step {stop.step}{rank}, {recorded_value}{element}{value}"

@@ -1,4 +1,4 @@
-"""Output of `rlharness replay`: how each run ended, how the runs compare, and the next command."""
+"""Output of `replay` and `reproduce`: how each run ended, how the runs compare, and the next command."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -9,60 +9,71 @@ from typing import Any
 from harness.bits.levels import OFF
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiments.hints import level_command, next_command, program_command, report_command
+from harness.lab.experiments.hints import NextCommand, level_command, next_command, program_command, report_command
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.replay.replay import Comparison, Replay
-from harness.process.program_output import output_tail
-from harness.render.divergence import verdict_json, verdict_text
-from harness.render.operations import (
-    VALIDITY,
-    non_finite_lines,
-    operations_text,
-    suspect_lines,
+from harness.lab.experiments.single_run import Stopped
+from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
+from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
+from harness.lab.reproduce.reproduction import (
+    Ending,
+    OtherRun,
+    OtherTrace,
+    Repeated,
+    Reproduction,
+    StepOperations,
+    StepPlan,
 )
+from harness.process.program_output import output_tail
+from harness.render.console import painted
+from harness.render.divergence import verdict_json, verdict_text
+from harness.render.operations import VALIDITY, non_finite_lines, operations_text, suspect_lines
 from harness.render.rare_events import rare_events_line
-from harness.render.serialise import serialised
-from harness.trace.verdict import EXIT_CODES, STEP_ONLY, Kind
+from harness.render.recording import condition_line
+from harness.render.serialise import attributes, result_json, serialised
+from harness.trace.ops import OpVerdict
+from harness.trace.verdict import EXIT_CODES, STEP_ONLY, Kind, Verdict
 
-VERSION = 1
-
-
-def run_line(run: Run) -> str:
-    """run 1: 40 steps in 12.3 s; with what was wrong with it, if anything was."""
-    recording = run.recording
-    line = f"{run.name}: {count(recording.num_steps, 'step')} in {run.duration_s:.1f} s"
-    if not recording.is_complete:
-        line += f", INCOMPLETE: {one_line(recording.problems[0].what)}"
-    return line
+GREEN, RED, YELLOW = "32", "31", "33"
+ONE_RUN = "with these conditions rlharness makes a single run, and compares it with nothing"
+"""Note on a run whose exit code 0 says nothing about reproducibility."""
+ENDINGS = {
+    Ending.WHOLE: "its root digest is the recorded one",
+    Ending.SAME_MIDDLE: "it stops inside the step, where the recording stops",
+    Ending.GOES_ON: "it matches the recording, which stops before the end of the step",
+}
+MAX_HINTS = 4
 
 
 def replay_text(replay: Replay, *, colour: bool) -> str:
-    """The verdict on each pair of runs; what was wrong with a run, and the end of what it printed.
-
-    With pictures of the curves where `width`, in columns, is given.
-    """
-    plan = replay.plan
+    """Return the verdict on each pair of runs, the problems of a run, and the end of its output."""
     lines = []
-    if replay.interrupted_by:
-        lines.append(f"interrupted by {replay.interrupted_by}; all recorded steps are kept")
     for comparison in replay.comparisons:
-        lines += [
-            f"A: {one_line(comparison.a)}  B: {comparison.b}",
-            *verdict_text(comparison.verdict, colour=colour).splitlines(),
-            *_operations(comparison),
-        ]
+        lines += _pair(f"A: {one_line(comparison.a)}  B: {comparison.b}", comparison.verdict, colour)
+        lines += _operations(comparison)
     lines += _failures([run for run in replay.runs if not run.recording.is_complete])
     lines += _recording_notes(replay.runs)
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
-    kinds = {each.verdict.kind for each in replay.comparisons}
-    if kinds == {Kind.EQUAL} and plan.against is None:
+    if {each.verdict.kind for each in replay.comparisons} == {Kind.EQUAL} and replay.plan.against is None:
         num_steps = min(each.verdict.num_steps for each in replay.comparisons)
         lines.append(f"  {rare_events_line(num_steps, 1 + len(replay.comparisons))}")
-    if command := _next_command(replay):
-        lines.append(f"  {command}")
-    lines.append(f"  traces: {shlex.quote(path_text(plan.directory))}")
-    return "\n".join(lines)
+    return _text(replay.interrupted_by, lines, _next_command(replay), replay.plan.directory)
+
+
+def _text(interrupted_by: str, lines: list[str], command: NextCommand | str | None, directory: Path) -> str:
+    """Return a result between its interruption and the next command with the directory of the traces."""
+    first = [f"interrupted by {interrupted_by}; all recorded steps are kept"] if interrupted_by else []
+    then = [f"  {command}"] if command else []
+    return "\n".join([*first, *lines, *then, f"  traces: {shlex.quote(path_text(directory))}"])
+
+
+def _pair(title: str, verdict: Verdict, colour: bool) -> list[str]:
+    return [title, *verdict_text(verdict, colour=colour).splitlines()]
+
+
+def _op_lines(found: Sequence[OpVerdict]) -> Iterator[str]:
+    """Yield the lines on operations, without the condition of their validity, which was checked."""
+    yield from (line for each in found for line in operations_text(each) if line.strip() != VALIDITY)
 
 
 def _recording_notes(runs: Sequence[Run]) -> Iterator[str]:
@@ -75,8 +86,7 @@ def _recording_notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _operations(comparison: Comparison) -> Iterator[str]:
-    for operations in comparison.operations:
-        yield from (line for line in operations_text(operations) if line.strip() != VALIDITY)
+    yield from _op_lines(comparison.operations)
     if comparison.nan is not None:
         yield from (f"    {line}" for line in non_finite_lines(comparison.nan))
     if comparison.suspects is not None and comparison.operations:
@@ -97,10 +107,16 @@ def _failures(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{run.name} ended like {first} ({one_line(path_text(run.output))})"
             continue
         yield f"{run.name} is incomplete"
-        for problem in run.recording.problems:
-            yield f"  {one_line(problem.what)}"
-            if problem.remedy:
-                yield f"    remedy: {one_line(problem.remedy)}"
+        yield from _problems(run)
+
+
+def _problems(run: Run) -> Iterator[str]:
+    """Yield the problems of an incomplete run with their remedies, and the end of its output."""
+    for problem in run.recording.problems:
+        yield f"  {one_line(problem.what)}"
+        if problem.remedy:
+            yield f"    remedy: {one_line(problem.remedy)}"
+    if not run.recording.is_complete:
         yield from (f"  {line}" for line in ending_lines(run.output))
 
 
@@ -111,36 +127,25 @@ def ending_lines(output: Path) -> Iterator[str]:
     yield from (f"| {line}" for line in tail)
 
 
-def _step_to_open(replay: Replay) -> tuple[int, ...]:
-    """Return the first step that differs, if its operations are not recorded yet; empty otherwise."""
-    if replay.plan.against is not None:
-        return ()
-    found = [each.verdict.first for each in replay.comparisons if each.verdict.kind is Kind.DIVERGED]
-    steps = [place.step for place in found if place is not None and place.what not in STEP_ONLY]
-    return (min(steps),) if steps and min(steps) != replay.plan.op_step else ()
-
-
-def _next_command(replay: Replay) -> str:
-    """Return the command that inspects the first difference, else the first failed run; empty if there is none."""
+def _next_command(replay: Replay) -> NextCommand | str | None:
+    """Return the command that inspects the first difference, else the first failed run; None if there is none."""
     plan = replay.plan
     run_spec = replace(plan.run_spec, typed=plan.typed)
-    if step := _step_to_open(replay):
-        return f"look closer: {program_command(run_spec, step[0], plan.timeout_s, plan.stdin)}"
+    apart = [each for each in replay.comparisons if each.verdict.kind is not Kind.EQUAL]
+    found = [each.verdict.first for each in apart if each.verdict.kind is Kind.DIVERGED]
+    steps = [place.step for place in found if place is not None and place.what not in STEP_ONLY]
+    if plan.against is None and steps and min(steps) != plan.op_step:
+        return f"look closer: {program_command(run_spec, min(steps), plan.timeout_s, plan.stdin)}"
     for run in replay.runs:
-        found = next_command(plan.spec_of(run.number), run.recording)
-        if found is not None and plan.op_step is None and not replay.interrupted_by:
-            return str(found)
-    apart = next((each for each in replay.comparisons if each.verdict.kind is not Kind.EQUAL), None)
-    if apart is None:
-        return ""
-    if (
-        plan.op_step is not None
-        and apart.verdict.kind is Kind.DIVERGED
-        and plan.run_spec.level == OFF
-        and not plan.typed
-    ):
-        return str(level_command(run_spec, plan.timeout_s, plan.stdin))
-    return str(report_command(*(_directory_of(replay, name) for name in (apart.a, apart.b))))
+        command = next_command(plan.spec_of(run.number), run.recording)
+        if command is not None and plan.op_step is None and not replay.interrupted_by:
+            return command
+    if not apart:
+        return None
+    is_first_diverged = apart[0].verdict.kind is Kind.DIVERGED
+    if plan.op_step is not None and is_first_diverged and plan.run_spec.level == OFF and not plan.typed:
+        return level_command(run_spec, plan.timeout_s, plan.stdin)
+    return report_command(*(_directory_of(replay, name) for name in (apart[0].a, apart[0].b)))
 
 
 def _directory_of(replay: Replay, name: str) -> Path:
@@ -150,29 +155,229 @@ def _directory_of(replay: Replay, name: str) -> Path:
 
 
 def replay_json(replay: Replay) -> dict[str, Any]:
-    """The same in plain values only, without secrets."""
+    """Return the same in plain values, without secrets."""
     plan = replay.plan
     return {
-        "version": VERSION,
-        "exit_code": int(replay.exit_code),
-        "interrupted_by": replay.interrupted_by,
+        **result_json(replay, "interrupted_by", "notes"),
         "command": list(redact_argv(("rlharness", "replay", *plan.typed) if plan.typed else plan.run_spec.argv)),
         "level": plan.run_spec.level,
         "directory": str(plan.directory),
-        "runs": [
-            {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)} for run in replay.runs
-        ],
-        "comparisons": [
-            {
-                "a": comparison.a,
-                "b": comparison.b,
-                **verdict_json(comparison.verdict, exit_code=EXIT_CODES[comparison.verdict.kind]),
-                "operations": serialised(comparison.operations),
-                "nan": serialised(comparison.nan),
-                "operation_notes": list(comparison.notes),
-                "suspects": serialised(comparison.suspects or ()),
-            }
-            for comparison in replay.comparisons
-        ],
-        "notes": list(replay.notes),
+        "runs": list(map(_run_json, replay.runs)),
+        "comparisons": list(map(_comparison_json, replay.comparisons)),
+    }
+
+
+def _comparison_json(found: Comparison) -> dict[str, Any]:
+    own = {"operation_notes": list(found.notes), "suspects": serialised(found.suspects or ())}
+    return {**_verdict_json(found.verdict), **attributes(found, "a", "b", "operations", "nan"), **own}
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    return verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind])
+
+
+def _run_json(run: Run) -> dict[str, Any]:
+    return {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)}
+
+
+# ---- a run that ends at a condition
+
+
+def stopped_text(stopped: Stopped, *, colour: bool) -> str:
+    """Return where the run ended and why, its bundle, and the next command."""
+    lines, run = [], stopped.run
+    if stopped.stop is not None or not stopped.interrupted_by:
+        lines.append(condition_line(stopped.plan.conditions, stopped.stop, run.recording.num_steps, colour=colour))
+    if stopped.stop is None:
+        lines += _problems(run)
+    notes = [*stopped.notes] if stopped.is_compared else [ONE_RUN, *stopped.notes]
+    lines += [f"  note: {one_line(note)}" for note in notes]
+    if stopped.bundle is not None:
+        lines.append(f"  bundle: {shlex.quote(path_text(stopped.bundle))}")
+    return _text(stopped.interrupted_by, lines, stopped.next_command, stopped.directory)
+
+
+def stopped_json(stopped: Stopped) -> dict[str, Any]:
+    """Return the same in plain values."""
+    return {
+        **result_json(stopped, "interrupted_by", "stop", "bundle", "directory", "notes"),
+        "conditions": list(map(str, stopped.plan.conditions)),
+        "compared": stopped.is_compared,
+        "run": _run_json(stopped.run),
+    }
+
+
+# ---- a run that is interrupted and resumed
+
+
+def resumed_run_line(run: Run, kind: str) -> str:
+    """run 2, interrupted: 7 steps in 3.2 s."""
+    return f"run {run.number}, {kind}: {count(run.recording.num_steps, 'step')} in {run.duration_s:.1f} s"
+
+
+def resume_text(plan: ReplayPlan, verdict: ResumeVerdict, *, colour: bool) -> str:
+    """Return the verdict in its first line; each loss with the step at which it shows; hints."""
+    headline, *rest = _resume_lines(verdict)
+    tone = {ResumeKind.EQUAL: GREEN, ResumeKind.LOST: RED}.get(verdict.kind, YELLOW)
+    return _text("", [f"{painted(verdict.kind.value, tone, colour)}  {headline}", *rest], None, plan.directory)
+
+
+def _resume_lines(verdict: ResumeVerdict) -> Iterator[str]:
+    found = verdict.resumption
+    if found is None:
+        yield one_line(verdict.reason)
+        if verdict.output:
+            yield f"  last lines of its output ({one_line(path_text(verdict.runs[-1].output))}):"
+            yield from (f"  | {line}" for line in verdict.output)
+        return
+    repeated = f", {count(verdict.num_repeated, 'step')} repeated" if verdict.num_repeated else ""
+    losses = [f"step {loss.step}: {one_line(loss.sentence)}" for loss in found.losses]
+    yield from losses[:1] or [f"{count(found.num_steps, 'step')} after the resume, every compared bit"]
+    yield f"  resumed at step {found.step}{repeated}: {found.how}"
+    yield from (f"  {loss}" for loss in losses[1:])
+    yield from (f"  hint: {one_line(hint)}" for hint in found.hints[:MAX_HINTS])
+    if len(found.hints) > MAX_HINTS:
+        yield f"  hint: {count(len(found.hints) - MAX_HINTS, 'more variable')}"
+
+
+def resume_json(plan: ReplayPlan, verdict: ResumeVerdict) -> dict[str, Any]:
+    """Return the same in plain values, without secrets."""
+    found = verdict.resumption
+    losses = found.losses if found else ()
+    return {
+        **result_json(verdict, "interrupted_by", "reason", "output"),
+        "command": list(redact_argv(plan.run_spec.argv)),
+        "directory": str(plan.directory),
+        "verdict": verdict.kind.value,
+        "resumed_at": found.step if found else None,
+        "num_steps": found.num_steps if found else 0,
+        "losses": [{"code": each.code.name.lower(), **attributes(each, "step", "sentence")} for each in losses],
+        "hints": list(found.hints) if found else [],
+        "runs": list(map(_run_json, verdict.runs)),
+    }
+
+
+# ---- a step or a run that is reproduced
+
+
+def step_text(found: Reproduction, *, colour: bool) -> str:
+    """Return the verdict on the step, its operations, the comparison with another run, and the directories."""
+    lines = [*repeated_lines(found.repeated, colour=colour)]
+    if found.other is not None:
+        lines += _other(found.other, colour=colour)
+    if found.other_trace is not None:
+        title = f"A: this run's {_span(found.repeated.plan)}  B: {one_line(path_text(found.other_trace.directory))}"
+        lines += _pair(title, found.other_trace.verdict, colour)
+    lines += [f"  note: {one_line(note)}" for note in found.notes]
+    if found.bundle is not None:
+        bundle, needs = shlex.quote(path_text(found.bundle)), one_line(found.bundle_needs)
+        where, trust = (f"on machines that have {needs}", " --trust") if needs else ("on any machine", "")
+        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness reproduce {bundle}{trust}"]
+    return _text(found.interrupted_by, lines, found.next_command, found.directory)
+
+
+def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
+    """Yield whether a step is reproduced, and its operations."""
+    plan = repeated.plan
+    if not repeated.verdicts:
+        yield f"NOTHING RECORDED  step {plan.step} of {one_line(path_text(plan.run.directory))}"
+        yield from (line for run in repeated.runs[:1] for line in _problems(run))
+        return
+    different = repeated.different
+    if different is None:
+        yield _reproduced(repeated, colour=colour)
+    else:
+        title = f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} repeated"
+        yield from _pair(title, different, colour)
+        yield from (line for run in repeated.runs[:1] for line in _problems(run))
+    yield f"  root {repeated.root.hex()}; {_how(repeated)}"
+    if different is None and repeated.ending is Ending.SAME_MIDDLE:
+        yield from (f"  {line}" for line in _error_lines(repeated))
+    for operations in repeated.operations:
+        yield from _step_operations(operations, plan.step)
+
+
+def _span(plan: StepPlan) -> str:
+    return f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
+
+
+def _reproduced(repeated: Repeated, *, colour: bool) -> str:
+    label = painted("REPRODUCED", GREEN, colour)
+    values, steps = count(repeated.num_values, "value"), _steps_before(repeated.plan)
+    before = f"; and every bit of the {steps} before it" if steps else ""
+    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit{before}"
+
+
+def _how(repeated: Repeated) -> str:
+    plan = repeated.plan
+    start = f"the checkpoint of step {plan.first}" if plan.is_from_checkpoint else "the beginning of the run"
+    steps = _steps_before(plan) if repeated.is_reproduced else ""
+    return f"repeated from {start}" + (f", with the {steps} before it" if steps else "")
+
+
+def _steps_before(plan: StepPlan) -> str:
+    num = plan.step - plan.first
+    return f"{num:,} steps" if num > 1 else "step" if num else ""
+
+
+def _error_lines(repeated: Repeated) -> list[str]:
+    """Return the error with which the repeated run ended, as it printed it; none if it printed none."""
+    lines = output_tail(repeated.runs[0].output) if repeated.runs else []
+    begins = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    return lines[begins[-1] :] if begins else []
+
+
+def _step_operations(operations: StepOperations, step: int) -> Iterator[str]:
+    total = sum(operations.num_by_phase.values())
+    phases = ", ".join(f"{phase} {number:,}" for phase, number in operations.num_by_phase.items())
+    yield f"  operations of step {step}, rank {operations.rank}: {total:,} ({phases})"
+    if operations.problem:
+        yield f"    note: {one_line(operations.problem)}"
+    if operations.non_finite is None:
+        yield "    all numbers that they read and wrote are finite, except those that their arguments name"
+    else:
+        yield from (f"    {line}" for line in non_finite_lines(operations.non_finite))
+    if operations.is_faithful:
+        yield f"    valid: this recording did not change step {step}"
+    else:
+        yield f"    note: not valid: recording the operations changed step {step}"
+
+
+def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
+    plan = other.repeated.plan
+    yield from repeated_lines(other.repeated, colour=colour)
+    title = f"A: this run's step {plan.step}  B: {one_line(path_text(plan.run.directory))}"
+    if other.verdict is None:
+        yield from (title, f"  step {plan.step} is not recorded in both runs")
+        return
+    yield from _pair(title, other.verdict, colour)
+    yield from _op_lines(other.operations)
+
+
+def step_json(found: Reproduction) -> dict[str, Any]:
+    """Return the same in plain values."""
+    return {
+        **result_json(found, "interrupted_by", "directory", "bundle", "notes"),
+        **_repeated_json(found.repeated),
+        "against": _against_json(found.other or found.other_trace),
+    }
+
+
+def _against_json(other: OtherRun | OtherTrace | None) -> dict[str, Any] | None:
+    if other is None:
+        return None
+    verdict = other.verdict and _verdict_json(other.verdict)
+    if isinstance(other, OtherTrace):
+        return {"run": str(other.directory), "verdict": verdict}
+    return {**_repeated_json(other.repeated), "verdict": verdict, "first_operations": serialised(other.operations)}
+
+
+def _repeated_json(repeated: Repeated) -> dict[str, Any]:
+    """Return a repeated step in plain values."""
+    return {
+        "run": str(repeated.plan.run.directory),
+        **attributes(repeated.plan, "step", "first", "is_from_checkpoint"),
+        **attributes(repeated, "is_reproduced", "ending", "num_values", "root", "operations"),
+        "comparisons": list(map(_verdict_json, repeated.verdicts)),
+        "runs": list(map(_run_json, repeated.runs)),
     }

@@ -1,26 +1,35 @@
 """Output of a run of tests on GitHub Actions: annotations of failures and flaky files, and the summary of the job."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TextIO
 
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, harmless, one_line
 from harness.process.invocation import Invocation
-from harness.render.failures import Failure, list_failures, list_unmet, most_telling_first, shown
+from harness.render.console import at_most, stop_lines
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.pages import from_template
 from harness.render.run_text import closing_line
-from harness.render.run_words import exit_reason, gpus, tally
-from harness.render.source_locations import SourceTree
-from harness.render.workflow_commands import stop_lines
+from harness.render.run_words import (
+    Failure,
+    exit_reason,
+    gpus,
+    list_failures,
+    list_unmet,
+    most_telling_first,
+    shown,
+    tally,
+)
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs
 from harness.runner.records.run_record import PAGE, RunRecord, read_run_record
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.test_outcomes import TestCounts
-from harness.runner.units import Outcome, UnitResult
+from harness.runner.units import Outcome, UnitResult, file_of
 
 WORKSPACE_VARIABLE = "GITHUB_WORKSPACE"
 MAX_ANNOTATIONS = 10
@@ -31,6 +40,7 @@ MAX_TEXT_BYTES = 600_000
 """Bytes of all these texts together."""
 MAX_LISTED = 50
 NUM_SLOWEST = 10
+_LOCATION = re.compile(r'^([^\s:"][^:\n]*):(\d+)(?::|$)|^[ E]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
 
 
 class GithubReporter:
@@ -40,7 +50,7 @@ class GithubReporter:
     annotations follow there: GitHub may read another stream first.
     """
 
-    def __init__(self, job: Invocation, record_file: Path | None, stream: TextIO) -> None:
+    def __init__(self, job: Invocation, record_file: Path, stream: TextIO) -> None:
         self._job = job
         self._record_file = record_file
         self._stream = stream
@@ -67,8 +77,6 @@ class GithubReporter:
 
     def _compared(self) -> tuple[RunRecord | None, Comparison | None]:
         """Return the record of the run, and how it compares with earlier runs; None for what is not known."""
-        if self._record_file is None:
-            return None, None
         try:
             record = read_run_record(self._record_file)
             return record, compare_runs(record, read_earlier_runs(self._record_file.parent))
@@ -81,14 +89,46 @@ def summarize_merge(state: RunState, finished: RunFinished, environ: Mapping[str
     _summary("merge", state, finished, most_telling_first(list_failures(state, finished)), environ)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceTree:
+    """A repository and the working directory of pytest in it."""
+
+    root: Path
+    cwd: Path
+
+    def locate(self, name: str, text: str = "") -> dict[str, str]:
+        """Return file and line of a test or unit: the last line of its file that the text of its failure names.
+
+        If the text names none: the first line of any file of the repository in the text, else the file of the test
+        without a line. Empty for a unit that has no file in the repository.
+        """
+        path = file_of(name.partition("::")[0])
+        lines = [(self._below(each[1] or each[3]), each[2] or each[4]) for each in _LOCATION.finditer(text)]
+        named = [{"file": file, "line": line} for file, line in lines if file]
+        parts = PurePath(path).parts
+        own = [each for each in named if PurePath(each["file"]).parts[-len(parts) :] == parts]
+        above = [each for each in (self.cwd, *self.cwd.parents) if each.is_relative_to(self.root)]
+        files = [{"file": file} for directory in above if (file := self._below(str(directory / path)))]
+        return next(iter([*own[-1:], *named, *files]), {}) if path else {}
+
+    def _below(self, path: str) -> str:
+        """Return the path of a file relative to the root; empty if there is no such file below the root."""
+        try:
+            file, root = (self.cwd / path).resolve(), self.root.resolve()
+            # An escaped name would be no file's.
+            is_found = file.is_file() and file.is_relative_to(root) and harmless(str(file)) == str(file)
+            return file.relative_to(root).as_posix() if is_found else ""
+        except (OSError, ValueError, RuntimeError):  # too long, with a null character, a loop of links
+            return ""
+
+
 def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinished, tree: SourceTree) -> Iterator[str]:
     """Yield an error for each failure and a warning for each flaky file, as many as GitHub shows.
 
     A unit that was not run for lack of GPUs is an error where this decides the exit code, and a warning elsewhere.
     """
-    warnings = [
-        Failure(each.unit.path, "flaky", "\n".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)
-    ]
+    flaky = state.with_outcome(Outcome.FLAKY)
+    warnings = [Failure(each.unit.path, "flaky", "\n".join(_flaky_lines(each))) for each in flaky]
     unmet, is_error = list_unmet(state), finished.exit_code == ExitCode.UNITS_NOT_RUN
     yield from _limited("error", [*failures, *(unmet if is_error else [])], tree)
     yield from _limited("warning", [*warnings, *([] if is_error else unmet)], tree)
@@ -97,16 +137,10 @@ def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinis
 def _limited(kind: str, failures: Sequence[Failure], tree: SourceTree) -> Iterator[str]:
     num_shown = len(failures) if len(failures) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
     for failure in failures[:num_shown]:
-        found = tree.locate(failure.name, failure.text) if failure.name else None
-        properties = {"title": failure.title}
-        if found is not None and harmless(found.file) == found.file:  # an escaped name would be no file's
-            properties["file"] = found.file
-            if found.line is not None:
-                properties["line"] = str(found.line)
-        yield command(kind, "\n".join(failure.message()), **properties)
+        location = tree.locate(failure.name, failure.text)
+        yield command(kind, "\n".join(failure.message()), title=failure.title, **location)
     if rest := failures[num_shown:]:
-        names = [each.title for each in rest[:MAX_LISTED]]
-        text = "\n".join([*names, *(["..."] if len(rest) > MAX_LISTED else [])])
+        text = "\n".join(at_most([each.title for each in rest], MAX_LISTED))
         yield command(kind, text, title=f"and {len(rest):,} more, listed in the summary of the job")
 
 
@@ -135,28 +169,19 @@ def _summary(
     page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
     text = from_template(
         "job_summary.jinja",
-        filters={"code": _code},
+        filters={"code": _code, "plain": plain},
         head=head,
         outcomes=[(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]],
         tests=tally(TestCounts(dict(state.tests))) if state.tests else "",
-        newly_failing=[
-            f"{_code(each.name)}: {plain(each.before)} in run {plain(each.run_id)}, now {plain(each.now)}"
-            for each in (comparison.newly_failing if comparison else ())
-        ],
+        newly_failing=comparison.newly_failing if comparison else (),
         num_failures=len(failures),
         folded=first,
         others=[f"{_code(each.title)}{plain(_reason(each))}" for each in failures[len(first) :]],
-        flaky=[
-            f"{_code(each.unit.path)}: {plain('; '.join(_flaky_lines(each)))}"
-            for each in state.with_outcome(Outcome.FLAKY)
-        ],
-        unmet=[f"{_code(each.name)}: {plain(each.reason)}" for each in list_unmet(state)],
-        quarantined=[
-            f"{plain(gpus([each.gpu_id], state))} after {_code(each.path)}: {plain(each.reason)}"
-            for each in state.quarantined.values()
-        ],
+        flaky=[(each.unit.path, "; ".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)],
+        unmet=list_unmet(state),
+        quarantined=[(gpus([each.gpu_id], state), each) for each in state.quarantined.values()],
         slowest=sorted(tests, key=lambda test: (-test.duration_s, test.nodeid))[:NUM_SLOWEST],
-        notes=[plain(one_line(note, 1000)) for note in finished.notes],
+        notes=finished.notes,
         page=str(page) if page and page.is_file() else "",
         max_listed=MAX_LISTED,
     )

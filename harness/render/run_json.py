@@ -7,19 +7,20 @@ Times are microseconds since the run began.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from harness.bits.errors import ReportError
 from harness.bits.text import one_line
-from harness.render.run_words import isolation_text
+from harness.render.run_words import isolation_text, report_of
 from harness.runner.events import RunFinished, plain
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, read_run_record
 from harness.runner.records.stats import RunState
 from harness.runner.records.timeline import rows_of
-from harness.runner.reruns.retries import flaky_tests, read_attempts
+from harness.runner.reruns.retries import flaky_tests
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
@@ -53,18 +54,14 @@ def summary_json(state: RunState, finished: RunFinished) -> dict[str, Any]:
 
 def merge_json(merged: MergedRun) -> dict[str, Any]:
     """The summary of a run, with the runs that it was merged from; plain values only."""
-    runs = [
-        {
-            "name": run.name,
-            "run_id": run.started.run_id,
-            "shard": run.started.shard,
-            "num_units": len(run.collected.units) if run.collected is not None else 0,
-            "exit_code": run.finished.exit_code if run.finished is not None else None,
-        }
-        for run in merged.runs
-    ]
-    missing = list(merged.missing_shards)
-    return {**summary_json(merged.state, merged.finished), "runs": runs, "missing_shards": missing}
+    runs = []
+    for run in merged.runs:
+        end = {"exit_code": run.finished.exit_code if run.finished is not None else None}
+        num_units = len(run.collected.units) if run.collected is not None else 0
+        own = {"run_id": run.started.run_id, "shard": run.started.shard, "num_units": num_units}
+        runs.append({"name": run.name, **own, **end})
+    summary = summary_json(merged.state, merged.finished)
+    return {**summary, "runs": runs, "missing_shards": list(merged.missing_shards)}
 
 
 def _unit(result: UnitResult) -> dict[str, Any]:
@@ -87,10 +84,7 @@ def _failures(result: UnitResult) -> Iterator[dict[str, str]]:
     """Yield the tests that failed or never ended, from the unit's report; none where that cannot be read."""
     if not any(result.tests.counts.get(outcome) for outcome in FAILURES):
         return
-    try:
-        report = read_attempts(result)
-    except (ReportError, OSError):
-        return
+    report = report_of(result)
     for nodeid in report.all_ids():
         if (outcome := report.outcome_of(nodeid)) in FAILURES:
             reason = report.ends[nodeid].reason if nodeid in report.ends else ""
@@ -114,48 +108,34 @@ def trace_events(record: RunRecord) -> dict[str, Any]:
         events.append(_event("M", "process_sort_index", 0.0, pid, args={"sort_index": pid}))
     for pid, row in enumerate(rows, RUN_PID + 1):
         for span in row.files:
-            args: dict[str, Any] = {
-                "reason": one_line(span.reason, 1000),
-                "gpus": list(span.gpu_ids),
-                "directory": span.directory,
-            }
-            args |= {"peak_gpu_bytes": span.gpu_memory.peak_bytes} if span.gpu_memory else {}
-            events.append(_complete(span.path, "file", span, pid, args))
-            events += [_complete(test.nodeid, "test", test, pid, {}) for test in span.tests]
+            args = {"reason": one_line(span.reason, 1000), "gpus": list(span.gpu_ids), "directory": span.directory}
+            memory = {"peak_gpu_bytes": span.gpu_memory.peak_bytes} if span.gpu_memory else {}
+            events.append(_complete(span.path, "file", span, pid, **args, **memory))
+            events += [_complete(test.nodeid, "test", test, pid) for test in span.tests]
         if row.lost_s is not None:
             events.append(_event("i", "quarantine", row.lost_s, pid, cat="gpu", s="p"))
     other = {"run_id": record.run_id, "lower_bound_s": record.lower_bound_s, "makespan_s": record.makespan_s}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
 
 
-def _complete(name: str, category: str, span: FileSpan | TestSpan, pid: int, args: dict[str, Any]) -> dict[str, Any]:
-    """A complete event. Its end is rounded as that of the next one's start, so that tests stay within their file."""
+def _complete(name: str, category: str, span: FileSpan | TestSpan, pid: int, **args: Any) -> dict[str, Any]:
+    """Return a complete event; its end is rounded as the next one's start, so that tests stay within their file."""
     event = _event("X", name, span.start_s or 0.0, pid, cat=category)
-    outcome = span.outcome.value if span.outcome else None
-    return {
-        **event,
-        "dur": _us(span.end_s) - event["ts"],
-        "args": {"outcome": outcome, "duration_s": span.duration_s, **args},
-    }
+    args = {"outcome": span.outcome.value if span.outcome else None, "duration_s": span.duration_s, **args}
+    return {**event, "dur": _us(span.end_s) - event["ts"], "args": args}
 
 
 def _counters(record: RunRecord) -> Iterator[dict[str, Any]]:
-    """The numbers of running files and leased GPUs, at each start and end."""
-    started = [
-        (each.start_s, each.end_s, len(each.gpu_ids)) for each in record.files.values() if each.start_s is not None
-    ]
-    changes = [
-        (s, sign, sign * num_gpus) for start_s, end_s, num_gpus in started for s, sign in ((start_s, 1), (end_s, -1))
-    ]
-    totals: dict[int, tuple[float, int, int]] = {}
-    num_files = num_gpus = 0
-    for s, files, gpus in sorted(changes):
-        num_files, num_gpus = num_files + files, num_gpus + gpus
-        totals[_us(s)] = (s, num_files, num_gpus)
-    for s, files, gpus in totals.values():
-        yield _event("C", "running files", s, RUN_PID, cat="run", args={"files": files})
-        if record.gpus:
-            yield _event("C", "leased GPUs", s, RUN_PID, cat="run", args={"gpus": gpus})
+    """Yield the numbers of running files and leased GPUs, at each start and end."""
+    num_files, num_gpus = Counter[float](), Counter[float]()
+    for span in record.files.values():
+        for s, sign in ((span.start_s, 1), (span.end_s, -1)) if span.start_s is not None else ():
+            num_files[s or 0.0] += sign
+            num_gpus[s or 0.0] += sign * len(span.gpu_ids)
+    for name, key, changes in (("running files", "files", num_files), ("leased GPUs", "gpus", num_gpus)):
+        times = sorted(changes) if key == "files" or record.gpus else ()
+        for s, number in zip(times, accumulate(changes[s] for s in times), strict=True):
+            yield _event("C", name, s, RUN_PID, cat="run", args={key: number})
 
 
 def _event(ph: str, name: str, seconds: float, pid: int, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, escape, one_line
 from harness.render.chart import ROUND_S, axis_label
-from harness.render.failures import show_kept, shown, unit_failures, without_middle
 from harness.render.pages import html_page
 from harness.render.run_words import (
     REASON_OF_CODE,
@@ -21,7 +20,12 @@ from harness.render.run_words import (
     memory_text,
     outcome_counts,
     over_budget_lines,
+    show_kept,
+    shown,
     tally,
+    unit_failures,
+    without_middle,
+    words,
 )
 from harness.runner.events import RunFinished
 from harness.runner.records.run_comparison import FAILING, Comparison, compare_runs, read_earlier_runs
@@ -49,22 +53,15 @@ LEAST_OF_FILE = 1.5
 NO_OUTCOME = "no outcome"
 TONES = {
     "bad": ("failed", "leaning", "error", "collect_error", "pytest_error", "usage_error"),
-    "lost": (
-        *("collect_timeout", "timed_out", "crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"),
-    ),
+    "lost": ["collect_timeout", "timed_out", "crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"],
     "stopped": ("interrupted", "not_run", "unstarted", NO_OUTCOME),
     "quiet": ("flaky", "skipped", "xfailed", "no_tests"),
     "good": ("passed", "xpassed"),
 }
 """Colour of each outcome; in the order in which files are listed."""
 TONE_OF = {outcome: tone for tone, outcomes in TONES.items() for outcome in outcomes}
-LEGEND = {
-    "good": "passed",
-    "bad": "failed",
-    "lost": "hung or crashed",
-    "quiet": "skipped or no tests",
-    "stopped": "stopped",
-}
+LEGEND = {"good": "passed", "bad": "failed", "lost": "hung or crashed", "quiet": "skipped or no tests"}
+LEGEND["stopped"] = "stopped"
 _TURNS = re.compile("[\u2028-\u202e\u2066-\u2069]")
 
 
@@ -82,23 +79,21 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
     spans = [span for span in record.files.values() if span.start_s is not None]
     tests = [test for span in spans for test in span.tests]
     bound = f"{record.bounding_unit} sets the bound: split this file to make the run shorter"
+    over = over_budget_lines((each.path, each.need, each.gpu_memory) for each in record.files.values())
     notes = [
         *([bound] if record.bounding_unit else []),
         *(f"not used: {each}" for each in record.left_out),
         *record.notes,
         *map(isolation_text, record.isolation),
         *(f"{each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in record.lost_gpus),
-        *(
-            f"more GPU memory than its budget: {line}"
-            for line in over_budget_lines((each.path, each.need, each.gpu_memory) for each in record.files.values())
-        ),
+        *(f"more GPU memory than its budget: {line}" for line in over),
     ]
     listed = _listed(record)
     return html_page(
         "run.html",
         styles=("report/templates/report.css", "templates/run.css"),
         script="templates/run.js",
-        filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": lambda word: word.replace("_", " ")},
+        filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": words},
         record=record,
         verdict=verdict_text(record.exit_code),
         sign=_sign(record.exit_code),
@@ -110,10 +105,7 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
         max_listed=MAX_LISTED,
         failures=list(_failures(failed[:MAX_FILES], state)),
         num_failures=len(failed),
-        slowest=[
-            ("file", _slowest((span.path, span) for span in spans)),
-            ("test", _slowest((test.nodeid, test) for test in tests)),
-        ],
+        slowest=[("file", _slowest([(s.path, s) for s in spans])), ("test", _slowest([(t.nodeid, t) for t in tests]))],
         left_out=_left_out(state),
         listed=listed,
         num_hidden=len(record.files) + record.num_tests - len(listed),
@@ -125,8 +117,8 @@ def verdict_text(code: int | None) -> str:
     """The exit code in words."""
     if code is None:
         return "The run has no end"
-    told = {ExitCode.OK: "all tests passed", ExitCode.TESTS_FAILED: "tests failed", **REASON_OF_CODE}
-    why = {int(each): text for each, text in told.items()}.get(code, f"exit code {code}")
+    known = {ExitCode.OK: "all tests passed", ExitCode.TESTS_FAILED: "tests failed", **REASON_OF_CODE}
+    why = known.get(code, f"exit code {code}")
     return f"{why[:1].upper()}{why[1:]}"
 
 
@@ -157,40 +149,31 @@ def _timeline(record: RunRecord, spans: list[FileSpan], numbers: dict[str, int])
     first_s = record.first_start_s
     whole_s = max(record.makespan_s, record.lower_bound_s, 0.001)
     step_s = next((each for each in ROUND_S if each * NUM_TICKS >= whole_s), whole_s)
+    ticks = [number * step_s for number in range(int(0.96 * whole_s / step_s) + 1)]
     tones = {TONE_OF[_word(each)] for span in spans for each in (span, *span.tests)}
     rows = rows_of(record)
     return {
         "rows": [_row(row, first_s, whole_s, record, numbers) for row in rows],
-        "ticks": [
-            (f"{100 * number * step_s / whole_s:.2f}%", axis_label(number * step_s, step_s))
-            for number in range(int(0.96 * whole_s / step_s) + 1)
-        ],
+        "ticks": [(f"{100 * tick_s / whole_s:.2f}%", axis_label(tick_s, step_s)) for tick_s in ticks],
         "bound": f"{100 * record.lower_bound_s / whole_s:.2f}%" if record.lower_bound_s else "",
-        "legend": [(tone, words) for tone, words in LEGEND.items() if tone in tones],
+        "legend": [(tone, meaning) for tone, meaning in LEGEND.items() if tone in tones],
         "has_quarantine": any(row.lost_s is not None for row in rows),
     }
 
 
 def _row(row: Row, first_s: float, whole_s: float, record: RunRecord, numbers: dict[str, int]) -> dict[str, Any]:
     bars = []
-    for span, place in _bars(row.files, first_s, whole_s, LEAST_WIDTH):
+    for span, place in _bars(row.files, first_s, whole_s):
         memory = memory_text(span.gpu_memory, span.need) if span.gpu_memory else ""
         width_s = span.end_s - (span.start_s or 0.0)
         is_wide = 100 * width_s / whole_s >= LEAST_OF_FILE
-        inner = _bars(span.tests, span.start_s or 0.0, width_s or 1.0, LEAST_WIDTH) if is_wide else ()
-        directory, name = one_line(span.path).rpartition("/")[1:]
-        bars.append(
-            {
-                **place,
-                "label": name or directory,
-                "title": _title(span.path, span, first_s, one_line(span.reason), memory),
-                "failure": numbers.get(span.path),
-                "tests": [
-                    {**inside, "title": _title(test.nodeid, test, first_s, _test_memory(span, test))}
-                    for test, inside in inner
-                ],
-            }
-        )
+        bar = {**place, "label": one_line(span.path).rpartition("/")[2], "failure": numbers.get(span.path), "tests": []}
+        bar["title"] = _title(span.path, span, first_s, one_line(span.reason), memory)
+        for test, inside in _bars(span.tests, span.start_s or 0.0, width_s or 1.0) if is_wide else ():
+            peak_bytes = span.gpu_memory.tests.get(test.nodeid) if span.gpu_memory else None
+            memory = "" if peak_bytes is None else f"{gb_text(peak_bytes)} of GPU memory at its peak"
+            bar["tests"].append({**inside, "title": _title(test.nodeid, test, first_s, memory)})
+        bars.append(bar)
     return {
         "name": one_line(row.name, 40),
         "title": one_line(row.title),
@@ -200,37 +183,31 @@ def _row(row: Row, first_s: float, whole_s: float, record: RunRecord, numbers: d
     }
 
 
-def _bars(spans: Iterable[Any], first_s: float, whole_s: float, least: float) -> Iterator[tuple[Any, dict[str, str]]]:
+def _bars(spans: Iterable[Any], first_s: float, whole_s: float) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the spans that can be seen, each with its place and its tone."""
     filled = -1.0
     for span in spans:
         left, right = (100 * ((each or 0.0) - first_s) / whole_s for each in (span.start_s, span.end_s))
         tone = TONE_OF[_word(span)]
         if tone != "good" or right > filled:
-            filled = max(right, left + least)
+            filled = max(right, left + LEAST_WIDTH)
             yield span, {"x": f"{left:.2f}%", "width": f"{filled - left:.2f}%", "tone": tone}
 
 
 def _title(name: str, span: FileSpan | TestSpan, first_s: float, *facts: str) -> str:
     start_s = span.start_s or 0.0
     times = f"{seconds_text(span.end_s - start_s)} from {seconds_text(start_s - first_s)}"
-    return "; ".join([f"{one_line(name)}: {_word(span).replace('_', ' ')}, {times}", *filter(None, facts)])
-
-
-def _test_memory(span: FileSpan, test: TestSpan) -> str:
-    peak_bytes = span.gpu_memory.tests.get(test.nodeid) if span.gpu_memory else None
-    return "" if peak_bytes is None else f"{gb_text(peak_bytes)} of GPU memory at its peak"
+    return "; ".join([f"{one_line(name)}: {words(_word(span))}, {times}", *filter(None, facts)])
 
 
 # ---- lists
 
 
-def _slowest(spans: Iterable[tuple[str, FileSpan | TestSpan]]) -> list[tuple[str, str, str, str]]:
-    """(name, duration, share of all, outcome) of the longest."""
-    found = [(name, span.duration_s or 0.0, _word(span)) for name, span in spans]
-    total_s = sum(seconds for _, seconds, _ in found) or 1.0
-    longest = sorted(found, key=lambda each: -each[1])[:NUM_SLOWEST]
-    return [(one_line(name), seconds_text(s), f"{s / total_s:.0%}", word) for name, s, word in longest]
+def _slowest(spans: list[tuple[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Return (name, duration, share of all, outcome) of the longest."""
+    total_s = sum(span.duration_s or 0.0 for _, span in spans) or 1.0
+    longest = sorted(((span.duration_s or 0.0, name, span) for name, span in spans), key=lambda each: -each[0])
+    return [(one_line(n), seconds_text(s), f"{s / total_s:.0%}", _word(x)) for s, n, x in longest[:NUM_SLOWEST]]
 
 
 def _left_out(state: RunState) -> list[tuple[str, list[str]]]:
@@ -249,14 +226,16 @@ def _listed(record: RunRecord) -> list[tuple[str, str, str, str]]:
     tests = [test for span in record.files.values() for test in span.tests]
     tests.sort(key=lambda test: (test.outcome not in FAILING, -test.duration_s))
     kept = {id(test) for test in tests[:MAX_TESTS]}
-    tones = list(TONES)
+
+    def rank(span: Any) -> int:
+        return [*TONES].index(TONE_OF[_word(span)])
+
     rows = []
-    for span in sorted(record.files.values(), key=lambda span: tones.index(TONE_OF[_word(span)])):
+    for span in sorted(record.files.values(), key=rank):
         took = seconds_text(span.duration_s) if span.start_s is not None else ""
         rows.append((_word(span), one_line(span.path), took, one_line(span.reason, 1000)))
-        for test in sorted(span.tests, key=lambda test: tones.index(TONE_OF[test.outcome.value])):
-            if id(test) in kept:
-                rows.append((test.outcome.value, one_line(test.nodeid), seconds_text(test.duration_s), ""))
+        for test in (each for each in sorted(span.tests, key=rank) if id(each) in kept):
+            rows.append((_word(test), one_line(test.nodeid), seconds_text(test.duration_s), ""))
     return rows
 
 
@@ -274,10 +253,9 @@ def _failures(results: list[UnitResult], state: RunState) -> Iterator[dict[str, 
         return text
 
     for result in results:
-        is_full = num_left <= 0
+        is_full, files = num_left <= 0, []
         found = [each for each in unit_failures(result) if each.name != result.unit.path or not result.directory]
         texts = [(each, cut(shown(each.text)) if num_left > 0 else "") for each in found[:MAX_FAILED_TESTS]]
-        files = []
         for title, name in (("Stacks of its processes at termination", "stacks.txt"), ("Output", "output.log")):
             path = Path(result.directory, name)
             if result.directory and num_left > 0 and os.path.lexists(path):

@@ -1,92 +1,150 @@
-"""The reporters of a run, each in a guard that switches it off when it fails."""
+"""The reporters of a run, each in a guard that switches it off when it fails, and the files that they write."""
 
-from collections.abc import Callable, Iterator
+import errno
+import os
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO, TextIO
 
+from harness.bits.errors import UsageError
+from harness.bits.files import StrPath, replacing
 from harness.process.clock import Clock
-from harness.process.invocation import Invocation
-from harness.render.run_files import JsonlReporter, LateReporter
 from harness.render.run_json import trace_events_text
 from harness.render.run_page import run_page_text
 from harness.render.run_text import PlainReporter, SummaryReporter
+from harness.runner.events import Event, RunFinished, to_json_line
+from harness.runner.options import RunOptions
+from harness.runner.records.run_record import PAGE, RECORD
+from harness.runner.records.stats import RunState
 from harness.runner.reporter import Guarded, Reporter
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """Requested reports and the kind of the output."""
-
-    is_terminal: bool
-    """Whether the output is a terminal that understands cursor movements."""
-    colour: bool
-    record_file: Path | None = None
-    """File of events in the run's own directory."""
-    events_file: Path | None = None
-    """File of events that the user requested."""
-    junit_file: Path | None = None
-    page_file: Path | None = None
-    """File of the page in the run's own directory; it needs the record."""
-    html_file: Path | None = None
-    """File of the page that the user requested."""
-    trace_events_file: Path | None = None
-    num_slowest: int = 0
-    """Number of slowest tests to print; 0 for none."""
-    github_job: Invocation | None = None
-    """Job of GitHub Actions that this run is a part of; None elsewhere."""
-
-
 def make_reporters(
-    options: ReportOptions, *, stream: TextIO, clock: Clock, say: Callable[[str], None]
+    options: RunOptions, directory: Path, clock: Clock, stream: TextIO, say: Callable[[str], None], *, on_github: bool
 ) -> list[Guarded]:
-    """The reporters of a run, in the order in which each must be given every event, and closed.
+    """Return the reporters of a run, in the order in which each must be given every event, and closed.
 
     The record comes first, the summary after the display: on the last event the display has left `stream` by then.
     `say` is given one line when a reporter has to be switched off. Raises UsageError for a file that cannot be made.
     """
     reporters: list[Guarded] = []
+    record = directory / RECORD
     with ExitStack() as stack:  # one that cannot be made leaves none open
 
         def add(reporter: Reporter, name: str, *, is_asked: bool = False, is_late: bool = False) -> None:
             reporters.append(Guarded(reporter, name, say, is_asked=is_asked, is_late=is_late))
             stack.callback(reporter.close)
 
-        for path in filter(None, (options.record_file, options.events_file)):
+        for path in filter(None, (record, options.events_file)):
             add(JsonlReporter(path), f"the record of events in {path}", is_asked=path == options.events_file)
-        add(_display(options, stream, clock, say), "the display")
-        for late, name, is_asked in _late(options, clock):
-            add(late, name, is_asked=is_asked, is_late=True)
+        if options.live:
+            from harness.render.run_live import LiveReporter
+
+            add(LiveReporter(stream, clock, colour=options.colour, say=say), "the display")
+        else:
+            add(PlainReporter(stream), "the display")
+        if (junit := options.junit_file) is not None:
+            from harness.render.junit import junit_text
+
+            late = LateReporter(junit, "JUnit XML", junit_text)
+            add(late, f"the JUnit XML in {junit}", is_asked=True, is_late=True)
+        if (timeline := options.trace_events_file) is not None:
+            late = LateReporter(timeline, "the trace events", partial(trace_events_text, record))
+            add(late, f"the trace events in {timeline}", is_asked=True, is_late=True)
+        for path in filter(None, (directory / PAGE, options.html_file)):
+            late = LateReporter(path, "the page of the run", partial(run_page_text, record))
+            add(late, f"the page in {path}", is_asked=path == options.html_file, is_late=True)
         add(SummaryReporter(stream, colour=options.colour, num_slowest=options.num_slowest), "the summary")
-        if options.github_job is not None:
+        if on_github:
             from harness.render.run_github import GithubReporter
 
-            add(GithubReporter(options.github_job, options.record_file, stream), "the output for GitHub")
+            add(GithubReporter(options.invocation, record, stream), "the output for GitHub")
         stack.pop_all()
     return reporters
 
 
-def _late(options: ReportOptions, clock: Clock) -> Iterator[tuple[Reporter, str, bool]]:
-    """The reporters that write a file at the end, each with its name and whether the user requested its file."""
-    if options.junit_file is not None:
-        from harness.render.junit import JUnitReporter
+class LateReporter:
+    """Writes `path` once, whole or not at all, when the run has finished, or when it is closed before that.
 
-        yield JUnitReporter(options.junit_file, clock), f"the JUnit XML in {options.junit_file}", True
-    if (record := options.record_file) is None:
-        return
-    if (path := options.trace_events_file) is not None:
-        contents = f"the trace events in {path}"
-        yield LateReporter(path, "the trace events", partial(trace_events_text, record)), contents, True
-    for path in filter(None, (options.page_file, options.html_file)):
-        page = LateReporter(path, "the page of the run", partial(run_page_text, record))
-        yield page, f"the page in {path}", path == options.html_file
+    `text` makes what is written; `contents` names it ("the page"). A link is followed. A device, or a pipe that has a
+    reader, is written to if it has the name before the run. Raises UsageError where the file cannot be made, OSError
+    where it cannot be written in the end.
+    """
+
+    def __init__(self, path: Path, contents: str, text: Callable[[RunState, RunFinished | None], str]) -> None:
+        if path.is_dir():
+            raise UsageError(f"{contents} cannot be written to {path}: it is a directory", legal="a file")
+        self._path = path.resolve()
+        self._text: Callable[[RunState, RunFinished | None], str] | None = text
+        self._state: RunState | None = None
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=self._path.parent):
+                pass
+        except OSError as error:
+            raise _refusal(contents, path, error, "a file in a directory that can be written to") from error
+        self._is_special = self._path.exists() and not self._path.is_file()
+
+    def on_event(self, event: Event, state: RunState) -> None:
+        """Write at the end."""
+        self._state = state
+        if isinstance(event, RunFinished):
+            self._write(event)
+
+    def close(self) -> None:
+        """Write what is known of a run that never finished."""
+        self._write(None)
+
+    def _write(self, finished: RunFinished | None) -> None:
+        make, self._text = self._text, None
+        if make is not None and self._state is not None:
+            data = make(self._state, finished).encode("utf-8", "backslashreplace")
+            with open_as_named(self._path) if self._is_special else replacing(self._path, is_synced=True) as file:
+                file.write(data)
 
 
-def _display(options: ReportOptions, stream: TextIO, clock: Clock, say: Callable[[str], None]) -> Reporter:
-    if not options.is_terminal:
-        return PlainReporter(stream)
-    from harness.render.run_live import LiveReporter
+class JsonlReporter:
+    """Writes a line per event with one system call each, so that a reader of the growing file sees whole lines.
 
-    return LiveReporter(stream, clock, colour=options.colour, say=say)
+    Raises UsageError where the file cannot be made, OSError where it cannot be written later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_as_named(path)
+        except OSError as error:
+            raise _refusal("events", path, error, "a file that can be written") from error
+
+    def on_event(self, event: Event, state: RunState) -> None:
+        """Append the event; text that is not Unicode is kept as JSON's own escapes."""
+        left = memoryview(to_json_line(event).encode("utf-8", "backslashreplace") + b"\n")
+        while left:  # a nearly full disk takes a part, and raises at the next
+            left = left[os.write(self._file.fileno(), left) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def open_as_named(path: StrPath) -> BinaryIO:
+    """Open for writing what a person has named, through links, a device or a pipe too, without waiting for a reader.
+
+    A regular file is made if there is none, and emptied if there is one. OSError, also for a pipe without a reader.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "it is a pipe that no process reads, or a socket", os.fspath(path)) from None
+    os.set_blocking(fd, True)
+    return os.fdopen(fd, "wb")
+
+
+def _refusal(contents: str, path: Path, error: OSError, legal: str) -> UsageError:
+    said = f"{contents} cannot be written to {path}: {error.strerror}"
+    return UsageError(said, legal=legal, remedy="choose another file, or make room or permission there")

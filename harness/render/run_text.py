@@ -10,7 +10,7 @@ from typing import TextIO
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, one_line, put
 from harness.process.program_output import MAX_SHOWN_BYTES
-from harness.render.failures import show_kept, shown, unprinted_failures, without_middle
+from harness.render.console import at_most, painted
 from harness.render.run_words import (
     estimated,
     exit_reason,
@@ -20,9 +20,14 @@ from harness.render.run_words import (
     label,
     outcome_counts,
     over_budget_lines,
+    show_kept,
+    shown,
     split_line,
     tally,
     unmeasured_lines,
+    unprinted_failures,
+    without_middle,
+    words,
 )
 from harness.runner import events
 from harness.runner.records.merging import MergedRun
@@ -32,7 +37,7 @@ from harness.runner.report_file import TestEnd
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestCounts
-from harness.runner.units import NeedSource, Outcome, UnitResult, WorkerFailure, file_of
+from harness.runner.units import NeedSource, Outcome, UnitResult, file_of
 
 COLLECTION_EVERY_S = 10.0
 """Seconds between two lines about a collection."""
@@ -52,13 +57,8 @@ REMEDY_OF_NEED = {
 # ---- sentences about events, shared with the live display
 
 
-class Tone(Enum):
-    """Importance of a sentence."""
-
-    GOOD = "good"
-    QUIET = "quiet"
-    WARNING = "warning"
-    BAD = "bad"
+Tone = Enum("Tone", ("GOOD", "QUIET", "WARNING", "BAD"))
+"""Importance of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,11 @@ def sentences(event: events.Event, state: RunState) -> list[Sentence]:
     """Return the sentences about an event; empty for an event that needs none."""
     match event:
         case events.CollectionFinished():
-            left_out = [("deselected", unselected(event.num_deselected))] if event.num_deselected else []
-            quiet = [("collected", _plan(event)), *left_out, *(("split", split_line(each)) for each in event.splits)]
-            notes = [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
-            return [*(Sentence(Tone.QUIET, *each) for each in quiet), *notes]
+            found = [Sentence(Tone.QUIET, "collected", _plan(event))]
+            if event.num_deselected:
+                found.append(Sentence(Tone.QUIET, "deselected", unselected(event.num_deselected)))
+            found += [Sentence(Tone.QUIET, "split", split_line(each)) for each in event.splits]
+            return found + [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
         case events.UnitFinished():
             return _unit_sentences(event.result, state)
         case events.AttemptSlow():
@@ -148,11 +149,6 @@ def running_line(attempt: Running, now_t: float, state: RunState) -> str:
 def bare_test(attempt: Running) -> str:
     """Return the running test without its file, which is shown next to it."""
     return attempt.test.removeprefix(file_of(attempt.path)).removeprefix("::")
-
-
-def words(reason: str) -> str:
-    """A reason of AttemptTerminating as words: "test_timeout" is "test timeout"."""
-    return one_line(reason.replace("_", " "))
 
 
 def shard_units(shard: ShardPlan, num_units: int) -> str:
@@ -250,8 +246,7 @@ class SummaryReporter:
             self._seconds[event.nodeid] = max(event.duration_s, self._seconds.get(event.nodeid, 0.0))
         if not isinstance(event, events.RunFinished):
             return
-        slowest = sorted(self._seconds.items(), key=lambda each: (-each[1], each[0]))[: self._num_slowest]
-        if slowest:
+        if slowest := sorted(self._seconds.items(), key=lambda each: (-each[1], each[0]))[: self._num_slowest]:
             lines = (f"  {seconds:9.2f} s  {one_line(test)}\n" for test, seconds in slowest)
             self._put("".join((f"\nslowest tests ({len(slowest):,})\n", *lines)))
         for result in state.with_outcome(*Outcome):
@@ -262,12 +257,14 @@ class SummaryReporter:
                 self._failed_tests(failures)
                 self._kept(result.directory)
         for worker in event.failed_workers:
-            self._failed_worker(worker)
+            self._rule(f" FAILED worker {worker.name}, after its last file ", BOLD_RED, "=")
+            text = shown(worker.text, colour=self._colour).rstrip("\n")
+            self._put(f"{one_line(worker.reason, 1000)}\n\n{text}\n")
+            self._kept(worker.log)
         for head, tone, found in _sections(event, state):
             if found:
-                more = [f"and {len(found) - MAX_LISTED:,} more"] if len(found) > MAX_LISTED else []
                 self._put("\n" + self._paint(f"{head} ({len(found):,})", tone) + "\n")
-                self._put("".join(f"  {line}\n" for line in (*found[:MAX_LISTED], *more)))
+                self._put("".join(f"  {line}\n" for line in at_most(found, MAX_LISTED)))
         if state.units or not event.error:  # else nothing was counted, and the command line says why
             self._figures(event, state)
         self._stream.flush()
@@ -311,12 +308,6 @@ class SummaryReporter:
             self._file(stacks)
         self._kept(result.directory)
 
-    def _failed_worker(self, worker: WorkerFailure) -> None:
-        self._rule(f" FAILED worker {worker.name}, after its last file ", BOLD_RED, "=")
-        text = shown(worker.text, colour=self._colour).rstrip("\n")
-        self._put(f"{one_line(worker.reason, 1000)}\n\n{text}\n")
-        self._kept(worker.log)
-
     def _failed_tests(self, failures: list[tuple[str, TestEnd]]) -> None:
         for nodeid, end in failures[:MAX_TESTS]:
             reason = f": {one_line(end.reason)}" if end.reason else ""
@@ -354,7 +345,7 @@ class SummaryReporter:
         self._put("\n" + self._paint(title.center(WIDTH, character), tone) + "\n")
 
     def _paint(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+        return painted(text, code, self._colour)
 
     def _put(self, text: str) -> None:
         put(self._stream, text)
@@ -381,33 +372,33 @@ def closing_line(event: events.RunFinished, state: RunState) -> str:
 def _sections(event: events.RunFinished, state: RunState) -> Iterator[tuple[str, str, list[str]]]:
     """(head, colour, lines) of each list, empty ones included."""
     results = state.with_outcome(*Outcome)
-
-    def of(outcome: Outcome) -> list[UnitResult]:
-        return [result for result in results if result.outcome is outcome]
-
-    failures = [result for result in results if result.is_failure]
-    failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
+    failed = [
+        f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in results if r.is_failure
+    ]
     yield "failed, shown above", RED, failed
     workers = [f"worker {w.name}: {w.reason} (see {one_line(w.log, 4096)})" for w in event.failed_workers]
     yield "workers that failed after their last file", RED, workers
-    yield "flaky, passed when run again", YELLOW, [_flaky(r) for r in of(Outcome.FLAKY)]
-    yield "leaning on others, accepted", YELLOW, [_kept_line(r) for r in results if r.is_accepted]
-    yield "interrupted", YELLOW, [_kept_line(r) for r in of(Outcome.INTERRUPTED)]
-    cancelled = [_with_reason(r) for r in of(Outcome.NOT_RUN) if not r.for_want_of_gpus]
-    yield "not run because the run was cancelled", YELLOW, cancelled
-    unmet = [_with_reason(r) for r in of(Outcome.NOT_RUN) if r.for_want_of_gpus]
-    yield "not run for lack of GPUs", YELLOW, unmet
-    yield "no tests", YELLOW, [_with_reason(r) for r in of(Outcome.NO_TESTS) if not r.is_deselected]
+    by = {outcome: [r for r in results if r.outcome is outcome and not r.is_deselected] for outcome in Outcome}
+    not_run = by[Outcome.NOT_RUN]
     skipped = [_joined(r, r.skip_reasons or ["no reason given"]) for r in results if r.tests.all_skipped]
-    yield "every test skipped", YELLOW, skipped
-    yield "left processes behind, now killed", YELLOW, [_joined(r, r.left_behind) for r in results if r.left_behind]
-    yield "needs that differ from the plan", YELLOW, [_need(r) for r in results if r.need_disagrees]
     over = over_budget_lines((r.unit.path, r.unit.need, r.gpu_memory) for r in results)
-    yield "used more GPU memory than their budget", YELLOW, list(over)
-    quarantined = [_quarantine(each, state) for each in state.quarantined.values()]
-    yield "GPUs in quarantine, not leased again", RED, quarantined
     notes = (*event.notes, *map(isolation_text, event.isolation), *unmeasured_lines(results))
-    yield "notes", YELLOW, [one_line(note, 1000) for note in notes]
+    attention = {
+        "flaky, passed when run again": map(_flaky, by[Outcome.FLAKY]),
+        "leaning on others, accepted": [_kept_line(r) for r in results if r.is_accepted],
+        "interrupted": map(_kept_line, by[Outcome.INTERRUPTED]),
+        "not run because the run was cancelled": [_with_reason(r) for r in not_run if not r.for_want_of_gpus],
+        "not run for lack of GPUs": [_with_reason(r) for r in not_run if r.for_want_of_gpus],
+        "no tests": map(_with_reason, by[Outcome.NO_TESTS]),
+        "every test skipped": skipped,
+        "left processes behind, now killed": [_joined(r, r.left_behind) for r in results if r.left_behind],
+        "needs that differ from the plan": [_need(r) for r in results if r.need_disagrees],
+        "used more GPU memory than their budget": over,
+        "GPUs in quarantine, not leased again": [_quarantine(each, state) for each in state.quarantined.values()],
+        "notes": [one_line(note, 1000) for note in notes],
+    }
+    for head, lines in attention.items():
+        yield head, RED if head.startswith("GPUs") else YELLOW, list(lines)
 
 
 def _with_reason(result: UnitResult) -> str:

@@ -12,6 +12,18 @@ from harness.trace import values
 from harness.trace.chain import Scope
 from harness.trace.values import Float
 
+VERSION = 1
+
+
+def result_json(result: Any, *names: str) -> dict[str, Any]:
+    """Return the head of the JSON of a command: version, exit code, and attributes of its result."""
+    return {"version": VERSION, "exit_code": int(result.exit_code), **attributes(result, *names)}
+
+
+def attributes(result: Any, *names: str) -> dict[str, Any]:
+    """Return attributes of a result in plain values."""
+    return {name: serialised(getattr(result, name)) for name in names}
+
 
 def serialised(value: Any) -> Any:
     """Return a result in plain values: a dataclass by its fields, bytes as hexadecimal digits, infinities as text."""

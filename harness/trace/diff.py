@@ -222,7 +222,11 @@ def _first_part(a: Trace, b: Trace, first: Divergence | None) -> Divergence | No
             continue
         opened = _open(a, b, step, (Scope.PHYSICAL,))
         if any(each.first for each in opened.values()):
-            return earliest(a, b, step, opened)
+            found = earliest(a, b, step, opened)
+            value = found.a or found.b
+            is_sampled = value is not None and value.phase == "optimizer" and None in (found.a, found.b)
+            if not is_sampled:  # large state of an optimizer, which one of both has recorded in more steps
+                return found
     return None
 
 

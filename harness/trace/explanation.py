@@ -25,7 +25,6 @@ HELD = ("forward", "optimizer")
 """Phases whose values are recorded when they have changed."""
 SETTING = re.compile(r"(?:(?P<optimizer>.+)\.)?group(?P<group>\d+)\.(?P<key>[^ ]+)")
 """Name of a setting of an optimizer: group0.lr, SGD#2.group0.betas.1."""
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 HASH_SEED = "variable PYTHONHASHSEED"
 LOSSES = re.compile("loss|grad", re.IGNORECASE)
 """Logged values that follow from the loss."""
@@ -198,10 +197,6 @@ def _of_batch(case: _Case) -> Iterator[Finding]:
 
 def _of_state(case: _Case) -> Iterator[Finding]:
     first, name = case.first, case.value.name
-    if first.known is not None and name.endswith(BUFFERS):
-        trace = "B" if first.what is Difference.VALUE_ONLY_IN_A else "A"
-        yield CauseCode.LEFT_IN_EVAL(trace=trace, name=name, since=first.known.step)
-        return
     written = []
     for letter, trace_, each in case.sides:
         last = None if each is None else last_known(trace_, first.step - 1, case.rank, "optimizer", name)

@@ -104,10 +104,6 @@ class CauseCode(FindingCode):
         "written_outside",
         "{name} was written outside the optimizer, in {traces}: after its last step, before this forward pass",
     )
-    LEFT_IN_EVAL = (
-        "left_in_eval",
-        "{trace} left {name} as it was after step {since}: its module was in eval mode, or saw no batch",
-    )
     WEIGHTS_DIFFER = (
         "weights_differ",
         "the runs began with different weights, and equal generators: a checkpoint, or the order of initialisation",
@@ -120,7 +116,7 @@ class CauseCode(FindingCode):
     )
     FORWARD_DIFFERS = (
         "forward_differs",
-        "batches and weights are equal: look for a mode (train, eval), dropout, unrecorded state, a cast, a kernel",
+        "batches and weights are equal: look for dropout, unrecorded state, a cast, a kernel",
         _LOOK,
     )
     GRADIENT_CHANGED = (

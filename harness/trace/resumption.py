@@ -143,7 +143,7 @@ def _with_values(log: RankLog, step: int, values: Sequence[RecordedValue]) -> Ra
         num_parts=sum(each.scope is Scope.PHYSICAL for each in values),
         num_contexts=sum(each.scope is Scope.CONTEXT for each in values),
     )
-    return _chained(replace(log, heads={**log.heads, step: head}, changed={step: _columns(values)}))
+    return _chained(replace(log, heads={**log.heads, step: head}, changed={**log.changed, step: _columns(values)}))
 
 
 def _is_held(value: RecordedValue) -> bool:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 NAMES = (
     *("manifest.json", "curve.jsonl", "rank-0.log", "a trace", "operations", "tensors", "report.jsonl", "events.jsonl"),
     *("a timeline", "a file in the history", "results in the history", "golden.json"),
-    *("metrics.jsonl", "a line of numbers", "completions.jsonl", "tokenizer.json", "checksums.json", "call.json"),
+    *("metrics.jsonl", "a line of numbers", "tokenizer.json", "checksums.json", "call.json"),
     *("refusal.json", "the head of a bundle", "a scenario"),
     *(
         "history.sqlite",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.render.stopping import ONE_RUN
+from harness.render.replay import ONE_RUN
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile
 from tests.support.cli_commands import PRETENDER, Done, type_command, type_here

@@ -3,6 +3,7 @@
 python planted_runs.py DIRECTORY PLANT...
 """
 
+import copy
 import os
 import sys
 from collections.abc import Iterator
@@ -54,7 +55,6 @@ def loader_of(plant: str) -> DataLoader[torch.Tensor]:
 
 
 def train(plant: str) -> None:
-    torch.manual_seed(0)
     model = torch.nn.Linear(WIDTH, 128)
     betas = (0.9, 0.99) if plant == "betas" else (0.9, 0.999)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=betas)
@@ -67,9 +67,13 @@ def train(plant: str) -> None:
         if step < first:
             continue
         if plant == "write" and step == 2:
+            model.weight.data.mul_(1 + 2**-10)
+        if plant == "write one" and step == 2:
             model.weight.data[60, 100] += 2**-10
         if plant == "switch" and step == 2:
             optimizer.param_groups[0]["maximize"] = True
+        if plant == "moment" and step == 2:
+            optimizer.state[model.weight]["exp_avg"].mul_(1.01)
         optimizer.zero_grad()
         model(rows).square().mean().backward()
         optimizer.step()
@@ -93,10 +97,56 @@ def restore(
     torch.set_rng_state(random_state)
 
 
+class Critic(torch.nn.Linear):
+    """A class of its own, which names what it holds."""
+
+
+def actor_critic(plant: str) -> None:
+    """Two optimizers; the actor's backward leaves gradients in the critic, whose target network follows it."""
+    actor, critic = torch.nn.Linear(4, 2), Critic(6, 1)
+    target = copy.deepcopy(critic)
+    optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in (actor, critic)]
+    for iteration in range(4):
+        states, following, actions = torch.randn(8, 4), torch.randn(8, 4), torch.randn(8, 2)
+        with torch.no_grad():
+            if plant == "actor critic: target" and iteration == 2:
+                target.weight.mul_(1.01)
+            wanted = 0.9 * target(torch.cat([following, actor(following).tanh()], 1))
+        optimizers[1].zero_grad()
+        (critic(torch.cat([states, actions], 1)) - wanted).square().mean().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        critic(torch.cat([states, actor(states).tanh()], 1)).mean().neg().backward()
+        optimizers[0].step()
+        with torch.no_grad():
+            for mean, parameter in zip(target.parameters(), critic.parameters(), strict=True):
+                mean.lerp_(parameter, 0.1)
+
+
+def own_optimizer(plant: str) -> None:
+    """An optimizer that is not torch's; two microbatches a step, which no DataLoader has made."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+    rows, weights = torch.randn(64, 4), list(model.parameters())
+    for step in range(4):
+        model.train(not (plant == "own: eval" and step == 2))
+        if plant == "own: gradient" and step == 2:
+            weights[2].register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+        for microbatch in range(2):
+            chosen = torch.randperm(64)[:8]
+            if plant == "own: order" and (step, microbatch) == (2, 1):
+                chosen = chosen.flip(0)
+            model(rows[chosen]).square().mean().backward()
+        with torch.no_grad():
+            for each in weights:
+                each.sub_(0.1 * each.grad if each.grad is not None else 0)
+                each.grad = None
+
+
 def record(directory: Path, plant: str) -> None:
     identity = {"program": "train.py", **({"--resume": "checkpoint.pt"} if plant.startswith("resumed") else {})}
-    start_recording(RunSpec(directory=str(directory / plant), identity=identity))
-    train(plant)
+    start_recording(RunSpec(directory=str(directory / plant), identity=identity, all_state=plant == "all state"))
+    torch.manual_seed(0)
+    LOOPS.get(plant.partition(":")[0], train)(plant)
     log = active_log()
     assert log is not None
     log.close()
@@ -105,6 +155,9 @@ def record(directory: Path, plant: str) -> None:
 def known_fingerprint(identity: Part, **_: object) -> Fingerprint:
     """Nothing of this machine, which takes half a second to read each time."""
     return Fingerprint(identity=identity)
+
+
+LOOPS = {"actor critic": actor_critic, "own": own_optimizer}
 
 
 def main(directory: Path, plants: list[str]) -> None:

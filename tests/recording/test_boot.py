@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.lab.experiments.recording_result import read_reports
+from harness.lab.experiments.single_run import BREAKPOINTS
 from harness.recording.boot_hooks import import_hooks
 from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory
 from harness.trace import read_trace
@@ -56,7 +57,7 @@ def test_orders_and_reports_survive_their_files() -> None:
 
 
 def test_of_an_entry_nothing_is_watched_that_logs() -> None:
-    watched = [import_hooks({"level": "off", "has_entry": each}, lambda: True).keys() for each in (True, False)]
+    watched = [import_hooks({"level": "off", "has_entry": each}, lambda: "harness").keys() for each in (True, False)]
     assert watched[0] == {"torch", "numpy.random"}
     assert watched[0] < watched[1]
 
@@ -106,7 +107,7 @@ def test_a_process_without_the_levels_variables_runs_and_is_not_recorded(
     "is_beside",
     [pytest.param(True, id="beside it", marks=pytest.mark.full), pytest.param(False, id="on the path")],
 )
-def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_beside: bool, tmp_path: Path) -> None:
+def test_a_program_with_a_package_of_that_name_keeps_it_and_is_recorded(is_beside: bool, tmp_path: Path) -> None:
     directories = [tmp_path / "program", tmp_path / "other"]
     theirs = directories[0 if is_beside else 1] / "harness"
     for each in (*directories, theirs):
@@ -114,18 +115,22 @@ def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_besid
     (theirs / "__init__.py").write_text("mine = True\n")
     program = directories[0] / "program.py"
     program.write_text(
-        "import sys, torch, harness\nprint(harness.mine, [x for x in sys.modules if 'redaction' in x])\n"
+        "import sys, torch, harness\n"
+        "weight = torch.zeros(2, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "(weight - 1).square().sum().backward()\n"
+        "optimizer.step()\n"
+        "import harness\n"
+        "print(harness.mine, [x for x in sys.modules if x.startswith('harness')])\n"
     )
-    orders = RunSpec(directory=str(tmp_path))
+    told = {"conditions": ["nan"], "report": str(tmp_path / "stop"), "against": ""}
+    orders = RunSpec(directory=str(tmp_path), callbacks={BREAKPOINTS: told})
     (tmp_path / RUN).write_text(orders.to_text())
     path = f"{boot_directory()}{os.pathsep}{directories[1]}"
     done = run("env", f"PYTHONPATH={path}", f"{RUN_VARIABLE}={tmp_path / RUN}", sys.executable, str(program), *SECRETS)
-    assert (done.exit_code, done.output) == (0, "True []\n"), "and nothing of this package is left in it"
-    (report,) = read_reports(tmp_path)
-    assert report.argv == (str(program), "--api-key=<redacted>", "--lr", "1", "--password", "<redacted>")
-    assert problems(tmp_path) == [
-        f"{theirs / '__init__.py'} would be imported in place of rlharness's own package of that name: rename theirs"
-    ]
+    assert (done.exit_code, done.output, done.errors) == (0, "True ['harness']\n", "")
+    assert problems(tmp_path) == [""]
+    assert read_trace(tmp_path).steps == (0,)
 
 
 def test_orders_that_are_gone_are_said(tmp_path: Path) -> None:

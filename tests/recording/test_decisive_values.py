@@ -22,12 +22,18 @@ PLANTS = (
     "switch",
     "generator",
     "write",
+    "write one",
     "average",
     "worker1",
     "worker2",
     "stream",
     "resumed",
     "resumed-in-part",
+    "all state",
+    "moment",
+    "actor critic",
+    "actor critic: target",
+    *("own", "own: order", "own: eval", "own: gradient"),
 )
 
 
@@ -67,6 +73,8 @@ def test_an_honest_pair_is_equal(traces: Path) -> None:
         ("switch", (2, "optimizer", "group0.maximize")),
         ("generator", (0, "rollout", "batch")),
         ("write", (2, "forward", "weight")),
+        ("write one", (2, "loss", "loss")),  # past torch's count, and in no sample of the words
+        ("moment", (2, "optimizer", "weight")),
         ("average", (2, "forward", "watch.average.0")),
         ("worker2", (0, "rollout", "batch")),
     ],
@@ -75,6 +83,33 @@ def test_the_planted_cause_is_the_first_difference(traces: Path, plant: str, exp
     verdict = compare(traces, "none", plant)
     assert verdict.kind is Kind.DIVERGED
     assert first_of(verdict) == expected
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        ("actor critic: target", (4, "forward", "Critic#2.weight")),
+        ("own: order", (2, "rollout", "batch.Sequential.0")),
+        ("own: eval", (2, "forward", "mode")),
+        ("own: gradient", (2, "backward", "2.weight")),
+    ],
+)
+def test_the_planted_cause_of_a_loop_is_the_first_difference(
+    traces: Path, plant: str, expected: tuple[int, str, str]
+) -> None:
+    verdict = compare(traces, plant.partition(":")[0], plant)
+    assert (verdict.num_steps, first_of(verdict)) == (8 if plant.startswith("actor") else 4, expected)
+
+
+def test_large_state_of_an_optimizer_is_read_at_every_eighth_step_unless_it_is_asked_for(traces: Path) -> None:
+    names = [{each.name for each in values_of(traces / "none", step)} for step in range(2)]
+    assert [{"weight exp_avg", "bias exp_avg"} & each for each in names] == [
+        {"weight exp_avg", "bias exp_avg"},
+        {"bias exp_avg"},
+    ]
+    assert "weight exp_avg" in {each.name for each in values_of(traces / "all state", 1)}
+    verdict = compare(traces, "none", "all state")
+    assert (verdict.kind, verdict.part) == (Kind.EQUAL, None)
 
 
 def test_the_generator_of_a_loader_is_named(traces: Path) -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import pickle
 import weakref
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -56,6 +58,39 @@ def test_parameters_of_optimizers_that_are_made_after_backward_have_the_order_of
     assert [weight for _, weight in found] == ["weight", "Linear.weight", "Linear#2.weight"]
     assert found[0][0] != found[1][0]
     assert [parameter for parameter, _ in found] == sorted(parameter or "" for parameter, _ in found)
+
+
+def test_leaves_that_no_optimizer_holds_have_names() -> None:
+    names, model = ParameterNames(), nn.Linear(2, 1)
+    names.meet([model(torch.ones(2))])
+    names.assign([], with_leaves=True)
+    assert {name for name, _ in names.without_optimizer()} == {"weight", "bias"}
+    assert not names.has_reserved
+
+
+def test_the_mode_of_a_module_and_of_parts_that_are_in_another() -> None:
+    names, model = ParameterNames(), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    names.assign([*model.parameters()])
+    assert names.modes() == [("mode", "train")]
+    model[1].eval()
+    assert names.modes() == [("mode", "train, but not 1")]
+    assert (model.eval(), names.modes()) == (model, [("mode", "eval")])
+
+
+def test_modules_are_noted_when_they_are_made_copied_or_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ("_global_parameter_registration_hooks", "_global_buffer_registration_hooks"):
+        monkeypatch.setattr(torch.nn.modules.module, each, OrderedDict())
+    monkeypatch.setattr(torch.nn.modules.module, "_global_module_registration_hooks", OrderedDict())
+    monkeypatch.setattr(nn.Module, "__setstate__", nn.Module.__setstate__)
+    monkeypatch.setattr(names, "_noted", {})
+    names.note_modules()
+    monkeypatch.setattr(gc, "get_objects", lambda: pytest.fail("all objects are looked through"))
+    made = nn.Sequential(nn.Linear(2, 2))
+    copied, loaded = copy.deepcopy(made), pickle.loads(pickle.dumps(made))
+    for module in (made, copied, loaded):
+        assert names_of(module) == ["0.weight", "0.bias"]
+    del copied, module
+    assert sum(type(each) is nn.Sequential for each in names.living_modules()) == 2
 
 
 def test_one_optimizer_of_all_leaves_names_them_in_its_own_order() -> None:

@@ -62,12 +62,6 @@ def write_vocabulary(directory: Path) -> None:
     (place / "tokenizer.json").write_text(json.dumps(fields), "utf-8")
 
 
-def write_shown(directory: Path, completion: str) -> None:
-    """A completion that the run has shown."""
-    fields = {"step": 12, "prompt": f"say {HOSTILE}", "completion": completion, "answer": "x", "reward": 0.5}
-    (directory / "completions.jsonl").write_text(json.dumps(fields) + "\n", "utf-8")
-
-
 def write_pair(directory: Path) -> tuple[Path, Path]:
     """Two runs that part at step 5, with hostile text wherever text can be."""
     fields = {"identity": {f"name {HOSTILE}": HOSTILE}, "numerics": {"python": "3.11"}}
@@ -75,8 +69,6 @@ def write_pair(directory: Path) -> tuple[Path, Path]:
     a = write_run(directory / "a", name=f"w{HOSTILE}", manifest=manifest)
     b = write_run(directory / "b", name=f"w{HOSTILE}", manifest=manifest, parts_at=5)
     write_vocabulary(a)
-    write_shown(a, f"{HOSTILE} one")
-    write_shown(b, f"{HOSTILE} two")
     return a, b
 
 

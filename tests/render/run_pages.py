@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.bits.exit_codes import ExitCode
 from harness.process.run_directory import make_run_directory
-from harness.render.run_files import JsonlReporter, LateReporter
 from harness.render.run_page import run_page_text
+from harness.render.run_reporters import JsonlReporter, LateReporter
 from harness.runner.events import (
     AttemptStarted,
     CollectionFinished,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_digest
 
-from harness.render.divergence import percent, verdict_json, verdict_text, where
+from harness.render.divergence import verdict_json, verdict_text, where
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
@@ -124,12 +124,6 @@ def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Pa
 def test_the_manual_shows_the_goldens() -> None:
     names = ("diff_equal", "diff_diverged")
     assert goldens(r"diff_\w*") == {name: (GOLDEN / f"{name}.txt").read_text("utf-8") for name in names}
-
-
-def test_only_the_label_is_coloured(tmp_path: Path) -> None:
-    verdict = diverged(tmp_path)
-    coloured, plain = verdict_text(verdict, colour=True), verdict_text(verdict, colour=False)
-    assert coloured == plain.replace("DIVERGED", "\x1b[1;31mDIVERGED\x1b[0m", 1)
 
 
 def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
@@ -292,8 +286,3 @@ def test_many_packages_and_libraries_of_one_side_are_a_line_each(tmp_path: Path)
     assert len(verdict_json(verdict, exit_code=0)["fingerprints"]["numerics"]) == 15
     other = verdict_text(diff(b, a), colour=False)
     assert "    9 packages only in A: p00, p01, p02 and 6 more" in other and "(4 only in A)" in other
-
-
-@pytest.mark.parametrize(("share", "told"), [(0.052, "0.052"), (5.55, "5.5"), (67.3, "67"), (99.4, "99"), (100, "100")])
-def test_shares_have_two_digits_and_no_exponent_where_they_are_large(share: float, told: str) -> None:
-    assert percent(share) == told

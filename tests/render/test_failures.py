@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
-from harness.render.failures import MAX_CHARS, MAX_MESSAGE_LINES, Failure, list_failures, most_telling_first
+from harness.render.run_words import MAX_CHARS, MAX_MESSAGE_LINES, Failure, list_failures, most_telling_first
 from harness.runner.events import CollectionFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState, closing_figures

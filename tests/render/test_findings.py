@@ -1,7 +1,6 @@
 """Findings as text against goldens, as JSON, and as lines that a real shell evaluates."""
 
 import json
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -185,16 +184,3 @@ def test_a_shell_takes_the_lines_for_what_they_say(exports: dict[str, str], unse
     after = dict(entry.partition("=")[::2] for entry in done.stdout.decode().split("\0") if entry)
     kept = dict.fromkeys(set("ABCD") - unsets, "old") | exports
     assert {name: value for name, value in after.items() if name in "ABCD"} == kept
-
-
-@pytest.mark.parametrize("colour", [False, True])
-@pytest.mark.parametrize("columns", [70, 80, 120])
-def test_in_a_terminal_lines_are_broken_between_words(columns: int, colour: bool) -> None:
-    plain = findings_text(container(), took_s=1, colour=False)
-    broken = re.sub(r"\x1b\[[0-9;]*m", "", findings_text(container(), took_s=1, colour=colour, columns=columns))
-    assert broken.split() == plain.split()
-    prose = [line for line in broken.splitlines()[:-3] if "remedy: " not in line and " | " not in line]
-    assert max(len(line) for line in prose if len(line.split()) > 3) <= columns
-    for line in plain.splitlines():
-        if "remedy: " in line:
-            assert line in broken.splitlines(), "what is typed stays whole"

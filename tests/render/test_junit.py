@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 
 from harness.bits.errors import UsageError
-from harness.render.junit import JUnitReporter
-from harness.render.run_files import JsonlReporter
+from harness.render.junit import junit_text
+from harness.render.run_reporters import JsonlReporter, LateReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
-from tests.support.fake_clock import FakeClock
 
 SCHEMA = Path(__file__).parents[1] / "data" / "junit.xsd"
 
@@ -25,6 +24,10 @@ SCHEMA = Path(__file__).parents[1] / "data" / "junit.xsd"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "ci" / "junit.xml"
+
+
+def reporter_to(file: Path) -> LateReporter:
+    return LateReporter(file, "JUnit XML", junit_text)
 
 
 def suites(file: Path) -> dict[str, TestSuite]:
@@ -48,7 +51,7 @@ def told(case: TestCase) -> tuple[Any, ...]:
 
 
 def test_a_whole_run_reads_as_the_golden(sample_run: Any, file: Path, golden: Callable[[str, str], None]) -> None:
-    sample_run.tell(JUnitReporter(file, FakeClock()))
+    sample_run.tell(reporter_to(file))
     assert len(suites(file)) == 9
     golden("junit.xml", sample_run.without_paths(file.read_text("utf-8")) + "\n")
 
@@ -56,7 +59,7 @@ def test_a_whole_run_reads_as_the_golden(sample_run: Any, file: Path, golden: Ca
 def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any, file: Path) -> None:
     hang = [type(event).__name__ for event in sample_run.events].index("AttemptSlow")
     del sample_run.events[hang:]
-    sample_run.tell(JUnitReporter(file, FakeClock()))
+    sample_run.tell(reporter_to(file))
     found = suites(file)
     assert len(found) == 9
     assert told(next(iter(found["tests/test_leaky.py"]))) == (
@@ -65,7 +68,7 @@ def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any,
 
 
 def test_an_older_report_stays_when_the_new_one_cannot_be_written(sample_run: Any, file: Path) -> None:
-    reporter = JUnitReporter(file, FakeClock())
+    reporter = reporter_to(file)
     file.mkdir()  # os.replace cannot put a file over it
     (file / "inside").write_text("")
     with pytest.raises(OSError, match=r"junit\.xml"):
@@ -77,7 +80,7 @@ def test_a_link_is_followed(sample_run: Any, file: Path) -> None:
     file.parent.mkdir()
     link = file.with_name("link.xml")
     link.symlink_to(file)
-    sample_run.tell(JUnitReporter(link, FakeClock()))
+    sample_run.tell(reporter_to(link))
     assert link.is_symlink()
     assert "testsuites" in file.read_text()
 
@@ -86,7 +89,7 @@ def test_a_pipe_is_written_to_and_not_replaced(sample_run: Any, file: Path) -> N
     file.parent.mkdir()
     os.mkfifo(file)
     reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    sample_run.tell(JUnitReporter(file, FakeClock()))
+    sample_run.tell(reporter_to(file))
     assert b"testsuites" in os.read(reader, 1 << 16)
     os.close(reader)
     assert file.is_fifo()
@@ -96,7 +99,7 @@ def test_a_pipe_without_a_reader_is_not_waited_for(sample_run: Any, file: Path) 
     file.parent.mkdir()
     os.mkfifo(file)
     with pytest.raises(OSError, match="it is a pipe that no process reads"):
-        sample_run.tell(JUnitReporter(file, FakeClock()))
+        sample_run.tell(reporter_to(file))
     with pytest.raises(UsageError, match=r"events cannot be written to .*: it is a pipe that no process reads"):
         JsonlReporter(file)
 
@@ -110,7 +113,7 @@ def test_pytest_that_stopped_by_itself_skips_what_it_did_not_begin(sample_run: A
                 line["nodeids"] = [*line["nodeids"], f"tests/test_{unit}.py::test_last"]
         lines.append({"k": "finish", "exit": 1})
         report.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    sample_run.tell(JUnitReporter(file, FakeClock()))
+    sample_run.tell(reporter_to(file))
     assert told(list(suites(file)["tests/test_bad.py"])[-1]) == (("unstarted", "pytest stopped before it began"),)
     ((kind, why),) = told(list(suites(file)["tests/test_hang.py"])[-1])
     assert (kind, why.partition(":")[0]) == ("unstarted", "the process ended before it began"), "rlharness ended it"
@@ -118,7 +121,7 @@ def test_pytest_that_stopped_by_itself_skips_what_it_did_not_begin(sample_run: A
 
 def test_a_report_of_another_version_is_said_and_the_others_are_written(sample_run: Any, file: Path) -> None:
     (sample_run.directory / "units" / "ok" / "report.jsonl").write_text('{"k": "hello", "version": 9, "pid": 1}\n')
-    sample_run.tell(JUnitReporter(file, FakeClock()))
+    sample_run.tell(reporter_to(file))
     (case,) = suites(file)["tests/test_ok.py"]
     assert case.is_skipped
     assert "version 9" in case.result[0].message
@@ -128,7 +131,7 @@ def test_a_failure_of_200_mb_is_shortened_and_says_so(sample_run: Any, file: Pat
     report = sample_run.directory / "units" / "ok" / "report.jsonl"
     line = '{"k": "end", "id": "tests/test_ok.py::test_a", "outcome": "failed", "duration_s": 1, "text": "%s"}\n'
     report.write_text(line % ("x" * 2_000_000))
-    sample_run.tell(JUnitReporter(file, FakeClock()))
+    sample_run.tell(reporter_to(file))
     (case,) = suites(file)["tests/test_ok.py"]
     text = case.result[0].text
     assert len(text) < 201_000
@@ -138,7 +141,7 @@ def test_a_failure_of_200_mb_is_shortened_and_says_so(sample_run: Any, file: Pat
 @given(text=st.text(max_size=60), outcome=st.sampled_from(Outcome))
 def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str, outcome: Outcome) -> None:
     file = tmp_path_factory.getbasetemp() / "any.xml"
-    state, reporter = RunState(), JUnitReporter(file, FakeClock())
+    state, reporter = RunState(), reporter_to(file)
     unit = Unit(f"tests/{text}.py", Need(), NeedSource.AST, collect_error=text)
     for event in (
         CollectionFinished(0.0, (unit,), (0.0,), 0.0, 0.0, 0.0),
@@ -151,7 +154,7 @@ def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text
 
 
 def test_what_ended_the_run_early_is_an_error_of_its_own(tmp_path: Path) -> None:
-    state, reporter = RunState(), JUnitReporter(tmp_path / "j.xml", FakeClock())
+    state, reporter = RunState(), reporter_to(tmp_path / "j.xml")
     event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, "", error="the test files cannot be listed\nas pytest died")
     state.apply(event)
     reporter.on_event(event, state)

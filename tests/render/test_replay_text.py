@@ -10,7 +10,8 @@ from harness.lab.replay.replay import Replay, compare_runs
 from harness.process.program_output import TAIL_LINES, output_tail
 from harness.render.divergence import verdict_text
 from harness.render.operations import operations_text
-from harness.render.replay import replay_json, replay_text, run_line
+from harness.render.replay import replay_json, replay_text
+from harness.render.run_lines import run_line
 from tests.support.replays import plan_of, report, run_of, with_reports
 from tests.support.traces import flip_bit
 

@@ -22,7 +22,7 @@ def test_known_values_come_first_and_costs_are_measurements(tmp_path: Path) -> N
     write_run(tmp_path / "a")
     report = read_report(tmp_path, ["a"])
     assert [each.name for each in plots(report)] == ["reward_mean", "loss"]
-    assert [(each.name, each.runs) for each in measured(report)] == [("step_time", (("1.5", "1.5"),))]
+    assert measured(report) == [("step_time", [("1.5", "1.5")])]
 
 
 def test_runs_stand_over_each_other_with_gaps_where_they_have_nothing() -> None:
@@ -37,7 +37,7 @@ def test_runs_stand_over_each_other_with_gaps_where_they_have_nothing() -> None:
 def test_what_is_no_number_is_a_gap_and_said() -> None:
     found = plot("loss", (0, 1), {"A": (1.0, 2.0), "B": (math.inf, math.nan)}, ())
     assert [len(points(path)) for _, path in found.paths] == [2, 0]
-    assert found.non_finite == ("B is inf from step 0 on",)
+    assert found.notes == ("B is inf from step 0 on",)
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=60), st.integers(2, 50))
@@ -54,21 +54,3 @@ def test_of_long_runs_the_extremes_stay(values: list[float], max_points: int) ->
     finite = [value for value in values if math.isfinite(value)]
     if finite and min(finite) < max(finite):
         assert (min(shown), max(shown)) == (0, HEIGHT)
-
-
-def test_what_a_run_measured_below_its_trace_is_shown_and_of_a_step_the_last_line(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a")
-    (run / "run_default").mkdir()
-    lines = {
-        "metrics.jsonl": ['{"step": 0, "loss": 3, "own": 1}', '{"step": -1, "own": 1}', '{"own": 2}', "{", "[]"],
-        "run_default/metrics.jsonl": ['{"step": 0, "idle": 9}', '{"step": 1, "idle": 1}', '{"step": 0, "idle": 0.25}'],
-        "run_default/rollouts.jsonl": ['{"step": 1, "waiting": 7, "s": [1.0]}', '{"step": 1e300, "waiting": 1}'],
-    }
-    for name, text in lines.items():
-        (run / name).write_text("\n".join(text), "utf-8")
-    assert {each.name: each.runs for each in measured(read_report(tmp_path, ["a"]))} == {
-        "step_time": (("1.5", "1.5"),),
-        "metrics: own": (("1", "1"),),
-        "metrics: idle": (("0.25", "1"),),
-        "rollouts: waiting": (("7", "7"),),
-    }, "the loss is in the curve"

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.cli.main import cli
 from harness.lab.report.subjects import Pair, Subject
 from harness.render.report.next_commands import next_commands, next_lines
-from harness.render.report.views import fingerprints
+from harness.render.report.page import fingerprints
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace
@@ -47,19 +47,18 @@ def test_of_a_program_is_said_whose_command_it_is(tmp_path: Path) -> None:
     assert "that command" in found[1].why
 
 
-def test_of_a_scenario_what_was_other_in_its_free_sections(tmp_path: Path) -> None:
+def test_a_scenario_is_repeated_and_perturbed_if_its_runtime_settings_differ(tmp_path: Path) -> None:
     argv = ("rlharness", "train", "grpo", "--set", "seed=3")
     of_a, of_b = (
         replace(manifest_of(perturbation={"variable OMP_NUM_THREADS": n, "spread.threads": n}), argv=argv)
         for n in ("1", "2")
     )
     pair = pair_of(tmp_path, of_a, of_b)
-    assert commands(pair) == ["rlharness diff runs/a 'runs/my b'"], "without its call nobody can run it again"
+    assert commands(pair)[0] == "rlharness chaos grpo --set seed=3", "without its call no step of it can run again"
     for run in ("a", "b"):
         (tmp_path / run / "call.json").write_text(CALL_TEXT, "utf-8")
     assert commands(pair) == [
         "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
-        "rlharness replay grpo --set seed=3 --sweep spread.threads=1,2",
         "rlharness chaos grpo --set seed=3",
         "rlharness diff runs/a 'runs/my b'",
     ]
@@ -125,7 +124,7 @@ def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     a = manifest_of(numerics={"python": "3.11", "libc": "2.36", "variable HF_TOKEN": "x"})
     b = manifest_of(numerics={"python": "3.12", "libc": "2.36", "driver": "570"})
     identity, numerics = fingerprints(a, b)
-    assert (identity["name"], identity["different"], len(identity["alike"])) == ("Configuration", [], 1)
+    assert (identity["part"], identity["different"], len(identity["alike"])) == ("identity", [], 1)
     assert numerics["different"] == [
         ("driver", None, "570"),
         ("python", "3.11", "3.12"),
@@ -133,4 +132,4 @@ def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     ]
     assert numerics["alike"] == [("libc", "2.36", "2.36")]
     assert fingerprints(None, None) == []
-    assert [part["name"] for part in fingerprints(None, b)] == ["Configuration", "Hardware and software"]
+    assert [part["part"] for part in fingerprints(None, b)] == ["identity", "numerics"]

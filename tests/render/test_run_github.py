@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
 from harness.process.invocation import Invocation
-from harness.render.failures import Failure
 from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
-from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, annotations, summarize_merge
-from harness.render.source_locations import SourceTree
+from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, SourceTree, annotations, summarize_merge
+from harness.render.run_words import Failure
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.run_record import RECORD
@@ -56,16 +55,13 @@ def test_a_whole_run(
     root = tmp_path / "repository"
     (root / "tests").mkdir(parents=True)
     (root / "tests" / "test_hang.py").write_text("import time\n\ndef test_waits():\n    time.sleep(60)\n", "utf-8")
-    sample_run.tell(GithubReporter(invocation(root), None, sys.stderr))
+    sample_run.tell(GithubReporter(invocation(root), root / RECORD, sys.stderr))
     golden("run_job_summary.txt", sample_run.without_paths((root / "summary.md").read_text("utf-8")))
     printed = [read_back(line) for line in obeyed(capsys.readouterr().err.splitlines())]
     assert [(kind, properties) for kind, properties, _ in printed] == [
         ("error", {"title": "tests/test_bad.py::test_sum"}),
         ("error", {"title": "crashed: tests/test_crash.py"}),
-        (
-            "error",
-            {"title": "timed out: tests/test_hang.py::test_waits", "file": "tests/test_hang.py", "line": "3"},
-        ),
+        ("error", {"title": "timed out: tests/test_hang.py::test_waits", "file": "tests/test_hang.py"}),
         ("error", {"title": "collect error: tests/test_import.py"}),
         ("error", {"title": "error: tests/test_bad.py::test_setup"}),
         ("warning", {"title": "not run: tests/test_wide.py"}),
@@ -164,7 +160,7 @@ def test_many_long_failures_fit_into_the_limit(tmp_path: Path) -> None:
         for number, path in enumerate(files)
     }
     state = state_of(results)
-    GithubReporter(invocation(tmp_path), None, sys.stderr).on_event(finished_of(state), state)
+    GithubReporter(invocation(tmp_path), tmp_path / RECORD, sys.stderr).on_event(finished_of(state), state)
     text = (tmp_path / "summary.md").read_text("utf-8")
     assert len(text.encode()) < MAX_BYTES
     assert "#### Failures (300)" in text and "<details>" in text and "- and " in text

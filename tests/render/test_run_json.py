@@ -1,17 +1,14 @@
 """A run as JSON: the summary, the record of events, and the timeline in the Trace Event Format."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from harness.render.run_files import JsonlReporter, LateReporter
 from harness.render.run_json import summary_json, trace_events, trace_events_text
+from harness.render.run_reporters import JsonlReporter, LateReporter
 from harness.runner.events import CancelRequested, event_name
 from harness.runner.records.run_record import RECORD, read_run_record
 from harness.runner.records.stats import RunState
@@ -47,12 +44,6 @@ def test_text_that_is_not_unicode_comes_back_from_json(tmp_path: Path) -> None:
     reporter.on_event(CancelRequested(0.0, "ü \udcff", kill=False), RunState())
     reporter.close()
     assert json.loads(path.read_bytes())["reason"] == "ü \udcff"
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk_raises_for_the_guard_to_say(sample_run: Any) -> None:
-    with pytest.raises(OSError, match="No space left"):
-        sample_run.tell(JsonlReporter(Path("/dev/full")))
 
 
 # ---- trace events

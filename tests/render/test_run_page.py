@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.render import run_page
-from harness.render.run_files import JsonlReporter, LateReporter
+from harness.render.run_reporters import JsonlReporter, LateReporter
 from harness.runner.records.run_record import PAGE, RECORD
 from tests.render.run_pages import Tests, write_run
 

@@ -9,31 +9,31 @@ from typing import Any
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.render.junit import JUnitReporter
-from harness.render.run_files import JsonlReporter, LateReporter
-from harness.render.run_reporters import ReportOptions, make_reporters
+from harness.process.invocation import Invocation
+from harness.render.junit import junit_text
+from harness.render.run_reporters import JsonlReporter, LateReporter, make_reporters
+from harness.runner.options import RunOptions
+from harness.runner.records.run_record import PAGE, RECORD
+from harness.runner.reporter import Guarded
 from tests.support.fake_clock import FakeClock
+
+
+def reporters(directory: Path, stream: io.StringIO, say: Callable[[str], None], **options: Any) -> list[Guarded]:
+    wanted = RunOptions(Invocation(directory, {}), directory, **options)
+    return make_reporters(wanted, directory, FakeClock(), stream, say, on_github=False)
 
 
 def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
     said: list[str] = []
     stream = io.StringIO()
-    options = ReportOptions(
-        is_terminal=False,
-        colour=False,
-        record_file=tmp_path / "a.jsonl",
-        events_file=tmp_path / "b.jsonl",
-        junit_file=tmp_path / "junit.xml",
-        page_file=tmp_path / "run.html",
-        html_file=tmp_path / "ci" / "page.html",
-        trace_events_file=tmp_path / "trace.json",
-    )
-    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
+    names = {"events": "b.jsonl", "junit": "junit.xml", "html": "ci/page.html", "trace_events": "trace.json"}
+    files = {f"{name}_file": tmp_path / path for name, path in names.items()}
+    sample_run.tell(*reporters(tmp_path, stream, said.append, **files))
     assert said == []
-    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    assert (tmp_path / RECORD).read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert (tmp_path / "junit.xml").exists()
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 20
-    page = (tmp_path / "run.html").read_text("utf-8")
+    page = (tmp_path / PAGE).read_text("utf-8")
     assert page == (tmp_path / "ci" / "page.html").read_text("utf-8")
     assert "9 units:" in page
     display, _, summary = stream.getvalue().partition("\n\n====")
@@ -45,22 +45,21 @@ def test_one_that_fails_takes_no_other_with_it(sample_run: Any, tmp_path: Path) 
     said: list[str] = []
     stream = io.StringIO()
     stream.close()
-    options = ReportOptions(is_terminal=False, colour=False, record_file=tmp_path / "a.jsonl")
-    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
+    sample_run.tell(*reporters(tmp_path, stream, said.append))
     assert ["the display" in line or "the summary" in line for line in said] == [True, True]
-    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])["event"] == "run_finished"
+    assert json.loads((tmp_path / RECORD).read_text().splitlines()[-1])["event"] == "run_finished"
 
     def say(line: str) -> None:
         raise BrokenPipeError
 
-    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=say))
+    sample_run.tell(*reporters(tmp_path, stream, say))
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (JsonlReporter, "events cannot be written"),
-        (lambda path: JUnitReporter(path, FakeClock()), "cannot be written to"),
+        (lambda path: LateReporter(path, "JUnit XML", junit_text), "cannot be written to"),
         (lambda path: LateReporter(path, "the page", lambda state, finished: ""), "the page cannot be written to"),
     ],
 )
@@ -74,11 +73,10 @@ def test_a_file_that_cannot_be_made_is_refused_before_the_run(
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any) -> None:
+def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any, tmp_path: Path) -> None:
     said: list[str] = []
     stream = io.StringIO()
-    options = ReportOptions(is_terminal=True, colour=True)
-    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
+    sample_run.tell(*reporters(tmp_path, stream, said.append, live=True, colour=True))
     assert said == []
     drawn, _, summary = stream.getvalue().rpartition("\x1b[?25h")
     assert "TIMED OUT" in drawn

@@ -89,14 +89,6 @@ def test_a_whole_run_reads_as_the_golden(
     golden(name, sample_run.without_paths(stream.getvalue()))
 
 
-def test_a_good_run_is_a_table_and_a_line() -> None:
-    text = told(*results(UnitResult(unit("a.py"), Outcome.PASSED, duration_s=18.0)), finished(ExitCode.OK))
-    assert text == (
-        "\n  passed                 1\n  tests: no tests\n\n"
-        "1 unit: 1 passed in 9.0 s (sequential 18.0 s, 2.0x; lower bound 4.0 s)\n"
-    )
-
-
 def test_why_a_conftest_fails_is_shown_for_the_first_file_below_it() -> None:
     broken = [replace(unit(name), collect_error="NameError: x") for name in ("a.py", "b.py", "c.py")]
     other = replace(unit("d.py"), collect_error="NameError: y")

@@ -25,8 +25,8 @@ from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
 from harness.render.divergence import verdict_text
 from harness.render.operations import non_finite_lines
-from harness.render.steps import step_json, step_text
-from harness.render.stopping import ONE_RUN, stopped_json, stopped_text, where
+from harness.render.recording import where
+from harness.render.replay import ONE_RUN, step_json, step_text, stopped_json, stopped_text
 from harness.trace.diff import diff
 from harness.trace.manifest import Manifest
 from harness.trace.non_finite import NonFinite

@@ -57,13 +57,6 @@ def test_where_the_output_is_cut_changes_nothing_and_all_of_it_is_safe(
     assert SAFE.fullmatch(whole)
 
 
-@given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=5).map(tuple))
-def test_any_bytes_become_safe_text(data: bytes, cuts: tuple[int, ...]) -> None:
-    whole = filtered(data, colour=True)
-    assert SAFE.fullmatch(whole)
-    assert filtered(data, colour=True, cuts=cuts) == whole
-
-
 def shown(path: Path, cap_bytes: int) -> str:
     parts: list[str] = []
     with path.open("rb") as file:

@@ -28,7 +28,6 @@ from harness.recording.sentinel.sentinel_report import (
     Repeated,
     read_findings,
 )
-from harness.render.source_locations import SourceTree
 from harness.runner.collection.child_files import lines_of
 from harness.runner.collection.source_scan import SourceScan
 from harness.runner.config import load_config
@@ -140,11 +139,6 @@ def _readers_of_projects() -> list[Reader]:
     return [
         Reader("pyproject.toml", (project,), of_file("pyproject.toml", load_config), (UsageError,)),
         Reader("a test file", (source,), of_file("test_a.py", lambda at: SourceScan(at, []).of_file(at / "test_a.py"))),
-        Reader(
-            "a place in a test file",
-            (source,),
-            of_file("test_a.py", lambda at: SourceTree(at, at).locate("test_a.py::test_a")),
-        ),
         Reader(
             "a library",
             (_library(64, 120), _library(1 << 63, 120), _library(64, 1 << 63)),

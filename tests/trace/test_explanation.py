@@ -95,7 +95,6 @@ def test_a_value_that_was_not_recorded_again_is_known_since_it_was(tmp_path: Pat
     verdict = verdict_of(tmp_path, steps, [*steps[:2], [LOSS]])
     assert verdict.first is not None and verdict.first.known is not None
     assert (verdict.first.known.step, verdict.first.known.value) == (0, forward(buffer, 1))
-    assert verdict.causes == (CauseCode.LEFT_IN_EVAL(trace="B", name=buffer, since=0),)
 
 
 def test_settings_that_differ_are_all_named(tmp_path: Path) -> None:

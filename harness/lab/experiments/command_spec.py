@@ -25,6 +25,8 @@ class RecordingOptions:
     """Steps whose tensors are kept: "3", "3,7" or "10-12"."""
     op_step: int | None = None
     """Step whose operations are recorded."""
+    all_state: bool = False
+    """Whether large state of optimizers is recorded in every step."""
     sentinel: int = 0
     """Cadence in optimizer steps at which replicas compare; 0 for never."""
 
@@ -63,6 +65,7 @@ def make_command_spec(argv: tuple[str, ...], options: RecordingOptions) -> RunSp
         metrics=tuple(map(checked_metric, options.metrics)),
         keep=parse_steps(options.keep),
         op_step=options.op_step,
+        all_state=options.all_state,
         sentinel=options.sentinel,
     )
 

@@ -57,12 +57,10 @@ def redacted(argv: list[str]) -> list[str]:
         return argv[:1]
 
 
-def foreign_package() -> str:
-    """Where the program's own package of this harness's name lies; empty where it has none."""
+def is_hidden() -> bool:
+    """Whether the program would import another package of this harness's name."""
     spec = importlib.util.find_spec(PACKAGE.name)
-    if spec is None or (spec.origin is not None and Path(spec.origin).resolve() == PACKAGE / "__init__.py"):
-        return ""
-    return spec.origin or str(list(spec.submodule_search_locations or ()))
+    return spec is not None and (spec.origin is None or Path(spec.origin).resolve() != PACKAGE / "__init__.py")
 
 
 def make_importable() -> None:
@@ -97,19 +95,18 @@ def main() -> None:
         report(orders, f"Python {sys.version.split()[0]} is too old: 3.11 or newer")
         return
 
-    def bring_package() -> bool:
-        if theirs := foreign_package():
-            report(
-                orders, f"{theirs} would be imported in place of rlharness's own package of that name: rename theirs"
-            )
-            return False
-        make_importable()
+    def bring_package() -> str:
         try:
             import xxhash  # noqa: F401
         except ImportError:
             report(orders, f"xxhash is not installed: {sys.executable} -m pip install xxhash")
-            return False
-        return True
+            return ""
+        if is_hidden():
+            package = load(HERE.parent / "private_package.py")
+            orders["callbacks"] = {package.private(name): fields for name, fields in orders["callbacks"].items()}
+            return str(package.import_privately())
+        make_importable()
+        return PACKAGE.name
 
     load(HERE.parent / "post_import.py").after_import(
         load(HERE.parent / "boot_hooks.py").import_hooks(orders, bring_package)

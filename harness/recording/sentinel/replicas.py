@@ -81,7 +81,8 @@ class Replicas:
         owners, wrapped = owners_of(unknown, outermost(modules)), _wrapped_parameters(modules)
         names: dict[str, int] = {}
         for index, parameter in enumerate(parameters):
-            dotted, _ = owners.get(id(parameter), (f"parameter{index}", ""))
+            owner = owners.get(id(parameter))
+            dotted = owner.dotted if owner else f"parameter{index}"
             number = names[dotted] = names.get(dotted, 0) + 1
             if not self._is_known(parameter):
                 name = dotted if number == 1 else f"{dotted}#{number}"

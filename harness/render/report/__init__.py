@@ -1,7 +1,6 @@
 """The page that `rlharness report` writes: the comparison of two or more runs, as one HTML file.
 
-views.py         the facts of a report in plain values              page.py       plain values in, HTML out (Jinja2)
-curves.py        the values of all runs over each other             templates/    HTML, style, and a script that copies
-completions.py   what was generated, flipped tokens marked          vocabulary.py numbers of tokens to text
-next_commands.py
+page.py          the facts of a report as its template takes them      curves.py         all runs over each other
+completions.py   what was generated, flipped tokens marked             next_commands.py  commands to type next
+templates/       HTML, style, and a script that copies
 """

@@ -1,15 +1,13 @@
-"""Suggested commands for two runs that diverge. The only file read is `call.json`, for the runtime settings."""
+"""Suggested commands for two runs that diverge."""
 
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from harness.bits.files import MAX_JSON_BYTES, read_regular
 from harness.bits.redaction import redact_argv
 from harness.bits.text import harmless
 from harness.lab.report.subjects import Pair, Subject
-from harness.recording.entry_call import CALL, EntryCall
+from harness.recording.entry_call import CALL
 from harness.recording.run_spec import TRAIN
 from harness.trace.explanation import code_names
 from harness.trace.reasons import VerdictCode
@@ -51,15 +49,12 @@ def next_lines(pair: Pair) -> list[str]:
     if pair.verdict.operations is not None:
         found = [] if _differ_outside(pair) else found[1:]
     if found and found[-1].command.startswith("rlharness diff"):
-        return ["look closer, by the operations of that step on both sides:", *(f"  {_line(each)}" for each in found)]
+        lines = [harmless(f"  {each.command}    # {each.why}") for each in found]
+        return ["look closer, by the operations of that step on both sides:", *lines]
     if found:
         return [f"look closer: {harmless(found[0].command)}"]
     is_equal = pair.verdict.kind is Kind.EQUAL
     return [] if is_equal else [f"see both on one page: {_typed('report', pair.a.name, pair.b.name)}"]
-
-
-def _line(command: Next) -> str:
-    return harmless(f"{command.command}    # {command.why}")
 
 
 def _differ_outside(pair: Pair) -> bool:
@@ -76,26 +71,22 @@ def _of_both(pair: Pair) -> Iterator[Next]:
     out = [f"{each.name.rstrip('/')}-step-{step}" for each in sides]
     for side, directory in zip(sides, out, strict=True):
         assert side.trace.manifest is not None
-        variables = [f"{name}={value}" for name, value in _variables(pair, side)]
+        variables = [
+            f"{field.name.removeprefix(VARIABLE)}={value}"
+            for part in ("perturbation", "numerics")
+            for field in pair.verdict.fingerprints.get(part, ())
+            if (value := field.a if side is pair.a else field.b) is not None and field.name.startswith(VARIABLE)
+        ]
         words = ["rlharness", "trace", "--trace-ops", step, "--out", directory, "--", *side.trace.manifest.argv]
         yield Next(f"{side.letter}{_state(pair, side)}", shlex.join(redact_argv([*variables, *words])))
     yield Next("the first operation that differs", _typed("diff", *out))
 
 
-def _variables(pair: Pair, side: Subject) -> Iterator[tuple[str, str]]:
-    """Yield the environment variables that differ, as one side had them."""
-    for field in (*pair.verdict.fingerprints.get("perturbation", ()), *pair.verdict.fingerprints.get("numerics", ())):
-        value = field.a if side is pair.a else field.b
-        if field.name.startswith(VARIABLE) and value is not None:
-            yield field.name.removeprefix(VARIABLE), value
-
-
 def _state(pair: Pair, side: Subject) -> str:
     """Return at which code, and on which machine, a side has to run: , at commit 1a2b3c4."""
-    found = pair.verdict.fingerprints
-    manifest = side.trace.manifest
-    subject = {} if manifest is None else manifest.fingerprint.subject
-    text = ""
+    found, text = pair.verdict.fingerprints, ""
+    assert side.trace.manifest is not None
+    subject = side.trace.manifest.fingerprint.subject
     if "subject" in found and (commit := subject.get(COMMIT)):
         changed = [name.removeprefix(FILE) for name in subject if name.startswith(FILE)]
         text = f", at commit {commit[:10]}" + (f" with its changes of {', '.join(changed[:3])}" if changed else "")
@@ -108,10 +99,8 @@ def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
         return
     program, step = ("--", *argv), _step(pair)
     words = ("--step", step, "--trace-ops") if step else ()
-    yield Next(
-        "Run the command that the trace names twice on this machine, and find the first operation that differs",
-        _typed("replay", *words, *program),
-    )
+    why = "Run the command that the trace names twice on this machine, and find the first operation that differs"
+    yield Next(why, _typed("replay", *words, *program))
     if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
         why = "Run that command with determinism flags, which may be enough"
         yield Next(why, _typed("replay", "--level", "deterministic", *program))
@@ -126,8 +115,7 @@ def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
         why = f"Repeat step {step} of both with the code that they name, and find the first operation that differs"
         yield Next(why, _typed("reproduce", a.name, "--step", step, "--trace-ops", "--against", b.name))
-    if is_comparable and (varied := [word for x in _varied(pair) for word in ("--sweep", "{}={},{}".format(*x))]):
-        yield Next("Repeat both with the runtime settings that differ", _typed("replay", *words, *varied))
+    if is_comparable and "perturbation" in pair.verdict.fingerprints:
         yield Next("Find the smallest perturbation that changes a bit", _typed("chaos", *words))
 
 
@@ -139,19 +127,3 @@ def _step(pair: Pair) -> str:
     """Return the step whose operations to record; empty if one run lacks it."""
     first = pair.verdict.first
     return str(first.step) if first is not None and first.what not in STEP_ONLY else ""
-
-
-def _varied(pair: Pair) -> Iterator[tuple[str, str, str]]:
-    """Yield the runtime settings that differ, with both values."""
-    free = _runtime_sections(pair.a.trace.directory)
-    for field in pair.verdict.fingerprints.get("perturbation", ()):
-        if field.name.partition(".")[0] in free and field.a is not None and field.b is not None:
-            yield field.name, field.a, field.b
-
-
-def _runtime_sections(directory: Path) -> frozenset[str]:
-    try:
-        data = read_regular(directory / CALL, max_bytes=MAX_JSON_BYTES, follows_links=True)
-        return frozenset(EntryCall.parse(data).runtime_sections)
-    except (OSError, ValueError):
-        return frozenset()

@@ -60,6 +60,23 @@ TRACE = Run(
     files=FILES,
     package="torch",
 )
+TRACE_STATE = Run(
+    name="trace-all-state",
+    command=("trace", "--out=made", "--all-state", "--", "python", "large.py"),
+    files={
+        "large.py": """\
+import torch
+
+model = torch.nn.Linear(256, 128)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(2):
+    model(torch.ones(256)).sum().backward()
+    optimizer.step()
+"""
+    },
+    before=(("rlharness", "trace", "--out=usual", "--", "python", "large.py"),),
+    package="torch",
+)
 TRACE_NAN = Run(
     name="trace-nan",
     command=("trace", "--out=made", "--break-on=nan", "--", "python", "program.py", "--nan"),
@@ -175,6 +192,10 @@ def _tensor_bytes(seen: Seen, step: int, run: str = "") -> int:
     return (seen.at / f"made/{run}tensors/rank-0-step-{step}.safetensors").stat().st_size
 
 
+def _log_bytes(seen: Seen, trace: str) -> int:
+    return (seen.at / trace / "rank-0.log").stat().st_size
+
+
 def _curve(seen: Seen) -> str:
     return seen.read("made/curve.jsonl")
 
@@ -225,6 +246,12 @@ FEATURES = (
     _row("trace --metric", TRACE, "a value of the curve", lambda s: "score" in _curve(s)),
     _row("trace --level", TRACE, "its variables", lambda s: re.search(r"variable :\d", s.out)),
     _row("trace --save-tensors", TRACE, "tensors of step 1", lambda s: s.has("made/tensors/rank-0-step-1.safetensors")),
+    _row(
+        "trace --all-state",
+        TRACE_STATE,
+        "more of step 1 than without it",
+        lambda s: _log_bytes(s, "made") > _log_bytes(s, "usual"),
+    ),
     _row("trace --trace-ops", TRACE, "operations of step 1", lambda s: s.read("made/ops/rank-0-step-1.jsonl")),
     _row(
         "trace --until",
