@@ -144,7 +144,6 @@ def run(invocation: Invocation, /, **given: Any) -> int:
     import sys
 
     from harness.process.clock import Clock
-    from harness.render.console import is_outermost_on_github
     from harness.render.run_json import summary_json
     from harness.render.run_reporters import make_reporters
     from harness.runner.reporter import Guarded
