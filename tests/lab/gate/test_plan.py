@@ -16,7 +16,7 @@ from harness.lab.experiments.worktrees import Checkout, Side, imports_checkout, 
 from harness.lab.gate.change import GateCode, change_of_identity
 from harness.lab.gate.gate import DEFAULT, GateOptions, Limits, base_context, head_contexts, scenario_names
 from harness.process.invocation import Invocation
-from harness.recording.run_spec import Report
+from harness.recording.run_spec import Report, boot_directory
 from harness.render.console import say
 from tests.support.projects import SCENARIO, Project
 
@@ -146,3 +146,5 @@ def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"imports from .*checkout/src, and not from the worktree"):
         imports_checkout(run(checkout / "src"), side, checkout)
     assert imports_checkout(run(checkout), Side(checkout, checkout, {}), checkout)
+    boot = boot_directory()
+    assert not imports_checkout(run(boot), side, boot.parents[2]), "this package, which records both sides"
