@@ -39,13 +39,14 @@ from harness.trace.curve import CurvePoint, curve_line, parse_curve
 from harness.trace.format import HEADER, frame
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.ops import read_ops
-from harness.trace.reader import read_trace, verify
+from harness.trace.reader import read_trace
 from harness.trace.tensor_file import read_digested
 from harness.trace.values import Float
 from tests.runner.records.hostile_histories import make_history
 from tests.support.hostile_checkpoints import readers_of_rlcore
 from tests.support.hostile_messages import readers_of_messages
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
+from tests.support.verified import verify
 
 
 def readers(run: Path, trace: Path) -> list[Reader]:

@@ -12,12 +12,13 @@ import pytest
 
 from harness.bits.errors import TraceError
 from harness.trace.chain import RecordedValue, Scope
-from harness.trace.reader import read_trace, verify
+from harness.trace.reader import read_trace
 from harness.trace.tensor_file import read_digested
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter, close_log, write_manifest
 from tests.support.file_limits import largest_file
 from tests.support.traces import manifest_of, recorded_value, steps_of, trace, write
+from tests.support.verified import verify
 
 ROOT = Path(__file__).parents[2]
 
