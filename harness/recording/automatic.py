@@ -35,11 +35,10 @@ from harness.recording.hooks import (
     hook_steps,
 )
 from harness.recording.names import ParameterNames, note_modules
-from harness.recording.nested_values import named_values
+from harness.recording.nested_values import WatchedValues, named_values
 from harness.recording.op_mode import OpMode
-from harness.recording.optimizer_settings import OptimizerSettings, Setting
 from harness.recording.optimizer_steps import OptimizerNames
-from harness.recording.optimizer_values import WHOLE_EVERY, gradients_of, state_of
+from harness.recording.optimizer_values import WHOLE_EVERY, OptimizerSettings, Setting, gradients_of, state_of
 from harness.recording.process import ProcessLog
 from harness.recording.program_modes import outside_modes
 from harness.recording.recorder import Observation, Recorder, float_of, look
@@ -47,7 +46,6 @@ from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import Digested
 from harness.recording.trace_steps import TraceSteps
 from harness.recording.training_threads import AT_ONCE, TrainingThreads, is_in_backward
-from harness.recording.watched_values import WatchedValues
 from harness.trace.chain import Scope
 
 Named = list[tuple[str, torch.Tensor]]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness.recording.batch_origins import tasks_of
-from harness.recording.closures import Arguments
+from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import CompiledSteps, breaks_graph, keep_uncompiled
 
 Begin = Callable[[Optimizer, Sequence[Any], dict[str, Any]], Arguments | None]
@@ -52,6 +52,60 @@ def hook_steps(begin: Begin, end: Callable[[Optimizer], None], stepping: Steppin
     for each in breaking:
         if "step" in vars(each):
             each.step = _around_step(each.step, begin, end, stepping)  # type: ignore[method-assign]
+
+
+def hook_outermost_steps(
+    before: Callable[[Optimizer, bool], None],
+    after: Callable[[Optimizer], None],
+    after_closure: Callable[[Optimizer], None],
+    compiled: CompiledSteps,
+) -> None:
+    """Call `before` and `after` around each step of an optimizer that no other's step calls.
+
+    `before` is given whether the step has a closure, each call of which `after_closure` follows if it has returned.
+    """
+    stepping = Stepping()
+
+    def begin(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
+        stepping.optimizers.append(optimizer)
+        if len(stepping.optimizers) > 1:  # a class whose step calls that of its base
+            return None
+        closure = closure_of(args, kwargs)
+        before(optimizer, closure is not None)
+
+        def leave(has_returned: bool) -> None:
+            if has_returned:
+                after_closure(optimizer)
+            else:  # the step ends with it
+                stepping.optimizers.clear()
+
+        return closure and replace_closure(args, kwargs, HookedClosure(closure, lambda: None, leave))
+
+    def end(optimizer: Optimizer) -> None:
+        if stepping.optimizers:
+            stepping.optimizers.pop()
+        if not stepping.optimizers:
+            after(optimizer)
+
+    hook_steps(begin, end, stepping, compiled)
+
+
+def look_at_calls(
+    owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
+) -> None:
+    """Call `before` with the arguments of a function of a module or a class, and `after` with its result and them."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if after is not None:
+            after(result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, call)
 
 
 def _around_step(

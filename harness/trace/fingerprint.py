@@ -31,8 +31,6 @@ CODE = (".py", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp",
 WITHOUT_CONTENTS = ("--directory", "--no-empty-directory")
 """Options of git ls-files that list an untracked directory as one name, and look no further."""
 MAX_FILES = 100
-UNCOMMITTED = "uncommitted"
-"""Field of the subject in traces of earlier versions: one digest of every change, and of every untracked file."""
 PERTURBING = ("PYTHONHASHSEED", "VLLM_ENABLE_V1_MULTIPROCESSING")
 PERTURBING_ENDS = ("_NUM_THREADS", "_DYNAMIC")
 """Of the variables that move bits, those that say how work is spread, not how it is computed."""

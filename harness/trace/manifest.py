@@ -12,11 +12,12 @@ from harness import __version__
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED
 from harness.trace.format import FORMAT
-from harness.trace.renames import current_level
 
 READ_BY = "0.1.0"
 """The first rlharness that reads FORMAT; raised together with it."""
 LEVELS = ("off", "deterministic", "invariant")
+ENTRY, LEVEL = "(entry)", "(level)"
+"""Fields of the identity that name the function which was called, and the level of determinism."""
 GPU = "gpu"
 """Name, among the numerics, of the models of the GPUs that a program uses."""
 PARTS = ("identity", "content", "numerics", "subject", "perturbation")
@@ -114,7 +115,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         Fingerprint(**parts),
         tuple(map(str, fields.get("argv", []))),
         int(fields.get("world_size", 1)),
-        current_level(str(fields.get("level", "off"))),
+        str(fields.get("level", "off")),
         fields["complete"] is True,
         str(fields.get("written_by", "")),
         tuple(int(each) for each in fields.get("unranked", [])),

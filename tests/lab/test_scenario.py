@@ -110,7 +110,6 @@ FACTOR = "chaos.factors.runtime.num_parts is"
         ("determinism: full", "determinism is 'full'", "off, deterministic, invariant"),
         ("runtime_sections: runtime", "runtime_sections is 'runtime'", "a list of sections of config"),
         ("runtime_sections: [a.b]", "runtime_sections.0 is 'a.b'", "the name of a section of config"),
-        ("free: [output]", "the key 'free' is now called 'runtime_sections'", KEYS_OF_FILE),
         ("config: 3", "config is 3", "a mapping of keys to values"),
         ("resume: 3", "resume is 3", "the keys run, step"),
         ("sizes: {smoke: 3}", "sizes.smoke is 3", "values by dotted keys: {training.num_steps: 4}"),

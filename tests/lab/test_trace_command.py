@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from tests.support.cli_commands import PRETENDER, type_command, type_here
 from tests.support.suite_runs import PATIENCE_S, until
 from tests.support.terminal import on_terminal, plain
+from tests.support.verified import verify
 
 INTERRUPTED = """
 import signal, sys, time

@@ -12,11 +12,12 @@ from harness.lab.experiments.recording_result import finish
 from harness.recording.entry_call import EntryCall
 from harness.recording.process import write_report
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from harness.trace.ops import read_ops, recorded_steps
 from tests.lab.fragile_entry import write_fragile
 from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command, type_here
+from tests.support.verified import verify
 
 pytest.importorskip("torch")
 

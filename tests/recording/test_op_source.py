@@ -9,9 +9,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from harness.recording import op_source
+from harness.recording.library_hooks import hook_trainers
 from harness.recording.op_mode import OpMode
 from harness.recording.tensors import digest_tensor
-from harness.recording.trl_rollouts import hook_trainers
 from harness.trace.ops import OpRecord
 from tests.recording.op_records import line_of, named, only, record
 

@@ -1,12 +1,16 @@
-"""What TRL's trainers sample, reward and weigh: read where a trainer hands it on.
+"""Hooks in libraries: the curve from what TensorBoard and transformers' trainers are given, and TRL's rollouts.
 
-Written against TRL 1.16; where a later one has other names, its rollouts are not recorded, which is said once.
+What TRL's trainers sample, reward and weigh is read where a trainer hands it on. Written against TRL 1.16;
+where a later one has other names, its rollouts are not recorded, which is said once.
 """
 
 import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from harness.recording.hooks import look_at_calls
+from harness.recording.metrics import LogValues, floats
 
 PHASES = {
     "prompt_ids": "rollout",
@@ -38,19 +42,31 @@ def hook_trainers(module: ModuleType, record: Callable[[str, str, Any], None], s
             say(f"this TRL has no {kind}.{missing[0]}: its completions and rewards are not recorded")
             continue
         for method, names in methods.items():
-            setattr(trainer, method, _followed(getattr(trainer, method), names, record))
+            look_at_calls(trainer, method, after=functools.partial(_see_result, names, record))
 
 
-def _followed(
-    original: Callable[..., Any], names: tuple[str, ...], record: Callable[[str, str, Any], None]
-) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        values = dict(zip(names, result if len(names) > 1 else (result,), strict=False)) if names else result
-        for name, phase in PHASES.items():
-            if values.get(name) is not None:
-                record(phase, name, values[name])
-        return result
+def _see_result(
+    names: tuple[str, ...], record: Callable[[str, str, Any], None], result: Any, *_: Any, **__: Any
+) -> None:
+    values = dict(zip(names, result if len(names) > 1 else (result,), strict=False)) if names else result
+    for name, phase in PHASES.items():
+        if values.get(name) is not None:
+            record(phase, name, values[name])
 
-    return call
+
+def hook_tensorboard(module: ModuleType, log: LogValues) -> None:
+    """See the scalars that a SummaryWriter is given."""
+
+    def see(_: Any, writer: Any, tag: str, scalar_value: Any, *args: Any, **kwargs: Any) -> None:
+        log(floats({tag.removeprefix("train/"): scalar_value}))
+
+    look_at_calls(module.SummaryWriter, "add_scalar", after=see)
+
+
+def hook_trainer(module: ModuleType, log: LogValues) -> None:
+    """See what a transformers Trainer, or one of TRL's, logs."""
+
+    def see(handler: Any, args: Any, state: Any, control: Any, logs: Any, *more: Any, **kwargs: Any) -> None:
+        log(floats(logs))
+
+    look_at_calls(module.CallbackHandler, "on_log", see)
