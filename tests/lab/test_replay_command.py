@@ -197,10 +197,7 @@ def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) ->
         (["--", "frobnicate"], "frobnicate cannot be started"),
         (["--against", "nowhere", "--", *PRETENDER], "no trace in "),
         (["--metric", "loss", "--", *PRETENDER], "--metric loss: "),
-        (
-            ["--level", "invariant", "--", *PRETENDER],
-            "the level 'invariant' cannot be guaranteed for a program",
-        ),
+        (["--level", "invariant", "--", *PRETENDER], "the level 'invariant' cannot be guaranteed for a program"),
         ([], "rlharness replay needs a scenario or a command"),
     ],
 )

@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.lab.replay.resumption import (
-    LossCode,
-    Record,
-    Resumption,
-    compare_resumed,
-    first_unequal,
-    some,
-    unrepeated,
-)
+from harness.lab.replay.resumption import LossCode, Record, Resumption, compare_resumed, first_unequal, some, unrepeated
 
 NUM_STEPS = 6
 

@@ -70,23 +70,11 @@ FACTOR = "chaos.factors.runtime.num_parts is"
     ("lines", "said", "legal"),
     [
         ("chaos: {factors: {runtime.num_parts: 7}}", f"{FACTOR} 7", IN_FACTORS),
-        (
-            "chaos: {factors: {runtime.num_parts: {min: 5, max: 5}}}",
-            f"{FACTOR} {{'min': 5, 'max': 5}}",
-            IN_FACTORS,
-        ),
+        ("chaos: {factors: {runtime.num_parts: {min: 5, max: 5}}}", f"{FACTOR} {{'min': 5, 'max': 5}}", IN_FACTORS),
         ("chaos: {factors: {runtime.num_parts: []}}", f"{FACTOR} []", IN_FACTORS),
         ("chaos: {factors: {num_steps: [1, 2]}}", "chaos.factors has the key 'num_steps'", "dotted keys: SECTION.NAME"),
-        (
-            "chaos: {factors: 3}",
-            "chaos.factors is 3",
-            "dotted keys, each with {min: 1, max: 64} or a list of values",
-        ),
-        (
-            "chaos: {names: {runtime.num_parts: ''}}",
-            "chaos.names.runtime.num_parts is ''",
-            "one line of text",
-        ),
+        ("chaos: {factors: 3}", "chaos.factors is 3", "dotted keys, each with {min: 1, max: 64} or a list of values"),
+        ("chaos: {names: {runtime.num_parts: ''}}", "chaos.names.runtime.num_parts is ''", "one line of text"),
         (
             "chaos: {packages: {runtime.num_parts: a b}}",
             "chaos.packages.runtime.num_parts is 'a b'",

@@ -27,12 +27,7 @@ def options(*, level: str = "", metrics: tuple[str, ...] = (), **given_ones: Any
 
 
 def run_spec(
-    cwd: Path,
-    variant: int = 0,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    scenario: str = "tiny",
-    **given_ones: Any,
+    cwd: Path, variant: int = 0, environ: Mapping[str, str] = os.environ, *, scenario: str = "tiny", **given_ones: Any
 ) -> RunSpec:
     write_tiny(cwd)
     told = options(**given_ones)

@@ -177,10 +177,7 @@ def test_a_leaf_is_named_with_its_occurrence_and_whose_part_it_is(tmp_path: Path
 
     text = page_of(tmp_path, write(tmp_path / "a", steps(False)), write(tmp_path / "b", steps(True)))
     rows = re.findall(r'<td class="num">0</td><td>(.*?)<small class="name">(.*?)</small>', text)
-    assert rows == [
-        ("the loss policy", "loss policy #1"),
-        ("the gradient of w", "backward w"),
-    ]
+    assert rows == [("the loss policy", "loss policy #1"), ("the gradient of w", "backward w")]
 
 
 def test_values_are_shown_as_they_are_known(tmp_path: Path) -> None:

@@ -133,11 +133,7 @@ CALL: dict[str, object] = {"entry": "tests.lab.fragile_entry:run", "config": {},
 @pytest.mark.parametrize(
     ("call", "checkpoint", "said"),
     [
-        (
-            {**CALL, "entry": "shutil:rmtree"},
-            None,
-            'entry = "shutil:rmtree"',
-        ),
+        ({**CALL, "entry": "shutil:rmtree"}, None, 'entry = "shutil:rmtree"'),
         ({**CALL, "entry": 7}, None, "its call.json does not name an entry"),
         (CALL, None, "no trace in"),
         (CALL, NamedCheckpoint("/nowhere/step-000002", "0" * 32), "/nowhere/step-000002, which is not there"),

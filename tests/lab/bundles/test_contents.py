@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import BundleError
-from harness.lab.experiments.bundle import (
-    Head,
-    Member,
-    NamedCheckpoint,
-    check_call,
-    is_legal_name,
-    parse_head,
-)
+from harness.lab.experiments.bundle import Head, Member, NamedCheckpoint, check_call, is_legal_name, parse_head
 from tests.support.traces import SEEDED
 
 LEGAL = (
@@ -32,13 +25,7 @@ ILLEGAL = (
     *("tensors/../call.json", "tensors/rank-0-step-7.pt", "checkpoints/step-000005", "checkpoints/step-5/a"),
     *("checkpoints/step-000005/../../../a", "checkpoints/step-000005/.hidden", "checkpoints/step-000005//a"),
     *("checkpoints\\step-000005\\a", "unfinished/unfinished/manifest.json", "unfinished/call.json"),
-    *(
-        "C:call.json",
-        "checkpoints/step-000005/a/b/c/d/e",
-        "checkpoints/step-00000\u0665/a",
-        "run.json",
-        "bundle.json",
-    ),
+    *("C:call.json", "checkpoints/step-000005/a/b/c/d/e", "checkpoints/step-00000\u0665/a", "run.json", "bundle.json"),
     *(f"checkpoints/step-000005/{name}" for name in ("evil.py", "a/evil.pyc", "evil.so", "evil.pth", "state.pt")),
     *(f"checkpoints/step-000005/{name}" for name in ("state.pkl", "weights", "a.json/b", "json", "a.json.py")),
 )

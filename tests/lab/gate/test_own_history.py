@@ -61,12 +61,7 @@ def gated(clone: Path, path: str, old: str, new: str) -> tuple[int, dict[str, An
     git(clone, "commit", "--quiet", "--all", "--message", f"{old} becomes {new}")
     overrides = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run(
-        [*GATE, *overrides],
-        cwd=clone,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
+        [*GATE, *overrides], cwd=clone, env=environment(), capture_output=True, text=True, check=False
     )
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)

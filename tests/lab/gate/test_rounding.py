@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.gate.change import (
-    HALF_OF_THE_DIGITS,
-    Rounding,
-    earliest_phase,
-    measure_rounding,
-    step_bytes,
-)
+from harness.lab.gate.change import HALF_OF_THE_DIGITS, Rounding, earliest_phase, measure_rounding, step_bytes
 from harness.trace.chain import Scope
 from harness.trace.tensor_file import Kept
 from tests.support.traces import trace_of_values, value
