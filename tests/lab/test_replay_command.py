@@ -131,11 +131,6 @@ def test_a_run_that_fails_is_told_with_the_end_of_its_output(tmp_path: Path, wor
 
 
 @pytest.mark.full
-def test_a_run_that_fails_after_it_diverged_has_diverged(tmp_path: Path) -> None:
-    assert replay(tmp_path, "--end", "3", "--other", "1").code == ExitCode.DIVERGED
-
-
-@pytest.mark.full
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     done = replay(tmp_path, "--timeout", "1.5", "--", "--steps", "1000", "--slow", "0.05")
     assert done.code == ExitCode.INCOMPLETE_RECORDING
@@ -206,13 +201,6 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, words
     assert done.code == ExitCode.USAGE_ERROR
     assert done.stderr.startswith(f"error: {said}")
     assert (done.stdout, list(tmp_path.iterdir())) == ("", [])
-
-
-def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "mine").touch()
-    done = replay(tmp_path)
-    assert (done.code, [path.name for path in (tmp_path / "r").iterdir()]) == (ExitCode.USAGE_ERROR, ["mine"])
 
 
 # ------------------------------------------------------------------------------------------------------ interruption

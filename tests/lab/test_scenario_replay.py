@@ -49,15 +49,6 @@ def test_what_must_not_matter_does_not_and_where_it_does_that_is_shown(tmp_path:
     assert "(identity): leaks" in other.stdout
 
 
-@pytest.mark.full
-def test_what_an_entry_refuses_ends_the_replay_and_leaves_nothing(tmp_path: Path) -> None:
-    done = replay(tmp_path, "--set", "frobnicate=1")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert "error: unknown key frobnicate\n  legal:  the keys of this entry\n" in done.stderr
-    assert done.stdout == ""
-    assert list((tmp_path / ".rlharness" / "replays").iterdir()) == []
-
-
 # ------------------------------------------------------------------------------------------------------------ plans
 
 

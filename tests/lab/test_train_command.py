@@ -1,7 +1,6 @@
 """`rlharness train` and `scenarios` as they are typed: what is recorded, what is refused, how an entry may end."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from harness.recording.process import write_report
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace import read_trace, verify
 from harness.trace.ops import read_ops, recorded_steps
-from tests.lab.fragile_entry import write_fragile
 from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command, type_here
 
@@ -113,34 +111,6 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
     )
     told = json.loads((tmp_path / "t" / "recording.json").read_text("utf-8"))
     assert (told["is_whole"], told["num_steps"], told["exit_code"]) == (False, 2, 1)
-
-
-@pytest.mark.full
-def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path: Path) -> None:
-    write_fragile(tmp_path)
-    words = (
-        "fragile",
-        "--out",
-        "there/t",
-        "--set",
-        "nan_at=3",
-        "--set",
-        "notices=false",
-        "--break-on",
-        "nan",
-        "--json",
-    )
-    done = type_command(tmp_path, "train", *words)
-    assert done.code == ExitCode.OK, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["stop"]["step"], told["stop"]["phase"], told["recording"]["num_steps"]) == (3, "backward", 3)
-    assert done.stderr.splitlines()[-2:] == [
-        "rlharness: STOPPED  nan at step 3, backward weights, element [0]: nan",
-        "rlharness:   look closer: rlharness reproduce there/t --step 3 --trace-ops",
-    ]
-    next_words = shlex.split(told["next"])[1:]
-    looked = type_command(tmp_path, *next_words, "--out", "again")
-    assert "first NaN: produced by forward aten.sub.Tensor" in looked.stdout, looked.stderr
 
 
 def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:

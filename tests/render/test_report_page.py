@@ -96,15 +96,6 @@ def test_secrets_are_left_out(hostile: str) -> None:
     assert "--token <redacted>" in Elements(hostile).text
 
 
-def test_it_says_what_diff_says(hostile: str) -> None:
-    text = Elements(hostile).text
-    assert f"Step 5: the gradient of w{HOSTILE} differs; reward_mean too, 0.625 against 0.675." in text
-    assert "Tokens flipped: 6 of 96 (6.2 %); first step 6, sequence 1, position 3." in text
-    assert "7 of 12 steps differ" in text
-    assert re.findall(r"<figcaption><b>(.*?)</b>", hostile) == ["reward_mean", "loss"]
-    assert hostile.count('class="mark line-B"') == 2, "the step at which they diverge, in each plot"
-
-
 def test_the_page_is_the_golden(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     a, b = write_pair(tmp_path)
     for run in (a, b):

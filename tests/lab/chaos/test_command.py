@@ -98,30 +98,6 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_value_that_the_entry_refuses_is_a_usage_error(tmp_path: Path) -> None:
-    name = write_scenario(tmp_path, "sound")
-    done = chaos(tmp_path, name, "--only", "runtime.concurrency=0", "--steps", "1", "--out", "t", "--json")
-    assert done.code == ExitCode.USAGE_ERROR
-    said = "the entry refuses to begin with runtime.concurrency=0: concurrency 0"
-    assert said in done.stderr
-    assert said in json.loads(done.stdout)["error"]
-    assert [path.name for path in (tmp_path / "t").iterdir()] == ["run-1"]
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_a_crash_that_never_came_is_not_one_that_moved_no_bit(tmp_path: Path) -> None:
-    name = write_scenario(tmp_path, "sound")
-    done = chaos(tmp_path, name, "--only", "crash=9.loss", "--steps", "2", "--json")
-    assert done.code == ExitCode.INCOMPLETE_RECORDING, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert (told["finding"], told["num_probes"], told["num_runs"]) == (None, 0, 3)
-    why = "the crash never came: there is no step 9, the last is 1"
-    assert told["not_applied"] == [{"perturbation": {"crash": "9.loss"}, "why": why}]
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
 def test_a_function_that_is_not_there_cannot_be_let_wait(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")
     path = tmp_path / "scenarios" / f"{name}.yaml"

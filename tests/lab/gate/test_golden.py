@@ -87,10 +87,6 @@ def before(tmp_path: Path) -> Golden:
     return golden(tmp_path / "before", step_of())
 
 
-def test_the_same_bits_are_equal(before: Golden, tmp_path: Path) -> None:
-    assert compare_with_golden(before, golden(tmp_path / "now", step_of())).change is Change.EQUAL
-
-
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [

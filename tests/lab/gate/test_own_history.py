@@ -1,4 +1,4 @@
-"""The gate on this repository itself: three commits on top of its history, three right verdicts."""
+"""The gate on this repository itself: a commit on top of its history, and the right verdict."""
 
 import json
 import subprocess
@@ -71,12 +71,6 @@ def gated(clone: Path, path: str, old: str, new: str) -> tuple[int, dict[str, An
     return done.returncode, scenario
 
 
-def test_a_comment_moves_no_bit(clone: Path) -> None:
-    code, found = gated(clone, "rlcore/train.py", "algorithm 1. By", "Algorithm 1. By")
-    assert (code, found["change"], found["reason_codes"]) == (ExitCode.OK, "equal", [])
-    assert found["verdict"]["num_steps"] == 2
-
-
 def test_another_order_of_additions_moves_last_digits_alone(clone: Path) -> None:
     """Microbatches 0 and 2 are added first, then 1 and 3: the same gradients in the tree, another association."""
     code, found = gated(
@@ -95,16 +89,3 @@ def test_another_order_of_additions_moves_last_digits_alone(clone: Path) -> None
     assert 0 < found["rounding"]["share"] < 1e-5
     assert found["rounding"]["first"].startswith("backward policy.")
     assert found["rounding"]["first_ulp"] > 0
-
-
-def test_an_advantage_of_the_other_sign_is_behaviour(clone: Path) -> None:
-    code, found = gated(
-        clone,
-        "rlcore/algorithms/advantages.py",
-        "return only(loss_mask, advantages.detach().unsqueeze(-1))",
-        "return only(loss_mask, -advantages.detach().unsqueeze(-1))",
-    )
-    assert (code, found["change"]) == (ExitCode.DIVERGED, "behaviour")
-    assert "advantage_signs_changed" in [reason["code"] for reason in found["reason_codes"]]
-    first = found["verdict"]["first"]
-    assert (first["step"], first["a"]["phase"], first["a"]["name"]) == (0, "advantage", "advantages")

@@ -79,17 +79,6 @@ def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_a_file_that_is_no_bundle_is_kept_and_no_option_is_ignored(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine", "utf-8")
-    done = reproduce(project, tmp_path, "whole", "--step", "3", "--bundle", str(tmp_path / "notes.txt"))
-    assert (done.code, "notes.txt exists, and is not a bundle" in done.stderr) == (ExitCode.USAGE_ERROR, True)
-    assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
-    ignored = reproduce(project, tmp_path, "whole", "--step", "3", "--reference-checkpoint")
-    assert (ignored.code, "--reference-checkpoint without a bundle" in ignored.stderr) == (ExitCode.USAGE_ERROR, True)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.full
 def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project / "whole", tmp_path / "run")
     damaged = tmp_path / "run" / "checkpoints" / "step-000004"
