@@ -24,6 +24,11 @@ MARK = "pytest.mark.full"
 
 WHOLLY_FULL = {
     "tests/lab/bundles/test_foreign_bundles.py": "tests/lab/test_trust_command.py, tests/lab/test_trust.py",
+    "tests/lab/chaos/test_command.py": "tests/lab/chaos/test_executor.py, tests/lab/test_refusals.py",
+    "tests/lab/test_scenario_replay.py": "tests/lab/test_replay_comparison.py, tests/lab/test_scenario_spec.py",
+    "tests/lab/test_sentinel_command.py": "tests/recording/test_sentinel.py, without a launcher",
+    "tests/lab/test_stopping.py": "tests/lab/test_terminal_run.py, tests/recording/test_conditions.py",
+    "tests/lab/reproduce/test_step_command.py": "tests/lab/reproduce/test_comparison.py, without a run",
     "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
     "tests/machine/doctor/test_bootstrap.py": "tests/machine/doctor/test_bootstrap_in_play.py, without a namespace",
     "tests/machine/doctor/test_frozen_tmpdir.py": "tests/machine/doctor/test_doctor_directories.py, by pretence",

@@ -140,9 +140,6 @@ def test_a_scenario_of_a_command_fills_its_words(
     assert main(["scenarios", "--json"]) == 0
     (found,) = [each for each in json.loads(capsys.readouterr().out)["scenarios"] if each["name"] == "small"]
     assert (found["sizes"], found["command"]) == (["smoke"], "python train.py {steps}")
-    for words in (("gate", "small"), ("bisect", "small", "--good", "HEAD~1", "--bad", "HEAD"), ("replay", "small")):
-        assert main([*words, *COMMAND]) == ExitCode.USAGE_ERROR
-        assert "both the scenario small and a command" in capsys.readouterr().err
     assert main(["train", "small", "--size", "smoke", "--out", "run"]) == 0
     assert "recorded 2 steps" in capsys.readouterr().err
     assert json.loads(Path("run/manifest.json").read_text())["argv"] == ["python", "train.py", "2"]

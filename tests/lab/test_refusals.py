@@ -48,7 +48,6 @@ REFUSALS = (
     ("reproduce whole --step 3 --set seed=2", "--set seed: a different value makes a different run"),
     ("reproduce whole --step 9", "a step that it has recorded: 0 to 4"),
     ("reproduce whole --step 3 --size full", "No such option '--size'"),
-    ("reproduce whole --step 99 --interactive --commands notes.txt", "--step 99: whole has none\n  legal:  0 to 5, "),
     ("reproduce whole --step 1 --interactive --commands no.txt", "--commands no.txt: No such file or directory"),
     ("reproduce whole --step 1 --interactive --until x<1", "--until with --interactive"),
     ("chaos sound --factors loudness", "there is no factor 'loudness' here"),

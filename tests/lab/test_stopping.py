@@ -10,7 +10,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.render.replay import ONE_RUN
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile
-from tests.support.cli_commands import Done, type_command, type_here
+from tests.support.cli_commands import Done, type_command
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)
@@ -126,20 +126,3 @@ def test_of_the_step_in_which_a_command_was_ended_its_values_and_tensors_are_kep
     assert [each.name for each in kept.columns(2, 0).values()][-1] == "loss"
     assert (kept.directory / "tensors" / "rank-0-step-2.safetensors").exists()
     assert "no tensors" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--break-on", "divergence"), "this run has no recorded run to differ from"),
-        (("--until", "nan"), "--until nan"),
-        (("--break-on", "lose"), "--break-on 'lose'"),
-        (("--break-on", "nan", "--trace-ops", "--step", "1"), "--trace-ops with a condition"),
-        (("--break-on", "nan", "--runs", "3"), "--runs with a condition"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_made(project: Path, words: tuple[str, ...], said: str) -> None:
-    done = type_here(project, "replay", "fragile", *words, "--out", "out")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert said in done.stderr
-    assert not (project / "out").exists()

@@ -141,24 +141,6 @@ def test_an_entry_that_has_returned_is_whole_however_its_process_ends(tmp_path: 
     assert "note: rank 0 left by os._exit with 0 after 5 steps; its log was closed" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["tinny", "--out", "t"], "there is no scenario 'tinny'"),
-        (["tiny", "--out", "t", "--size", "huge"], "there is no size 'huge'"),
-        (["tiny", "--out", "t", "--set", "seed"], "--set seed"),
-        (["tiny", "--out", "t", "--save-tensors", "x"], "--save-tensors x"),
-        (["tiny", "--out", "scenarios"], "scenarios is not empty"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_started(tmp_path: Path, words: list[str], said: str) -> None:
-    write_tiny(tmp_path)
-    done = type_here(tmp_path, "train", *words)
-    assert done.code == ExitCode.USAGE_ERROR
-    assert said in done.stderr.partition("\n")[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["scenarios"]
-
-
 def test_what_excludes_the_level_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, CUBLAS_WORKSPACE_CONFIG="bad")
     assert done.code == ExitCode.USAGE_ERROR

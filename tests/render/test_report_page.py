@@ -7,7 +7,6 @@ import re
 import struct
 from base64 import b64encode
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,40 +17,10 @@ from harness.render.report.page import page
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import read_trace
 from tests.render.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
+from tests.support.html_elements import Elements
 from tests.support.traces import manifest_of, recorded_value, steps_of, write
 
 FETCHING = ("src", "href", "srcset", "action", "poster", "data", "formaction", "ping", "background")
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and the text outside scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.stack: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag in ("script", "style"):
-            self.stack.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.stack and self.stack[-1] == tag:
-            self.stack.pop()
-
-    def handle_data(self, data: str) -> None:
-        if not self.stack:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for each, attributes in self.found if each == tag]
 
 
 @pytest.fixture(scope="module")

@@ -66,26 +66,6 @@ def test_a_reward_is_bisected_beyond_its_tolerance_and_ends_that_agree_are_refus
     assert "Much more, which should be bad, equals the good one: the same reward\n" in same.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "the range to search is missing"),
-        (("--good", "HEAD"), "the range to search is missing"),
-        (("--good", "HEAD", "--bad", "HEAD"), "are one commit"),
-        (("--good", "nothing", "--bad", "HEAD"), "nothing is not a commit here"),
-        (("--packages", "a==1..2", "--bad", "HEAD"), "--packages and --bad"),
-        (("--good", "HEAD", "--bad", "HEAD~1"), "--good HEAD is not an ancestor of --bad HEAD~1"),
-    ],
-)
-def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], said: str) -> None:
-    project.commit("Another")
-    with pytest.raises(UsageError) as refused:
-        typed(project, *words)
-    assert said in refused.value.what
-    assert not (project.directory / ".rlharness").exists(), "nothing is left of what was refused"
-    assert project.worktrees == []
-
-
 def test_keys_that_are_perhaps_misspelt_are_told(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="nowhere is not a commit"):
         typed(project, "--good", "nowhere", "--bad", "HEAD", "--set", "num_stesp=2")

@@ -148,16 +148,3 @@ def test_what_a_bundle_may_not_say_is_refused(
     done = type_here(project, "reproduce", "a.rlb", "--out", "out", *words)
     assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
     assert not (project / "out").exists()
-
-
-def test_what_is_no_bundle_and_what_cannot_go_with_one_are_refused(project: Path) -> None:
-    (project / "a.rlb").write_bytes(b"PK\3\4 not quite")
-    damaged = type_here(project, "reproduce", "a.rlb", "--json")
-    assert damaged.code == ExitCode.USAGE_ERROR
-    assert json.loads(damaged.stdout)["exit_code"] == ExitCode.USAGE_ERROR
-    assert "is damaged, or not a bundle" in damaged.stderr
-    for words in (("--step", "3"), ("--against", "x"), ("--size", "full")):
-        bundle(project / "a.rlb", CALL)
-        done = type_here(project, "reproduce", "a.rlb", *words)
-        assert done.code == ExitCode.USAGE_ERROR, done.stderr
-    assert not list((project / ".rlharness").glob("reproductions/*")), "what is refused leaves no directory"

@@ -14,7 +14,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from tests.lab.chaos.faulty_scenarios import write_scenario
-from tests.support.cli_commands import PATIENCE_S, Done, type_command, type_here
+from tests.support.cli_commands import PATIENCE_S, Done, type_command
 from tests.support.suite_runs import HARNESS, environment
 
 pytest.importorskip("torch")
@@ -127,20 +127,3 @@ def test_an_interruption_keeps_what_is_known_and_leaves_nothing_running(tmp_path
     assert process.returncode == ExitCode.INTERRUPTED, told
     assert "interrupted by SIGINT: 0 of 20 perturbations completed in 3 runs" in said
     assert not (tmp_path / "t" / "load-3").exists()
-
-
-def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    name = write_scenario(tmp_path, "sound")
-    for words, said in (
-        ((name, "--factors", "loudness"), "there is no factor 'loudness' here"),
-        ((name, "--only", "threads=0"), "--only threads=0"),
-        ((name, "--only", "crash=1.typo"), "crash=1.typo"),
-        ((name, "--only", "runtime.world_size=abc"), "--only runtime.world_size=abc"),
-        ((name, "--", "ls"), "the scenario sound and a command"),
-        (("--steps", "3", "--", "ls"), "--steps and a command"),
-        (("--", "no-such-program"), "no-such-program cannot be started"),
-        ((), "rlharness chaos needs a scenario or a command"),
-    ):
-        done = type_here(tmp_path, "chaos", *words)
-        assert (done.code, said in done.stderr.partition("\n")[0]) == (ExitCode.USAGE_ERROR, True), done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["scenarios"]

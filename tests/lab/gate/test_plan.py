@@ -80,22 +80,6 @@ def test_one_run_does_not_make_a_golden_and_the_gate_says_so(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--accept", "--reason", "why"), "--accept without goldens"),
-        (("--golden", "g", "--accept"), "--accept without a reason"),
-        (("--golden", "g", "--accept", "--reason", "  "), "--accept without a reason"),
-        (("--golden", "g", "--reason", "why"), "--reason without --accept"),
-        (("--fail-on", "speed"), "--fail-on 'speed'"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        options(tmp_path, *words)
-    assert refused.value.what == said
-
-
 def test_scenarios_are_those_typed_those_configured_or_all_of_the_project(tmp_path: Path) -> None:
     """And none of a package that is installed beside it, such as this one's own."""
     project = Project(tmp_path / "project")
