@@ -24,6 +24,7 @@ MARK = "pytest.mark.full"
 
 WHOLLY_FULL = {
     "tests/lab/bundles/test_foreign_bundles.py": "tests/lab/test_trust_command.py, tests/lab/test_trust.py",
+    "tests/lab/bisect/test_bisect_command.py": "tests/lab/bisect/test_revision_search.py, whose runs are played",
     "tests/lab/chaos/test_command.py": "tests/lab/chaos/test_executor.py, tests/lab/test_refusals.py",
     "tests/lab/test_scenario_replay.py": "tests/lab/test_replay_comparison.py, tests/lab/test_scenario_spec.py",
     "tests/lab/test_sentinel_command.py": "tests/recording/test_sentinel.py, without a launcher",

@@ -141,12 +141,6 @@ def test_an_entry_that_has_returned_is_whole_however_its_process_ends(tmp_path: 
     assert "note: rank 0 left by os._exit with 0 after 5 steps; its log was closed" in done.stderr
 
 
-def test_what_excludes_the_level_is_refused(tmp_path: Path) -> None:
-    done = train(tmp_path, CUBLAS_WORKSPACE_CONFIG="bad")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert "the level 'invariant' conflicts with variables that are set: CUBLAS_WORKSPACE_CONFIG=bad" in done.stderr
-
-
 # -------------------------------------------------------------------------------------------------------- scenarios
 
 

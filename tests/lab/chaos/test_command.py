@@ -1,10 +1,8 @@
 """`rlharness chaos` as it is typed: processes that are changed from outside, killed, gone on from, and interrupted."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.support.cli_commands import PATIENCE_S, Done, type_command
-from tests.support.suite_runs import HARNESS, environment
+from tests.support.suite_runs import started
 
 pytest.importorskip("torch")
 PROGRAM = """\
@@ -113,15 +111,9 @@ def test_a_function_that_is_not_there_cannot_be_let_wait(tmp_path: Path) -> None
 @pytest.mark.timeout(900)
 def test_an_interruption_keeps_what_is_known_and_leaves_nothing_running(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")
-    command = [*HARNESS, "chaos", name, "--factors", "load", "--out", "t"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert process.stdout is not None
-        until_s = time.monotonic() + PATIENCE_S
-        while not (tmp_path / "t" / "load-3").exists() and time.monotonic() < until_s:
-            os.sched_yield()
+    with started(tmp_path, "chaos", name, "--factors", "load", "--out", "t") as process:
+        while process.poll() is None and not (tmp_path / "t" / "load-3").exists():
+            time.sleep(0.01)  # the test's own limit ends a wait that is too long
         process.send_signal(signal.SIGINT)
         said, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == ExitCode.INTERRUPTED, told

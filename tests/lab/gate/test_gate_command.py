@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from tests.support.cli_commands import Done, type_command
 from tests.support.projects import Project
-from tests.support.suite_runs import HARNESS, environment
+from tests.support.suite_runs import started
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(180)
@@ -197,21 +196,12 @@ def test_without_a_base_nothing_passes(project: Project) -> None:
 @pytest.mark.full
 def test_what_is_interrupted_leaves_nothing_behind(project: Project) -> None:
     project.change("Slow", "WAIT_S = 0.0", "WAIT_S = 0.0\nimport time\ntime.sleep(60)")
-    process = subprocess.Popen(
-        [*HARNESS, "gate", "--base", "HEAD"],
-        cwd=project.directory,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "base, run 1 begins" in line:
-            break
-    assert len(project.worktrees) == 1
-    process.send_signal(signal.SIGINT)
-    stdout, _ = process.communicate(timeout=60)
+    with started(project.directory, "gate", "--base", "HEAD") as process:
+        assert process.stderr is not None
+        assert any("base, run 1 begins" in line for line in process.stderr)
+        assert len(project.worktrees) == 1
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "interrupted by SIGINT: no verdict" in stdout
     assert project.worktrees == []
