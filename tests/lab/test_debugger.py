@@ -16,7 +16,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.process.user_cache import cache_path
-from tests.lab.bandit_runs import recorded_bandits
+from tests.lab.bandit_entry import recorded_bandits
 from tests.lab.examples import PROGRAM
 from tests.support.cli_commands import Done, type_command
 from tests.support.suite_runs import HARNESS, PATIENCE_S, environment

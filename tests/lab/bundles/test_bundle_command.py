@@ -18,14 +18,8 @@ from tests.support.suite_runs import environment
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[3]
-ABSURD = (
-    "--set",
-    "optimizer.learning_rate=1e30",
-    "--set",
-    "output.checkpoint_every=1",
-    "--set",
-    "warm_start.num_steps=2",
-)
+SETTINGS = ("optimizer.learning_rate=1e30", "output.checkpoint_every=1", "warm_start.num_steps=2")
+ABSURD = [word for each in SETTINGS for word in ("--set", each)]
 
 
 def git(directory: Path, *words: str) -> str:

@@ -18,22 +18,11 @@ GATE = (
     *(sys.executable, "-P", "-m", "harness"),  # not from the working directory, which holds the clone's own harness
     *("gate", "grpo_reverse_text", "--base", "HEAD~1", "--runs", "1", "--json"),
 )
-TINY = {
-    "model.width": 32,
-    "model.num_layers": 1,
-    "model.num_heads": 2,
-    "model.num_kv_heads": 1,
-    "model.ffn_width": 64,
-    "task.num_prompts": 32,
-    "task.num_heldout": 4,
-    "warm_start.num_steps": 20,
-    "training.num_steps": 2,
-    "training.prompts_per_step": 4,
-    "training.group_size": 4,
-    "training.microbatch_size": 4,
-    "output.tensorboard": "false",
-    "output.num_shown": 0,
-}
+TINY = """
+model.width=32 model.num_layers=1 model.num_heads=2 model.num_kv_heads=1 model.ffn_width=64 task.num_prompts=32
+task.num_heldout=4 warm_start.num_steps=20 training.num_steps=2 training.prompts_per_step=4 training.group_size=4
+training.microbatch_size=4 output.tensorboard=false output.num_shown=0
+"""
 
 
 def git(clone: Path, *words: str) -> str:
@@ -59,7 +48,7 @@ def gated(clone: Path, path: str, old: str, new: str) -> tuple[int, dict[str, An
     assert text.count(old) == 1, f"{path} is another now: what shall the commit change?"
     (clone / path).write_text(text.replace(old, new), encoding="utf-8")
     git(clone, "commit", "--quiet", "--all", "--message", f"{old} becomes {new}")
-    overrides = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
+    overrides = [word for each in TINY.split() for word in ("--set", each)]
     done = subprocess.run(
         [*GATE, *overrides], cwd=clone, env=environment(), capture_output=True, text=True, check=False
     )

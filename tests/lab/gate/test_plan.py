@@ -50,20 +50,8 @@ def test_the_command_line_goes_over_the_configuration_and_that_over_the_defaults
     assert configured.golden == tmp_path / "goldens", "beside the configuration, wherever it is typed"
     assert (configured.given.size, configured.runs, configured.timeout_s) == ("smoke", 3, 60.0)
     assert (configured.fail_on, configured.limits) == (("memory",), Limits(1.5, 2.0))
-    typed = options(
-        tmp_path,
-        "a",
-        "--golden",
-        "g",
-        "--runs",
-        "1",
-        "--fail-on",
-        "numerics, behaviour",
-        "--slowdown",
-        "3",
-        "--size",
-        "x",
-    )
+    words = ["a", "--golden", "g", "--runs", "1", "--slowdown", "3", "--size", "x"]
+    typed = options(tmp_path, *words, "--fail-on", "numerics, behaviour")
     assert typed.golden == tmp_path / "g"
     assert (typed.names, typed.runs, typed.given.size) == (("a",), 1, "x")
     assert (typed.fail_on, typed.limits) == (("numerics", "behaviour"), Limits(3.0, 2.0))
