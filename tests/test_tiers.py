@@ -39,8 +39,9 @@ WHOLLY_FULL = {
     ),
     "tests/recording/test_compiled_steps.py": "tests/recording/test_closures.py, whose steps are not compiled",
     "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
-    "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
-    "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",
+    "tests/render/test_pages_in_browser.py": (
+        "tests/render/test_report_page.py, tests/render/test_run_page.py, without a browser"
+    ),
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
