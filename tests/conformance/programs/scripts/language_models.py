@@ -154,19 +154,36 @@ class Reward:
         return rewards
 
 
-def trl_grpo() -> None:
-    """TRL's GRPOTrainer with a reward function; planted: one reward."""
-    from trl import GRPOConfig, GRPOTrainer
-
+def rewarded(config: type, trainer: type, length: str = "max_completion_length", **options: object) -> None:
+    """One of TRL's trainers with a reward function; planted: one reward."""
     model = make_model()
     prompts = Dataset.from_dict({"prompt": [LETTERS[start : start + 6] for start in range(10)]})
-    options = GRPOConfig(
-        output_dir="out", max_steps=4, num_generations=4, max_completion_length=12, save_strategy="no", **OPTIONS
-    )
-    GRPOTrainer(
-        model=model, reward_funcs=Reward(), args=options, train_dataset=prompts, processing_class=make_tokenizer()
+    arguments = config(output_dir="out", max_steps=4, save_strategy="no", **{length: 12}, **options, **OPTIONS)
+    trainer(
+        model=model, reward_funcs=Reward(), args=arguments, train_dataset=prompts, processing_class=make_tokenizer()
     ).train()
     save(model.state_dict().values())
+
+
+def trl_grpo() -> None:
+    """TRL's GRPOTrainer."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    rewarded(GRPOConfig, GRPOTrainer, num_generations=4)
+
+
+def trl_rloo() -> None:
+    """TRL's RLOOTrainer."""
+    from trl import RLOOConfig, RLOOTrainer
+
+    rewarded(RLOOConfig, RLOOTrainer, num_generations=4)
+
+
+def trl_online_dpo() -> None:
+    """TRL's OnlineDPOTrainer."""
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    rewarded(OnlineDPOConfig, OnlineDPOTrainer, "max_new_tokens")
 
 
 def trl_dpo() -> None:
@@ -265,7 +282,7 @@ def image_model() -> None:
 
 KINDS: dict[str, Callable[[], None]] = {
     each.__name__.replace("_", "-"): each
-    for each in (accelerated, fsdp2_sft, image_model, peft_lora, trainer, trl_dpo, trl_grpo, trl_sft)
+    for each in (accelerated, fsdp2_sft, image_model, peft_lora, trainer, trl_dpo, trl_grpo, trl_online_dpo, trl_rloo, trl_sft)
 }
 
 if __name__ == "__main__":
