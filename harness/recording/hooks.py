@@ -94,10 +94,11 @@ def look_at_calls(
     owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
 ) -> None:
     """Call `before` with the arguments of a function of a module or a class, and `after` with its result and them."""
-    original = getattr(owner, name)
+    original, hooks = getattr(owner, name), [each for each in (before, after) if each is not None]
 
-    @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         if before is not None:
             before(*args, **kwargs)
         result = original(*args, **kwargs)
@@ -105,7 +106,8 @@ def look_at_calls(
             after(result, *args, **kwargs)
         return result
 
-    setattr(owner, name, call)
+    _leave_to_python(*hooks)
+    setattr(owner, name, _replace(original, call))
 
 
 def _around_step(
@@ -126,30 +128,12 @@ def _around_step(
 
 def hook_optimizers(see: Callable[[Optimizer], None]) -> None:
     """Call `see` with each optimizer that has been made."""
-    original = Optimizer.__init__
-
-    def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        if not torch.compiler.is_compiling():
-            see(optimizer)
-
-    _leave_to_python(see)
-    Optimizer.__init__ = _replace(original, init)  # type: ignore[method-assign]
+    look_at_calls(Optimizer, "__init__", after=lambda _, optimizer, *__, **___: see(optimizer))
 
 
 def hook_backward(before: Callable[[Any], None], after: Callable[[], None]) -> None:
     """Call `before` with the tensors that backward begins at, and `after`."""
-    original = torch.autograd.backward
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return original(tensors, *args, **kwargs)
-        before(tensors)
-        original(tensors, *args, **kwargs)
-        return after()
-
-    _leave_to_python(before, after)
-    torch.autograd.backward = _replace(original, backward)
+    look_at_calls(torch.autograd, "backward", lambda tensors, *_, **__: before(tensors), lambda *_, **__: after())
 
 
 def hook_forward(before: Callable[[Any, Any, Any], None], after: Callable[[Any], None] = lambda output: None) -> None:

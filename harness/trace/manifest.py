@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
@@ -74,19 +74,10 @@ class Manifest:
 
 def manifest_text(manifest: Manifest) -> str:
     """A manifest as it stands in its file."""
-    parts = {part: dict(getattr(manifest.fingerprint, part)) for part in PARTS}
-    fields = {
-        "format": FORMAT,
-        "read_by": READ_BY,
-        "written_by": manifest.written_by,
-        "complete": manifest.complete,
-        "world_size": manifest.world_size,
-        "level": manifest.level,
-        "argv": list(manifest.argv),
-        "fingerprint": parts,
-    }
-    if manifest.unranked:
-        fields["unranked"] = list(manifest.unranked)
+    fields = {"format": FORMAT, "read_by": READ_BY, **asdict(manifest)}
+    fields |= {"fingerprint": fields.pop("fingerprint")}  # the longest comes last
+    if not manifest.unranked:
+        del fields["unranked"]
     return json.dumps(fields, indent=1) + "\n"
 
 
