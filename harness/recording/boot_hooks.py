@@ -51,11 +51,7 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) ->
 
     def rollouts_are_there(module: ModuleType) -> None:
         if is_recording():
-<<<<<<< HEAD
-            of("library_hooks").hook_trainers(module, of("active").see_rollout, of("active").report)
-=======
-            of("library_hooks").hook_grpo(module, of("active").see_rollout, of("notices").say)
->>>>>>> h/R
+            of("library_hooks").hook_trainers(module, of("active").see_rollout, of("notices").say)
 
     if orders.get("has_entry"):
         return {"torch": torch_is_there, "numpy.random": generator_is_there}
