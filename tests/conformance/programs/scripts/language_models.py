@@ -282,7 +282,10 @@ def image_model() -> None:
 
 KINDS: dict[str, Callable[[], None]] = {
     each.__name__.replace("_", "-"): each
-    for each in (accelerated, fsdp2_sft, image_model, peft_lora, trainer, trl_dpo, trl_grpo, trl_online_dpo, trl_rloo, trl_sft)
+    for each in (
+        *(accelerated, fsdp2_sft, image_model, peft_lora, trainer),
+        *(trl_dpo, trl_grpo, trl_online_dpo, trl_rloo, trl_sft),
+    )
 }
 
 if __name__ == "__main__":

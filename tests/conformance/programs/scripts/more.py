@@ -486,7 +486,7 @@ def crf() -> None:
     model = nn.ModuleList([nn.Linear(8, 3), CRF(3, batch_first=True)])
     inputs, tags, mask = torch.randn(4, 6, 8), torch.randint(3, (4, 6)), torch.ones(4, 6, dtype=torch.bool)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    fit([model], optimizer, lambda: -model[1](model[0](inputs), tags, mask), before=lambda: mask[2, 4:].zero_())
+    fit([model], optimizer, lambda: -model[1](model[0](inputs), tags, mask), before=mask[2, 4:].zero_)
 
 
 def low_rank() -> None:
