@@ -106,7 +106,7 @@ def test_reproduce_repeats_a_step_of_a_recorded_command(
     assert main(["trace", "--out", run, *COMMAND]) == 0
     capsys.readouterr()
     assert main(["reproduce", run]) == ExitCode.USAGE_ERROR
-    assert f"rlharness reproduce {run} -- python train.py" in capsys.readouterr().err
+    assert "add to this line: -- python train.py" in capsys.readouterr().err
     code, told = answer(capsys, "reproduce", run, "--step", "3", *COMMAND)
     assert (code, told["is_reproduced"]) == (0, True)
     code, told = answer(capsys, "reproduce", run, "--step", "3", "--trust")
