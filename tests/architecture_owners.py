@@ -47,7 +47,7 @@ OWNED = (
         tuple(
             f"torch.cuda.{name}" for name in ("is_available", "device_count", "init", "get_device_name", "mem_get_info")
         ),
-        ("harness/recording/gpu_facts.py",),  # asks where the program has initialised CUDA itself
+        ("harness/recording/cuda_state.py",),  # asks where the program has initialised CUDA itself
     ),
     Owned("harness/recording/", ("torch.cuda.is_current_stream_capturing",), ("harness/recording/cuda_state.py",)),
     Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/process/clock.py",)),

@@ -24,6 +24,12 @@ MARK = "pytest.mark.full"
 
 WHOLLY_FULL = {
     "tests/lab/bundles/test_foreign_bundles.py": "tests/lab/test_trust_command.py, tests/lab/test_trust.py",
+    "tests/lab/bisect/test_bisect_command.py": "tests/lab/bisect/test_revision_search.py, whose runs are played",
+    "tests/lab/chaos/test_command.py": "tests/lab/chaos/test_executor.py, tests/lab/test_refusals.py",
+    "tests/lab/test_scenario_replay.py": "tests/lab/test_replay_comparison.py, tests/lab/test_scenario_spec.py",
+    "tests/lab/test_sentinel_command.py": "tests/recording/test_sentinel.py, without a launcher",
+    "tests/lab/test_stopping.py": "tests/lab/test_terminal_run.py, tests/recording/test_conditions.py",
+    "tests/lab/reproduce/test_step_command.py": "tests/lab/reproduce/test_comparison.py, without a run",
     "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
     "tests/machine/doctor/test_bootstrap.py": "tests/machine/doctor/test_bootstrap_in_play.py, without a namespace",
     "tests/machine/doctor/test_frozen_tmpdir.py": "tests/machine/doctor/test_doctor_directories.py, by pretence",
@@ -33,8 +39,9 @@ WHOLLY_FULL = {
     ),
     "tests/recording/test_compiled_steps.py": "tests/recording/test_closures.py, whose steps are not compiled",
     "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
-    "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
-    "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",
+    "tests/render/test_pages_in_browser.py": (
+        "tests/render/test_report_page.py, tests/render/test_run_page.py, without a browser"
+    ),
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",

@@ -51,6 +51,7 @@ class SomePath(click.Path):
 
 _PLAIN = re.compile(r"\w[\w.+=@-]*")
 PATH, INDEX, COUNT, ABOVE_0_S = SomePath(), click.IntRange(0), click.IntRange(1), Seconds(0, min_open=True)
+INDEX.name, COUNT.name, ABOVE_0_S.name = "whole number from 0", "whole number from 1", "number of seconds above 0"
 
 
 def complete_scenario(_: click.Context, __: click.Parameter, incomplete: str) -> list["CompletionItem"]:

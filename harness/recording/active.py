@@ -11,7 +11,6 @@ from harness.recording.automatic import AutomaticRecorder
 from harness.recording.callbacks import make_callbacks
 from harness.recording.determinism_flags import set_flags
 from harness.recording.metrics import PrintedMetrics
-from harness.recording.notices import say
 from harness.recording.op_mode import OpMode
 from harness.recording.process import Place, ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
@@ -111,11 +110,6 @@ def paused_hooks() -> Iterator[None]:
         yield
     finally:
         pause(False)
-
-
-def report(line: str) -> None:
-    """Say something to the person who started the recording, once."""
-    say(line)
 
 
 def active_log() -> ProcessLog | None:

@@ -35,11 +35,10 @@ from harness.recording.hooks import (
     hook_steps,
 )
 from harness.recording.names import ParameterNames, note_modules
-from harness.recording.nested_values import named_values
+from harness.recording.nested_values import WatchedValues, named_values
 from harness.recording.op_mode import OpMode
-from harness.recording.optimizer_settings import OptimizerSettings, Setting
 from harness.recording.optimizer_steps import OptimizerNames
-from harness.recording.optimizer_values import WHOLE_EVERY, gradients_of, state_of
+from harness.recording.optimizer_values import WHOLE_EVERY, OptimizerSettings, Setting, gradients_of, state_of
 from harness.recording.process import ProcessLog
 from harness.recording.program_modes import outside_modes
 from harness.recording.recorder import Observation, Recorder, float_of, look
@@ -47,7 +46,6 @@ from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import Digested
 from harness.recording.trace_steps import TraceSteps
 from harness.recording.training_threads import AT_ONCE, TrainingThreads, is_in_backward
-from harness.recording.watched_values import WatchedValues
 from harness.trace.chain import Scope
 
 Named = list[tuple[str, torch.Tensor]]
@@ -93,8 +91,12 @@ class AutomaticRecorder:
         """Tensors by the names under which they entered modules last."""
         self._known_inputs, self._has_batch = DigestCache(), False
         """`_has_batch` says whether a DataLoader has handed out what the next backward follows from."""
+        self._is_unknown = False
+        """Whether the last gradients are for an optimizer that is not torch's: none of torch's has stepped."""
         self._seen_in: int | None = None
         """The step in which weights and state were looked at last, before the loss."""
+        self._versions: dict[str, int] = {}
+        """How often torch has seen each tensor of that state written, then."""
         log.before_close, log.before_values = self._come_to_an_end, self._settle
 
     def install(self) -> None:
@@ -174,7 +176,7 @@ class AutomaticRecorder:
 
     def _settle(self) -> None:
         """Before anything else happens: end a step that is over, whichever optimizer has made it."""
-        if not self._num_begun and self._gradients:
+        if self._is_unknown and self._gradients:
             self._guarded(self._end_unknown_step)
             self._steps.finish()
         self._steps.settle()
@@ -237,7 +239,9 @@ class AutomaticRecorder:
         if not self._num_begun and not parameters:
             self._names.assign([], with_leaves=True)
         is_new = first or self._seen_in != self._recorder.step
-        self._seen_in = self._recorder.step
+        if is_new:
+            self._seen_in = self._recorder.step
+            self._versions = {name: _version(each) for name, each in self._names.untracked()}
         # State before the loss, which may follow from a target network.
         *state, seen = look_at_groups(
             [
@@ -257,7 +261,9 @@ class AutomaticRecorder:
         """The gradients are there; those that optimizers have not applied yet within backward."""
         stepped, self._stepped_in_backward, self._in_backward = self._stepped_in_backward, [], False
         others = [each for each in self._optimizers.living() if not any(each is one for one in stepped)]
-        gradients = gradients_of(self._parameters(others) or self._unknown_parameters())
+        parameters = self._parameters(others)
+        self._is_unknown = not parameters and not self._num_begun
+        gradients = gradients_of(self._names.without_optimizer() if self._is_unknown else parameters)
         (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
         for seen in found:
             # What clipping changes later is kept as it is now.
@@ -275,8 +281,10 @@ class AutomaticRecorder:
         self._steps.in_phase("optimizer")
         self._awaits_closure = has_closure
         first = self._steps.begin() or self._steps.joined.is_growing
-        has_untracked = not has_closure and not self._stepped_in_backward and self._seen_in != self._recorder.step
+        has_untracked = not has_closure and not self._stepped_in_backward
         untracked = self._names.untracked() if has_untracked else []
+        if self._seen_in == self._recorder.step:  # before the loss: what was written since then
+            untracked = [(name, each) for name, each in untracked if self._versions.get(name) != _version(each)]
         if self._in_backward and is_in_backward():
             self._stepped_in_backward.append(optimizer)
         parameters = self._parameters([optimizer])
@@ -343,16 +351,12 @@ class AutomaticRecorder:
     def _leave_gradients(self, optimizers: Sequence[Optimizer]) -> bool:
         return any(name in self._gradients for name, _ in self._parameters(optimizers))
 
-    def _unknown_parameters(self) -> Named:
-        """What an optimizer may hold that is not torch's; nothing once one of torch's has stepped."""
-        return [] if self._num_begun else self._names.without_optimizer()
-
     def _end_unknown_step(self) -> None:
         """End the step of an optimizer that is not torch's, if a weight was written since the last backward.
 
         Whether one was is not known where the program has dropped its model, at its end.
         """
-        parameters = self._unknown_parameters()
+        parameters = self._names.without_optimizer()
         (seen,) = look_at_groups([Group(parameters, cache=self._unchanged)])
         changed = [each for each in seen if self._weights.get(each.name) != each.digested]
         if changed or not parameters:
@@ -390,6 +394,7 @@ class AutomaticRecorder:
     def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         """The arguments of the step, where they have to be others."""
         self._num_begun += 1
+        self._is_unknown = False
         closure = closure_of(args, kwargs)
         if not self._stepping.optimizers and closure is None:
             self._steps.join(optimizer)
@@ -484,3 +489,7 @@ class AutomaticRecorder:
         parameters = list({id(each): each for group in groups for each in group["params"]}.values())
         self._names.assign(parameters, with_leaves=self._steps.joined.is_growing)
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

@@ -43,15 +43,15 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) ->
 
     def tensorboard_is_there(module: ModuleType) -> None:
         if is_recording():
-            of("metric_hooks").hook_tensorboard(module)
+            of("library_hooks").hook_tensorboard(module, of("active").active_log().log_values)
 
     def trainer_is_there(module: ModuleType) -> None:
         if is_recording():
-            of("metric_hooks").hook_trainer(module)
+            of("library_hooks").hook_trainer(module, of("active").active_log().log_values)
 
-    def sampler_is_there(module: ModuleType) -> None:
+    def rollouts_are_there(module: ModuleType) -> None:
         if is_recording():
-            of("trl_rollouts").hook_trainer(module, of("active").see_rollout, of("active").report)
+            of("library_hooks").hook_trainers(module, of("active").see_rollout, of("notices").say)
 
     if orders.get("has_entry"):
         return {"torch": torch_is_there, "numpy.random": generator_is_there}
@@ -61,7 +61,7 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) ->
         "torch.utils.tensorboard.writer": tensorboard_is_there,
         "tensorboardX.writer": tensorboard_is_there,
         "transformers.trainer_callback": trainer_is_there,
-        "trl.trainer.grpo_trainer": sampler_is_there,
-        "trl.trainer.rloo_trainer": sampler_is_there,
-        "trl.experimental.online_dpo.online_dpo_trainer": sampler_is_there,
+        "trl.trainer.grpo_trainer": rollouts_are_there,
+        "trl.trainer.rloo_trainer": rollouts_are_there,
+        "trl.experimental.online_dpo.online_dpo_trainer": rollouts_are_there,
     }

@@ -13,7 +13,6 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.files import MALFORMED, read_regular
 from harness.bits.redaction import redact_text, redact_values
-from harness.trace.renames import current_call
 
 CALL = "call.json"
 REJECTION = "refusal.json"
@@ -45,7 +44,7 @@ class EntryCall:
     def parse(cls, data: bytes) -> "EntryCall":
         """The call from what stands in its file; ValueError for anything else."""
         try:
-            fields = current_call(json.loads(data))
+            fields = json.loads(data)
             call = cls(**{**fields, "runtime_sections": tuple(fields["runtime_sections"])})
             is_call = (
                 re.fullmatch(FUNCTION, fields["entry"]) is not None

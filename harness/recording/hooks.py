@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness.recording.batch_origins import tasks_of
-from harness.recording.closures import Arguments
+from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import CompiledSteps, breaks_graph, keep_uncompiled
 
 Begin = Callable[[Optimizer, Sequence[Any], dict[str, Any]], Arguments | None]
@@ -54,6 +54,62 @@ def hook_steps(begin: Begin, end: Callable[[Optimizer], None], stepping: Steppin
             each.step = _around_step(each.step, begin, end, stepping)  # type: ignore[method-assign]
 
 
+def hook_outermost_steps(
+    before: Callable[[Optimizer, bool], None],
+    after: Callable[[Optimizer], None],
+    after_closure: Callable[[Optimizer], None],
+    compiled: CompiledSteps,
+) -> None:
+    """Call `before` and `after` around each step of an optimizer that no other's step calls.
+
+    `before` is given whether the step has a closure, each call of which `after_closure` follows if it has returned.
+    """
+    stepping = Stepping()
+
+    def begin(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
+        stepping.optimizers.append(optimizer)
+        if len(stepping.optimizers) > 1:  # a class whose step calls that of its base
+            return None
+        closure = closure_of(args, kwargs)
+        before(optimizer, closure is not None)
+
+        def leave(has_returned: bool) -> None:
+            if has_returned:
+                after_closure(optimizer)
+            else:  # the step ends with it
+                stepping.optimizers.clear()
+
+        return closure and replace_closure(args, kwargs, HookedClosure(closure, lambda: None, leave))
+
+    def end(optimizer: Optimizer) -> None:
+        if stepping.optimizers:
+            stepping.optimizers.pop()
+        if not stepping.optimizers:
+            after(optimizer)
+
+    hook_steps(begin, end, stepping, compiled)
+
+
+def look_at_calls(
+    owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
+) -> None:
+    """Call `before` with the arguments of a function of a module or a class, and `after` with its result and them."""
+    original, hooks = getattr(owner, name), [each for each in (before, after) if each is not None]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        if before is not None:
+            before(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if after is not None:
+            after(result, *args, **kwargs)
+        return result
+
+    _leave_to_python(*hooks)
+    setattr(owner, name, _replace(original, call))
+
+
 def _around_step(
     original: Callable[..., Any], begin: Begin, end: Callable[[Optimizer], None], stepping: Stepping
 ) -> Callable[..., Any]:
@@ -72,30 +128,12 @@ def _around_step(
 
 def hook_optimizers(see: Callable[[Optimizer], None]) -> None:
     """Call `see` with each optimizer that has been made."""
-    original = Optimizer.__init__
-
-    def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        if not torch.compiler.is_compiling():
-            see(optimizer)
-
-    _leave_to_python(see)
-    Optimizer.__init__ = _replace(original, init)  # type: ignore[method-assign]
+    look_at_calls(Optimizer, "__init__", after=lambda _, optimizer, *__, **___: see(optimizer))
 
 
 def hook_backward(before: Callable[[Any], None], after: Callable[[], None]) -> None:
     """Call `before` with the tensors that backward begins at, and `after`."""
-    original = torch.autograd.backward
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return original(tensors, *args, **kwargs)
-        before(tensors)
-        original(tensors, *args, **kwargs)
-        return after()
-
-    _leave_to_python(before, after)
-    torch.autograd.backward = _replace(original, backward)
+    look_at_calls(torch.autograd, "backward", lambda tensors, *_, **__: before(tensors), lambda *_, **__: after())
 
 
 def hook_forward(before: Callable[[Any, Any, Any], None], after: Callable[[Any], None] = lambda output: None) -> None:

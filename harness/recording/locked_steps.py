@@ -31,12 +31,11 @@ from torch.optim import Optimizer
 
 from harness.bits.files import UNLIMITED, read_text
 from harness.recording.callbacks import RecorderCallback
-from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import CompiledSteps
 from harness.recording.cuda_state import is_capturing
-from harness.recording.hooks import Stepping, hook_optimizers, hook_steps
+from harness.recording.hooks import hook_optimizers, hook_outermost_steps
 from harness.recording.names import ParameterNames
-from harness.recording.optimizer_settings import OptimizerSettings
+from harness.recording.optimizer_values import OptimizerSettings
 from harness.recording.process import rank_and_world_size
 from harness.recording.program_modes import outside_modes
 from harness.recording.random_states import read_states
@@ -233,7 +232,7 @@ class LockedSteps(RecorderCallback):
         """
         self._directory, self._base, self._nudged = Path(directory), Path(base) if base else None, nudged
         self._nudges = None if seed is None else torch.Generator().manual_seed(seed)
-        self._num_steps, self._names, self._stepping = num_steps, ParameterNames(), Stepping()
+        self._num_steps, self._names = num_steps, ParameterNames()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, list[int]] = weakref.WeakKeyDictionary()
         """[its number, its steps] of each that has stepped."""
         self._num_optimizers = self._num_begun = 0
@@ -244,7 +243,12 @@ class LockedSteps(RecorderCallback):
         """By id of a weight: its gradient before it was clipped, that after it, and the version of that."""
         for module, name in itertools.product((torch.nn.utils, torch.nn.utils.clip_grad), CLIPS):
             setattr(module, name, self._around_clip(getattr(module, name)))
-        hook_steps(self._begin, self._end, self._stepping, CompiledSteps())
+        hook_outermost_steps(
+            self._begin,
+            lambda optimizer: self._guarded(self._after, optimizer),
+            lambda optimizer: self._guarded(self._gradients, optimizer),
+            CompiledSteps(),
+        )
         self._coarse, self._moves = 0.0, weakref.WeakKeyDictionary[Optimizer, list[torch.Tensor]]()
         """Eps of the type that autocast computes in, and how far weights have moved for it, until their step."""
         if self._nudges is not None:
@@ -252,25 +256,12 @@ class LockedSteps(RecorderCallback):
             autocast: Any = torch.autocast
             autocast.__enter__ = self._around_autocast(autocast.__enter__)
 
-    def _begin(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
-        self._stepping.optimizers.append(optimizer)
-        if len(self._stepping.optimizers) > 1:  # a step within another's
-            return None
+    def _begin(self, optimizer: Optimizer, has_closure: bool) -> None:
         if self._num_steps is not None and self._optimizers.get(optimizer, [0, 0])[1] == self._num_steps:
             raise RunEnded
         self._guarded(self._before, optimizer)
-        closure = closure_of(args, kwargs)
-        if closure is None:
+        if not has_closure:
             self._guarded(self._gradients, optimizer)
-            return None
-        hooked = HookedClosure(closure, lambda: None, lambda has_returned: self._guarded(self._gradients, optimizer))
-        return replace_closure(args, kwargs, hooked)
-
-    def _end(self, optimizer: Optimizer) -> None:
-        if self._stepping.optimizers:
-            self._stepping.optimizers.pop()
-        if not self._stepping.optimizers:
-            self._guarded(self._after, optimizer)
 
     def _guarded(self, what: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
         """Call a part of the comparison; a mistake ends it, not the program."""

@@ -18,7 +18,7 @@ from harness.bits.errors import TraceError
 from harness.bits.files import write_replacing
 from harness.bits.redaction import redact_argv, redact_fields
 from harness.recording.callbacks import RecorderCallback
-from harness.recording.gpu_facts import gpus_in_use
+from harness.recording.cuda_state import gpus_in_use
 from harness.recording.notices import say
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode

@@ -16,6 +16,7 @@ from harness.bits.digests import RAW, digest
 from harness.bits.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.notices import say_once
+from harness.recording.op_mode import OpMode
 from harness.recording.program_modes import outside_modes
 from harness.recording.run_spec import RunEnded
 from harness.recording.sharded_digest import PlacedShard, digest_and_sample, place
@@ -63,16 +64,6 @@ class Sink(Protocol):
         """Values of the curve, of the step that was appended last."""
 
 
-class Operations(Protocol):
-    """Records the operations of a step."""
-
-    def start(self) -> None:
-        """From here on."""
-
-    def stop(self) -> None:
-        """No more."""
-
-
 class Recorder:
     """Records the steps of one process into a sink.
 
@@ -86,7 +77,7 @@ class Recorder:
         sink: Sink,
         *,
         keeps: Callable[[int], bool] = lambda step: False,
-        operations: Callable[[int], Operations | None] = lambda step: None,
+        operations: Callable[[int], OpMode | None] = lambda step: None,
         last_step: int | None = None,
         callbacks: Sequence[RecorderCallback] = (),
         share: Callable[[int], Sequence[Callable[[], Any]]] | None = None,
@@ -102,7 +93,7 @@ class Recorder:
         self._keeps = keeps
         self._operations_of = operations
         self._last_step = last_step
-        self._operations: Operations | None = None
+        self._operations: OpMode | None = None
         self._step: int | None = None
         self._recorded_values: list[RecordedValue] = []
         self._tensors: list[Kept] = []

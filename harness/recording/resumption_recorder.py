@@ -8,7 +8,6 @@ size. The program's own optimizers, modules, loaders and `torch.save` are looked
 """
 
 import atexit
-import functools
 import json
 import os
 import signal
@@ -26,10 +25,16 @@ from xxhash import xxh3_64_hexdigest
 
 from harness.bits.tensor_digests import digests_of
 from harness.recording.callbacks import RecorderCallback
-from harness.recording.closures import Arguments, closure_of
 from harness.recording.compiled import CompiledSteps
 from harness.recording.cuda_state import is_capturing
-from harness.recording.hooks import Stepping, hook_backward, hook_forward, hook_loaders, hook_optimizers, hook_steps
+from harness.recording.hooks import (
+    hook_backward,
+    hook_forward,
+    hook_loaders,
+    hook_optimizers,
+    hook_outermost_steps,
+    look_at_calls,
+)
 from harness.recording.names import ParameterNames
 from harness.recording.nested_values import named_values
 from harness.recording.optimizer_values import REMEMBERED
@@ -58,7 +63,7 @@ class ResumptionRecorder(RecorderCallback):
         end_at = end_at + GRACE_STEPS if is_asked and end_at is not None else end_at
         self._directory, self._inside, self._end_at = Path(directory), Path(inside).resolve(), end_at
         self._pid, self._problem = os.getpid(), ""
-        self._names, self._stepping = ParameterNames(), Stepping()
+        self._names = ParameterNames()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         """In the order in which they were made."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -70,17 +75,25 @@ class ResumptionRecorder(RecorderCallback):
         self._has_saved = True
         """Whether variables are recorded with the next step: the first one, and each after a checkpoint."""
         self._line: Line = self._new_line()
-        hook_steps(self._begin_step, self._end_step, self._stepping, CompiledSteps())
+        hook_outermost_steps(
+            self._begin_step,
+            lambda optimizer: self._guarded(self._finish_step, optimizer),
+            lambda _: None,
+            CompiledSteps(),
+        )
         hook_optimizers(lambda optimizer: self._optimizers.append(weakref.ref(optimizer)))
         hook_backward(lambda tensors: self._guarded(self._see_losses, tensors), lambda: None)
         hook_loaders(lambda batch, iterator, _: self._guarded(self._see_batch, batch, iterator))
-        loader: Any = torch.utils.data.dataloader._BaseDataLoaderIter
-        loader._next_index = self._around_index(loader._next_index)
+        look_at_calls(
+            torch.utils.data.dataloader._BaseDataLoaderIter,
+            "_next_index",
+            after=lambda index, iterator: self._asked.setdefault(iterator, deque()).append(index),
+        )
         hook_forward(
             lambda _, args, kwargs: self._guarded(self._see_inputs, args, kwargs, torch.is_grad_enabled()),
             lambda output: self._guarded(self._see_output, output),
         )
-        torch.save = self._around_save(torch.save)
+        look_at_calls(torch, "save", self._before_save)
         atexit.register(self._guarded, self._end)
 
     @staticmethod
@@ -103,48 +116,23 @@ class ResumptionRecorder(RecorderCallback):
 
     # ---------------------------------------------------------------------------------------------------------- hooks
 
-    def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def save(value: Any, *args: Any, **kwargs: Any) -> Any:
-            if sys._getframe(1).f_globals.get("__name__") != "torch.storage":  # a tensor that is pickled
-                self._guarded(self._see_save, value, kwargs.get("f", args[0] if args else None))
-            return original(value, *args, **kwargs)
-
-        return save
-
-    def _around_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def next_index(iterator: Any) -> Any:
-            index = original(iterator)
-            self._asked.setdefault(iterator, deque()).append(index)
-            return index
-
-        return next_index
+    def _before_save(self, value: Any, *args: Any, **kwargs: Any) -> None:
+        if sys._getframe(2).f_globals.get("__name__") != "torch.storage":  # a tensor that is pickled
+            self._guarded(self._see_save, value, kwargs.get("f", args[0] if args else None))
 
     def _hook_safetensors(self) -> None:
         """Names that the program has bound before still call this one, which safetensors.torch looks up by itself."""
         module: Any = sys.modules.get("safetensors.torch")
         if module is not None and not hasattr(module.serialize_file, "__wrapped__"):
-            original = module.serialize_file
 
-            @functools.wraps(original)
-            def serialize_file(*args: Any, **kwargs: Any) -> Any:
+            def before(*args: Any, **kwargs: Any) -> None:
                 self._guarded(self._see_save, None, kwargs.get("filename", args[1] if len(args) > 1 else None))
-                return original(*args, **kwargs)
 
-            module.serialize_file = serialize_file
+            look_at_calls(module, "serialize_file", before)
 
-    def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
-        self._stepping.optimizers.append(optimizer)
-        if len(self._stepping.optimizers) == 1:  # not a class whose step calls that of its base
-            self._guarded(self._see_step, optimizer)
-            self._has_closure = closure_of(args, kwargs) is not None
-        return None
-
-    def _end_step(self, optimizer: Optimizer) -> None:
-        self._stepping.optimizers.pop()
-        if not self._stepping.optimizers:
-            self._guarded(self._finish_step, optimizer)
+    def _begin_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._guarded(self._see_step, optimizer)
+        self._has_closure = has_closure
 
     # --------------------------------------------------------------------------------------------------- what is seen
 

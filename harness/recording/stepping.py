@@ -79,42 +79,26 @@ def value_range(tensor: torch.Tensor) -> dict[str, float | int]:
     return found
 
 
-def elements_text(dtype: str, part: torch.Tensor, ranges: Sequence[range]) -> str:
-    """The elements of a part with all their digits; as torch prints them where the dtype is not understood.
-
-    `ranges` are the indices that the part has in the whole tensor, in each dimension, of which it has as many.
-    """
-    num_elements = part.numel()
+def elements_text(tensor: torch.Tensor) -> str:
+    """The elements with all their digits, in C order; as torch prints them where the dtype is not understood."""
+    dtype, num_elements = dtype_name(tensor.dtype), tensor.numel()
     if dtype not in ELEMENT_BYTES:
-        return str(part)
+        return str(tensor)
+    flat, size, ranges = tensor.reshape(-1), ELEMENT_BYTES[dtype], [range(each) for each in tensor.shape]
+    is_line = num_elements <= LINE_ELEMENTS and tensor.dim() < 2
+
+    def lines(begin: int, end: int) -> Iterator[str]:
+        data = bytes(tensor_bytes(flat[begin:end]))
+        texts = [shown(dtype, int.from_bytes(data[at : at + size], "little")) for at in range(0, len(data), size)]
+        width, step = max(map(len, texts), default=0), min([LINE_ELEMENTS, *tensor.shape[-1:]])
+        for at in range(0, len(texts), step):
+            place = "" if is_line else f"{coordinates(begin + at, ranges)}  "
+            yield place + "  ".join(text if is_line else text.rjust(width) for text in texts[at : at + step])
+
     if num_elements <= MAX_ELEMENTS:
-        return "\n".join(_lines(dtype, part, ranges, 0, num_elements)) or "no elements"
-    head = _lines(dtype, part, ranges, 0, NUM_AT_END)
-    tail = _lines(dtype, part, ranges, num_elements - NUM_AT_END, num_elements)
-    return "\n".join([*head, f"... {num_elements - 2 * NUM_AT_END:,} more", *tail])
-
-
-def _lines(dtype: str, part: torch.Tensor, ranges: Sequence[range], begin: int, end: int) -> list[str]:
-    """The elements of these numbers, in C order."""
-    data, size = bytes(tensor_bytes(part.reshape(-1)[begin:end])), ELEMENT_BYTES[dtype]
-    texts = [shown(dtype, int.from_bytes(data[at : at + size], "little")) for at in range(0, len(data), size)]
-    if len(texts) <= LINE_ELEMENTS and (part.dim() == 0 or ranges == [range(len(texts))]):  # a line that is all of it
-        return ["  ".join(texts)] if texts else []
-    width = max(map(len, texts), default=0)
-    lines = [
-        (str(coordinates(first, ranges)), "  ".join(text.rjust(width) for text in texts[first - begin : last - begin]))
-        for first, last in _spans(begin, end, len(ranges[-1]))
-    ]
-    label_width = max((len(label) for label, _ in lines), default=0)
-    return [f"{label:<{label_width}}  {elements}" for label, elements in lines]
-
-
-def _spans(begin: int, end: int, row: int) -> Iterator[tuple[int, int]]:
-    """(first, end) of each line."""
-    while begin < end:
-        last = min(end, begin + LINE_ELEMENTS, (begin // row + 1) * row)
-        yield begin, last
-        begin = last
+        return "\n".join(lines(0, num_elements)) or "no elements"
+    omitted = f"... {num_elements - 2 * NUM_AT_END:,} more"
+    return "\n".join([*lines(0, NUM_AT_END), omitted, *lines(num_elements - NUM_AT_END, num_elements)])
 
 
 ORDERS, ANSWERS, OWNER = "orders.pipe", "answers.pipe", "owner"
@@ -524,7 +508,7 @@ class Console(pdb.Pdb):
             dtype, numbers = dtype_name(value.dtype), value_range(value)
             told = [f"{name} {numbers[name]:.9g}" for name in ("min", "max", "mean") if name in numbers]
             told += [f"{numbers[name]:,} {word}" for name, word in WORDS.items() if name in numbers]
-            text = elements_text(dtype, value.detach(), [range(size) for size in value.shape])
+            text = elements_text(value.detach())
             head, lines = f"{arg}  {kind_text(dtype, value.shape)}", [", ".join(told), *text.splitlines()]
             self.pipe.data = {"answer": "shown", "range": numbers}
         else:

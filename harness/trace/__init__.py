@@ -9,7 +9,7 @@ diff.py         the verdict on two traces                    ops.py           th
 from harness.bits.digests import add_shards, digest, shardsum
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.manifest import Fingerprint, Manifest
-from harness.trace.reader import Trace, read_trace, verify
+from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter, close_log, write_manifest
 
@@ -26,6 +26,5 @@ __all__ = [
     "digest",
     "read_trace",
     "shardsum",
-    "verify",
     "write_manifest",
 ]

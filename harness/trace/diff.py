@@ -20,7 +20,6 @@ from harness.trace.context import compare_contexts
 from harness.trace.curve_diff import compare_curves, uncompared
 from harness.trace.excerpt import common_ranks
 from harness.trace.explanation import causes, completed
-from harness.trace.fingerprint import UNCOMMITTED
 from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.global_values import paired_global_values, shard_sums
 from harness.trace.manifest import PARTS, Fingerprint, short_field
@@ -29,7 +28,6 @@ from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
 from harness.trace.reasons import VerdictCode
-from harness.trace.renames import ENTRY, current_entry, current_identity, current_settings
 from harness.trace.resumption import resumed_at
 from harness.trace.value_diff import StepDifference, compare_columns, compare_values
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
@@ -305,14 +303,7 @@ def _compare_fingerprints(a: Trace, b: Trace) -> Fields:
 
 def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDifference, ...]:
     left, right = getattr(a, part), getattr(b, part)
-    if part == "identity":
-        left, right = current_identity(left), current_identity(right)
-    elif part == "perturbation":
-        left, right = (
-            current_settings(each.perturbation, current_entry(each.identity.get(ENTRY, ""))) for each in (a, b)
-        )
-    elif part == "content" or (part == "subject" and (UNCOMMITTED in left) != (UNCOMMITTED in right)):
-        # What one of them did not record, or recorded as earlier versions did, is not known to differ.
+    if part == "content":  # what one of them did not record is not known to differ
         left, right = ({name: each[name] for name in left.keys() & right.keys()} for each in (left, right))
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
     # Whoever has written the traces may have left secrets in them.

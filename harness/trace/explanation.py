@@ -11,7 +11,6 @@ from harness.bits.levels import DETERMINISTIC
 from harness.trace.chain import CHAINED, RecordedValue, Scope, enc, raw_value
 from harness.trace.context import BATCH_ORIGIN, LOADER_SEED, contexts
 from harness.trace.element_diff import numbers
-from harness.trace.fingerprint import UNCOMMITTED
 from harness.trace.nondeterministic_ops import DOCUMENTED, base_name
 from harness.trace.ops import FROM_PYTHON, OpDifference
 from harness.trace.reader import Trace
@@ -75,7 +74,7 @@ def causes(a: Trace, b: Trace, verdict: Verdict) -> Iterator[Finding]:
     """Yield likely causes of the first difference, the most likely one first; none where the traces show none."""
     first = verdict.first
     assert first is not None
-    if names := code_names(verdict):
+    if names := tuple(each.name for each in verdict.fingerprints.get("subject", ())):
         yield CauseCode.CODE_DIFFERS(names=names)
     if names := tuple(each.name for each in verdict.fingerprints.get("perturbation", ())):
         yield CauseCode.ENVIRONMENT_DIFFERS(names=names)
@@ -98,12 +97,6 @@ def causes(a: Trace, b: Trace, verdict: Verdict) -> Iterator[Finding]:
     value = first.a or first.b
     if first.rank is not None and value is not None:
         yield from _of_value(_Case(a, b, verdict, first, value, first.rank, has_generator))
-
-
-def code_names(verdict: Verdict) -> tuple[str, ...]:
-    """Return the names of the subject that differ; earlier versions counted files that the runs themselves made."""
-    names = (each.name for each in verdict.fingerprints.get("subject", ()))
-    return tuple(name for name in names if name != UNCOMMITTED)
 
 
 def _hashes_differ(a: Trace, b: Trace) -> bool:

@@ -3,8 +3,10 @@
 `identity` is what its configuration means, and comes from the program; the other three are read here.
 """
 
+import ctypes
 import os
 import platform
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +17,6 @@ from xxhash import xxh3_128_hexdigest
 
 from harness.bits.levels import MOVE_BITS
 from harness.bits.redaction import redact_fields
-from harness.trace.floating_point import control_state
 from harness.trace.manifest import Fingerprint, Part
 from harness.trace.mapped_libraries import MAPS, identify, mapped_libraries
 
@@ -31,11 +32,17 @@ CODE = (".py", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp",
 WITHOUT_CONTENTS = ("--directory", "--no-empty-directory")
 """Options of git ls-files that list an untracked directory as one name, and look no further."""
 MAX_FILES = 100
-UNCOMMITTED = "uncommitted"
-"""Field of the subject in traces of earlier versions: one digest of every change, and of every untracked file."""
 PERTURBING = ("PYTHONHASHSEED", "VLLM_ENABLE_V1_MULTIPROCESSING")
 PERTURBING_ENDS = ("_NUM_THREADS", "_DYNAMIC")
 """Of the variables that move bits, those that say how work is spread, not how it is computed."""
+_ENV_BYTES = 256
+"""More than the fenv_t of any C library here."""
+X86_MXCSR_OFFSET = 28
+"""In the fenv_t of glibc and musl, after the 28 bytes of the x87 unit."""
+X86_STICKY = 0x3F
+"""Exceptions that have happened: history, not control."""
+X86_ROUNDING = ("nearest", "down", "up", "zero")
+ARM_ROUNDING = ("nearest", "up", "down", "zero")
 
 
 def fingerprint(
@@ -185,3 +192,37 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def control_state(machine: str = "", environment: bytes | None = None) -> str:
+    """Rounding and flushing of denormal numbers, in words and as a register: "nearest, denormals kept (mxcsr 1f80)".
+
+    Asked of the C library, whose `fegetenv` reads the registers themselves. Libraries built with -Ofast change them as
+    they are loaded, and each thread has its own.
+
+    `machine` and `environment` (a fenv_t) are those of the calling thread where not given. "unknown" on a machine that
+    is neither x86-64 nor 64-bit Arm.
+    """
+    machine = machine or platform.machine()
+    environment = _fegetenv() if environment is None else environment
+    if machine in ("x86_64", "AMD64"):
+        (mxcsr,) = struct.unpack_from("<I", environment, X86_MXCSR_OFFSET)
+        mxcsr &= ~X86_STICKY
+        flushed = [name for bit, name in ((15, "results"), (6, "operands")) if mxcsr >> bit & 1]
+        return _in_words(X86_ROUNDING[mxcsr >> 13 & 3], flushed, f"mxcsr {mxcsr:04x}")
+    if machine in ("aarch64", "arm64"):
+        (fpcr,) = struct.unpack_from("<I", environment)
+        flushed = ["operands", "results"] if fpcr >> 24 & 1 else []
+        return _in_words(ARM_ROUNDING[fpcr >> 22 & 3], flushed, f"fpcr {fpcr:08x}")
+    return "unknown"
+
+
+def _in_words(rounding: str, flushed: list[str], register: str) -> str:
+    denormals = f"denormal {' and '.join(flushed)} flushed to zero" if flushed else "denormals kept"
+    return f"{rounding}, {denormals} ({register})"
+
+
+def _fegetenv() -> bytes:
+    environment = ctypes.create_string_buffer(_ENV_BYTES)
+    ctypes.CDLL("libm.so.6").fegetenv(environment)
+    return environment.raw

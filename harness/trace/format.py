@@ -15,15 +15,13 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate, islice
 from typing import BinaryIO
 
 from xxhash import xxh3_64, xxh3_64_digest
 
 from harness.bits.digests import DIGEST_BYTES
 from harness.bits.errors import TraceError
-from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, encoded, repeated
+from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, enc, encoded, repeated
 
 FORMAT = 1
 """The format written here, and the newest that is read."""
@@ -37,9 +35,6 @@ _LENGTH = struct.Struct("<I")
 _STEP_HEAD = struct.Struct("<4sQ16s16sI")
 _DONE = struct.Struct("<4sQ")
 _CHECKSUM_BYTES = 8
-_MARK = 2
-"""Index of the letter that distinguishes PHASES: their third."""
-assert len({phase[_MARK] for phase in PHASES}) == len(PHASES)
 _PIECE_BYTES = 2**16
 
 
@@ -202,36 +197,20 @@ class Columns:
 
     def phases(self, end: int) -> tuple[str, ...]:
         """Return the phases of the values before index `end`, without contexts, in the order of recording."""
-        firsts = (next(self._indices(phase, end), None) for phase in PHASES)
-        return tuple(self.value(first).phase for first in sorted(first for first in firsts if first is not None))
+        values = zip(self.scopes[:end], self.all_descriptions(), strict=False)
+        found = dict.fromkeys(
+            text[_LENGTH.size :][: text[0]] for scope, text in values if text and scope != Scope.CONTEXT
+        )
+        return tuple(phase for each in found if (phase := each.decode(errors="replace")) in PHASES)
 
     def of_phases(self, phases: Iterable[str]) -> list[tuple[int, RecordedValue]]:
-        """Return (index, value) of the values of these phases, without contexts, by phase; only these are decoded."""
-        wanted = set(phases)
-        indices = [index for phase in phases for index in self._indices(phase, len(self.scopes))]
-        starts = list(self._starts()) if indices else []
-        values = [(at, self.value(at, self.descriptions[starts[at] : starts[at + 1]])) for at in indices]
+        """Return (index, value) of the values of these phases, without contexts, in order; only these are decoded."""
+        prefixes = tuple(map(enc, phases))
         return [
-            (at, value) for at, value in values if value.phase in wanted
-        ]  # else it is a phase of another writer's own
-
-    def _indices(self, phase: str, end: int) -> Iterator[int]:
-        """Yield the indices of the values of a phase, without contexts, before `end`."""
-        mark = phase.encode()[_MARK]
-        at = self._marks.find(mark, 0, end)
-        while at >= 0:
-            if self.scopes[at] != Scope.CONTEXT:
-                yield at
-            at = self._marks.find(mark, at + 1, end)
-
-    @cached_property
-    def _marks(self) -> bytes:
-        """A byte for each value, which identifies its phase without decoding."""
-        places = map((_LENGTH.size + _MARK).__add__, self._starts())
-        try:
-            return bytes(map(self.descriptions.__getitem__, islice(places, len(self.scopes))))
-        except IndexError:
-            raise malformed("the descriptions of its values do not have the stated lengths") from None
+            (at, self.value(at, text))
+            for at, text in enumerate(self.all_descriptions())
+            if text.startswith(prefixes) and self.scopes[at] != Scope.CONTEXT
+        ]
 
     def value(self, index: int, description: bytes | None = None) -> RecordedValue:
         """Decode one value; TraceError if it violates the format."""
@@ -248,10 +227,6 @@ class Columns:
     def values(self) -> list[RecordedValue]:
         """Decode every value, in the order of recording; TraceError if one violates the format."""
         return [self.value(index, description) for index, description in enumerate(self.all_descriptions())]
-
-    def _starts(self) -> Iterator[int]:
-        """Where each description begins, and where the last one ends."""
-        return accumulate(self._lengths(), initial=0)
 
     def _lengths(self) -> "array[int]":  # no generic type at run time before Python 3.12
         lengths = array("I", self.lengths)

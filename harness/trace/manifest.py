@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
@@ -12,11 +12,12 @@ from harness import __version__
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED
 from harness.trace.format import FORMAT
-from harness.trace.renames import current_level
 
 READ_BY = "0.1.0"
 """The first rlharness that reads FORMAT; raised together with it."""
 LEVELS = ("off", "deterministic", "invariant")
+ENTRY, LEVEL = "(entry)", "(level)"
+"""Fields of the identity that name the function which was called, and the level of determinism."""
 GPU = "gpu"
 """Name, among the numerics, of the models of the GPUs that a program uses."""
 PARTS = ("identity", "content", "numerics", "subject", "perturbation")
@@ -73,19 +74,10 @@ class Manifest:
 
 def manifest_text(manifest: Manifest) -> str:
     """A manifest as it stands in its file."""
-    parts = {part: dict(getattr(manifest.fingerprint, part)) for part in PARTS}
-    fields = {
-        "format": FORMAT,
-        "read_by": READ_BY,
-        "written_by": manifest.written_by,
-        "complete": manifest.complete,
-        "world_size": manifest.world_size,
-        "level": manifest.level,
-        "argv": list(manifest.argv),
-        "fingerprint": parts,
-    }
-    if manifest.unranked:
-        fields["unranked"] = list(manifest.unranked)
+    fields = {"format": FORMAT, "read_by": READ_BY, **asdict(manifest)}
+    fields |= {"fingerprint": fields.pop("fingerprint")}  # the longest comes last
+    if not manifest.unranked:
+        del fields["unranked"]
     return json.dumps(fields, indent=1) + "\n"
 
 
@@ -114,7 +106,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         Fingerprint(**parts),
         tuple(map(str, fields.get("argv", []))),
         int(fields.get("world_size", 1)),
-        current_level(str(fields.get("level", "off"))),
+        str(fields.get("level", "off")),
         fields["complete"] is True,
         str(fields.get("written_by", "")),
         tuple(int(each) for each in fields.get("unranked", [])),

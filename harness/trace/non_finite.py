@@ -13,8 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.bits.errors import TraceError
-from harness.trace.ops import FLAGGED_SINCE, INF, NAN, Operation, OpRecord
+from harness.trace.ops import INF, NAN, Operation, OpRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,7 @@ class NonFinite:
 
 
 def find_non_finite(record: OpRecord) -> NonFinite | None:
-    """The first NaN of a step, else the first Inf; None where everything that was read is finite.
-
-    TraceError for a record that does not say what is finite.
-    """
-    if record.version < FLAGGED_SINCE:
-        raise TraceError(
-            f"{record.path} does not record which floats are finite: it has version {record.version}",
-            legal=f"version {FLAGGED_SINCE} or newer",
-            remedy="record the operations of the step again",
-        )
+    """The first NaN of a step, else the first Inf; None where everything that was read is finite."""
     by_index = {operation.index: operation for operation in record.operations}
     return _first(by_index, NAN) or _first(by_index, INF)
 

@@ -27,8 +27,6 @@ OPS = "ops"
 MAX_BYTES = 1 << 30
 """Limit on one record; a step of 100,000 operations has about 60 MB."""
 VERSION = 2
-FLAGGED_SINCE = 2
-"""The version from which on a record says which of its floats are not finite."""
 UNREAD = "none"
 """In place of an algorithm."""
 NUMBER = "value"
@@ -117,7 +115,6 @@ class OpRecord:
     operations: tuple[Operation, ...]
     problem: str
     """Why it is incomplete; empty if it is complete."""
-    version: int = VERSION
 
 
 FROM_PYTHON = "aten.lift_fresh."
@@ -183,13 +180,11 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
     operations: list[Operation] = []
-    problem, version = "its recording was cut", VERSION
+    problem = "its recording was cut"
     try:
         for line in _complete_lines(text):
-            if line["k"] == "head":
-                version = int(line["version"])
-            if version > VERSION:
-                raise TraceError(f"{path} has version {version}", legal=f"at most {VERSION}")
+            if line["k"] == "head" and line["version"] != VERSION:
+                raise TraceError(f"{path} has version {line['version']}", legal=f"{VERSION}")
             if line["k"] == "op":
                 operations.append(_operation(line))
             elif line["k"] == "end":
@@ -198,7 +193,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{path} is not a record of operations", remedy="record the step again") from None
-    return OpRecord(path, tuple(sorted(operations, key=lambda each: each.index)), problem, version)
+    return OpRecord(path, tuple(sorted(operations, key=lambda each: each.index)), problem)
 
 
 def recorded_steps(directory: Path) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.bits.digests import RAW
 from harness.bits.errors import TraceError
 from harness.bits.files import MAX_JSON_BYTES, open_regular, read_regular
-from harness.trace.chain import RecordedValue, chain_start, next_chain, raw_value, step_root
+from harness.trace.chain import RecordedValue, next_chain, raw_value
 from harness.trace.curve import CurvePoint, bad_line, parse_curve
 from harness.trace.format import (
     DONE,
@@ -255,29 +255,6 @@ def read_log(path: Path) -> RankLog:
                 raise _in(path, error) from None
             end = place.frame_end
     return RankLog(path, heads, places, num_done == len(heads), size_bytes - end)
-
-
-def verify(trace: Trace) -> list[str]:
-    """Return the roots and chains of a trace that do not follow from its values; an empty list if all do.
-
-    Opens every step, which comparing does not.
-    """
-    wrong = []
-    start = None if trace.manifest is None else chain_start(trace.manifest.fingerprint.identity)
-    for rank, log in trace.ranks.items():
-        wrong += [
-            f"{log_name(rank)}: the chain of step {step} does not follow from the one before"
-            for step in chain_breaks(log, start)
-        ]
-        for step in log.heads:
-            try:
-                root = step_root(step, trace.columns(step, rank).values())
-            except TraceError as error:
-                wrong.append(f"{log_name(rank)}: step {step} cannot be opened: {error.what}")
-                continue
-            if root != log.heads[step].root:
-                wrong.append(f"{log_name(rank)}: the root of step {step} does not match its values")
-    return wrong
 
 
 def chain_breaks(log: RankLog, start: bytes | None) -> list[int]:

@@ -99,30 +99,19 @@ def _kind(value: RecordedValue) -> tuple[str, int]:
     return DTYPES.get(value.dtype, _BYTES)
 
 
-def read_tensor(path: Path, value: RecordedValue) -> bytes | None:
-    """Return the bytes of one value's tensor without checking its digest; None if not kept, or the file is damaged.
-
-    OSError where the file is there and cannot be read. Of a large file only this tensor is read.
-    """
-    try:
-        return _found(path, value)
-    except DamagedTensor:
-        return None
-
-
 def read_digested(path: Path, value: RecordedValue) -> bytes | None:
     """Return the bytes of one value's tensor, checked against its digest; None if it was not kept.
 
     Only digests of XXH3_128 are checked: checking a shard's would need its position in the whole value.
     DamagedTensor if the file is damaged, or has other bytes; OSError if it cannot be read.
     """
-    data = _found(path, value)
+    data = _kept(path, value)
     if data is not None and value.algorithm == XXH3_128 and xxh3_128_digest(data) != value.digest:
         raise DamagedTensor(f"{tensor_key(value)} in {path} does not match its digest")
     return data
 
 
-def _found(path: Path, value: RecordedValue) -> bytes | None:
+def _kept(path: Path, value: RecordedValue) -> bytes | None:
     try:
         with open_regular(path, follows_links=True) as file:
             return _tensor(file, os.fstat(file.fileno()).st_size, tensor_key(value))

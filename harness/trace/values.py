@@ -18,10 +18,8 @@ class FloatType:
 
     num_bytes: int
     fraction_bits: int
-    min_digits: int
-    """Decimal digits that are enough now and then."""
     max_digits: int
-    """Decimal digits that always are."""
+    """Decimal digits that are always enough."""
 
     @property
     def sign(self) -> int:
@@ -46,10 +44,10 @@ class FloatType:
 
 
 FLOATS = {
-    "f64": FloatType(8, 52, 15, 17),
-    "f32": FloatType(4, 23, 6, 9),
-    "f16": FloatType(2, 10, 3, 5),
-    "bf16": FloatType(2, 7, 2, 4),
+    "f64": FloatType(8, 52, 17),
+    "f32": FloatType(4, 23, 9),
+    "f16": FloatType(2, 10, 5),
+    "bf16": FloatType(2, 7, 4),
 }
 _INTEGERS = {"i64": 8, "i32": 4, "i16": 2, "i8": 1, "u64": 8, "u32": 4, "u16": 2, "u8": 1, "bool": 1}
 ELEMENT_BYTES = {name: kind.num_bytes for name, kind in FLOATS.items()} | _INTEGERS
@@ -108,7 +106,7 @@ class Float:
         if not math.isfinite(value):
             return None
         kind = FLOATS[self.dtype]
-        for num_digits in range(kind.min_digits, kind.max_digits):
+        for num_digits in range(1, kind.max_digits):
             short = float(f"{value:.{num_digits}g}")
             if Float.of(short, self.dtype) == self:
                 return short

@@ -49,14 +49,8 @@ def test_commands_are_completed(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("command", ["train", "replay", "chaos", "gate", "bisect"])
 def test_scenarios_of_the_package_and_of_the_project_are_completed(project: Path, command: str) -> None:
-    names = [
-        "grpo_mine",
-        "grpo_products",
-        "grpo_recommendation",
-        "grpo_reverse_text",
-        "grpo_reward_model",
-        "grpo_sorting",
-    ]
+    own = ("mine", "products", "recommendation", "reverse_text", "reward_model", "sorting")
+    names = [f"grpo_{each}" for each in own]
     assert completed(project, command, "grpo_") == [("plain", name) for name in names]
 
 

@@ -49,15 +49,6 @@ def test_it_finds_what_is_planted(shown: Done) -> None:
 
 
 @pytest.mark.full
-def test_it_shows_the_commands_to_type(shown: Done) -> None:
-    typed = [line.split()[1:3] for line in shown.stdout.splitlines() if line.startswith("$ ")]
-    assert typed == [
-        ["cd", "rlharness-demo"],
-        *(["rlharness", command] for command in ("run", "replay", "plan", "replay")),
-    ]
-
-
-@pytest.mark.full
 def test_the_readme_shows_such_a_demo(shown: Done) -> None:
     (block,) = re.findall(r"^```console\n\$ rlharness demo\n(.*?)^```$", README.read_text("utf-8"), re.M | re.S)
     assert headlines(block) == headlines(shortened(shown.stdout))

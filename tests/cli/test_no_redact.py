@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.bits.redaction import (
-    NO_REDACT,
-    REDACTED,
-)
+from harness.bits.redaction import NO_REDACT, REDACTED
 from harness.cli.main import cli, main, no_redact_option
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import run, write_suite

@@ -95,11 +95,8 @@ def test_the_configuration_of_this_repository_is_valid() -> None:
     [
         ("timeuot = 3", "$"),
         ("timeout = 0", "$.timeout"),
-        ("timeout = '3'", "$.timeout"),
         ("device-ids = 'index'", "$['device-ids']"),
         ("gate = { scenarios = 'all' }", "$.gate.scenarios"),
-        ("gate = { slowdown = 1 }", "$.gate.slowdown"),
-        ("needs = { 'a.py' = -1 }", "$.needs['a.py']"),
         ("needs = { 'a.py' = { gpu = 1 } }", "$.needs['a.py']"),
     ],
 )
@@ -122,8 +119,6 @@ def test_every_form_of_a_need_is_accepted() -> None:
         ({"abuot": "x"}, "$"),
         ({"about": "two\nlines"}, "$.about"),
         ({"entry": "rlcore.entrypoint.run"}, "$.entry"),
-        ({"determinism": "always"}, "$.determinism"),
-        ({"gpus": -1}, "$.gpus"),
         ({"runtime_sections": "output"}, "$.runtime_sections"),
         ({"resume": {"run": "output.resume"}}, "$.resume"),
         ({"chaos": {"factors": {"nodot": [1]}}}, "$.chaos.factors"),
@@ -141,7 +136,6 @@ def test_mistakes_in_a_scenario_are_rejected(change: dict[str, Any], path: str) 
         ("training", {"num_steps": 0}, "$.config.training.num_steps"),
         ("optimizer", {"learning_rate": "3e-4"}, "$.config.optimizer.learning_rate"),
         ("task", {"name": "chess"}, "$.config.task.name"),
-        ("model", {"family": "gpt2"}, "$.config.model.family"),
     ],
 )
 def test_mistakes_in_a_configuration_are_rejected_by_the_schema_of_its_entry(

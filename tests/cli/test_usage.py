@@ -26,11 +26,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     [
         (["replay", "--step", "abc"], "Invalid value for '--step': 'abc' is not a valid integer range."),
         (["replay", "--step", "-1"], "Invalid value for '--step': -1 is not in the range x>=0."),
-        (["doctor", "--distributed", "1"], "Invalid value for '--distributed': 1 is not in the range x>=2."),
         (["run", "--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number of seconds."),
-        (["run", "--grace", "-1"], "Invalid value for '--grace': -1.0 is not in the range x>=0."),
         (["run", "--color", "pink"], "Invalid value for '--color': 'pink' is not one of 'auto', 'always', 'never'."),
-        (["run", "--junit", ""], "Invalid value for '--junit': '' is not a path."),
         (["trace", "--out", "", "--"], "Invalid value for '--out': '' is not a path."),
         (["diff", "a"], "Missing argument 'B'."),
         (["train", "x"], "Missing option '--out'."),

@@ -6,13 +6,20 @@ that number ends in an error after its gradient; with `waits_for` step 3 reads t
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.recording.entry_call import EntryCall
+from harness.recording.recorder import Recorder
+from tests.support.recorded_steps import TraceSink
+
 ARMS, PULLS = 64, 96
+ENTRY = "tests.lab.bandit_entry:run"
+CONFIG: Mapping[str, Any] = {"seed": 1, "num_steps": 5, "runtime": {"num_parts": 1}}
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any) -> None:
@@ -46,3 +53,18 @@ def _step(step: int, config: Mapping[str, Any], weight: Tensor, recorder: Any) -
     weight += 3.0 * gradient
     recorder.record("optimizer", "weight", weight)
     recorder.end_step(reward_mean=rewards.mean(), gradient_norm=gradient.norm())
+
+
+def recorded_bandits(directory: Path, **runs: Mapping[str, object]) -> None:
+    """A run for each name with these values in its configuration, recorded in this process, and a scenario."""
+    (directory / "scenarios").mkdir(parents=True)
+    scenario = f"about: a bandit that learns\nentry: {ENTRY}\ndeterminism: deterministic\n"
+    (directory / "scenarios" / "bandit.yaml").write_text(scenario, "utf-8")
+    for name, changed in runs.items():
+        call = EntryCall(ENTRY, {**CONFIG, **changed}, ("runtime",))
+        (directory / name).mkdir()
+        sink = TraceSink(directory / name)
+        call.write(directory / name)
+        with suppress(ArithmeticError):  # of one that is to break
+            run(call.config, level="off", directory=directory / name, recorder=Recorder(sink))
+        sink.writer.close()

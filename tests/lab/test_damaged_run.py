@@ -1,7 +1,6 @@
 """A recorded run of which any file was cut short, or holds something else: every reader says so, none breaks."""
 
 import io
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -10,8 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
@@ -21,23 +18,13 @@ from harness.lab.experiments.recorded_run import read_recorded_run, unfinished_s
 from harness.lab.reproduce.reproduction import ReproduceOptions, plan_step
 from harness.recording.entry_call import EntryCall
 from tests.lab.test_checkpoint_check import write_checkpoint
-from tests.support.traces import SEEDED, trace_of_values, value
+from tests.support.traces import trace_of_values, value
 
 CALL = EntryCall("a:b", {"seed": 7, "output": {}}, ("output",), {"run": "output.resume", "step": "output.resume_step"})
 FILES = (
     *("manifest.json", "call.json", "curve.jsonl", "rank-0.log", "tensors/rank-0-step-2.safetensors"),
     *("checkpoints/step-000001/checksums.json", "checkpoints/step-000001/weights.json"),
     *("unfinished/manifest.json", "unfinished/rank-0.log"),
-)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["entry", "config", "runtime_sections", "resume", "format", "fingerprint", "x"]), inner
-        )
-    ),
-    max_leaves=6,
 )
 
 
@@ -83,26 +70,6 @@ def refused_or_read(whole: Path, name: str, data: bytes) -> None:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
             code = main(["diff", str(whole), str(copy)])
         assert code != ExitCode.INTERNAL_ERROR, said.getvalue()
-
-
-@pytest.mark.full
-@SEEDED
-@given(name=st.sampled_from(FILES), share=st.floats(0, 1), flip=st.integers(0, 255), put=st.binary(max_size=20))
-def test_a_file_that_is_cut_or_changed_is_read_or_refused(
-    whole: Path, name: str, share: float, flip: int, put: bytes
-) -> None:
-    data = (whole / name).read_bytes()
-    at = int(share * len(data))
-    refused_or_read(whole, name, data[:at])
-    refused_or_read(whole, name, data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :] if at < len(data) else put)
-
-
-@pytest.mark.full
-@SEEDED
-@given(name=st.sampled_from([name for name in FILES if "json" in name]), data=JSON)
-@example(name="manifest.json", data={"format": float("inf"), "fingerprint": {}})
-def test_a_file_that_holds_other_json_is_read_or_refused(whole: Path, name: str, data: object) -> None:
-    refused_or_read(whole, name, json.dumps(data).encode() + b"\n")
 
 
 @pytest.mark.parametrize("name", FILES)

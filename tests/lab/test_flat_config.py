@@ -60,12 +60,9 @@ def test_keys_that_would_be_two_places_are_found() -> None:
     ("dotted", "near"),
     [
         ("runtime.wrokers", "runtime.workers"),
-        ("num_stepps", "num_steps"),
         ("rutnime.workers", "runtime.workers"),
         ("runtime.workers", ""),
-        ("perturbation", ""),
         ("perturbation.num_steps", ""),
-        ("workers", ""),
         ("num_steps.deeper", ""),
         ("new.key", ""),
     ],

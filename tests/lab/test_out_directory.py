@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.bits.errors import UsageError
+from harness.bits.errors import HarnessError, UsageError
 from harness.lab.experiments.preparation import OutDirectory, out_directory, prepare
 from harness.recording.run_spec import RunSpec
+from tests.support.file_limits import largest_file
 
 
 def test_it_is_new_or_empty(tmp_path: Path) -> None:
@@ -49,3 +50,11 @@ def test_what_was_recorded_is_refused_with_the_command_that_removes_it(tmp_path:
     (tmp_path / "mine").touch()
     with pytest.raises(UsageError, match=r"or delete what is there$"):
         OutDirectory.take(tmp_path)
+
+
+def test_a_directory_that_takes_no_file_is_left_to_the_next_command(tmp_path: Path) -> None:
+    with largest_file(0), pytest.raises(HarnessError, match=r"run.json cannot be written: File too large") as caught:
+        prepare(RunSpec(("python",)), tmp_path / "new", {})
+    assert "--out" in caught.value.remedy
+    assert not (tmp_path / "new").exists()
+    prepare(RunSpec(("python",)), tmp_path / "new", {})

@@ -13,7 +13,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.process.run_directory import make_kept_directory
-from tests.support.cli_commands import PRETENDER, Done, type_command, type_here
+from tests.support.cli_commands import PRETENDER, Done, type_command
 from tests.support.suite_runs import HARNESS, PATIENCE_S, environment, started, until
 from tests.support.terminal import on_terminal, plain
 
@@ -131,11 +131,6 @@ def test_a_run_that_fails_is_told_with_the_end_of_its_output(tmp_path: Path, wor
 
 
 @pytest.mark.full
-def test_a_run_that_fails_after_it_diverged_has_diverged(tmp_path: Path) -> None:
-    assert replay(tmp_path, "--end", "3", "--other", "1").code == ExitCode.DIVERGED
-
-
-@pytest.mark.full
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     done = replay(tmp_path, "--timeout", "1.5", "--", "--steps", "1000", "--slow", "0.05")
     assert done.code == ExitCode.INCOMPLETE_RECORDING
@@ -187,35 +182,6 @@ def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) ->
     kept = sorted(path.name for path in (tmp_path / ".rlharness" / "replays").iterdir())
     assert len(kept) == 20
     assert kept[:-1] == ids[6:]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--runs", "1", "--", *PRETENDER], "--runs 1 leaves nothing to compare with"),
-        (["--trace-ops", "--", *PRETENDER], "--trace-ops without --step"),
-        (["--", "frobnicate"], "frobnicate cannot be started"),
-        (["--against", "nowhere", "--", *PRETENDER], "no trace in "),
-        (["--metric", "loss", "--", *PRETENDER], "--metric loss: "),
-        (
-            ["--level", "invariant", "--", *PRETENDER],
-            "the level 'invariant' cannot be guaranteed for a program",
-        ),
-        ([], "rlharness replay needs a scenario or a command"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, words: list[str], said: str) -> None:
-    done = type_here(tmp_path, "replay", *words)
-    assert done.code == ExitCode.USAGE_ERROR
-    assert done.stderr.startswith(f"error: {said}")
-    assert (done.stdout, list(tmp_path.iterdir())) == ("", [])
-
-
-def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "mine").touch()
-    done = replay(tmp_path)
-    assert (done.code, [path.name for path in (tmp_path / "r").iterdir()]) == (ExitCode.USAGE_ERROR, ["mine"])
 
 
 # ------------------------------------------------------------------------------------------------------ interruption

@@ -44,12 +44,7 @@ def test_processes_without_a_rank_may_arrive_in_any_order(tmp_path: Path) -> Non
         (place / OUTPUT).touch()
         return made
 
-    runs = [
-        run(1, (0, 1)),
-        run(1, (1, 0), has_operations=True),
-        run(2, (1, 0)),
-        run(2, (0, 1), has_operations=True),
-    ]
+    runs = [run(1, (0, 1)), run(1, (1, 0), has_operations=True), run(2, (1, 0)), run(2, (0, 1), has_operations=True)]
     (comparison,) = compare_runs(plan_of(tmp_path, op_step=1), runs).comparisons
     assert comparison.verdict.kind is Kind.EQUAL
     assert [(each.rank, each.first) for each in comparison.operations] == [(0, None), (1, None)]

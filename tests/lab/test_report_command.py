@@ -70,31 +70,6 @@ def test_a_replay_stands_for_its_runs_in_their_order(capsys: pytest.CaptureFixtu
     assert names == ["replay/run-1", "replay/run-2", "replay/run-10", "a"]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["nowhere"], "no trace in"),
-        (["a", "notes.txt"], "is a file"),
-        (["a", "--out", "notes.txt"], "exists and is not a report"),
-        (["a", "--out", "b"], "is a directory"),
-        (["a", "--out", "notes.txt/x.html"], "the report cannot be written to notes.txt/x.html: "),
-        (["nowhere", "--out", "none/x.html"], "no trace in"),
-        ([], "Missing argument 'TRACE|RUN...'"),
-    ],
-)
-def test_refusals_leave_everything_as_it_is(
-    traces: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
-) -> None:
-    (traces / "notes.txt").write_text("mine", "utf-8")
-    before = sorted(path.name for path in traces.iterdir())
-    assert main(["report", *words, "--json"]) == ExitCode.USAGE_ERROR
-    out, err = capsys.readouterr()
-    assert told in err
-    assert json.loads(out)["exit_code"] == ExitCode.USAGE_ERROR
-    assert sorted(path.name for path in traces.iterdir()) == before
-    assert (traces / "notes.txt").read_text("utf-8") == "mine"
-
-
 @pytest.mark.usefixtures("traces")
 def test_an_earlier_report_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a"]) == ExitCode.OK

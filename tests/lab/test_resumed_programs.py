@@ -12,7 +12,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.lab.replay.resumption import LossCode, Record, Resumption, compare_resumed, first_unequal, read_record
-from tests.support.cli_commands import Done, type_command, type_here
+from tests.support.cli_commands import Done, type_command
 from tests.support.suite_runs import environment
 
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "resumed.py"
@@ -169,20 +169,3 @@ def test_a_resume_that_is_refused_shows_its_reason(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (done.code, told["verdict"]) == (ExitCode.NOT_COMPARABLE, "CANNOT TELL")
     assert "unrecognized arguments: --no-such-option" in told["output"][-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("--resume-at", "4"), "--resume-command None"),
-        (("--resume-at", "9,4", "--resume-command", "python x"), "--resume-at 9,4"),
-        (("--resume-at", "4", "--resume-command", "python 'x"), "No closing quotation"),
-        (("--resume-at", "4", "--resume-command", "python x", "--runs", "3"), "--runs with --resume-at"),
-        (("--resume-at", "4", "--resume-command", "no-such-program"), "no-such-program cannot be started"),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, words: tuple[str, ...], error: str) -> None:
-    done = type_here(tmp_path, "replay", *words, "--", sys.executable, "train.py")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert error in done.stderr
-    assert not (tmp_path / ".rlharness").exists()

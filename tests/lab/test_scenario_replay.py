@@ -1,17 +1,11 @@
 """`rlharness replay SCENARIO`: other values of what must not matter, the same bits; and a plan for each run."""
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
-from harness.lab.replay.replay import ReplayOptions, ReplayPlan, make_plan
-from harness.process.invocation import Invocation
 from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command
 
@@ -49,48 +43,4 @@ def test_what_must_not_matter_does_not_and_where_it_does_that_is_shown(tmp_path:
     assert "(identity): leaks" in other.stdout
 
 
-@pytest.mark.full
-def test_what_an_entry_refuses_ends_the_replay_and_leaves_nothing(tmp_path: Path) -> None:
-    done = replay(tmp_path, "--set", "frobnicate=1")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert "error: unknown key frobnicate\n  legal:  the keys of this entry\n" in done.stderr
-    assert done.stdout == ""
-    assert list((tmp_path / ".rlharness" / "replays").iterdir()) == []
-
-
 # ------------------------------------------------------------------------------------------------------------ plans
-
-
-def plan(cwd: Path, *, trailing: tuple[str, ...] = (), **given_ones: Any) -> ReplayPlan:
-    write_tiny(cwd)
-    of_scenario = {name: given_ones.pop(name) for name in ("size", "overrides", "sweep") if name in given_ones}
-    recording = RecordingOptions(given_ones.pop("level", ""))
-    changes = ScenarioOptions(**of_scenario, recording=recording)
-    options = ReplayOptions(**{"scenario": "tiny", "out": "r", **given_ones}, scenario_options=changes)
-    return make_plan(Invocation(cwd, os.environ, trailing), options, "id", lambda: b"input")
-
-
-@pytest.mark.parametrize(
-    ("given_ones", "said"),
-    [
-        ({"trailing": ("python", "train.py")}, "both the scenario tiny and a command are given"),
-        ({"scenario": None, "overrides": ("a=1",), "trailing": ("ls",)}, "--set without a scenario"),
-        (
-            {"scenario": None, "sweep": ("a=1",), "size": "full", "trailing": ("ls",)},
-            "--size, --sweep without a scenario",
-        ),
-        (
-            {"scenario": None, "level": "invariant", "trailing": ("ls",)},
-            "the level 'invariant' cannot be guaranteed for a program",
-        ),
-        ({"num_runs": 1}, "--runs 1 leaves nothing to compare with"),
-        ({"sweep": ("seed=1,2",)}, "--sweep seed: it is part of the run identity"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_made(
-    tmp_path: Path, given_ones: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UsageError) as refused:
-        plan(tmp_path, **given_ones)
-    assert refused.value.what.startswith(said)
-    assert not (tmp_path / "r").exists()

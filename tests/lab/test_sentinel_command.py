@@ -101,7 +101,3 @@ def test_a_step_that_is_compiled_whole_is_said_not_to_be_compared(tmp_path: Path
     assert (
         "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared" in done.errors
     )
-
-
-def test_a_cadence_of_nothing_is_refused(tmp_path: Path) -> None:
-    trained(tmp_path / "t", 2, sentinel="0", exit_code=ExitCode.USAGE_ERROR)

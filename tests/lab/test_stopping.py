@@ -1,7 +1,6 @@
 """`rlharness replay` and `reproduce` with `--break-on` or `--until`: one run, to where it holds."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.render.replay import ONE_RUN
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile
-from tests.support.cli_commands import PRETENDER, Done, type_command, type_here
-from tests.support.suite_runs import PATIENCE_S, started, until
+from tests.support.cli_commands import Done, type_command
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)
@@ -128,33 +126,3 @@ def test_of_the_step_in_which_a_command_was_ended_its_values_and_tensors_are_kep
     assert [each.name for each in kept.columns(2, 0).values()][-1] == "loss"
     assert (kept.directory / "tensors" / "rank-0-step-2.safetensors").exists()
     assert "no tensors" not in done.stdout
-
-
-@pytest.mark.full
-def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None:
-    program = (*PRETENDER, "--steps", "9999", "--slow", "0.02")
-    curve = tmp_path / "r" / "run-1" / "curve.jsonl"
-    with started(tmp_path, "replay", "--break-on", "nan", "--out", "r", "--json", "--", *program) as process:
-        until(lambda: curve.exists() and curve.read_text("utf-8").count("\n") > 2, process)
-        process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=PATIENCE_S)
-    found = json.loads(stdout)
-    assert process.returncode == found["exit_code"] == ExitCode.INTERRUPTED
-    assert (found["interrupted_by"], found["stop"], found["bundle"]) == ("SIGINT", None, None)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--break-on", "divergence"), "this run has no recorded run to differ from"),
-        (("--until", "nan"), "--until nan"),
-        (("--break-on", "lose"), "--break-on 'lose'"),
-        (("--break-on", "nan", "--trace-ops", "--step", "1"), "--trace-ops with a condition"),
-        (("--break-on", "nan", "--runs", "3"), "--runs with a condition"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_made(project: Path, words: tuple[str, ...], said: str) -> None:
-    done = type_here(project, "replay", "fragile", *words, "--out", "out")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert said in done.stderr
-    assert not (project / "out").exists()

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.trace import read_trace, verify
-from tests.support.cli_commands import PRETENDER, type_command, type_here
+from harness.trace import read_trace
+from tests.support.cli_commands import PRETENDER, type_command
 from tests.support.suite_runs import PATIENCE_S, until
 from tests.support.terminal import on_terminal, plain
+from tests.support.verified import verify
 
 INTERRUPTED = """
 import signal, sys, time
@@ -174,16 +175,6 @@ def test_a_cluster_that_runs_already_is_told(tmp_path: Path) -> None:
     done = type_command(tmp_path, "trace", "--out", "t", "--", *PRETENDER, RAY_ADDRESS="10.0.0.1:6379")
     assert done.code == ExitCode.OK
     assert "note: RAY_ADDRESS=10.0.0.1:6379: actors of a cluster" in done.stderr
-
-
-def test_what_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
-    done = type_here(tmp_path, "trace", "--out", "t", "--", "frobnicate")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert "error: frobnicate cannot be started" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-    done = type_here(tmp_path, "trace", "--out", "t")
-    assert (done.code, done.stdout) == (ExitCode.USAGE_ERROR, "")
-    assert "the command to record is missing" in done.stderr
 
 
 def test_ctrl_c_reaches_the_program_once_and_the_recording_is_finished(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """`rlharness train` and `scenarios` as they are typed: what is recorded, what is refused, how an entry may end."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from harness.lab.experiments.recording_result import finish
 from harness.recording.entry_call import EntryCall
 from harness.recording.process import write_report
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from harness.trace.ops import read_ops, recorded_steps
-from tests.lab.fragile_entry import write_fragile
 from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command, type_here
+from tests.support.verified import verify
 
 pytest.importorskip("torch")
 
@@ -115,34 +114,6 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
     assert (told["is_whole"], told["num_steps"], told["exit_code"]) == (False, 2, 1)
 
 
-@pytest.mark.full
-def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path: Path) -> None:
-    write_fragile(tmp_path)
-    words = (
-        "fragile",
-        "--out",
-        "there/t",
-        "--set",
-        "nan_at=3",
-        "--set",
-        "notices=false",
-        "--break-on",
-        "nan",
-        "--json",
-    )
-    done = type_command(tmp_path, "train", *words)
-    assert done.code == ExitCode.OK, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["stop"]["step"], told["stop"]["phase"], told["recording"]["num_steps"]) == (3, "backward", 3)
-    assert done.stderr.splitlines()[-2:] == [
-        "rlharness: STOPPED  nan at step 3, backward weights, element [0]: nan",
-        "rlharness:   look closer: rlharness reproduce there/t --step 3 --trace-ops",
-    ]
-    next_words = shlex.split(told["next"])[1:]
-    looked = type_command(tmp_path, *next_words, "--out", "again")
-    assert "first NaN: produced by forward aten.sub.Tensor" in looked.stdout, looked.stderr
-
-
 def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:
     run_spec = RunSpec(("python",), call=EntryCall("a:b", {}))
     prepare(run_spec, tmp_path / "t", {})
@@ -169,30 +140,6 @@ def test_an_entry_that_has_returned_is_whole_however_its_process_ends(tmp_path: 
     done = train(tmp_path, "--set", "ends=late")
     assert done.code == ExitCode.OK, done.stderr
     assert "note: rank 0 left by os._exit with 0 after 5 steps; its log was closed" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["tinny", "--out", "t"], "there is no scenario 'tinny'"),
-        (["tiny", "--out", "t", "--size", "huge"], "there is no size 'huge'"),
-        (["tiny", "--out", "t", "--set", "seed"], "--set seed"),
-        (["tiny", "--out", "t", "--save-tensors", "x"], "--save-tensors x"),
-        (["tiny", "--out", "scenarios"], "scenarios is not empty"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_started(tmp_path: Path, words: list[str], said: str) -> None:
-    write_tiny(tmp_path)
-    done = type_here(tmp_path, "train", *words)
-    assert done.code == ExitCode.USAGE_ERROR
-    assert said in done.stderr.partition("\n")[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["scenarios"]
-
-
-def test_what_excludes_the_level_is_refused(tmp_path: Path) -> None:
-    done = train(tmp_path, CUBLAS_WORKSPACE_CONFIG="bad")
-    assert done.code == ExitCode.USAGE_ERROR
-    assert "the level 'invariant' conflicts with variables that are set: CUBLAS_WORKSPACE_CONFIG=bad" in done.stderr
 
 
 # -------------------------------------------------------------------------------------------------------- scenarios

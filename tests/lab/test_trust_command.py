@@ -81,15 +81,6 @@ def test_a_run_that_names_what_no_scenario_here_does_is_refused_until_one_does(p
 
 @pytest.mark.full
 @pytest.mark.timeout(240)
-def test_a_run_of_a_scenario_here_is_replayed_without_question(project: Path) -> None:
-    recorded(project, "own")
-    (project / "own" / "call.hmac").write_text("of an earlier version")
-    own = type_command(project, "reproduce", "own")
-    assert (own.code, "trust" in own.stderr) == (ExitCode.OK, False), own.stdout + own.stderr
-
-
-@pytest.mark.full
-@pytest.mark.timeout(240)
 def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_was_listed(project: Path) -> None:
     recorded(project, "evilrun")
     rewrite_call(project / "evilrun", entry="evil:run")

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.lab.replay_example import terminal_picture  # noqa: E402
+from tests.lab.examples import terminal_picture  # noqa: E402
 from tests.support.suite_runs import HARNESS  # noqa: E402
 
 DOCTOR = (*HARNESS, "doctor", "--color", "always")

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import ROOT, compared, place, program, record, run
+from tests.support.verified import verify
 
 PARAMETERS = [f"{index}.{name}" for index in (0, 2, 3, 4) for name in ("weight", "bias")]
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from harness.trace.chain import Scope
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import Ran, compared, program, record, run
+from tests.support.verified import verify
 
 NUM_STEPS = 10
 needs_cpp = pytest.mark.skipif(

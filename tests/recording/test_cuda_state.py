@@ -8,8 +8,7 @@ import torch
 
 from harness.recording.cuda_state import is_capturing, is_used
 from harness.recording.random_states import read_states
-from harness.recording.sentinel.peers import this_location
-from harness.recording.sentinel.repetition import KeptRandomStates
+from harness.recording.sentinel.sentinel import this_location
 from harness.trace import read_trace
 from tests.support.recorded_programs import program, record
 
@@ -32,7 +31,6 @@ def test_a_process_that_has_not_initialised_cuda_is_never_asked_for_devices(monk
     assert not is_used() and not is_capturing()
     assert "random.cuda0" not in read_states()
     assert this_location().device == "CPU"
-    KeptRandomStates().restore()
 
 
 def test_the_forked_child_of_a_process_with_cuda_asks_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:

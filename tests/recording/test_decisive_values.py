@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.context import BATCH_ORIGIN
 from harness.trace.diff import diff
@@ -14,6 +14,7 @@ from harness.trace.reasons import CauseCode, VerdictCode
 from harness.trace.resumption import align
 from harness.trace.verdict import Kind, Verdict
 from tests.support.recorded_programs import ROOT, run
+from tests.support.verified import verify
 
 PLANTS = (
     "none",

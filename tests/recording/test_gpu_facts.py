@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.lab.experiments.recording_result import finish
-from harness.recording.gpu_facts import gpus_in_use
+from harness.recording.cuda_state import gpus_in_use
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
 from harness.recording.run_spec import PROCESSES, Report, RunSpec

@@ -17,9 +17,10 @@ from harness.recording.optimizer_steps import JoinedSteps, OptimizerNames
 from harness.recording.process import write_report
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.recording.training_threads import TrainingThreads
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from harness.trace.chain import Scope
 from tests.support.recorded_programs import compared, program, record, run
+from tests.support.verified import verify
 
 EXPECTED = [
     *["lr"] * 2,  # the only optimizer has no name

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from harness.recording.run_spec import PROCESSES, Report
-from harness.trace import read_trace, verify
+from harness.trace import read_trace
 from harness.trace.chain import Scope
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import NEEDS_PEERS, PEERS, PROGRAMS, compared, place, program, record, run, told
+from tests.support.verified import verify
 
 TORCHRUN = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--standalone", "--nproc-per-node", "2"]
 NEEDS_TWO_CORES = pytest.mark.skipif(

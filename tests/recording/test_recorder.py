@@ -77,7 +77,8 @@ class Switched:
 
 def test_the_operations_of_a_step_are_those_between_its_beginning_and_its_end() -> None:
     said: list[str] = []
-    recorder = Recorder(Steps(), operations=lambda step: Switched(said, step) if step != 4 else None)
+    operations: Any = lambda step: Switched(said, step) if step != 4 else None  # noqa: E731
+    recorder = Recorder(Steps(), operations=operations)
     for step in (3, 4, 5, 5):
         recorder.begin_step(step)
         said.append(f"in {step}")

@@ -157,12 +157,7 @@ ENDS = {
     OK: UnitResult(OK, Outcome.PASSED, "", 3.0, (FIRST,), tests(passed=1, xfailed=1)),
     BAD: UnitResult(BAD, Outcome.FAILED, "exit code 1", 4.0, (SECOND,), tests(passed=1, failed=1, error=1)),
     HANG: UnitResult(
-        HANG,
-        Outcome.TIMED_OUT,
-        "test_waits ran longer than its 30 s",
-        32.0,
-        CARDS,
-        tests(unfinished=1, unstarted=1),
+        HANG, Outcome.TIMED_OUT, "test_waits ran longer than its 30 s", 32.0, CARDS, tests(unfinished=1, unstarted=1)
     ),
     IMPORT: UnitResult(IMPORT, Outcome.COLLECT_ERROR, "ModuleNotFoundError: moonshine"),
     SKIPPED: UnitResult(

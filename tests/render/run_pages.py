@@ -14,6 +14,7 @@ from harness.runner.events import (
     CollectionFinished,
     Event,
     LeaseReturned,
+    RunFinished,
     RunStarted,
     TestFinished,
     TestStarted,
@@ -96,3 +97,17 @@ def write_report(attempt: Path, unit: Unit, tests: Tests, text: str) -> None:
             records.append({"k": "end", **record})
     (attempt / "report.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records), "utf-8")
     (attempt / "output.log").write_text(f"output of {unit.path}\n{text}\n", "utf-8")
+
+
+def state_of(*results: UnitResult) -> RunState:
+    """The state of a run with these results, before its end."""
+    state = RunState()
+    units = tuple(result.unit for result in results)
+    state.apply(CollectionFinished(0.0, units, (0.0,) * len(units), 0.0, 0.0, 0.0))
+    for result in results:
+        state.apply(UnitFinished(0.0, result))
+    return state
+
+
+def finished_of(state: RunState, code: ExitCode = ExitCode.TESTS_FAILED) -> RunFinished:
+    return closing_figures(state, t=1.0, exit_code=code, lower_bound_s=0.0, bounding_unit="")

@@ -143,15 +143,6 @@ def test_commands_of_others_are_told_without_their_secrets(moved: Outcome) -> No
     assert "hf_abc" not in json.dumps(chaos_json(told)) + chaos_text(told, colour=False)
 
 
-def test_without_a_baseline_it_shows_what_that_run_said_and_what_may_mend_it(tmp_path: Path) -> None:
-    output = tmp_path / OUTPUT
-    output.write_text("step 0\nerror: no such thing\n", encoding="utf-8")
-    told = chaos(None, problem="it has no seed", remedy="give it --seed", output=output, num_probes=0)
-    found = json.loads(json.dumps(chaos_json(told)))
-    assert (found["remedy"], found["output"]) == ("give it --seed", str(output))
-    assert found["output_tail"] == ["step 0", "error: no such thing"]
-
-
 def test_what_never_happened_is_told_and_nothing_is_said_of_it() -> None:
     missed = (NotApplied({"crash": "9.loss"}, "the crash never came: there is no step 9, the last is 2"),)
     none = chaos(None, num_probes=0, not_applied=missed)

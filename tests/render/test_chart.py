@@ -107,7 +107,6 @@ def test_names_from_strangers_cannot_break_the_picture() -> None:
     ("seconds", "labels"),
     [
         (0.5, ["0 s", "0.1 s", "0.2 s", "0.3 s", "0.4 s"]),
-        (50.0, ["0 s", "10 s", "20 s", "30 s", "40 s"]),
         (3600.0, ["0 min", "10 min", "20 min", "30 min", "40 min", "50 min", ""]),
         (20_000.0, ["0 h", "1 h", "2 h", "3 h", "4 h", "5 h"]),
         (10_000_000.0, ["0 h", "408 h"]),

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
 from harness.render.run_words import MAX_CHARS, MAX_MESSAGE_LINES, Failure, list_failures, most_telling_first
-from harness.runner.events import CollectionFinished, UnitFinished
 from harness.runner.need import Need
-from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult
+from tests.render.run_pages import finished_of, state_of
 
 NODEIDS = ("a.py::test_a", "a.py::test_b", "a.py [2/8]", "b.py::test_a", "b.py", "")
 
@@ -35,13 +34,8 @@ def end(nodeid: str, outcome: str, reason: str = "", text: str = "") -> dict[str
 
 
 def failures_of(*results: UnitResult, code: ExitCode = ExitCode.TESTS_FAILED, error: str = "") -> list[Failure]:
-    state = RunState()
-    units = tuple(result.unit for result in results)
-    state.apply(CollectionFinished(0.0, units, (0.0,) * len(units), 0.0, 0.0, 0.0))
-    for result in results:
-        state.apply(UnitFinished(0.0, result))
-    finished = closing_figures(state, t=1.0, exit_code=code, lower_bound_s=0.0, bounding_unit="")
-    return list_failures(state, replace(finished, error=error))
+    state = state_of(*results)
+    return list_failures(state, replace(finished_of(state, code), error=error))
 
 
 def titles(failures: list[Failure]) -> list[tuple[str, str]]:

@@ -110,9 +110,3 @@ def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> No
     assert (told["output"], told["output_tail"]) == (str(output), ["step 0", "error: no such thing"])
     (other,) = gate_json(gate_of(scenario_of("a", Change.EQUAL)))["scenarios"]
     assert (other["output"], other["output_tail"]) == (None, [])
-
-
-def test_an_interrupted_gate_decides_nothing() -> None:
-    gate = replace(gate_of(scenario_of("a", Change.BEHAVIOUR)), interrupted_by="SIGINT")
-    assert "interrupted by SIGINT: no verdict\n" in gate_text(gate, colour=False)
-    assert gate.exit_code is ExitCode.INTERRUPTED

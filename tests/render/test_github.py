@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.render.github import (
-    MAX_BYTES,
-    SUMMARY_VARIABLE,
-    append_to_summary,
-    command,
-    fenced,
-)
+from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE, append_to_summary, command, fenced
 from tests.support.github_commands import read_back
 
 

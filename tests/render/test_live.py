@@ -1,12 +1,8 @@
 import io
-import os
-import pty
 import re
 import threading
-from collections.abc import Iterator
 from typing import Any, TextIO
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -80,49 +76,14 @@ def test_no_frame_is_wider_than_its_terminal(paths: list[str], width: int, now_t
     assert not any(c in line for line in lines for c in "\n\r\x1b\x9b")
 
 
-class Tty:
-    """A pseudo-terminal whose other end is read into `seen`."""
-
-    def __init__(self) -> None:
-        self.master, slave = pty.openpty()
-        self.stream: TextIO = os.fdopen(slave, "w", encoding="utf-8")
-        self.seen = b""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self.master, 1 << 16)
-            except OSError:  # the last writer closed it
-                return
-            if not data:
-                return
-            self.seen += data
-
-    def finish(self) -> str:
-        self.stream.close()
-        self._reader.join(10)
-        os.close(self.master)
-        return self.seen.decode()
-
-
-@pytest.fixture
-def tty() -> Iterator[Tty]:
-    terminal = Tty()
-    yield terminal
-    if not terminal.stream.closed:
-        terminal.finish()
-
-
 def reporter_on(stream: TextIO, said: list[str], **fields: Any) -> LiveReporter:
     return LiveReporter(stream, FakeClock(), **{"colour": True, "say": said.append, **fields})
 
 
-def test_a_run_on_a_terminal_leaves_its_lines_and_gives_the_cursor_back(sample_run: Any, tty: Tty) -> None:
+def test_a_run_on_a_terminal_leaves_its_lines_and_gives_the_cursor_back(sample_run: Any) -> None:
     said: list[str] = []
-    sample_run.tell(reporter_on(tty.stream, said))
-    text = tty.finish()
+    sample_run.tell(reporter_on(stream := io.StringIO(), said))
+    text = stream.getvalue()
     assert said == []
     assert text.count("\x1b[?25l") == 1
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
@@ -137,23 +98,23 @@ def test_a_run_on_a_terminal_leaves_its_lines_and_gives_the_cursor_back(sample_r
     assert not re.search("passed +tests/test_ok.py", plain)  # what is well is counted, not told
 
 
-def test_frames_are_drawn_while_the_run_goes_on(sample_run: Any, tty: Tty) -> None:
-    state, reporter = RunState(), reporter_on(tty.stream, [])
+def test_frames_are_drawn_while_the_run_goes_on(sample_run: Any) -> None:
+    state, reporter = RunState(), reporter_on(stream := io.StringIO(), [])
     for event in sample_run.events[:18]:
         state.apply(event)
         reporter.on_event(event, state)
     deadline = threading.Event()
     for _ in range(200):
-        if b"test_waits" in tty.seen:
+        if "test_waits" in stream.getvalue():
             break
         deadline.wait(0.05)
-    assert b"test_waits" in tty.seen
+    assert "test_waits" in stream.getvalue()
     reporter.close()
 
 
-def test_no_colour_means_none(sample_run: Any, tty: Tty) -> None:
-    sample_run.tell(reporter_on(tty.stream, [], colour=False))
-    text = tty.finish()
+def test_no_colour_means_none(sample_run: Any) -> None:
+    sample_run.tell(reporter_on(stream := io.StringIO(), [], colour=False))
+    text = stream.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*3[0-7][0-9;]*m", text)
     assert "━" in text
 

@@ -11,7 +11,7 @@ from harness.process.program_output import TAIL_LINES, output_tail
 from harness.render.divergence import verdict_text
 from harness.render.operations import operations_text
 from harness.render.replay import replay_json, replay_text
-from harness.render.run_lines import run_line
+from harness.render.run_lines import RunLines, run_line
 from tests.support.replays import plan_of, report, run_of, with_reports
 from tests.support.traces import flip_bit
 
@@ -147,3 +147,21 @@ def test_json_holds_plain_values_and_no_secrets(tmp_path: Path) -> None:
     assert (told["version"], told["exit_code"], told["directory"], told["level"]) == (1, 10, str(tmp_path), "off")
     assert [run["name"] for run in told["runs"]] == ["run 1", "run 2"]
     assert told["comparisons"][0]["first"]["step"] == 1
+
+
+def test_lines_of_runs_that_go_on_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = RunLines(2)
+    lines.begin(1, has_operations=False)
+    for second in range(70):
+        lines.progress(second, float(second))
+    lines.end("run 1: 70 steps in 70.0 s")
+    lines.begin(2, has_operations=True)
+    lines.progress(1, 29.0)
+    lines.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "rlharness: run 1 of 2 begins",
+        "rlharness: run 1 of 2: 30 steps after 30 s",
+        "rlharness: run 1 of 2: 60 steps after 60 s",
+        "rlharness: run 1: 70 steps in 70.0 s",
+        "rlharness: run 2 of 2, with operations, begins",
+    ]

@@ -116,7 +116,7 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
         for run in ("a", "b"):
             (tmp_path / name / run / "call.json").write_text(CALL_TEXT, "utf-8")
         assert commands(pair) == [
-            "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
+            "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'"
         ] * is_alike + ["rlharness diff runs/a 'runs/my b'"]
 
 

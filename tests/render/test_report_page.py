@@ -7,7 +7,6 @@ import re
 import struct
 from base64 import b64encode
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,40 +17,10 @@ from harness.render.report.page import page
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import read_trace
 from tests.render.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
+from tests.support.html_elements import Elements
 from tests.support.traces import manifest_of, recorded_value, steps_of, write
 
 FETCHING = ("src", "href", "srcset", "action", "poster", "data", "formaction", "ping", "background")
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and the text outside scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.stack: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag in ("script", "style"):
-            self.stack.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.stack and self.stack[-1] == tag:
-            self.stack.pop()
-
-    def handle_data(self, data: str) -> None:
-        if not self.stack:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for each, attributes in self.found if each == tag]
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +63,6 @@ def test_what_a_trace_holds_is_text(hostile: str) -> None:
 def test_secrets_are_left_out(hostile: str) -> None:
     assert "hunter2" not in hostile
     assert "--token <redacted>" in Elements(hostile).text
-
-
-def test_it_says_what_diff_says(hostile: str) -> None:
-    text = Elements(hostile).text
-    assert f"Step 5: the gradient of w{HOSTILE} differs; reward_mean too, 0.625 against 0.675." in text
-    assert "Tokens flipped: 6 of 96 (6.2 %); first step 6, sequence 1, position 3." in text
-    assert "7 of 12 steps differ" in text
-    assert re.findall(r"<figcaption><b>(.*?)</b>", hostile) == ["reward_mean", "loss"]
-    assert hostile.count('class="mark line-B"') == 2, "the step at which they diverge, in each plot"
 
 
 def test_the_page_is_the_golden(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -177,10 +137,7 @@ def test_a_leaf_is_named_with_its_occurrence_and_whose_part_it_is(tmp_path: Path
 
     text = page_of(tmp_path, write(tmp_path / "a", steps(False)), write(tmp_path / "b", steps(True)))
     rows = re.findall(r'<td class="num">0</td><td>(.*?)<small class="name">(.*?)</small>', text)
-    assert rows == [
-        ("the loss policy", "loss policy #1"),
-        ("the gradient of w", "backward w"),
-    ]
+    assert rows == [("the loss policy", "loss policy #1"), ("the gradient of w", "backward w")]
 
 
 def test_values_are_shown_as_they_are_known(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,10 @@ from harness.process.invocation import Invocation
 from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
 from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, SourceTree, annotations, summarize_merge
 from harness.render.run_words import Failure
-from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.run_record import RECORD
-from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult
-from tests.render.run_pages import write_run
+from tests.render.run_pages import finished_of, state_of, write_run
 from tests.support.github_commands import obeyed, read_back
 
 HERE = Path(__file__).parent
@@ -29,19 +27,6 @@ HERE = Path(__file__).parent
 
 def invocation(root: Path, **environ: str) -> Invocation:
     return Invocation(root, {"GITHUB_WORKSPACE": str(root), SUMMARY_VARIABLE: str(root / "summary.md"), **environ})
-
-
-def state_of(results: Mapping[str, UnitResult]) -> RunState:
-    state = RunState()
-    units = tuple(result.unit for result in results.values())
-    state.apply(CollectionFinished(0.0, units, (0.0,) * len(units), 0.0, 0.0, 0.0))
-    for result in results.values():
-        state.apply(UnitFinished(0.0, result))
-    return state
-
-
-def finished_of(state: RunState, code: ExitCode = ExitCode.TESTS_FAILED) -> RunFinished:
-    return closing_figures(state, t=1.0, exit_code=code, lower_bound_s=0.0, bounding_unit="")
 
 
 def unit_result(path: str, outcome: Outcome, **fields: Any) -> UnitResult:
@@ -72,8 +57,8 @@ def test_a_whole_run(
 @given(st.integers(0, 40), st.integers(0, 40))
 def test_more_than_github_shows_are_counted_in_the_last(num_failures: int, num_flaky: int) -> None:
     failures = [Failure(f"gone.py::test_{number}", "failed", f"reason {number}") for number in range(num_failures)]
-    flaky = {f"{n}": unit_result(f"flaky_{n:02d}.py", Outcome.FLAKY, reason="passed") for n in range(num_flaky)}
-    state = state_of(flaky)
+    flaky = [unit_result(f"flaky_{n:02d}.py", Outcome.FLAKY, reason="passed") for n in range(num_flaky)]
+    state = state_of(*flaky)
     printed = [read_back(line) for line in annotations(failures, state, finished_of(state), SourceTree(HERE, HERE))]
     for kind, number in (("error", num_failures), ("warning", num_flaky)):
         titles = [properties["title"] for each, properties, _ in printed if each == kind]
@@ -89,7 +74,7 @@ def test_more_than_github_shows_are_counted_in_the_last(num_failures: int, num_f
 def test_a_flaky_file_is_a_warning() -> None:
     attempt = Attempt(Outcome.TIMED_OUT, "longer than 3 s", 3.0, "/gone")
     result = unit_result("test_run_github.py", Outcome.FLAKY, reason="passed at attempt 2", attempts=(attempt,))
-    state = state_of({"a": result})
+    state = state_of(result)
     (line,) = annotations([], state, finished_of(state, ExitCode.OK), SourceTree(HERE, HERE))
     assert read_back(line) == (
         "warning",
@@ -101,14 +86,14 @@ def test_a_flaky_file_is_a_warning() -> None:
 def test_a_name_with_control_characters_is_shown_and_links_to_no_file(tmp_path: Path) -> None:
     name = "test_\x1b]0;title\x07.py"
     (tmp_path / name).write_text("def test_a(): ...\n")
-    state = state_of({"a": unit_result(name, Outcome.FAILED, reason="failed")})
+    state = state_of(unit_result(name, Outcome.FAILED, reason="failed"))
     found = annotations([Failure(name, "failed", "failed")], state, finished_of(state), SourceTree(tmp_path, tmp_path))
     assert [read_back(line)[1] for line in found] == [{"title": "test_\\x1b]0;title\\x07.py"}]
 
 
 @pytest.mark.parametrize(("code", "kind"), [(ExitCode.UNITS_NOT_RUN, "error"), (ExitCode.OK, "warning")])
 def test_a_lack_of_gpus_is_an_error_if_it_fails_the_run(code: ExitCode, kind: str) -> None:
-    state = state_of({"a": unit_result("wide.py", Outcome.NOT_RUN, reason="needs 16 GPUs", for_want_of_gpus=True)})
+    state = state_of(unit_result("wide.py", Outcome.NOT_RUN, reason="needs 16 GPUs", for_want_of_gpus=True))
     (line,) = annotations([], state, finished_of(state, code), SourceTree(HERE, HERE))
     assert read_back(line) == (kind, {"title": "not run: wide.py"}, "needs 16 GPUs")
 
@@ -118,11 +103,11 @@ def test_new_failures_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
     write_run(tmp_path, "20260101-000000-aaaaaa", before)
     now = {**before, "b.py": {"test_a": ("failed", 0.1), "test_b": ("failed", 2.5)}}
     directory = write_run(tmp_path, "20260102-000000-bbbbbb", now, text="E   assert 0")
-    results = {
-        path: replace(unit_result(path, Outcome.FAILED), directory=str(directory / "units" / f"{number:04d}"))
+    results = [
+        replace(unit_result(path, Outcome.FAILED), directory=str(directory / "units" / f"{number:04d}"))
         for number, path in enumerate(now)
-    }
-    state = state_of(results)
+    ]
+    state = state_of(*results)
     reporter = GithubReporter(invocation(tmp_path), directory / RECORD, sys.stderr)
     reporter.on_event(finished_of(state), state)
     printed = [read_back(line)[1]["title"] for line in obeyed(capsys.readouterr().err.splitlines())]
@@ -136,7 +121,7 @@ def test_new_failures_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_run_without_a_record_has_a_summary(tmp_path: Path) -> None:
-    state = state_of({"a": unit_result("a.py", Outcome.PASSED)})
+    state = state_of(unit_result("a.py", Outcome.PASSED))
     GithubReporter(invocation(tmp_path), tmp_path, sys.stderr).on_event(finished_of(state, ExitCode.OK), state)
     table = "| outcome | units |\n|---|---|\n| ✅ passed | 1 |\n\n"
     text = (tmp_path / "summary.md").read_text("utf-8")
@@ -155,11 +140,11 @@ def test_the_summary_of_merged_runs_annotates_nothing(
 def test_many_long_failures_fit_into_the_limit(tmp_path: Path) -> None:
     files = {f"test_{number:03d}.py": {f"test_{'é' * 90}": ("failed", 0.1)} for number in range(300)}
     directory = write_run(tmp_path, "20260101-000000-aaaaaa", files, text="é<" * 20_000)
-    results = {
-        path: replace(unit_result(path, Outcome.FAILED), directory=str(directory / "units" / f"{number:04d}"))
+    results = [
+        replace(unit_result(path, Outcome.FAILED), directory=str(directory / "units" / f"{number:04d}"))
         for number, path in enumerate(files)
-    }
-    state = state_of(results)
+    ]
+    state = state_of(*results)
     GithubReporter(invocation(tmp_path), tmp_path / RECORD, sys.stderr).on_event(finished_of(state), state)
     text = (tmp_path / "summary.md").read_text("utf-8")
     assert len(text.encode()) < MAX_BYTES

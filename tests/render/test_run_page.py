@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from harness.render import run_page
 from harness.render.run_reporters import JsonlReporter, LateReporter
 from harness.runner.records.run_record import PAGE, RECORD
 from tests.render.run_pages import Tests, write_run
+from tests.support.html_elements import Elements
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> & \x1b[2J\u202e </style>"
 FILES: Mapping[str, Tests] = {
@@ -22,43 +22,26 @@ FILES: Mapping[str, Tests] = {
 FIRST, SECOND = "20260301-123000-abcdef", "20260301-123001-abcdef"
 
 
-class Page(HTMLParser):
-    """The elements and the text of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {}
-        self._open = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self._open = tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.setdefault(self._open, []).append(data)
-
-    def bars(self) -> list[tuple[str, str | None, str | None]]:
-        """(tone, place, width) of each bar of the timeline."""
-        found = [attrs for tag, attrs in self.elements if tag == "svg" and str(attrs["class"]).startswith("bar ")]
-        return [(str(attrs["class"])[4:], attrs["x"], attrs["width"]) for attrs in found]
+def bars(page: Elements) -> list[tuple[str, str | None, str | None]]:
+    """(tone, place, width) of each bar of the timeline."""
+    found = [attrs for attrs in page.all("svg") if str(attrs["class"]).startswith("bar ")]
+    return [(str(attrs["class"])[4:], attrs["x"], attrs["width"]) for attrs in found]
 
 
-def page_of(directory: Path) -> Page:
-    return Page((directory / PAGE).read_text("utf-8"))
+def page_of(directory: Path) -> Elements:
+    return Elements((directory / PAGE).read_text("utf-8"))
 
 
 def test_hostile_text_is_text_and_nothing_is_fetched(tmp_path: Path) -> None:
     text = (write_run(tmp_path, FIRST, FILES, text=HOSTILE * 3) / PAGE).read_text("utf-8")
-    page = Page(text)
-    tags = [tag for tag, _ in page.elements]
+    page = Elements(text)
+    tags = [tag for tag, _ in page.found]
     assert (tags.count("script"), tags.count("style"), tags.count("img")) == (1, 1, 0)
-    assert not [attrs for _, attrs in page.elements if any(name == "style" or name.startswith("on") for name in attrs)]
+    assert not [attrs for _, attrs in page.found if any(name == "style" or name.startswith("on") for name in attrs)]
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
     assert text.count("&lt;script&gt;alert(1)") >= 6, "timeline, failure, its reason, output, slowest, outcomes"
     assert re.findall(r"https?://|@import|url\(", text) == []
-    (policy,) = [attrs["content"] for _, attrs in page.elements if "http-equiv" in attrs]
+    (policy,) = [attrs["content"] for _, attrs in page.found if "http-equiv" in attrs]
     assert policy is not None and policy.startswith("default-src 'none'; style-src 'sha256-")
 
 
@@ -70,16 +53,16 @@ def test_a_whole_run_is_on_it(sample_run: Any, tmp_path: Path) -> None:
     texts = "\n".join(page.texts["pre"])
     for part in ("E   assert 1 == 2", "bell \\x07 nul \\x00", "test_hang.py:7 in test_waits", "moonshine"):
         assert part in texts
-    ids = [attrs["id"] for tag, attrs in page.elements if tag == "div" and "id" in attrs]
+    ids = [attrs["id"] for tag, attrs in page.found if tag == "div" and "id" in attrs]
     assert ids == [f"failure-{n}" for n in range(4)]
-    assert [attrs["href"] for tag, attrs in page.elements if tag == "a"] == [f"#failure-{n}" for n in (2, 0, 2, 1)]
+    assert [attrs["href"] for tag, attrs in page.found if tag == "a"] == [f"#failure-{n}" for n in (2, 0, 2, 1)]
     assert [text.strip() for text in page.texts["p"] if re.match("(GPU|CPU slot) [0-9]", text)] == [
         *("GPU 0", "GPU 1", "CPU slot 0", "CPU slot 1")
     ]
-    bars = page.bars()
-    assert ("lost", "9.30%", "74.42%") in bars, "of 43 s, from the fourth to the thirty-sixth"
-    assert ("lost", "89.53%", "10.47%") in bars
-    lost = [attrs["x"] for _, attrs in page.elements if attrs.get("class") == "lost-gpu"]
+    shown = bars(page)
+    assert ("lost", "9.30%", "74.42%") in shown, "of 43 s, from the fourth to the thirty-sixth"
+    assert ("lost", "89.53%", "10.47%") in shown
+    lost = [attrs["x"] for _, attrs in page.found if attrs.get("class") == "lost-gpu"]
     assert lost == ["97.67%"], "the quarantine of one GPU"
     reasons = [text for text in page.texts["th"] if "no flash-attn" in text or "needs 16 GPUs" in text]
     assert len(reasons) == 2

@@ -144,11 +144,7 @@ def test_a_long_list_is_counted_beyond_its_first() -> None:
 
 @pytest.mark.parametrize(
     ("source", "remedy"),
-    [
-        (NeedSource.AST, "in its own text"),
-        (NeedSource.IMPORT, "independent of the"),
-        (NeedSource.TABLE, "needs table"),
-    ],
+    [(NeedSource.AST, "in its own text"), (NeedSource.IMPORT, "independent of the"), (NeedSource.TABLE, "needs table")],
 )
 def test_a_need_that_was_planned_otherwise_says_what_to_change(source: NeedSource, remedy: str) -> None:
     result = UnitResult(unit("a.py", source), Outcome.PASSED, collected_need=Need(2))

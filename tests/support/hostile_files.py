@@ -39,13 +39,14 @@ from harness.trace.curve import CurvePoint, curve_line, parse_curve
 from harness.trace.format import HEADER, frame
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.ops import read_ops
-from harness.trace.reader import read_trace, verify
-from harness.trace.tensor_file import read_tensor
+from harness.trace.reader import read_trace
+from harness.trace.tensor_file import read_digested
 from harness.trace.values import Float
 from tests.runner.records.hostile_histories import make_history
 from tests.support.hostile_checkpoints import readers_of_rlcore
 from tests.support.hostile_messages import readers_of_messages
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
+from tests.support.verified import verify
 
 
 def readers(run: Path, trace: Path) -> list[Reader]:
@@ -67,7 +68,7 @@ def _readers_of_traces(trace: Path) -> list[Reader]:
     log = (trace / "rank-0.log").read_bytes()
     manifest, curve = (trace / "manifest.json").read_bytes(), (trace / "curve.jsonl").read_bytes()
     values = read_trace(trace).columns(step, rank).values()
-    kept = next(each for each in values if read_tensor(tensors, each) is not None)
+    kept = next(each for each in values if read_digested(tensors, each) is not None)
     beside = {"rank-0.log": log, "curve.jsonl": curve}
     return [
         Reader("manifest.json", (manifest, _manifest()), of_text(parse_manifest), (TraceError,)),
@@ -89,7 +90,7 @@ def _readers_of_traces(trace: Path) -> list[Reader]:
         Reader(
             "tensors",
             (tensors.read_bytes(),),
-            of_file("t", lambda at: read_tensor(at / "t", kept)),
+            of_file("t", lambda at: read_digested(at / "t", kept)),
             (TraceError, OSError),
         ),
     ]

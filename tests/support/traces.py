@@ -155,7 +155,7 @@ def _line_of(each: Operation) -> str:
 
 def write_ops(directory: Path, operations: list[Operation], *, problem: str = "", rank: int = 0, step: int = 7) -> Path:
     """A record as a recorder leaves it behind."""
-    head = json.dumps({"k": "head", "version": 1, "rank": rank, "step": step})
+    head = json.dumps({"k": "head", "version": 2, "rank": rank, "step": step})
     end = json.dumps({"k": "end", "num_ops": len(operations), "problem": problem})
     (directory / OPS).mkdir(parents=True, exist_ok=True)
     text = "\n".join([head, *map(_line_of, operations), end]) + "\n"

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.layout import log_name
-from harness.trace.reader import read_trace, verify
+from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
 from tests.support.traces import SEEDED, flip_bit, steps_of, write
+from tests.support.verified import verify
 
 NUM_STEPS = 6
 

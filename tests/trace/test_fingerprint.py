@@ -18,7 +18,7 @@ import pytest
 
 from harness.bits.redaction import REDACTED
 from harness.trace import fingerprint as read
-from harness.trace.floating_point import X86_MXCSR_OFFSET, control_state
+from harness.trace.fingerprint import X86_MXCSR_OFFSET, control_state
 from harness.trace.mapped_libraries import EDGE_BYTES, identify, mapped_libraries
 
 # --------------------------------------------------------------------------------------------- floating-point control

@@ -25,7 +25,7 @@ from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
-from harness.trace.reader import MAX_ABSENT, read_trace, verify
+from harness.trace.reader import MAX_ABSENT, read_trace
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.manual import section
@@ -40,6 +40,7 @@ from tests.support.traces import (
     write,
     write_ops,
 )
+from tests.support.verified import verify
 
 FORMAT_MD = (Path(harness.trace.__file__).parent / "FORMAT.md").read_text("utf-8")
 

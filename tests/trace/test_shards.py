@@ -9,10 +9,11 @@ import pytest
 from harness.bits.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
-from harness.trace.reader import Trace, read_trace, verify
+from harness.trace.reader import Trace, read_trace
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.traces import recorded_value, trace, trace_of_ranks
+from tests.support.verified import verify
 
 ROWS, COLUMNS = 6, 4
 Cut = Callable[[int], int]

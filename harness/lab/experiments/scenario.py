@@ -55,7 +55,7 @@ from harness.process.invocation import Invocation, shadowing
 from harness.recording.entry_call import FUNCTION, EntryCall
 from harness.recording.run_spec import RunSpec
 from harness.runner.config import load_config
-from harness.trace.renames import CALL_FIELDS, ENTRY, LEVEL
+from harness.trace.manifest import ENTRY, LEVEL
 
 SMOKE, FULL = "smoke", "full"
 
@@ -316,8 +316,6 @@ def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, st
         if kind == "missing":
             return f"{_dotted(location)} is missing", legal
         if kind == "extra_forbidden":
-            if around == () and (new := CALL_FIELDS.get(str(key))):
-                return f"the key {key!r} is now called {new!r}", legal
             near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
             meant = f", did you mean {_dotted((*around, near[0]))!r}?" if near else ""
             return f"unknown key {_dotted(location)!r}{meant}", legal

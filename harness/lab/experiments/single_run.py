@@ -36,6 +36,8 @@ from harness.recording.conditions import (
 from harness.recording.entry_call import INTERRUPTED, read_rejection
 from harness.recording.run_spec import RunSpec
 from harness.recording.sentinel.sentinel_report import Finding, read_findings
+from harness.trace.reader import read_trace
+from harness.trace.repeats import repeats
 
 BREAKPOINTS = "harness.recording.breakpoints:Breakpoints"
 STOP = "stop.json"
@@ -256,6 +258,9 @@ def run_here(
     code = status if status >= 0 else 128 - status
     notes = notes_on(environ)
     recording = finish(prepared.directory, run_spec, code, leader_pid=started[0], notes=notes)
+    if recording.ranks:
+        found = [str(each) for each in repeats(read_trace(prepared.directory))]
+        recording = replace(recording, notes=(*recording.notes, *found))
     try:
         stop = read_report(prepared.directory / STOP)
     except UsageError:

@@ -24,7 +24,6 @@ from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
 from harness.lab.experiments.scenario import Scenario, all_scenarios
 from harness.process.invocation import Invocation
 from harness.recording.entry_call import EntryCall
-from harness.trace.renames import current_entry
 
 FREE_NUMBER = 1_000
 """Whole numbers up to this are free at any key."""
@@ -61,7 +60,7 @@ def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
     entries: set[str] = set()
     named: set[str] = set()
     for scenario in scenarios:
-        entries |= {current_entry(scenario.entry)} if scenario.entry else set()
+        entries |= {scenario.entry} if scenario.entry else set()
         for payload in (scenario.payload(size, {}) for size in ("", *scenario.sizes)):
             for config in (payload, redact_values(payload)):
                 named |= {text for keys, value in _values(config) for text in (*keys, value) if isinstance(text, str)}

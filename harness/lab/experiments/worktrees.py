@@ -287,7 +287,8 @@ def imports_checkout(run: Run, side: Side, checkout: Path) -> bool:
     """
     sources = [Path(each).resolve() for report in run.recording.reports for each in report.sources]
     for source in sources:
-        if side.root != checkout and source.is_relative_to(checkout.resolve()) and not side.holds(str(source)):
+        is_checkouts = source.is_relative_to(checkout.resolve()) and not source.is_relative_to(PACKAGE)
+        if side.root != checkout and is_checkouts and not side.holds(str(source)):
             raise UsageError(
                 f"the run imports from {source}, and not from the worktree at {side.root}",
                 legal="code below the working directory, on PYTHONPATH or the path of an editable install, or installed"

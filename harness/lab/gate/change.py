@@ -23,9 +23,9 @@ from harness.bits.findings import Finding, FindingCode
 from harness.trace.attribution import TEXTS
 from harness.trace.chain import CHAINED, PHASES, Key, RecordedValue, Scope, raw_value
 from harness.trace.element_diff import compare, numbers
+from harness.trace.manifest import ENTRY
 from harness.trace.reader import Trace
 from harness.trace.reasons import VerdictCode
-from harness.trace.renames import ENTRY, current_entry, current_identity
 from harness.trace.values import ELEMENT_BYTES, FLOATS
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
@@ -359,7 +359,6 @@ def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Comp
 
     CONFIGURATION; NOT_COMPARABLE if the entry differs, which may compute the same under another name.
     """
-    base, head = current_identity(base), current_identity(head)
     names = sorted(name for name in base.keys() | head.keys() if base.get(name) != head.get(name))
     if not names:
         return None
@@ -368,7 +367,7 @@ def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Comp
     ]
     if len(names) > MAX_SETTINGS:
         reasons.append(GateCode.MORE_SETTINGS_CHANGED(num_settings=len(names) - MAX_SETTINGS))
-    entries = [current_entry(identity.get(ENTRY, "")) for identity in (base, head)]
+    entries = [identity.get(ENTRY, "") for identity in (base, head)]
     return Comparison(Change.CONFIGURATION if entries[0] == entries[1] else Change.NOT_COMPARABLE, tuple(reasons))
 
 

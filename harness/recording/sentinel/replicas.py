@@ -1,8 +1,13 @@
-"""Which tensors of an optimizer must agree, and on which ranks: from DistributedDataParallel and DTensor placements.
+"""Which tensors of an optimizer must agree, on which ranks, and which of them differ.
 
 DistributedDataParallel      all ranks of its process group
-DTensor (FSDP2, HSDP, TP)    the ranks of its mesh that hold the same shard; one rank: a single copy
+DTensor (FSDP2, HSDP, TP)    the ranks of its mesh that hold the same shard
+a shard of one rank alone    a single copy, which is compared with itself from one step to the next
 everything else              unknown: ranks may differ on purpose, and nothing is compared
+
+torch counts the writes that it knows of: a single copy that was written is not compared. Programs also write past
+torch, through `.data`: they do so on several ranks at once, and accidents happen on one. A tensor that changed on
+several ranks in the same step is taken as written, and not watched any more.
 """
 
 import sys
@@ -12,17 +17,28 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from xxhash import xxh3_128_hexdigest
 
-from harness.recording.names import living_modules, outermost, owners_of
-from harness.recording.sentinel.comparison import Key
+from harness.recording.names import ParameterNames, living_modules
+from harness.recording.sentinel.sentinel_report import Difference, suspects_of
 from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import strided_parts
 
 WEIGHT, GRADIENT, MOMENT = "weight", "gradient", "moment"
 Ranks = tuple[int, ...]
+
+
+class Key(NamedTuple):
+    """What a digest is of."""
+
+    kind: str
+    """weight, gradient or moment."""
+    name: str
+    replicas: Ranks
+    """Ranks whose digests must be equal, in order."""
 
 
 class Copy(NamedTuple):
@@ -42,76 +58,45 @@ class Copy(NamedTuple):
         return len(self.key.replicas) == 1 < len(self.domain)
 
 
-class _Known(NamedTuple):
-    parameter: weakref.ref[torch.Tensor]
-    name: str
-    ranks: Ranks
-    """Of the process group; empty of a DTensor, whose mesh says it, and of a parameter of which nothing is known."""
+Table = Mapping[Key, str]
+"""Digest of each tensor of a rank."""
 
 
 class Replicas:
     """Knows the replicas of parameters; looks for modules once for each new set of parameters."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
-        self._declared: dict[int, tuple[weakref.ref[torch.Tensor], Ranks]] = {}
+        self._names = ParameterNames()
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Ranks]] = {}
+        """Ranks by the id of a parameter; none of a DTensor, whose mesh says it, and of one that is unknown."""
 
     def declare(self, parameters: Sequence[torch.Tensor], ranks: Ranks) -> None:
         """Have these parameters compared among these ranks, also without a wrapper."""
-        for each in parameters:
-            self._declared[id(each)] = weakref.ref(each), ranks
-            self._known.pop(id(each), None)
+        self._known |= {id(each): (weakref.ref(each), ranks) for each in parameters}
 
     def copies(self, optimizer: Optimizer, kinds: Sequence[str]) -> list[Copy]:
         """Return the tensors of an optimizer that are to be compared or watched, in the order of its parameters."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        self._learn(parameters)
-        found = []
-        for parameter in parameters:
-            known = self._known[id(parameter)]
-            for kind, name, tensor in _tensors(optimizer, parameter, known.name, kinds):
-                found += _copies(kind, name, tensor, parameter, known.ranks)
-        return found
+        self._names.assign(parameters)
+        if unknown := [each for each in parameters if self._ranks(each) is None]:
+            wrapped = _wrapped_parameters()
+            self._known |= {id(each): (weakref.ref(each), wrapped.get(id(each), ())) for each in unknown}
+        return [
+            copy
+            for parameter in parameters
+            for kind, name, tensor in _tensors(optimizer, parameter, self._names.name(parameter) or "", kinds)
+            for copy in _copies(kind, name, tensor, parameter, self._ranks(parameter) or ())
+        ]
 
-    def _learn(self, parameters: Sequence[torch.Tensor]) -> None:
-        unknown = [each for each in parameters if not self._is_known(each)]
-        if not unknown:
-            return
-        modules = living_modules()
-        owners, wrapped = owners_of(unknown, outermost(modules)), _wrapped_parameters(modules)
-        names: dict[str, int] = {}
-        for index, parameter in enumerate(parameters):
-            owner = owners.get(id(parameter))
-            dotted = owner.dotted if owner else f"parameter{index}"
-            number = names[dotted] = names.get(dotted, 0) + 1
-            if not self._is_known(parameter):
-                name = dotted if number == 1 else f"{dotted}#{number}"
-                ranks = self._declared_ranks(parameter) or wrapped.get(id(parameter), ())
-                self._known[id(parameter)] = _Known(weakref.ref(parameter), name, ranks)
-
-    def _is_known(self, parameter: torch.Tensor) -> bool:
-        known = self._known.get(id(parameter))
-        return known is not None and known.parameter() is parameter
-
-    def _declared_ranks(self, parameter: torch.Tensor) -> Ranks:
-        reference, ranks = self._declared.get(id(parameter), (None, ()))
-        return ranks if reference is not None and reference() is parameter else ()
+    def _ranks(self, parameter: torch.Tensor) -> Ranks | None:
+        reference, ranks = self._known.get(id(parameter), (None, ()))
+        return ranks if reference is not None and reference() is parameter else None
 
 
-def digests_of(copies: Sequence[Copy]) -> dict[Key, str]:
-    """Return the digest of what this rank holds of each tensor, with its dtype and shape."""
-    parts = [(copy.key, suffix, part) for copy in copies for suffix, part in strided_parts(copy.local)]
-    found: dict[Key, str] = {}
-    for (key, suffix, _), seen in zip(parts, digest_placed([part for *_, part in parts]), strict=True):
-        text = f"{seen.dtype} {list(seen.shape)} {seen.algorithm} {seen.digest.hex()}"
-        found[key._replace(name=key.name + suffix)] = text
-    return found
-
-
-def _wrapped_parameters(modules: Sequence[nn.Module]) -> dict[int, Ranks]:
+def _wrapped_parameters() -> dict[int, Ranks]:
     """Ranks of each parameter that a DistributedDataParallel averages the gradients of, by its id."""
     found: dict[int, Ranks] = {}
-    for module in modules:
+    for module in living_modules():
         if isinstance(module, DistributedDataParallel):
             ranks = tuple(sorted(distributed.get_process_group_ranks(module.process_group)))
             for name, parameter in module.module.named_parameters():
@@ -127,26 +112,20 @@ def _tensors(
         yield WEIGHT, name, parameter
     if GRADIENT in kinds and parameter.grad is not None:
         yield GRADIENT, name, parameter.grad
-    if MOMENT in kinds:
-        state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                yield MOMENT, f"{name} {key}", value
-            elif isinstance(value, int | float):
-                yield MOMENT, f"{name} {key}", torch.tensor(value)
+    for key, value in optimizer.state.get(parameter, {}).items() if MOMENT in kinds else ():
+        if isinstance(value, torch.Tensor | int | float):
+            yield MOMENT, f"{name} {key}", torch.as_tensor(value)
 
 
 def _copies(kind: str, name: str, tensor: torch.Tensor, parameter: torch.Tensor, ranks: Ranks) -> list[Copy]:
     """What is held of a tensor; nothing where it is not known who holds it too."""
-    if _is_placed(tensor):
-        domain, replicas = _mesh_ranks(tensor), _replicas(tensor)
-        local = tensor.to_local()  # type: ignore[attr-defined]  # a DTensor
-    elif _is_placed(parameter):  # such as the number of steps, beside moments that are placed
-        domain = _mesh_ranks(parameter)
-        replicas, local = domain if tensor.numel() == 1 else _replicas(parameter), tensor
-    else:
-        domain = replicas = ranks
-        local = tensor
+    domain = replicas = ranks
+    placed: Any = next((each for each in (tensor, parameter) if _is_placed(each)), None)
+    local: torch.Tensor = placed.to_local() if placed is tensor else tensor  # type: ignore[attr-defined]
+    if placed is not None:
+        domain = replicas = _ranks_of(placed.device_mesh)
+        if placed is tensor or tensor.numel() != 1:  # else the number of steps, beside moments that are placed
+            replicas = _ranks_of(placed.device_mesh, placed.placements)
     if not replicas or local.is_meta or (local.nbytes and not local.untyped_storage().nbytes()):
         return []
     return [Copy(Key(kind, name, replicas), domain, tensor, local)]
@@ -158,24 +137,120 @@ def _is_placed(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def _mesh_ranks(tensor: Any) -> Ranks:
-    return _ranks_of_mesh(tensor.device_mesh)
-
-
-def _replicas(tensor: Any) -> Ranks:
-    """Ranks that hold the same elements as this one; empty outside of the mesh."""
-    return _ranks_of_shard(tensor.device_mesh, tensor.placements)
-
-
 @cache
-def _ranks_of_mesh(mesh: Any) -> Ranks:
-    return tuple(sorted(mesh.mesh.flatten().tolist()))
-
-
-@cache
-def _ranks_of_shard(mesh: Any, placements: Sequence[Any]) -> Ranks:
+def _ranks_of(mesh: Any, placements: Sequence[Any] | None = None) -> Ranks:
+    """All ranks of a mesh; with placements, those that hold the same elements as this one, none outside of the mesh."""
     at = mesh.get_coordinate()
-    if at is None:
+    if placements is not None and at is None:
         return ()
-    index = tuple(slice(None) if each.is_replicate() else at[dim] for dim, each in enumerate(placements))
+    index = tuple(slice(None) if each.is_replicate() else at[dim] for dim, each in enumerate(placements or ()))
     return tuple(sorted(mesh.mesh[index].flatten().tolist()))
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+
+
+def digests_of(copies: Sequence[Copy]) -> dict[Key, str]:
+    """Return the digest of what this rank holds of each tensor, with its dtype and shape."""
+    parts = [(copy.key, suffix, part) for copy in copies for suffix, part in strided_parts(copy.local)]
+    found: dict[Key, str] = {}
+    for (key, suffix, _), seen in zip(parts, digest_placed([part for *_, part in parts]), strict=True):
+        text = f"{seen.dtype} {list(seen.shape)} {seen.algorithm} {seen.digest.hex()}"
+        found[key._replace(name=key.name + suffix)] = text
+    return found
+
+
+def summarize(table: Table) -> dict[Ranks, str]:
+    """Return one digest for each set of replicas; single copies have none.
+
+    Names, kinds and replica sets are part of it, in order: two equal changes, or two tensors that were exchanged, do
+    not cancel.
+    """
+    texts: dict[Ranks, list[str]] = {}
+    for key, digest in table.items():
+        if len(key.replicas) > 1:
+            texts.setdefault(key.replicas, []).append(f"{key.kind} {len(key.name)} {key.name} {digest}\n")
+    return {replicas: xxh3_128_hexdigest("".join(each).encode()) for replicas, each in texts.items()}
+
+
+def is_equal(summaries: Mapping[int, Mapping[Ranks, str]]) -> bool:
+    """Return whether all replicas have equal digests, from the summaries by rank."""
+    pairs = [pair for summary in summaries.values() for pair in summary.items()]
+    return all(
+        summaries[rank].get(replicas) == digest for replicas, digest in pairs for rank in replicas if rank in summaries
+    )
+
+
+def differences(tables: Mapping[int, Table]) -> list[Difference]:
+    """Return the tensors of which replicas hold different bits, in the order of the first rank that has them.
+
+    A rank without a tensor, such as one whose optimizer keeps only a part of the moments, has no say about it.
+    """
+    found = []
+    for key in dict.fromkeys(key for table in tables.values() for key in table if len(key.replicas) > 1):
+        digests = {rank: tables[rank][key] for rank in key.replicas if rank in tables and key in tables[rank]}
+        if len(set(digests.values())) > 1:
+            found.append(Difference(key.kind, key.name, digests, suspects_of(digests.items())))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ single copies
+
+
+class Change(NamedTuple):
+    """A single copy that changed without a write."""
+
+    kind: str
+    name: str
+    since_step: int
+    """Step after which it was digested."""
+    after: str
+    """Digest before the next one."""
+
+
+class Windows:
+    """Watches single copies from the end of each step to the beginning of the next one."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Key, tuple[int, object, str]] = {}
+        """Step after which it was digested, what it is known by, digest."""
+        self.held: dict[Ranks, list[Change]] = {}
+        """What changed, by domain, until its ranks compare."""
+        self._written: set[tuple[str, str]] = set()
+        """(kind, name) of what programs write past torch."""
+
+    def note(self, step: int, copies: Sequence[Copy]) -> None:
+        """Digest single copies after a step."""
+        watched = [each for each in copies if each.is_single and each.key[:2] not in self._written]
+        marks = {each.key: mark for each in watched if (mark := _mark(each)) is not None}
+        digests = digests_of([each for each in watched if each.key in marks])
+        self._seen = {key: (step, mark, digests[key]) for key, mark in marks.items()}
+
+    def look(self, copies: Sequence[Copy]) -> None:
+        """Digest them again before the next step, and hold what changed."""
+        unwritten = [each for each in copies if each.key in self._seen and _mark(each) == self._seen[each.key][1]]
+        digests = digests_of(unwritten)
+        for each in unwritten:
+            step, _, before = self._seen[each.key]
+            if (now := digests[each.key]) != before:
+                self.held.setdefault(each.domain, []).append(Change(each.key.kind, each.key.name, step, now))
+
+    def ignore(self, changes: Sequence[Change]) -> None:
+        """Stop watching what the program writes itself."""
+        self._written |= {each[:2] for each in changes}
+
+
+def split_changes(by_rank: Mapping[int, Sequence[Change]]) -> tuple[dict[int, list[Change]], list[Change]]:
+    """Return (what changed on one rank alone, by rank; what changed on several in the same step)."""
+    where = [each[:3] for changes in by_rank.values() for each in changes]
+    written = {each[:2] for each in where if where.count(each) > 1}
+    alone = {rank: [each for each in changes if each[:2] not in written] for rank, changes in by_rank.items()}
+    shared = [each for changes in by_rank.values() for each in changes if each[:2] in written]
+    return {rank: changes for rank, changes in alone.items() if changes}, shared
+
+
+def _mark(copy: Copy) -> object:
+    """By what a copy is known again that was not written; None where torch does not count writes."""
+    if copy.tensor.is_inference() or copy.local.is_inference() or copy.local.layout is not torch.strided:
+        return None
+    return copy.local.data_ptr(), copy.tensor._version, copy.local._version

@@ -1,19 +1,33 @@
-"""Compares replicas around the steps of optimizers, and ends the program where they differ.
+"""The sentinel: replicas that must agree compare digests around the steps of optimizers.
 
 | at a step of the cadence               | equal         | different                                              |
 |---|---|---|
 | before it: weights, gradients, moments | it is applied | the step is not applied, the program ends              |
 | after it: weights, moments             | continues     | the step is repeated: equal → continues, else it ends  |
 
-A closure computes gradients within the step; they are compared after its first call, and it is called again where they
-differ. Hooks read, and write only after a difference was found.
+    summaries ─▶ equal: done
+        └─▶ tables ─▶ read again ─▶ equal: transient, the program continues
+                          └─▶ tensors into the bundle ─▶ repeat ─▶ manifest ─▶ repaired, or every rank ends
+
+A closure computes gradients within the step; they are compared after its first call. Hooks read, and write only after
+a difference was found. All ranks decide from the same gathered values, over a Gloo group of the sentinel's own, so that
+no collective of the program is delayed or reordered. A rank that has died is noticed by its closed connection; one that
+does not come is waited for as long as the program's own collectives wait.
+
+    step-20-before_step/
+        manifest.json           the finding: differences, digests, ranks and hosts, what was repeated; of all ranks
+        rank-0.safetensors      differing parameters of this rank: weight, gradient and moments; its random states
 """
 
 import atexit
+import copy as copying
+import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,23 +37,154 @@ from torch import distributed
 from torch.optim import Optimizer
 
 from harness.bits.errors import UsageError
-from harness.recording.closures import Arguments, Closure, HookedClosure, closure_of, replace_closure
+from harness.bits.files import write_replacing
 from harness.recording.compiled import CompiledSteps
-from harness.recording.hooks import Stepping, hook_steps
+from harness.recording.cuda_state import is_used
+from harness.recording.hooks import hook_outermost_steps
 from harness.recording.notices import say
-from harness.recording.sentinel.investigation import Investigation, Point, Repetition
-from harness.recording.sentinel.peers import PeerLost, Peers
-from harness.recording.sentinel.repetition import KeptRandomStates, KeptStep
-from harness.recording.sentinel.replicas import GRADIENT, MOMENT, WEIGHT, Copy, Replicas
-from harness.recording.sentinel.sentinel_report import Moment, Repeated
-from harness.recording.sentinel.windows import Windows
+from harness.recording.random_states import read_states
+from harness.recording.run_spec import ReplicasDiffer
+from harness.recording.sentinel.replicas import (
+    GRADIENT,
+    MOMENT,
+    WEIGHT,
+    Copy,
+    Ranks,
+    Replicas,
+    Table,
+    Windows,
+    differences,
+    digests_of,
+    is_equal,
+    split_changes,
+    summarize,
+)
+from harness.recording.sentinel.sentinel_report import (
+    BUNDLES,
+    MANIFEST,
+    Difference,
+    Fault,
+    Finding,
+    Location,
+    Moment,
+    Repeated,
+    bundle_name,
+    finding_line,
+)
+from harness.recording.sharded_digest import digest_placed
+from harness.recording.tensors import tensor_bytes
+from harness.trace.chain import RecordedValue, Scope
+from harness.trace.tensor_file import write_tensors
 
-Ranks = tuple[int, ...]
 NOTHING_TO_COMPARE = (
     "sentinel: nothing to compare: no parameter of this optimizer is in a DistributedDataParallel or is a DTensor"
     " (fully_shard); declare replicas with harness.recording.watch_replicas"
 )
 COMPILED = "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared"
+MAX_BYTES = 2**30
+"""Of the tensors that a rank keeps; further ones are left out, and their digests stand in the manifest."""
+MAX_DIFFERENCES = 64
+"""So many differences stand in a manifest."""
+
+
+class PeerLost(Exception):
+    """Not every rank came to a comparison: one died, or does other work."""
+
+
+class Peers:
+    """The ranks of one domain, which meet when this is made; PeerLost if a rank does not come, here or later."""
+
+    def __init__(self, ranks: Ranks, timeout_s: float | None) -> None:
+        self.ranks = ranks
+        self._timeout = _default_timeout() if timeout_s is None else timedelta(seconds=timeout_s)
+        try:
+            self._group = distributed.new_group(
+                list(ranks), timeout=self._timeout, backend="gloo", use_local_synchronization=True
+            )
+        except (RuntimeError, ValueError) as error:
+            raise PeerLost(_first_line(error)) from None
+        self.locations: tuple[Location, ...] = tuple(self.gather(this_location()).values())
+
+    def gather(self, value: Any) -> dict[int, Any]:
+        """Return the value of each rank, by rank."""
+        answers: list[Any] = [None] * len(self.ranks)
+        try:
+            distributed.monitored_barrier(group=self._group, timeout=self._timeout, wait_all_ranks=True)
+            distributed.all_gather_object(answers, value, group=self._group)
+        except RuntimeError as error:  # torch.distributed.DistError is one
+            raise PeerLost(_first_line(error)) from None
+        return dict(zip(self.ranks, answers, strict=True))
+
+
+def _default_timeout() -> timedelta:
+    """How long the program's own collectives wait."""
+    world = distributed.group.WORLD
+    assert world is not None
+    timeout: timedelta = world._get_backend(world._device_types[0]).options._timeout
+    return timeout
+
+
+def this_location() -> Location:
+    """Where this process runs."""
+    device = "CPU"
+    if is_used():
+        index = torch.cuda.current_device()
+        properties: Any = torch.cuda.get_device_properties(index)
+        device = f"GPU {index} {properties.name} {getattr(properties, 'uuid', '')}".strip()
+    return Location(distributed.get_rank(), platform.node(), device)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+
+
+class KeptStep:
+    """Weights, moments and settings of an optimizer before a step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._states = {each: dict(optimizer.state[each]) for each in self._parameters if each in optimizer.state}
+        self._groups = [
+            {name: copying.copy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        live = [*self._parameters, *(value for state in self._states.values() for value in state.values())]
+        self._tensors = [(each, each.detach().clone()) for each in live if isinstance(each, torch.Tensor)]
+
+    def repeat(self) -> None:
+        """Restore what was kept, and step again; whatever the optimizer raises."""
+        for parameter in self._parameters:
+            self._optimizer.state.pop(parameter, None)
+        self._optimizer.state.update({parameter: dict(state) for parameter, state in self._states.items()})
+        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(settings)
+        with torch.no_grad():
+            for tensor, kept in self._tensors:
+                tensor.copy_(kept)
+            inspect.unwrap(type(self._optimizer).step)(self._optimizer)
+
+
+def classify(
+    first: Mapping[int, Table], second: Mapping[int, Table], found: Sequence[Difference]
+) -> tuple[Fault, Ranks, bool]:
+    """Return (fault, ranks at fault, whether all ranks now hold what is right) of work that was done twice.
+
+    Right is what all ranks have after the second time, if it is what a rank had after the first time.
+    """
+    again = differences(second)
+    keys = {key for table in first.values() for key in table if any(key[:2] == (d.kind, d.name) for d in found)}
+    changed = {rank for rank in first for key in keys if key in first[rank] and first[rank][key] != second[rank][key]}
+    if not again and set(first) - changed:
+        return Fault.TRANSIENT, tuple(sorted(changed)), True
+    if again and (persistent := {*_named(again)} & {*_named(found)}) and not changed - persistent:
+        return Fault.PERSISTENT, tuple(sorted(changed or persistent)), False
+    return Fault.UNKNOWN, _named(found), False
+
+
+def _named(found: Sequence[Difference]) -> Ranks:
+    """Ranks that any of the differences suspects."""
+    return tuple(sorted({rank for each in found for rank in each.suspects}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +203,15 @@ class SentinelConfig:
 class _Progress:
     """State of one optimizer."""
 
-    windows: Windows
+    windows: Windows = field(default_factory=Windows)
     has_single_copies: bool = True
     """Whether it has tensors that no other rank holds; asked at every step of the cadence."""
     num_steps: int = 0
     is_due: bool = False
     """Whether the present step is compared."""
+    awaits_gradients: bool = False
+    """Whether a closure has still to compute the gradients of the present step."""
     kept: KeptStep | None = None
-    random_states: KeptRandomStates | None = None
-    """Before the closure's first call of the present step."""
     last_equal: int | None = None
 
 
@@ -80,53 +225,29 @@ class Sentinel:
         self.replicas = Replicas()
         self._progress: WeakKeyDictionary[Optimizer, _Progress] = WeakKeyDictionary()
         self._peers: dict[Ranks, Peers] = {}
-        self._stepping = Stepping()
+        self._compiled = CompiledSteps()
         self._step = 0
         """Number of the present step among those of all optimizers."""
         self.problem = ""
         """Why it was switched off; empty while it watches."""
-        self._is_off = False
-        self._has_warned = False
-        self._compiled = CompiledSteps()
+        self._is_off = self._has_warned = False
 
     def install(self) -> None:
         """Put the hooks in, once for a process."""
-        hook_steps(self._begin, self._end, self._stepping, self._compiled)
+        hook_outermost_steps(
+            lambda *step: self._guarded(self._before_step, *step),
+            lambda *step: self._guarded(self._after_step, *step),
+            lambda *step: self._guarded(self._after_closure, *step),
+            self._compiled,
+        )
         atexit.register(self._say_unreported)
 
     def stop(self) -> None:
         """Watch nothing any more."""
         self._is_off = True
         self._progress.clear()
-        self._stepping.optimizers.clear()
 
     # ------------------------------------------------------------------------------------------------------- hooks
-
-    def _begin(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
-        if self._is_off:
-            return None
-        self._stepping.optimizers.append(optimizer)
-        if len(self._stepping.optimizers) > 1:  # a class whose step calls that of its base
-            return None
-        closure = closure_of(args, kwargs)
-        self._guarded(self._before_step, optimizer, closure is not None)
-        progress = self._progress.get(optimizer)
-        if closure is None or progress is None or not progress.is_due:
-            return None
-        hooked = HookedClosure(
-            closure,
-            lambda: self._guarded(self._before_closure, optimizer),
-            lambda has_returned: self._guarded(self._after_closure, optimizer, closure, has_returned),
-        )
-        return replace_closure(args, kwargs, hooked)
-
-    def _end(self, optimizer: Optimizer) -> None:
-        if self._is_off or not self._stepping.optimizers:
-            return
-        self._stepping.optimizers.pop()
-        if not self._stepping.optimizers:
-            self._guarded(self._after_step, optimizer)
-            self._step += 1
 
     def _guarded(self, what: Callable[..., None], *arguments: Any) -> None:
         """Call one of the hooks. A lost rank, or a mistake, switches the sentinel off; the program continues."""
@@ -148,76 +269,122 @@ class Sentinel:
     # ----------------------------------------------------------------------------------------------------- the steps
 
     def _before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
-        progress = self._progress.setdefault(optimizer, _Progress(Windows()))
+        progress = self._progress.setdefault(optimizer, _Progress())
         progress.is_due = progress.num_steps % self._config.every == 0
+        progress.awaits_gradients = has_closure and progress.is_due
         if progress.has_single_copies:
             progress.windows.look(self.replicas.copies(optimizer, (WEIGHT, MOMENT)))
         if progress.is_due:
             self._check(optimizer, Moment.BEFORE_STEP, (WEIGHT, MOMENT) if has_closure else (WEIGHT, GRADIENT, MOMENT))
             progress.kept = None if has_closure else KeptStep(optimizer)
 
-    def _before_closure(self, optimizer: Optimizer) -> None:
-        progress = self._progress[optimizer]
-        if progress.is_due and progress.random_states is None:
-            progress.random_states = KeptRandomStates()
-
-    def _after_closure(self, optimizer: Optimizer, closure: Closure, has_returned: bool) -> None:
+    def _after_closure(self, optimizer: Optimizer) -> None:
         """Compare the gradients of the first call; later ones have other weights."""
-        if not has_returned:  # the step ends with it
-            self._stepping.optimizers.clear()
         progress = self._progress[optimizer]
-        states = progress.random_states
-        if not has_returned or not progress.is_due or states is None:
-            return
-        progress.is_due = False
-
-        def repeat() -> None:
-            states.restore()
-            with torch.enable_grad():
-                closure()
-
-        self._check(optimizer, Moment.BEFORE_STEP, (GRADIENT,), Repetition(Repeated.CLOSURE, repeat, self._resting))
-        progress.is_due = True
-        progress.random_states = None
+        if progress.awaits_gradients:
+            progress.awaits_gradients = False
+            self._check(optimizer, Moment.BEFORE_STEP, (GRADIENT,))
 
     def _after_step(self, optimizer: Optimizer) -> None:
         progress = self._progress[optimizer]
         progress.num_steps += 1
         if progress.is_due:
             kept, progress.kept = progress.kept, None
-            repetition = Repetition(Repeated.OPTIMIZER_STEP, kept.repeat, self._resting) if kept is not None else None
-            self._check(optimizer, Moment.AFTER_STEP, (WEIGHT, MOMENT), repetition)
+            self._check(optimizer, Moment.AFTER_STEP, (WEIGHT, MOMENT), kept)
             progress.last_equal = self._step
         if progress.is_due or progress.has_single_copies:
             copies = self.replicas.copies(optimizer, (WEIGHT, MOMENT))
             progress.has_single_copies = any(each.is_single for each in copies)
             progress.windows.note(self._step, copies)
+        self._step += 1
 
-    def _check(
-        self, optimizer: Optimizer, when: Moment, kinds: Sequence[str], repetition: Repetition | None = None
-    ) -> None:
+    def _check(self, optimizer: Optimizer, when: Moment, kinds: Sequence[str], kept: KeptStep | None = None) -> None:
         """Compare what an optimizer has of these kinds, in each domain."""
         domains = sorted({each.domain for each in self.replicas.copies(optimizer, kinds) if len(each.domain) > 1})
         if not domains and not self._has_warned:
             self._has_warned = True
             if not _rank():
                 say(NOTHING_TO_COMPARE)
-        progress = self._progress[optimizer]
         for domain in domains:
-            point = Point(self._step, when, progress.last_equal, self._config.directory)
+            if domain not in self._peers:
+                self._peers[domain] = Peers(domain, self._config.timeout_s)
 
             def read(domain: Ranks = domain) -> list[Copy]:
                 return [each for each in self.replicas.copies(optimizer, kinds) if each.domain == domain]
 
-            written = Investigation(point, self._met(domain), read).run(progress.windows.held(domain), repetition)
-            progress.windows.ignore(written)
+            self._compare(self._progress[optimizer], when, self._peers[domain], read, kept)
 
-    def _met(self, domain: Ranks) -> Peers:
-        """The ranks of a domain, after they have met."""
-        if domain not in self._peers:
-            self._peers[domain] = Peers(domain, self._config.timeout_s)
-            self._peers[domain].meet()
-        return self._peers[domain]
+    def _compare(
+        self,
+        progress: _Progress,
+        when: Moment,
+        peers: Peers,
+        read: Callable[[], Sequence[Copy]],
+        kept: KeptStep | None,
+    ) -> None:
+        """Compare the ranks of a domain at one point; ReplicasDiffer for a finding that is not repaired."""
+
+        def conclude(found: Sequence[Difference], ranks: Iterable[int], how: tuple[Fault, Repeated, bool]) -> None:
+            fault, repeated, is_repaired = how
+            own = {name: f"{algorithm} {digest.hex()}" for name, (algorithm, digest) in read_states().items()}
+            finding = Finding(
+                step=self._step,
+                when=when,
+                suspects=tuple(each for each in peers.locations if each.rank in ranks),
+                differences=tuple(found[:MAX_DIFFERENCES]),
+                num_different=len({(each.kind, each.name) for each in found}),
+                fault=fault,
+                repeated=repeated,
+                is_repaired=is_repaired,
+                last_equal_step=progress.last_equal,
+                locations=peers.locations,
+                random_states=peers.gather(own),
+            )
+            if distributed.get_rank() == peers.ranks[0]:
+                self._tell(finding)
+            peers.gather(None)  # until all have written
+            if not is_repaired:
+                raise ReplicasDiffer
+
+        copies = read()
+        table = digests_of(copies)
+        answers = peers.gather((summarize(table), progress.windows.held.pop(peers.ranks, [])))
+        alone, shared = split_changes({rank: held for rank, (_, held) in answers.items()})
+        progress.windows.ignore(shared)
+        unknown = (Fault.UNKNOWN, Repeated.NOTHING, False)
+        if alone:  # each of these ranks is sure of itself
+            found = [
+                Difference(each.kind, each.name, {rank: each.after}, (rank,), each.since_step)
+                for rank, changes in alone.items()
+                for each in changes
+            ]
+            self._write_copies(when, copies, found)
+            conclude(found, alone, unknown)
+        if is_equal({rank: summary for rank, (summary, _) in answers.items()}):
+            return None
+        first = peers.gather(table)
+        if not (found := differences(first)):  # ranks that keep different parts of the moments
+            return None
+        second = peers.gather(digests_of(copies))
+        if not differences(second):
+            fault, ranks, is_repaired = classify(first, second, found)
+            return conclude(found, ranks, (fault, Repeated.READING, is_repaired))
+        self._write_copies(when, copies, found)
+        if kept is not None:
+            third = peers.gather(digests_of(read()) if self._repeat(kept) else None)
+            if None not in third.values():
+                fault, ranks, is_repaired = classify(first, third, found)
+                return conclude(found, ranks, (fault, Repeated.OPTIMIZER_STEP, is_repaired))
+        return conclude(found, _named(found), unknown)
+
+    def _repeat(self, kept: KeptStep) -> bool:
+        """Repeat a step; return whether that worked."""
+        try:
+            with self._resting():
+                kept.repeat()
+        except Exception:  # whatever an optimizer raises: then nothing is known
+            return False
+        return True
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
@@ -230,17 +397,58 @@ class Sentinel:
             self._is_off = False
             self._rest(False)
 
+    # ------------------------------------------------------------------------------------------------------ bundles
+
+    def _bundle(self, step: int, when: Moment) -> Path:
+        directory = self._config.directory / BUNDLES / bundle_name(step, when)
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def _tell(self, finding: Finding) -> None:
+        """Say the finding, and write its manifest."""
+        say(finding_line(finding))
+        try:
+            bundle = self._bundle(finding.step, finding.when)
+            write_replacing(bundle / MANIFEST, finding.to_text())
+            say(f"sentinel: bundle in {bundle}")
+        except OSError as error:
+            say(f"sentinel: the manifest of step {finding.step} cannot be written: {error.strerror}")
+
+    def _write_copies(self, when: Moment, copies: Sequence[Copy], found: Sequence[Difference]) -> None:
+        """Write what this rank holds of the differing parameters, and its random states."""
+        wanted = {each.name.partition(" ")[0] for each in found}
+        kept, num_bytes = [], 0
+        for each in copies:
+            if each.key.name.partition(" ")[0] in wanted and each.local.layout is torch.strided:
+                num_bytes += each.local.nbytes
+                if num_bytes > MAX_BYTES:
+                    break
+                kept.append(_recorded(each.key.kind, each.key.name, each.local))
+        kept.append(_recorded("random", "random.torch", torch.get_rng_state()))
+        states = torch.cuda.get_rng_state_all() if is_used() else []
+        kept += [_recorded("random", f"random.cuda{index}", state) for index, state in enumerate(states)]
+        rank = distributed.get_rank()
+        try:
+            write_tensors(self._bundle(self._step, when) / f"rank-{rank}.safetensors", kept)
+        except OSError as error:
+            say(f"sentinel: the tensors of rank {rank} cannot be written: {error.strerror}")
+
     def _say_unreported(self) -> None:
         """Say at the end of the process what it found and no comparison followed; and what it could not watch."""
         if self._compiled.have_run:
             say(COMPILED)
         rank = _rank()
         for progress in self._progress.values():
-            for each in progress.windows.unreported():
+            for each in (change for changes in progress.windows.held.values() for change in changes):
                 say(
                     f"sentinel: {each.kind} {each.name} of this process{'' if rank is None else f', rank {rank},'}"
                     f" changed after step {each.since_step} without a write; no comparison followed"
                 )
+
+
+def _recorded(phase: str, name: str, tensor: torch.Tensor) -> tuple[RecordedValue, memoryview]:
+    (seen,) = digest_placed([tensor])
+    return RecordedValue(phase, name, 0, *seen, scope=Scope.PHYSICAL), tensor_bytes(tensor)
 
 
 def _rank() -> int | None:

@@ -43,10 +43,6 @@ class Repeated(StrEnum):
     """The tensors were digested again."""
     OPTIMIZER_STEP = "optimizer_step"
     """The optimizer repeated its step from weights and moments that were kept."""
-    CLOSURE = "closure"
-    """The closure repeated forward and backward with the same random states."""
-    WRITING = "writing"
-    """Each version of the differing tensors was written into the memory of all ranks, and read again."""
     NOTHING = "nothing"
     """There was nothing to repeat."""
 
@@ -75,8 +71,6 @@ class Difference:
     """Ranks that differ from the majority; all of them where there is none."""
     since_step: int | None = None
     """Step after which a single copy changed without a write; None for a difference between replicas."""
-    digest_before: str = ""
-    """Digest of the single copy after that step."""
 
 
 @dataclass(frozen=True, slots=True)

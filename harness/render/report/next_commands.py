@@ -9,7 +9,6 @@ from harness.bits.text import harmless
 from harness.lab.report.subjects import Pair, Subject
 from harness.recording.entry_call import CALL
 from harness.recording.run_spec import TRAIN
-from harness.trace.explanation import code_names
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import STEP_ONLY, Kind
 
@@ -59,8 +58,7 @@ def next_lines(pair: Pair) -> list[str]:
 
 def _differ_outside(pair: Pair) -> bool:
     """Whether more differs between two runs than chance: code, command, settings, hardware or software."""
-    parts = {"identity", "content", "numerics", "perturbation"}
-    return bool(pair.verdict.fingerprints.keys() & parts or code_names(pair.verdict))
+    return bool(pair.verdict.fingerprints.keys() & {"identity", "content", "numerics", "perturbation", "subject"})
 
 
 def _of_both(pair: Pair) -> Iterator[Next]:

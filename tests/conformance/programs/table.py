@@ -157,7 +157,7 @@ timm-ema | LAMB, ModelEmaV3 | timm | more averaged-network | 6 | a weight of the
 d3rlpy | TD3+BC | d3rlpy | more offline-td3 | 12 | a weight of the target policy | 3 forward x
 lion | Lion | lion-pytorch | more lion | 6 | the rate | 3 optimizer group0.lr
 prodigy | Prodigy | prodigyopt | more prodigy | 6 | its distance | 3 optimizer group0.d
-sam | SAM over AdamP | pytorch-optimizer | more sharpness-aware | 7 | the second gradient | 4 backward 2.bias
+sam | SAM over AdamP | pytorch-optimizer | more sharpness-aware | 6 | the second gradient | 3 backward 2.bias
 geoopt | Adam on a sphere | geoopt | more on-sphere | 6 | the point | 3 forward place
 ema | EMA | ema-pytorch | more exponential-average | 6 | a weight of the average | 3 forward EMA.ema_model.0.weight
 byol | BYOL | byol-pytorch | more bootstrap | 6 | a weight of the target | 3 forward target_encoder.net.0.weight

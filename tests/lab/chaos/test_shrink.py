@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from math import log2
 from random import Random
 from typing import Any, TypeVar
 
@@ -58,11 +57,3 @@ def test_what_comes_and_goes_is_shrunk_to_something_that_was_seen_to_fail(
     found, asked = driven(whole, lambda part: random.random() < share)
     assert found == whole or (found, True) in asked
     assert len({question for question, _ in asked}) == len(asked), "nothing is asked twice"
-
-
-@SEEDED
-@given(st.data(), items)
-def test_a_single_cause_takes_about_two_questions_for_each_halving(data: st.DataObject, whole: tuple[int, ...]) -> None:
-    cause = data.draw(st.sampled_from(whole))
-    _, asked = driven(whole, lambda part: cause in part)
-    assert len(asked) <= 2 * log2(len(whole)) + 2

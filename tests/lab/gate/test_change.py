@@ -48,11 +48,6 @@ def moved(tmp_path: Path) -> Verdict:
     return replace(diff(a, b), attribution=SAME)
 
 
-def test_nothing_differs(tmp_path: Path) -> None:
-    a, b = (trace(tmp_path / side, steps_of(3)) for side in "ab")
-    assert classify_change(diff(a, b), None).change is Change.EQUAL
-
-
 def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> None:
     """In the last step nothing is sampled with it, and no float has moved."""
     a, b = (trace(tmp_path / side, with_sync(digest)) for side, digest in (("a", b"w1"), ("b", b"w2")))

@@ -1,4 +1,4 @@
-"""The gate on this repository itself: three commits on top of its history, three right verdicts."""
+"""The gate on this repository itself: a commit on top of its history, and the right verdict."""
 
 import json
 import subprocess
@@ -18,22 +18,11 @@ GATE = (
     *(sys.executable, "-P", "-m", "harness"),  # not from the working directory, which holds the clone's own harness
     *("gate", "grpo_reverse_text", "--base", "HEAD~1", "--runs", "1", "--json"),
 )
-TINY = {
-    "model.width": 32,
-    "model.num_layers": 1,
-    "model.num_heads": 2,
-    "model.num_kv_heads": 1,
-    "model.ffn_width": 64,
-    "task.num_prompts": 32,
-    "task.num_heldout": 4,
-    "warm_start.num_steps": 20,
-    "training.num_steps": 2,
-    "training.prompts_per_step": 4,
-    "training.group_size": 4,
-    "training.microbatch_size": 4,
-    "output.tensorboard": "false",
-    "output.num_shown": 0,
-}
+TINY = """
+model.width=32 model.num_layers=1 model.num_heads=2 model.num_kv_heads=1 model.ffn_width=64 task.num_prompts=32
+task.num_heldout=4 warm_start.num_steps=20 training.num_steps=2 training.prompts_per_step=4 training.group_size=4
+training.microbatch_size=4 output.tensorboard=false output.num_shown=0
+"""
 
 
 def git(clone: Path, *words: str) -> str:
@@ -59,14 +48,9 @@ def gated(clone: Path, path: str, old: str, new: str) -> tuple[int, dict[str, An
     assert text.count(old) == 1, f"{path} is another now: what shall the commit change?"
     (clone / path).write_text(text.replace(old, new), encoding="utf-8")
     git(clone, "commit", "--quiet", "--all", "--message", f"{old} becomes {new}")
-    overrides = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
+    overrides = [word for each in TINY.split() for word in ("--set", each)]
     done = subprocess.run(
-        [*GATE, *overrides],
-        cwd=clone,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
+        [*GATE, *overrides], cwd=clone, env=environment(), capture_output=True, text=True, check=False
     )
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)
@@ -74,12 +58,6 @@ def gated(clone: Path, path: str, old: str, new: str) -> tuple[int, dict[str, An
     assert git(clone, "worktree", "list").count("\n") == 1
     assert git(clone, "status", "--porcelain") == ""
     return done.returncode, scenario
-
-
-def test_a_comment_moves_no_bit(clone: Path) -> None:
-    code, found = gated(clone, "rlcore/train.py", "algorithm 1. By", "Algorithm 1. By")
-    assert (code, found["change"], found["reason_codes"]) == (ExitCode.OK, "equal", [])
-    assert found["verdict"]["num_steps"] == 2
 
 
 def test_another_order_of_additions_moves_last_digits_alone(clone: Path) -> None:
@@ -100,16 +78,3 @@ def test_another_order_of_additions_moves_last_digits_alone(clone: Path) -> None
     assert 0 < found["rounding"]["share"] < 1e-5
     assert found["rounding"]["first"].startswith("backward policy.")
     assert found["rounding"]["first_ulp"] > 0
-
-
-def test_an_advantage_of_the_other_sign_is_behaviour(clone: Path) -> None:
-    code, found = gated(
-        clone,
-        "rlcore/algorithms/advantages.py",
-        "return only(loss_mask, advantages.detach().unsqueeze(-1))",
-        "return only(loss_mask, -advantages.detach().unsqueeze(-1))",
-    )
-    assert (code, found["change"]) == (ExitCode.DIVERGED, "behaviour")
-    assert "advantage_signs_changed" in [reason["code"] for reason in found["reason_codes"]]
-    first = found["verdict"]["first"]
-    assert (first["step"], first["a"]["phase"], first["a"]["name"]) == (0, "advantage", "advantages")

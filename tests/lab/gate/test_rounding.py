@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.gate.change import (
-    HALF_OF_THE_DIGITS,
-    Rounding,
-    earliest_phase,
-    measure_rounding,
-    step_bytes,
-)
+from harness.lab.gate.change import HALF_OF_THE_DIGITS, Rounding, earliest_phase, measure_rounding, step_bytes
 from harness.trace.chain import Scope
 from harness.trace.tensor_file import Kept
 from tests.support.traces import trace_of_values, value
@@ -28,9 +22,11 @@ def number(phase: str, name: str, x: float) -> Kept:
     return value(phase, name, "f32", (), struct.pack("<f", x))
 
 
-def measured(tmp_path: Path, a: list[Kept], b: list[Kept], first: str = "backward") -> Rounding | None:
+def measured(tmp_path: Path, a: list[Kept], b: list[Kept], first: str = "backward") -> Rounding:
     traces = trace_of_values(tmp_path / "a", [a]), trace_of_values(tmp_path / "b", [b])
-    return measure_rounding(*traces, 0, first)
+    found = measure_rounding(*traces, 0, first)
+    assert found is not None
+    return found
 
 
 def test_last_digits_are_rounding(tmp_path: Path) -> None:
@@ -39,7 +35,6 @@ def test_last_digits_are_rounding(tmp_path: Path) -> None:
         [f32("backward", "w", 1.0, 2.0), f32("backward", "v", 4.0, 8.0), f32("optimizer", "w", 5.0, 5.0)],
         [f32("backward", "w", 1.0, 2.0), f32("backward", "v", 4.0, 8.000001), f32("optimizer", "w", 5.0, 6.0)],
     )
-    assert found is not None
     assert found.is_rounding
     assert (found.first, found.first_ulp) == ("backward v", 1)
     assert (found.num_compared, found.num_different, found.name) == (3, 2, "optimizer w")
@@ -53,21 +48,18 @@ def test_what_cancels_may_differ_whole(tmp_path: Path) -> None:
     a = [number("loss", "loss", 1e-9), f32("backward", "k_bias", 1e-9, -2e-9), f32("backward", "w", 0.5, 0.25)]
     b = [number("loss", "loss", -3e-9), f32("backward", "k_bias", -1e-9, 2e-9), f32("backward", "w", 0.5, 0.25)]
     found = measured(tmp_path, a, b, "loss")
-    assert found is not None
     assert found.is_rounding
     assert found.first == "loss loss"
 
 
 def test_a_nan_that_came_is_no_rounding(tmp_path: Path) -> None:
     found = measured(tmp_path, [f32("backward", "w", 1.0, 2.0)], [f32("backward", "w", 1.0000001, float("nan"))])
-    assert found is not None
     assert (found.is_rounding, found.num_nan) == (False, 1)
     assert found.share < 1e-6, "which is not the reason"
 
 
 def test_what_is_all_zero_on_one_side_has_no_scale(tmp_path: Path) -> None:
     found = measured(tmp_path, [f32("backward", "w", 0.0, 0.0)], [f32("backward", "w", 0.0, 1e-30)])
-    assert found is not None
     assert not found.is_rounding
 
 
@@ -78,7 +70,6 @@ def test_states_of_generators_are_no_tensors_of_the_step(tmp_path: Path) -> None
         (recorded_value._replace(scope=Scope.CONTEXT, digest=bytes(each).ljust(16)), each) for each in (data, other)
     ]
     found = measured(tmp_path, [weight, states[0]], [weight, states[1]])
-    assert found is not None
     assert (found.num_compared, found.num_different) == (1, 0)
 
 
@@ -90,7 +81,6 @@ def test_half_of_the_digits_depends_on_how_many_there_are(tmp_path: Path) -> Non
     assert HALF_OF_THE_DIGITS["f32"] < 0.03 < HALF_OF_THE_DIGITS["bf16"]
     for dtype, make in (("bf16", bf16), ("f32", lambda x: f32("backward", "w", x, x))):
         found = measured(tmp_path / dtype, [make(1.0)], [make(1.03125)])
-        assert found is not None
         assert found.is_rounding == (dtype == "bf16")
 
 
@@ -125,7 +115,6 @@ def test_a_few_ulp_are_rounding_at_every_scale(values: list[float], ulp: int, sc
     moved = struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}I", *(each + ulp for each in bits)))
     with tempfile.TemporaryDirectory() as directory:
         found = measured(Path(directory), [f32("backward", "w", *scaled)], [f32("backward", "w", *moved)])
-    assert found is not None
     assert found.is_rounding
     assert found.max_ulp == abs(ulp)
 
@@ -133,5 +122,4 @@ def test_a_few_ulp_are_rounding_at_every_scale(values: list[float], ulp: int, sc
 def test_infinity_is_no_scale(tmp_path: Path) -> None:
     inf = float("inf")
     found = measured(tmp_path, [f32("backward", "w", inf, 1.0)], [f32("backward", "w", inf, 2.0)])
-    assert found is not None
     assert (found.is_rounding, found.share) == (False, 1.0)

@@ -81,17 +81,6 @@ def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (found.comparison.change, found.comparison.rounding) == (Change.NUMERICS, None)
 
 
-def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
-    """Of the head, which has run against its golden before."""
-    session = PlayedSession({BASE: [steady], HEAD: [steady]})
-    recorder = Recorder(cast(Launcher, session), RunLines(), tmp_path)
-    scene = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
-    for _ in range(2):
-        asyncio.run(recorder.record(HEAD, scene))
-    asyncio.run(compare_sides(recorder, {BASE: scene, HEAD: scene}, num_runs=2, limits=Limits()))
-    assert [name for name, _ in session.asked] == [HEAD, HEAD, BASE, BASE]
-
-
 @pytest.mark.parametrize("side", [BASE, HEAD])
 def test_who_records_more_computes_the_same(tmp_path: Path, side: str) -> None:
     session = PlayedSession({BASE: [steady], HEAD: [steady]}, records_more=side)

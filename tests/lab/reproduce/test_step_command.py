@@ -14,7 +14,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.trace.reader import read_trace
 from harness.trace.writer import TraceWriter
 from tests.lab.fragile_entry import write_fragile
-from tests.support.cli_commands import Done, type_command, type_here
+from tests.support.cli_commands import Done, type_command
 from tests.support.traces import flip_bit
 
 pytest.importorskip("torch")
@@ -64,29 +64,6 @@ def test_a_step_that_does_not_come_out_again_is_told_with_its_first_leaf(project
     (comparison,) = found["comparisons"]
     first = comparison["first"]
     assert (first["step"], first["a"]["phase"], first["a"]["name"]) == (2, "backward", "weights")
-
-
-def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> None:
-    for words, said in (
-        (("--step", "3", "--set", "seed=2"), "--set seed: a different value makes a different run"),
-        (("--step", "9"), "a step that it has recorded: 0 to 4"),
-        (("--step", "3", "--size", "full"), "No such option '--size'"),
-        (("--trace-ops",), "--trace-ops without --step"),
-    ):
-        done = type_here(project, "reproduce", "whole", *words, "--out", str(tmp_path / "out"))
-        assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.full
-def test_a_file_that_is_no_bundle_is_kept_and_no_option_is_ignored(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine", "utf-8")
-    done = reproduce(project, tmp_path, "whole", "--step", "3", "--bundle", str(tmp_path / "notes.txt"))
-    assert (done.code, "notes.txt exists, and is not a bundle" in done.stderr) == (ExitCode.USAGE_ERROR, True)
-    assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
-    ignored = reproduce(project, tmp_path, "whole", "--step", "3", "--reference-checkpoint")
-    assert (ignored.code, "--reference-checkpoint without a bundle" in ignored.stderr) == (ExitCode.USAGE_ERROR, True)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""The page of a report in a browser: what it shows, and that it talks to nobody."""
+"""The pages of a report and of a run in a browser: what is seen, links and the filter, and that they talk to nobody."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("selenium", reason="pip install 'rlharness[browser]'")
 
-from tests.render.report_pages import page_of, write_pair, write_run
-from tests.support.browser import NARROW, Browser, browser, missing
+from harness.runner.records.run_record import PAGE
+from tests.render import run_pages
+from tests.render.report_pages import HOSTILE, page_of, write_pair, write_run
+from tests.support.browser import NARROW, WIDE, Browser, browser, missing
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}"),
@@ -72,7 +74,7 @@ def test_each_verdict_leads_to_its_pair(tab: Browser, tmp_path: Path) -> None:
 def test_hostile_text_does_not_run_and_is_seen(tab: Browser, diverged: Path) -> None:
     tab.open(diverged)
     text = tab.run("return document.body.innerText")
-    assert "<script>alert(1)</script> one" in text
+    assert "the gradient of w<script>alert(1)</script> differs" in text
     assert tab.run("return document.scripts.length") == 1
     assert tab.run("return document.querySelectorAll('mark').length") > 0
 
@@ -125,3 +127,58 @@ def test_every_table_has_heads_and_what_is_drawn_has_words(tab: Browser, diverge
         " || document.getElementById(each.getAttribute('aria-labelledby'))?.innerText)"
     )
     assert len(labels) >= 8 and all(labels)
+
+
+# ----------------------------------------------------------------------------------------------- the page of a run
+
+FILES = {
+    "tests/test_a.py": {"test_one": ("passed", 1.0), f"test_two[{HOSTILE}]": ("failed", 2.0)},
+    "tests/test_b.py": {"test_x": ("passed", 2.0), "test_hangs": ("unfinished", 4.0)},
+    "tests/test_c.py": {f"test_{n}": ("passed", 0.5) for n in range(4)},
+    "tests/test_d.py": {f"test_{n}": ("skipped", 0.5) for n in range(150)},
+}
+WIDTHS = "return [...document.querySelectorAll('.bar')].map((each) => each.getBoundingClientRect().width)"
+NAMES = "return [...document.querySelectorAll('.tall tr:not([hidden]) code')].map((each) => each.textContent)"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_pages.write_run(tmp_path_factory.mktemp("run"), "20260301-123001-abcdef", FILES, text=HOSTILE) / PAGE
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_bars_are_as_long_as_their_files_and_nothing_is_wider_than_the_screen(
+    tab: Browser, page: Path, size: tuple[int, int]
+) -> None:
+    tab.open(page, size=size)
+    widths = tab.run("return [...document.querySelectorAll('.row')].map((each) => each.clientWidth)")
+    assert min(widths) > 0.5 * size[0]
+    assert min(tab.run(WIDTHS)) > 0
+    assert tab.run("return document.documentElement.scrollWidth") <= size[0]
+
+
+def test_the_colours_follow_the_scheme(tab: Browser, page: Path) -> None:
+    fills = "return getComputedStyle(document.querySelector('.bar.bad rect')).fill"
+    tab.open(page, scheme="light")
+    light = tab.run(fills)
+    tab.prefer("dark")
+    assert tab.run(fills) != light
+
+
+def test_a_bar_of_a_failed_file_opens_its_failure(tab: Browser, page: Path) -> None:
+    tab.open(page)
+    tab.run("document.querySelectorAll('details').forEach((each) => { each.open = false; })")
+    tab.run("location.hash = document.querySelector('.row a').getAttribute('href')")
+    tab.settle()
+    assert tab.run("return document.querySelector(':target').closest('details').open")
+
+
+def test_the_list_is_filtered_by_name_and_outcome(tab: Browser, page: Path) -> None:
+    tab.open(page)
+    assert len(tab.run(NAMES)) == 4 + 158
+    search = tab.driver.find_element("css selector", "input[type=search]")
+    search.send_keys("test_b")
+    assert len(tab.run(NAMES)) == 3
+    search.send_keys(" unfinished")
+    assert tab.run(NAMES) == ["tests/test_b.py::test_hangs"]
+    assert tab.run("return document.querySelector('output').textContent") == "1 found"
