@@ -4,6 +4,7 @@ Loaded by `boot/sitecustomize.py` from its file, in every Python process of the 
 directory is on the import path: nothing of this package is imported until torch is.
 """
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +12,15 @@ from types import ModuleType
 from typing import Any
 
 Hook = Callable[[ModuleType], None]
+LIBRARIES = {
+    "torch.utils.tensorboard.writer": "hook_tensorboard",
+    "tensorboardX.writer": "hook_tensorboard",
+    "transformers.trainer_callback": "hook_trainer",
+    "trl.trainer.grpo_trainer": "hook_rollouts",
+    "trl.trainer.rloo_trainer": "hook_rollouts",
+    "trl.experimental.online_dpo.online_dpo_trainer": "hook_rollouts",
+}
+"""By module: the function of `library_hooks` that hooks it."""
 
 
 def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) -> dict[str, Hook]:
@@ -41,27 +51,16 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) ->
         if is_recording():
             of("active").meet_generators()
 
-    def tensorboard_is_there(module: ModuleType) -> None:
+    def library_is_there(hook: str, module: ModuleType) -> None:
+        """A mistake in a hook, of a version that is not known, say, leaves the program as it is."""
         if is_recording():
-            of("library_hooks").hook_tensorboard(module, of("active").active_log().log_values)
+            try:
+                active = of("active")
+                getattr(of("library_hooks"), hook)(module, active.active_log().log_values, active.see_rollout)
+            except Exception as error:
+                of("notices").say(f"what {module.__name__} logs or samples is not recorded: {error}")
 
-    def trainer_is_there(module: ModuleType) -> None:
-        if is_recording():
-            of("library_hooks").hook_trainer(module, of("active").active_log().log_values)
-
-    def rollouts_are_there(module: ModuleType) -> None:
-        if is_recording():
-            of("library_hooks").hook_trainers(module, of("active").see_rollout, of("notices").say)
-
+    hooks: dict[str, Hook] = {"torch": torch_is_there, "numpy.random": generator_is_there}
     if orders.get("has_entry"):
-        return {"torch": torch_is_there, "numpy.random": generator_is_there}
-    return {
-        "torch": torch_is_there,
-        "numpy.random": generator_is_there,
-        "torch.utils.tensorboard.writer": tensorboard_is_there,
-        "tensorboardX.writer": tensorboard_is_there,
-        "transformers.trainer_callback": trainer_is_there,
-        "trl.trainer.grpo_trainer": rollouts_are_there,
-        "trl.trainer.rloo_trainer": rollouts_are_there,
-        "trl.experimental.online_dpo.online_dpo_trainer": rollouts_are_there,
-    }
+        return hooks
+    return hooks | {module: functools.partial(library_is_there, hook) for module, hook in LIBRARIES.items()}

@@ -4,7 +4,6 @@ What TRL's trainers sample, reward and weigh is read where a trainer hands it on
 where a later one has other names, its rollouts are not recorded, which is said once.
 """
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from harness.recording.hooks import look_at_calls
 from harness.recording.metrics import LogValues, floats
 
+See = Callable[[str, str, Any], None]
+"""Takes phase, name and value of what was sampled, rewarded or weighed."""
 PHASES = {
     "prompt_ids": "rollout",
     "prompt_mask": "rollout",
@@ -32,29 +33,24 @@ TRAINERS: dict[str, dict[str, tuple[str, ...]]] = {
 """By class: its methods, and the names of what each returns; none where it returns a dictionary."""
 
 
-def hook_trainers(module: ModuleType, record: Callable[[str, str, Any], None], say: Callable[[str], None]) -> None:
-    """Give `record` (phase, name, value) for what the trainers of a module generate and score."""
-    for kind, methods in TRAINERS.items():
-        if (trainer := vars(module).get(kind)) is None:
-            continue
-        missing = [name for name in methods if not hasattr(trainer, name)]
-        if missing:
-            say(f"this TRL has no {kind}.{missing[0]}: its completions and rewards are not recorded")
-            continue
-        for method, names in methods.items():
-            look_at_calls(trainer, method, after=functools.partial(_see_result, names, record))
+def hook_rollouts(module: ModuleType, _: LogValues, record: See) -> None:
+    """See what the trainers of a module generate and score."""
+    for kind in TRAINERS.keys() & vars(module).keys():
+        for method, names in TRAINERS[kind].items():
+            look_at_calls(vars(module)[kind], method, after=_see_result(names, record))
 
 
-def _see_result(
-    names: tuple[str, ...], record: Callable[[str, str, Any], None], result: Any, *_: Any, **__: Any
-) -> None:
-    values = dict(zip(names, result if len(names) > 1 else (result,), strict=False)) if names else result
-    for name, phase in PHASES.items():
-        if values.get(name) is not None:
-            record(phase, name, values[name])
+def _see_result(names: tuple[str, ...], record: See) -> Callable[..., None]:
+    def see(result: Any, *_: Any, **__: Any) -> None:
+        values = dict(zip(names, result if len(names) > 1 else (result,), strict=False)) if names else result
+        for name, phase in PHASES.items():
+            if values.get(name) is not None:
+                record(phase, name, values[name])
+
+    return see
 
 
-def hook_tensorboard(module: ModuleType, log: LogValues) -> None:
+def hook_tensorboard(module: ModuleType, log: LogValues, _: See) -> None:
     """See the scalars that a SummaryWriter is given."""
 
     def see(_: Any, writer: Any, tag: str, scalar_value: Any, *args: Any, **kwargs: Any) -> None:
@@ -63,7 +59,7 @@ def hook_tensorboard(module: ModuleType, log: LogValues) -> None:
     look_at_calls(module.SummaryWriter, "add_scalar", after=see)
 
 
-def hook_trainer(module: ModuleType, log: LogValues) -> None:
+def hook_trainer(module: ModuleType, log: LogValues, _: See) -> None:
     """See what a transformers Trainer, or one of TRL's, logs."""
 
     def see(handler: Any, args: Any, state: Any, control: Any, logs: Any, *more: Any, **kwargs: Any) -> None:

@@ -5,11 +5,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from harness.lab.experiments.recording_result import read_reports
 from harness.lab.experiments.single_run import BREAKPOINTS
+from harness.recording import active
 from harness.recording.boot_hooks import import_hooks
 from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory
 from harness.trace import read_trace
@@ -180,3 +182,14 @@ def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp
     assert run(*command, *SECRETS).output == "ran\n"
     (report,) = read_reports(tmp_path)
     assert report.argv == (str(program),)
+
+
+def test_a_library_of_an_unknown_version_leaves_the_program_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hooks = import_hooks({"level": "off"}, lambda: "harness")
+    monkeypatch.setattr(active, "start_recording", print)
+    monkeypatch.setattr(active, "active_log", lambda: SimpleNamespace(log_values=print))
+    hooks["torch"](ModuleType("torch"))
+    hooks["trl.trainer.rloo_trainer"](SimpleNamespace(__name__="rloo", RLOOTrainer=object))  # type: ignore[arg-type]
+    assert "what rloo logs or samples is not recorded: " in capsys.readouterr().err

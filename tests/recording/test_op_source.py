@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from harness.recording import op_source
-from harness.recording.library_hooks import hook_trainers
+from harness.recording.library_hooks import hook_rollouts
 from harness.recording.op_mode import OpMode
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpRecord
@@ -173,7 +173,7 @@ def test_operations_below_a_wrapper_of_ours_are_the_programs(tmp_path: Path) -> 
     def guarded(phase: str, name: str, found: torch.Tensor) -> None:
         digest_tensor(found.t() if found.dim() > 1 else found)
 
-    hook_trainers(SimpleNamespace(GRPOTrainer=trainer), guarded, print)  # type: ignore[arg-type]
+    hook_rollouts(SimpleNamespace(GRPOTrainer=trainer), print, guarded)  # type: ignore[arg-type]
     prompts = torch.ones(2, 3)
 
     def program(_: OpMode) -> None:
