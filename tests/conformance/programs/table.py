@@ -151,31 +151,33 @@ opacus | DP-SGD | opacus | more private | 6 | one more draw before the noise | 3
 gpytorch | an exact process | gpytorch | more exact-process | 6 | a length scale \
     | 3 forward model.kernel.base_kernel.raw_lengthscale
 pykeen | pipeline, TransE | pykeen | more embedding | 4 | an entity's embedding \
-    | 3 forward entity_representations.0._embeddings.weight
+    | 2 forward entity_representations.0._embeddings.weight
 timm-ema | LAMB, ModelEmaV3 | timm | more averaged-network | 6 | a weight of the average \
     | 3 forward ResNet.conv1.0.weight
-d3rlpy | TD3+BC | d3rlpy | more offline-td3 | 12 | a weight of the target policy | 3 forward x
+d3rlpy | TD3+BC | d3rlpy | more offline-td3 | 9 | a weight of the target policy \
+    | 5 forward DeterministicPolicy._encoder._layers.0.weight
 lion | Lion | lion-pytorch | more lion | 6 | the rate | 3 optimizer group0.lr
 prodigy | Prodigy | prodigyopt | more prodigy | 6 | its distance | 3 optimizer group0.d
 sam | SAM over AdamP | pytorch-optimizer | more sharpness-aware | 6 | the second gradient | 3 backward 2.bias
 geoopt | Adam on a sphere | geoopt | more on-sphere | 6 | the point | 3 forward place
-ema | EMA | ema-pytorch | more exponential-average | 6 | a weight of the average | 3 forward EMA.ema_model.0.weight
+ema | EMA | ema-pytorch | more exponential-average | 6 | a weight of the average | 3 forward ema_model.0.weight
 byol | BYOL | byol-pytorch | more bootstrap | 6 | a weight of the target | 3 forward target_encoder.net.0.weight
 x-transformers | Decoder | x-transformers | more decoder | 6 | a token | 3 rollout batch.AutoregressiveWrapper.0
-vector-quantize | VectorQuantize | vector-quantize-pytorch | more quantized | 6 | a vector of the codebook \
-    | 3 forward 1._codebook.embed
+vector-quantize | VectorQuantize | vector-quantize-pytorch | more quantized | 6 \
+    | a vector of the codebook, which the forward pass replaces | 3 loss loss
 neural-ode | odeint_adjoint | torchdiffeq | more neural-equation | 6 | the first state | 3 rollout batch.Dynamics.1
-neural-sde | sdeint | torchsde | more stochastic-equation | 6 | a frozen weight | 3 forward diffusion.bias
+neural-sde | sdeint | torchsde | more stochastic-equation | 6 | a frozen weight | 3 forward _base_sde.diffusion.bias
 spiking | Leaky | snntorch | more spiking | 6 | a leak | 3 forward 1.beta
 metric-learning | ProxyAnchorLoss | pytorch-metric-learning | more metric | 6 | a frozen proxy | 3 forward proxies
-botorch | scipy's L-BFGS | botorch | more fitted-by-scipy | 6 | a gradient | 3 backward mean_module.raw_constant
+botorch | scipy's L-BFGS | botorch | more fitted-by-scipy | 21 | a gradient \
+    | 12 backward model.mean_module.raw_constant
 normalizing-flow | NSF | zuko | more flow | 6 | a gradient | 3 backward transform.transforms.0.hyper.0.weight
 segmentation | Unet, DiceLoss | segmentation-models-pytorch | more segmentation | 6 | a step in evaluation mode \
     | 3 forward mode
 monai | SupervisedTrainer, UNet | monai | more medical | 6 | a pixel | 3 rollout batch.image
 e3nn | FullyConnectedTensorProduct | e3nn | more equivariant | 6 | its second argument \
     | 3 rollout batch.FullyConnectedTensorProduct.1
-poutyne | Model | poutyne | more poutyne-model | 6 | a gradient, in a callback | 3 backward 0.weight
+poutyne | Model | poutyne | more poutyne-model | 6 | a gradient, in a callback | 2 backward 0.weight
 tabnet | TabNetClassifier | pytorch-tabnet | more tabular | 6 | a running variance \
     | 3 forward tabnet.initial_bn.running_var
 torchtuples | Model | torchtuples | more tuples | 6 | a gradient, in a callback | 3 backward 2.bias
