@@ -91,8 +91,8 @@ class AutomaticRecorder:
         """Tensors by the names under which they entered modules last."""
         self._known_inputs, self._has_batch = DigestCache(), False
         """`_has_batch` says whether a DataLoader has handed out what the next backward follows from."""
-        self._is_unknown = False
-        """Whether the last gradients are for an optimizer that is not torch's: none of torch's has stepped."""
+        self._unknown: Named = []
+        """What the last gradients are of if its optimizer is not torch's; held until its step has ended."""
         self._seen_in: int | None = None
         """The step in which weights and state were looked at last, before the loss."""
         self._versions: dict[str, int] = {}
@@ -176,7 +176,7 @@ class AutomaticRecorder:
 
     def _settle(self) -> None:
         """Before anything else happens: end a step that is over, whichever optimizer has made it."""
-        if self._is_unknown and self._gradients:
+        if self._unknown:
             self._guarded(self._end_unknown_step)
             self._steps.finish()
         self._steps.settle()
@@ -211,8 +211,7 @@ class AutomaticRecorder:
         """Data of the program's own making enter a module that no other one calls."""
         self._steps.begin()
         named = named_values(arguments, f"batch.{type(module).__name__}")
-        tensors = [(name, each) for name, each in named if isinstance(each, torch.Tensor) and each.grad_fn is None]
-        data = [(name, each) for name, each in tensors if not isinstance(each, torch.nn.Parameter)]
+        data = [(name, each) for name, each in named if _is_data(each)]
         is_known = [(known := self._inputs.get(name)) is not None and known() is each for name, each in data]
         self._inputs |= {name: weakref.ref(each) for name, each in data}
         groups = [
@@ -262,8 +261,8 @@ class AutomaticRecorder:
         stepped, self._stepped_in_backward, self._in_backward = self._stepped_in_backward, [], False
         others = [each for each in self._optimizers.living() if not any(each is one for one in stepped)]
         parameters = self._parameters(others)
-        self._is_unknown = not parameters and not self._num_begun
-        gradients = gradients_of(self._names.without_optimizer() if self._is_unknown else parameters)
+        self._unknown = [] if parameters or self._num_begun else self._names.without_optimizer()
+        gradients = gradients_of(parameters or self._unknown)
         (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
         for seen in found:
             # What clipping changes later is kept as it is now.
@@ -352,15 +351,12 @@ class AutomaticRecorder:
         return any(name in self._gradients for name, _ in self._parameters(optimizers))
 
     def _end_unknown_step(self) -> None:
-        """End the step of an optimizer that is not torch's, if a weight was written since the last backward.
-
-        Whether one was is not known where the program has dropped its model, at its end.
-        """
-        parameters = self._names.without_optimizer()
+        """End the step of an optimizer that is not torch's, if a weight was written since the last backward."""
+        parameters = self._unknown
         (seen,) = look_at_groups([Group(parameters, cache=self._unchanged)])
-        changed = [each for each in seen if self._weights.get(each.name) != each.digested]
-        if changed or not parameters:
-            self._record_made([*self._gradients])
+        if changed := [each for each in seen if self._weights.get(each.name) != each.digested]:
+            self._unknown = []
+            self._record_made([name for name, _ in parameters])
             self._weights |= {each.name: each.digested for each in changed}
             self._record("optimizer", changed)
             self._steps.is_over = True
@@ -381,6 +377,8 @@ class AutomaticRecorder:
         """Rollouts and evaluations, which make no graph, are no inputs of a step; batches have been seen."""
         if not torch.is_grad_enabled() or self._has_batch or self._threads.is_another or is_in_backward():
             return
+        if torch._C._get_tracing_state() is not None:
+            return
         if not self._num_begun:
             self._settle()
         self._guarded(self.see_inputs, module, {**dict(enumerate(args)), **kwargs})
@@ -394,7 +392,7 @@ class AutomaticRecorder:
     def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         """The arguments of the step, where they have to be others."""
         self._num_begun += 1
-        self._is_unknown = False
+        self._unknown = []
         closure = closure_of(args, kwargs)
         if not self._stepping.optimizers and closure is None:
             self._steps.join(optimizer)
@@ -493,3 +491,10 @@ class AutomaticRecorder:
 
 def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a tensor with memory that follows from nothing; not a parameter, nor what vmap has."""
+    if type(value) is not torch.Tensor or value.grad_fn is not None or value.is_meta:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(value)

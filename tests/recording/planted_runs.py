@@ -127,6 +127,12 @@ def own_optimizer(plant: str) -> None:
     """An optimizer that is not torch's; two microbatches a step, which no DataLoader has made."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
     rows, weights = torch.randn(64, 4), list(model.parameters())
+    if plant == "own: transformed":
+        model.eval()
+        torch.func.vmap(model)(rows)
+        torch.func.grad(lambda row: model(row).sum())(rows)
+        torch.jit.trace(model, rows)  # type: ignore[no-untyped-call]
+        torch.fx.symbolic_trace(model)(rows)
     for step in range(4):
         model.train(not (plant == "own: eval" and step == 2))
         if plant == "own: gradient" and step == 2:

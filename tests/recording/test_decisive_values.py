@@ -34,7 +34,7 @@ PLANTS = (
     "moment",
     "actor critic",
     "actor critic: target",
-    *("own", "own: order", "own: eval", "own: gradient"),
+    *("own", "own: order", "own: eval", "own: gradient", "own: transformed"),
 )
 
 
@@ -100,6 +100,11 @@ def test_the_planted_cause_of_a_loop_is_the_first_difference(
 ) -> None:
     verdict = compare(traces, plant.partition(":")[0], plant)
     assert (verdict.num_steps, first_of(verdict)) == (8 if plant.startswith("actor") else 4, expected)
+
+
+def test_transforms_of_a_module_change_nothing_of_its_record(traces: Path) -> None:
+    verdict = compare(traces, "own", "own: transformed")
+    assert (verdict.kind, verdict.num_steps) == (Kind.EQUAL, 4)
 
 
 def test_large_state_of_an_optimizer_is_read_at_every_eighth_step_unless_it_is_asked_for(traces: Path) -> None:

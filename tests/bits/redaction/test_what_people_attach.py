@@ -209,7 +209,7 @@ def test_an_error_and_a_finding_that_quote_any_of_them_show_none(typed: Typed) -
 def test_a_bug_shows_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The traceback of an error that is ours may quote a value of a file or of a command line."""
 
-    def fail(**_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise LookupError(f"api_key={PLAIN}")
 
     monkeypatch.setattr(main_module.cli, "main", fail)
