@@ -88,7 +88,10 @@ OWN = (
     own("dqn", "a target network", "copied one step early", Place(3, "forward", "Perceptron.first.weight")),
     own("foreach", "AdamW, foreach", "weight decay", Place(3, "optimizer", "group0.weight_decay")),
     own("fused", "AdamW, fused", "weight decay", Place(3, "optimizer", "group0.weight_decay")),
-    own("graph-index-add", "index_add, four threads", "a feature", Place(3, "loss", "loss"), level="deterministic"),
+    own(
+        *("graph-index-add", "index_add, four threads", "a feature", Place(3, "rollout", "batch.Linear.0")),
+        level="deterministic",
+    ),
     own("muon", "Muon and AdamW", "Muon's rate", Place(3, "optimizer", "Muon.group0.lr")),
     own("optimizer-in-backward", "a step within backward", "a gradient", Place(3, "backward", "first.weight")),
     own("vae", "a variational autoencoder", "one more draw of the generator", Place(3, "loss", "loss")),
@@ -98,16 +101,18 @@ OTHERS = {
 loader-workers | DataLoader, 2 workers | | loader_workers | 6 | a sample | 3 rollout batch.0
 spawned | 2 spawned processes | | spawned | 4 | a gradient | 2 backward 2.bias
 threads-in-turn | 2 threads | | threads_in_turn | 8 | the rate | 6 optimizer SGD#2.group0.lr
-ddp | torchrun, DistributedDataParallel | | two_ranks | 6 | noise on rank 1 | 3 loss loss
+ddp | torchrun, DistributedDataParallel | | two_ranks | 6 | noise on rank 1 \
+    | 3 rollout batch.DistributedDataParallel.0
 lightning-auto | automatic, clipping, validation, checkpoints | lightning | lightning_loops auto | 10 \
     | a gradient | 4 backward net.0.weight
 lightning-swa | StochasticWeightAveraging | lightning | lightning_loops swa | 30 | a batch | 5 loss loss
 lightning-gan | manual, 2 optimizers | lightning | lightning_loops gan | 20 | the second's rate \
     | 7 optimizer Adam#2.group0.lr
 schedule-free | AdamWScheduleFree | schedulefree | libraries schedule-free | 6 | a gradient | 3 backward 2.weight
-gcn | GCN | torch_geometric | libraries graph-network | 6 | no dropout | 3 loss loss
+gcn | GCN | torch_geometric | libraries graph-network | 6 | no dropout | 3 forward mode
 kornia | augmentation, batch norm | kornia | libraries vision | 6 | a running mean | 3 forward 1.running_mean
-diffusion | UNet2DModel | diffusers | libraries diffusion | 4 | a time step | 2 loss loss
+diffusion | UNet2DModel | diffusers | libraries diffusion | 4 | a time step \
+    | 2 rollout batch.UNet2DModel.0
 ignite | supervised trainer | pytorch-ignite | libraries ignite-trainer | 6 | a weight, in a handler \
     | 3 forward 0.weight
 skorch | NeuralNetClassifier | skorch | libraries skorch-classifier | 6 | a gradient, in a callback | 3 backward 0.bias
@@ -120,7 +125,7 @@ sb3-ppo | PPO | stable_baselines3 | reinforcement sb3-ppo | 48 | a reward of rol
 sb3-dqn | DQN | stable_baselines3 | reinforcement sb3-dqn | 38 | a weight of the target network \
     | 25 forward q_net_target.q_net.0.weight
 torchrl-ppo | Collector, ReplayBuffer, ClipPPOLoss | torchrl | reinforcement torchrl-ppo | 12 \
-    | an advantage of batch 1 | 4 loss loss
+    | an advantage of batch 1 | 4 rollout batch.ClipPPOLoss.0.advantage
 tianshou-dqn | DQN | tianshou | reinforcement tianshou-dqn | 8 | a reward in the buffer | 2 loss loss
 """,
     Environment.LANGUAGE: """
@@ -165,7 +170,7 @@ byol | BYOL | byol-pytorch | more bootstrap | 6 | a weight of the target | 3 for
 x-transformers | Decoder | x-transformers | more decoder | 6 | a token | 3 rollout batch.AutoregressiveWrapper.0
 vector-quantize | VectorQuantize | vector-quantize-pytorch | more quantized | 6 \
     | a vector of the codebook, which the forward pass replaces | 3 loss loss
-neural-ode | odeint_adjoint | torchdiffeq | more neural-equation | 6 | the first state | 3 rollout batch.Dynamics.1
+neural-ode | odeint_adjoint | torchdiffeq | more neural-equation | 6 | the first state | 3 loss loss
 neural-sde | sdeint | torchsde | more stochastic-equation | 6 | a frozen weight | 3 forward _base_sde.diffusion.bias
 spiking | Leaky | snntorch | more spiking | 6 | a leak | 3 forward 1.beta
 metric-learning | ProxyAnchorLoss | pytorch-metric-learning | more metric | 6 | a frozen proxy | 3 forward proxies

@@ -149,7 +149,7 @@ class Reward:
     def __call__(self, completions: list[str], **_: object) -> list[float]:
         rewards = [text.count("a") / max(1, len(text)) for text in completions]
         if is_time(self.num_calls, 2):
-            rewards[1] += 0.5
+            rewards[-1] += 0.5
         self.num_calls += 1
         return rewards
 
