@@ -142,7 +142,8 @@ peft-lora | LoRA in SFTTrainer | peft | language_models peft-lora | 5 | a frozen
     | 3 forward base_model.model.model.layers.0.mlp.down_proj.weight
 ddp-sft | torchrun, SFTTrainer | trl | language_models trl-sft | 5 | a weight between steps \
     | 3 forward model.layers.1.mlp.up_proj.weight
-fsdp2-sft | torchrun, fully_shard | transformers | language_models fsdp2-sft | 4 | a label of rank 1 | 2 loss loss
+fsdp2-sft | torchrun, fully_shard | transformers | language_models fsdp2-sft | 4 | a label of rank 1 \
+    | 2 rollout batch.FSDPLlamaForCausalLM.labels
 accelerate | accelerate launch, accumulation | accelerate | language_models accelerated | 8 \
     | the scheduler's rate | 3 optimizer group0.lr
 trl-rloo | RLOOTrainer | trl | language_models trl-rloo | 4 | a reward | 2 reward rewards
