@@ -57,7 +57,7 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) ->
             try:
                 active = of("active")
                 getattr(of("library_hooks"), hook)(module, active.active_log().log_values, active.see_rollout)
-            except Exception as error:
+            except Exception as error:  # whatever it is: a program must go on as it would unrecorded
                 of("notices").say(f"what {module.__name__} logs or samples is not recorded: {error}")
 
     hooks: dict[str, Hook] = {"torch": torch_is_there, "numpy.random": generator_is_there}
