@@ -1,6 +1,6 @@
 """The recording of this process: there is one, or none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from harness.recording.op_mode import OpMode
 from harness.recording.process import Place, ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
 from harness.recording.run_spec import RunSpec
+from harness.trace.values import Float
 
 
 @dataclass(slots=True)
@@ -81,6 +82,12 @@ def _share(num_others: int) -> list[partial[Recorder | NullRecorder]]:
     if continues:
         log.repeat()
     return [partial(open_recorder, Place(rank, num_ranks, continues)) for rank in range(1, num_ranks)]
+
+
+def log_values(values: Mapping[str, Float]) -> None:
+    """Log values of the curve, where this process records."""
+    if _active.log is not None:
+        _active.log.log_values(values)
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

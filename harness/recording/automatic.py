@@ -375,9 +375,8 @@ class AutomaticRecorder:
 
     def _enter_forward(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Rollouts and evaluations, which make no graph, are no inputs of a step; batches have been seen."""
-        if not torch.is_grad_enabled() or self._has_batch or self._threads.is_another or is_in_backward():
-            return
-        if torch._C._get_tracing_state() is not None:
+        is_other = self._threads.is_another or is_in_backward() or torch._C._get_tracing_state() is not None
+        if is_other or self._has_batch or not torch.is_grad_enabled():
             return
         if not self._num_begun:
             self._settle()

@@ -55,8 +55,7 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) ->
         """A mistake in a hook, of a version that is not known, say, leaves the program as it is."""
         if is_recording():
             try:
-                active = of("active")
-                getattr(of("library_hooks"), hook)(module, active.active_log().log_values, active.see_rollout)
+                getattr(of("library_hooks"), hook)(module, of("active").log_values, of("active").see_rollout)
             except Exception as error:  # whatever it is: a program must go on as it would unrecorded
                 of("notices").say(f"what {module.__name__} logs or samples is not recorded: {error}")
 

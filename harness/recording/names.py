@@ -99,8 +99,7 @@ class ParameterNames:
 
     def modes(self) -> list[tuple[str, str]]:
         """The mode of each trained module, train or eval, and which of its parts are in the other."""
-        living = [(name, root) for name, reference in self._trained.items() if (root := reference()) is not None]
-        return [(name, _mode(root)) for name, root in living]
+        return [(name, _mode(root)) for name, each in self._trained.items() if (root := each()) is not None]
 
     def without_optimizer(self) -> Named:
         """(name, tensor) of the leaves that backward has met and no optimizer holds."""

@@ -189,7 +189,6 @@ def test_a_library_of_an_unknown_version_leaves_the_program_as_it_is(
 ) -> None:
     hooks = import_hooks({"level": "off"}, lambda: "harness")
     monkeypatch.setattr(active, "start_recording", print)
-    monkeypatch.setattr(active, "active_log", lambda: SimpleNamespace(log_values=print))
     hooks["torch"](ModuleType("torch"))
     hooks["trl.trainer.rloo_trainer"](SimpleNamespace(__name__="rloo", RLOOTrainer=object))  # type: ignore[arg-type]
     assert "what rloo logs or samples is not recorded: " in capsys.readouterr().err
