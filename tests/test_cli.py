@@ -113,7 +113,7 @@ def test_a_needs_file_that_is_not_there_is_named(suite: Path, capsys: pytest.Cap
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("option", ["--events", "--junit", "--html", "--trace-events"])
+@pytest.mark.parametrize("option", ["--events", "--junit"])
 def test_a_report_that_cannot_be_written_is_said_before_anything_runs(
     suite: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:

@@ -35,7 +35,7 @@ def diff(invocation: Invocation, output: opt.Output, /, *, a: str, b: str, steps
     from harness.bits.text import path_text
     from harness.lab.report.subjects import Pair, Subject
     from harness.render.divergence import verdict_json, verdict_text
-    from harness.render.report.next_commands import next_lines
+    from harness.render.next_commands import next_lines
     from harness.trace.diff import diff as compare
     from harness.trace.excerpt import excerpt
     from harness.trace.reader import read_trace

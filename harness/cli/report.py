@@ -48,7 +48,7 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
     from harness.bits.text import count, one_line, path_text
     from harness.lab.experiments.preparation import place_of
     from harness.render.divergence import LABELS, headline, verdict_json
-    from harness.render.report.page import GENERATOR, page
+    from harness.render.report_page import GENERATOR, page
     from harness.trace.verdict import EXIT_CODES
 
     path = place_of(invocation.cwd, out)

@@ -116,16 +116,10 @@ suite_options = opt.all_of(
 @opt.option("--allow-missing-gpus/--no-allow-missing-gpus", "Exit with 0 even if files were not run for lack of GPUs.")
 @opt.option("--events events_file", "Write every event to this file, one JSON object per line.", FILE)
 @opt.option("--junit junit_file", "Write a JUnit XML report to this file.", FILE)
-@opt.option("--html html_file", "Write the HTML page of the run to this file as well.", FILE)
 @opt.option(
     "--results-dir",
     "Make .rlharness, with results and outputs, in this directory.  [default: that of the configuration]",
     opt.SomePath(path_type=Path, file_okay=False),
-)
-@opt.option(
-    "--trace-events trace_events_file",
-    "Write the timeline to this file as JSON for ui.perfetto.dev or chrome://tracing.",
-    FILE,
 )
 @opt.option(
     "--device-ids",

@@ -1,7 +1,7 @@
 """Pages in HTML and Markdown, from templates. The one user of Jinja2.
 
-All that a page in HTML holds is text of others: Jinja2 escapes it, and a content security policy names the digests of
-the page's own style and script, so that nothing else would run. Nothing is fetched.
+All that a page in HTML holds is text of others: Jinja2 escapes it, and a content security policy names the digest of
+the page's own style, so that nothing else would apply. No script runs, and nothing is fetched.
 """
 
 import hashlib
@@ -14,16 +14,15 @@ from harness import __version__
 from harness.bits.text import count, one_line
 
 ROOM = "harness.render"
-"""Package whose directory `templates` has the templates, unless another one is named."""
-Filters = Mapping[str, Callable[..., Any]]
+"""Package whose directory `templates` has the templates."""
 
 
-def from_template(template: str, *, filters: Filters, room: str = ROOM, **values: Any) -> str:
+def from_template(template: str, *, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
     """Return a text from a template; what goes into HTML is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
-        loader=PackageLoader(room),
+        loader=PackageLoader(ROOM),
         autoescape=select_autoescape(),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -33,15 +32,10 @@ def from_template(template: str, *, filters: Filters, room: str = ROOM, **values
     return environment.get_template(template).render(**values).lstrip()
 
 
-def html_page(template: str, *, styles: tuple[str, ...], script: str, **values: Any) -> str:
-    """Return a page with its sheets and its script, named by their paths below harness/render."""
-    files = resources.files(ROOM)
+def html_page(template: str, *, styles: tuple[str, ...], **values: Any) -> str:
+    """Return a page with its style sheets, which lie beside the template."""
+    files = resources.files(ROOM) / "templates"
     style = "\n".join(files.joinpath(each).read_text("utf-8") for each in styles)
-    code = files.joinpath(script).read_text("utf-8")
-    own = f"style-src '{_digest(style)}'; script-src '{_digest(code)}'; img-src data:"
-    policy = f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
-    return from_template(template, version=__version__, style=style, script=code, policy=policy, **values)
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
+    allowed = f"style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return from_template(template, version=__version__, style=style, policy=f"default-src 'none'; {allowed}", **values)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TextIO
 
 from harness.bits.exit_codes import ExitCode
@@ -19,13 +19,11 @@ from harness.render.run_words import (
     gpus,
     list_failures,
     list_unmet,
-    most_telling_first,
     shown,
     tally,
 )
 from harness.runner.events import Event, RunFinished
-from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs
-from harness.runner.records.run_record import PAGE, RunRecord, read_run_record
+from harness.runner.records.run_record import PAGE
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.test_outcomes import TestCounts
@@ -39,7 +37,6 @@ MAX_TEXTS = 100
 MAX_TEXT_BYTES = 600_000
 """Bytes of all these texts together."""
 MAX_LISTED = 50
-NUM_SLOWEST = 10
 _LOCATION = re.compile(r'^([^\s:"][^:\n]*):(\d+)(?::|$)|^[ E]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
 
 
@@ -50,9 +47,8 @@ class GithubReporter:
     annotations follow there: GitHub may read another stream first.
     """
 
-    def __init__(self, job: Invocation, record_file: Path, stream: TextIO) -> None:
+    def __init__(self, job: Invocation, stream: TextIO) -> None:
         self._job = job
-        self._record_file = record_file
         self._stream = stream
         stop, self._resume = stop_lines()
         say_lines([stop], stream)
@@ -61,13 +57,11 @@ class GithubReporter:
         """Write at the end."""
         if not isinstance(event, RunFinished):
             return
-        record, comparison = self._compared()
-        newly = {each.name for each in comparison.newly_failing} if comparison else set()
-        failures = most_telling_first(list_failures(state, event), newly)
+        failures = list_failures(state, event)
         tree = SourceTree(Path(self._job.environ.get(WORKSPACE_VARIABLE) or self._job.cwd), self._job.cwd)
         self.close()
         say_lines(annotations(failures, state, event, tree), self._stream)
-        _summary("run", state, event, failures, self._job.environ, record=record, comparison=comparison)
+        _summary("run", state, event, failures, self._job.environ)
 
     def close(self) -> None:
         """Have GitHub obey workflow commands again."""
@@ -75,18 +69,10 @@ class GithubReporter:
             self._resume = ""
             say_lines([resume], self._stream)
 
-    def _compared(self) -> tuple[RunRecord | None, Comparison | None]:
-        """Return the record of the run, and how it compares with earlier runs; None for what is not known."""
-        try:
-            record = read_run_record(self._record_file)
-            return record, compare_runs(record, read_earlier_runs(self._record_file.parent))
-        except OSError:  # a failure to write the record is in the notes of the run
-            return None, None
-
 
 def summarize_merge(state: RunState, finished: RunFinished, environ: Mapping[str, str]) -> None:
     """Add the summary of merged runs to that of the job; their own jobs have annotated the failures."""
-    _summary("merge", state, finished, most_telling_first(list_failures(state, finished)), environ)
+    _summary("merge", state, finished, list_failures(state, finished), environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +85,15 @@ class SourceTree:
     def locate(self, name: str, text: str = "") -> dict[str, str]:
         """Return file and line of a test or unit: the last line of its file that the text of its failure names.
 
-        If the text names none: the first line of any file of the repository in the text, else the file of the test
-        without a line. Empty for a unit that has no file in the repository.
+        Without a line if it names none; empty for a unit that has no file in the repository.
         """
         path = file_of(name.partition("::")[0])
-        lines = [(self._below(each[1] or each[3]), each[2] or each[4]) for each in _LOCATION.finditer(text)]
-        named = [{"file": file, "line": line} for file, line in lines if file]
-        parts = PurePath(path).parts
-        own = [each for each in named if PurePath(each["file"]).parts[-len(parts) :] == parts]
         above = [each for each in (self.cwd, *self.cwd.parents) if each.is_relative_to(self.root)]
-        files = [{"file": file} for directory in above if (file := self._below(str(directory / path)))]
-        return next(iter([*own[-1:], *named, *files]), {}) if path else {}
+        file = next((file for directory in above if (file := self._below(str(directory / path)))), "") if path else ""
+        lines = [
+            each[2] or each[4] for each in _LOCATION.finditer(text) if file and self._below(each[1] or each[3]) == file
+        ]
+        return ({"file": file} if file else {}) | ({"line": lines[-1]} if lines else {})
 
     def _below(self, path: str) -> str:
         """Return the path of a file relative to the root; empty if there is no such file below the root."""
@@ -150,14 +134,7 @@ def _flaky_lines(result: UnitResult) -> list[str]:
 
 
 def _summary(
-    title: str,
-    state: RunState,
-    finished: RunFinished,
-    failures: Sequence[Failure],
-    environ: Mapping[str, str],
-    *,
-    record: RunRecord | None = None,
-    comparison: Comparison | None = None,
+    title: str, state: RunState, finished: RunFinished, failures: Sequence[Failure], environ: Mapping[str, str]
 ) -> None:
     """Add the summary of a run to that of the job."""
     words = {ExitCode.OK: "passed", ExitCode.TESTS_FAILED: "tests failed"}
@@ -165,7 +142,6 @@ def _summary(
     closing = plain(one_line(closing_line(finished, state), 1000))
     head = f"### rlharness {title}: {plain(verdict or f'exit code {finished.exit_code}')}\n\n{closing}.\n"
     first = list(_folded(failures))
-    tests = [test for span in record.files.values() for test in span.tests] if record else []
     page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
     text = from_template(
         "job_summary.jinja",
@@ -173,14 +149,12 @@ def _summary(
         head=head,
         outcomes=[(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]],
         tests=tally(TestCounts(dict(state.tests))) if state.tests else "",
-        newly_failing=comparison.newly_failing if comparison else (),
         num_failures=len(failures),
         folded=first,
         others=[f"{_code(each.title)}{plain(_reason(each))}" for each in failures[len(first) :]],
         flaky=[(each.unit.path, "; ".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)],
         unmet=list_unmet(state),
         quarantined=[(gpus([each.gpu_id], state), each) for each in state.quarantined.values()],
-        slowest=sorted(tests, key=lambda test: (-test.duration_s, test.nodeid))[:NUM_SLOWEST],
         notes=finished.notes,
         page=str(page) if page and page.is_file() else "",
         max_listed=MAX_LISTED,

@@ -1,9 +1,8 @@
-"""The page of a run of tests: timeline, changes since earlier runs, failures, slowest, skipped, and all outcomes."""
+"""The page of a run of tests: timeline, failures, and the slowest files and tests."""
 
 import os
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,18 @@ from harness.render.run_words import (
     words,
 )
 from harness.runner.events import RunFinished
-from harness.runner.records.run_comparison import FAILING, Comparison, compare_runs, read_earlier_runs
 from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, read_run_record
 from harness.runner.records.stats import RunState
 from harness.runner.records.timeline import Row, rows_of
 from harness.runner.test_outcomes import TestCounts
 from harness.runner.units import UnitResult
 
-MAX_TESTS = 10_000
-"""Of more tests, those that failed and the longest are listed."""
 MAX_BYTES = 1_200_000
 """Bytes of the texts of all failures together."""
 MAX_OUTPUT = 40_000
 MAX_FAILED_TESTS = 40
 """Failed tests of one file that are shown."""
 MAX_FILES = 200
-MAX_LISTED = 100
 NUM_SLOWEST = 10
 NUM_TICKS = 8
 LEAST_WIDTH = 0.15
@@ -53,27 +48,21 @@ LEAST_OF_FILE = 1.5
 NO_OUTCOME = "no outcome"
 TONES = {
     "bad": ("failed", "leaning", "error", "collect_error", "pytest_error", "usage_error"),
-    "lost": ["collect_timeout", "timed_out", "crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"],
+    "lost": ("collect_timeout", "timed_out", "crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"),
     "stopped": ("interrupted", "not_run", "unstarted", NO_OUTCOME),
     "quiet": ("flaky", "skipped", "xfailed", "no_tests"),
     "good": ("passed", "xpassed"),
 }
-"""Colour of each outcome; in the order in which files are listed."""
+"""Outcomes of each colour."""
 TONE_OF = {outcome: tone for tone, outcomes in TONES.items() for outcome in outcomes}
 LEGEND = {"good": "passed", "bad": "failed", "lost": "hung or crashed", "quiet": "skipped or no tests"}
 LEGEND["stopped"] = "stopped"
 _TURNS = re.compile("[\u2028-\u202e\u2066-\u2069]")
 
 
-@lru_cache(maxsize=1)  # it may be written to two files
 def run_page_text(record_file: Path, state: RunState, finished: RunFinished | None) -> str:
     """Return the page of a run; reads the outputs of its failed files. Raises OSError for an unreadable record."""
     record = read_run_record(record_file, *([finished] if finished else []))
-    return run_page(record, state, compare_runs(record, read_earlier_runs(record_file.parent)))
-
-
-def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) -> str:
-    """Return the page of a run from its record and what its events say."""
     failed = [each for each in sorted(state.results.values(), key=lambda result: result.unit.path) if each.is_failure]
     numbers = {result.unit.path: number for number, result in enumerate(failed[:MAX_FILES])}
     spans = [span for span in record.files.values() if span.start_s is not None]
@@ -88,11 +77,9 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
         *(f"{each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in record.lost_gpus),
         *(f"more GPU memory than its budget: {line}" for line in over),
     ]
-    listed = _listed(record)
     return html_page(
         "run.html",
-        styles=("report/templates/report.css", "templates/run.css"),
-        script="templates/run.js",
+        styles=("report.css", "run.css"),
         filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": words},
         record=record,
         verdict=verdict_text(record.exit_code),
@@ -101,15 +88,9 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
         tests=tally(TestCounts(dict(state.tests))),
         notes=notes,
         timeline=_timeline(record, spans, numbers),
-        comparison=comparison,
-        max_listed=MAX_LISTED,
         failures=list(_failures(failed[:MAX_FILES], state)),
         num_failures=len(failed),
         slowest=[("file", _slowest([(s.path, s) for s in spans])), ("test", _slowest([(t.nodeid, t) for t in tests]))],
-        left_out=_left_out(state),
-        listed=listed,
-        num_hidden=len(record.files) + record.num_tests - len(listed),
-        max_tests=MAX_TESTS,
     )
 
 
@@ -208,35 +189,6 @@ def _slowest(spans: list[tuple[str, Any]]) -> list[tuple[str, str, str, str]]:
     total_s = sum(span.duration_s or 0.0 for _, span in spans) or 1.0
     longest = sorted(((span.duration_s or 0.0, name, span) for name, span in spans), key=lambda each: -each[0])
     return [(one_line(n), seconds_text(s), f"{s / total_s:.0%}", _word(x)) for s, n, x in longest[:NUM_SLOWEST]]
-
-
-def _left_out(state: RunState) -> list[tuple[str, list[str]]]:
-    """Each reason why tests were skipped, or files not run, with the files, the most frequent first."""
-    files: dict[str, list[str]] = {}
-    for result in state.results.values():
-        stopped = TONE_OF[result.outcome.value] == "stopped" or result.outcome.value == "no_tests"
-        reasons = [result.reason or label(result.outcome)] if stopped else result.skip_reasons
-        for reason in reasons:
-            files.setdefault(one_line(reason), []).append(one_line(result.unit.path))
-    return sorted(files.items(), key=lambda each: (-len(each[1]), each[0]))
-
-
-def _listed(record: RunRecord) -> list[tuple[str, str, str, str]]:
-    """(outcome, name, duration, reason) of each file and its tests, failed ones first."""
-    tests = [test for span in record.files.values() for test in span.tests]
-    tests.sort(key=lambda test: (test.outcome not in FAILING, -test.duration_s))
-    kept = {id(test) for test in tests[:MAX_TESTS]}
-
-    def rank(span: Any) -> int:
-        return [*TONES].index(TONE_OF[_word(span)])
-
-    rows = []
-    for span in sorted(record.files.values(), key=rank):
-        took = seconds_text(span.duration_s) if span.start_s is not None else ""
-        rows.append((_word(span), one_line(span.path), took, one_line(span.reason, 1000)))
-        for test in (each for each in sorted(span.tests, key=rank) if id(each) in kept):
-            rows.append((_word(test), one_line(test.nodeid), seconds_text(test.duration_s), ""))
-    return rows
 
 
 # ---- failures

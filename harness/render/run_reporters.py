@@ -12,7 +12,6 @@ from typing import BinaryIO, TextIO
 from harness.bits.errors import UsageError
 from harness.bits.files import StrPath, replacing
 from harness.process.clock import Clock
-from harness.render.run_json import trace_events_text
 from harness.render.run_page import run_page_text
 from harness.render.run_text import PlainReporter, SummaryReporter
 from harness.runner.events import Event, RunFinished, to_json_line
@@ -51,17 +50,13 @@ def make_reporters(
 
             late = LateReporter(junit, "JUnit XML", junit_text)
             add(late, f"the JUnit XML in {junit}", is_asked=True, is_late=True)
-        if (timeline := options.trace_events_file) is not None:
-            late = LateReporter(timeline, "the trace events", partial(trace_events_text, record))
-            add(late, f"the trace events in {timeline}", is_asked=True, is_late=True)
-        for path in filter(None, (directory / PAGE, options.html_file)):
-            late = LateReporter(path, "the page of the run", partial(run_page_text, record))
-            add(late, f"the page in {path}", is_asked=path == options.html_file, is_late=True)
+        late = LateReporter(directory / PAGE, "the page of the run", partial(run_page_text, record))
+        add(late, f"the page in {directory / PAGE}", is_late=True)
         add(SummaryReporter(stream, colour=options.colour, num_slowest=options.num_slowest), "the summary")
         if on_github:
             from harness.render.run_github import GithubReporter
 
-            add(GithubReporter(options.invocation, record, stream), "the output for GitHub")
+            add(GithubReporter(options.invocation, stream), "the output for GitHub")
         stack.pop_all()
     return reporters
 

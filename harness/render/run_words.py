@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,7 +205,10 @@ class Failure:
 
 
 def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
-    """Return the failures of a run by path, after the one of the run itself. Reads the reports of failed units."""
+    """Return the failures of a run, that of the run itself first, then the first of each file, then the second.
+
+    Reads the reports of failed units.
+    """
     found = [*_of_run(state, finished)]
     for worker in finished.failed_workers:
         found.append(Failure(f"worker {worker.name}", "error", worker.reason, without_middle(worker.text)))
@@ -215,27 +218,17 @@ def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
         # Of units with one collection error, only the first is listed.
         num_same = num.pop((result.outcome, result.unit.collect_error), 0) if result.unit.collect_error else 1
         found += [replace(each, num_same=num_same - 1) for each in unit_failures(result) if num_same]
-    return found
+    num_of_file, ranks = Counter[str](), []
+    for failure in found:
+        num_of_file[file := file_of(failure.name.partition("::")[0])] += 1
+        ranks.append((bool(failure.name), num_of_file[file]))
+    return [found[at] for at in sorted(range(len(found)), key=ranks.__getitem__)]
 
 
 def list_unmet(state: RunState) -> list[Failure]:
     """Return the units that were not run for lack of GPUs, which is no failure if the user accepts it."""
     unmet = [result for result in state.with_outcome(Outcome.NOT_RUN) if result.for_want_of_gpus]
     return [Failure(result.unit.path, "not run", result.reason) for result in unmet]
-
-
-def most_telling_first(failures: Sequence[Failure], newly_failing: Collection[str] = ()) -> list[Failure]:
-    """Return failures in the order in which a reader needs them.
-
-    The end of the run comes first, then newly failing tests and files. In both halves the first failure of each file
-    comes before the second of any.
-    """
-    num_of_file = Counter[str]()
-    ranked = []
-    for failure in failures:
-        num_of_file[file := file_of(failure.name.partition("::")[0])] += 1
-        ranked.append((bool(failure.name), failure.name not in newly_failing, num_of_file[file]))
-    return [failures[at] for at in sorted(range(len(failures)), key=ranked.__getitem__)]
 
 
 def _of_run(state: RunState, finished: RunFinished) -> Iterator[Failure]:

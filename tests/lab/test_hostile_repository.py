@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 TRACES = ("deep", "fifo", "linked", "wide", f"na{ESCAPES}me")
 WRITING = (
     ("run", "--gpus", "none"),
-    ("run", "--gpus", "none", "--junit", "out.xml", "--html", "page.html"),
+    ("run", "--gpus", "none", "--junit", "out.xml"),
     ("run", "--gpus", "none", "--last-failed"),
     ("run", "--gpus", "none", "--resume", "fifo"),
     ("replay", "--", "true"),

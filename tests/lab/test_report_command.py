@@ -10,7 +10,7 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.cli import report
 from harness.cli.main import main
-from harness.render.report.page import GENERATOR
+from harness.render.report_page import GENERATOR
 from tests.support.traces import flip_bit, steps_of, write
 
 

@@ -1,13 +1,12 @@
 """Pages of reports for tests: traces written by hand, with everything that a page can show."""
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from harness.cli.report import read_report
-from harness.render.report.page import page
+from harness.render.report_page import page
 from harness.trace.manifest import Manifest
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
@@ -16,7 +15,6 @@ from tests.support.traces import manifest_of, recorded_value, scalar, value
 
 NUM_STEPS = 12
 HOSTILE = "<script>alert(1)</script>"
-VOCABULARY = ("<pad>", "a", "b", "c", HOSTILE, "'\"&`${7*7}{{7*7}}", "\u202eevil", "\n")
 
 
 def rollout(tokens: tuple[int, ...]) -> list[Kept]:
@@ -54,21 +52,12 @@ def curve(step: int, is_other: bool) -> Mapping[str, Float]:
     }
 
 
-def write_vocabulary(directory: Path) -> None:
-    """A tokenizer beside a run."""
-    place = directory / "checkpoints" / "step-000012" / "policy"
-    place.mkdir(parents=True)
-    fields = {"model": {"vocab": {text: number for number, text in enumerate(VOCABULARY)}}}
-    (place / "tokenizer.json").write_text(json.dumps(fields), "utf-8")
-
-
 def write_pair(directory: Path) -> tuple[Path, Path]:
     """Two runs that part at step 5, with hostile text wherever text can be."""
     fields = {"identity": {f"name {HOSTILE}": HOSTILE}, "numerics": {"python": "3.11"}}
     manifest = replace(manifest_of(**fields), argv=("python", f"{HOSTILE}.py", "--token", "hunter2hunter2"))
     a = write_run(directory / "a", name=f"w{HOSTILE}", manifest=manifest)
     b = write_run(directory / "b", name=f"w{HOSTILE}", manifest=manifest, parts_at=5)
-    write_vocabulary(a)
     return a, b
 
 

@@ -1,21 +1,15 @@
 """Failures of a run as a list: which there are, and which come first."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from harness.bits.exit_codes import ExitCode
-from harness.render.run_words import MAX_CHARS, MAX_MESSAGE_LINES, Failure, list_failures, most_telling_first
+from harness.render.run_words import MAX_CHARS, MAX_MESSAGE_LINES, Failure, list_failures
 from harness.runner.need import Need
 from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult
 from tests.render.run_pages import finished_of, state_of
-
-NODEIDS = ("a.py::test_a", "a.py::test_b", "a.py [2/8]", "b.py::test_a", "b.py", "")
 
 
 def unit(path: str, **fields: Any) -> Unit:
@@ -105,17 +99,10 @@ def test_long_texts_lose_their_middle(tmp_path: Path) -> None:
     assert (failure.text[0], failure.text[-1]) == ("a", "z")
 
 
-@given(st.lists(st.sampled_from(NODEIDS)), st.sets(st.sampled_from(NODEIDS)))
-def test_the_end_of_the_run_then_new_failures_then_one_of_each_file(names: list[str], newly: set[str]) -> None:
-    given_ = [Failure(name, "failed", str(number)) for number, name in enumerate(names)]
-    found = most_telling_first(given_, newly)
-    assert Counter(found) == Counter(given_)
-    keys = [(bool(failure.name), failure.name not in newly) for failure in found]
-    assert keys == sorted(keys)
-    for half in (False, True):
-        ranks = [
-            sum(other.name[:4] == failure.name[:4] for other in given_[: int(failure.reason)])
-            for failure in found
-            if failure.name and (failure.name not in newly) is half
-        ]
-        assert ranks == sorted(ranks)
+def test_the_first_failure_of_each_file_comes_before_the_second_of_any(tmp_path: Path) -> None:
+    ends = [end("a.py::test_a", "failed"), end("a.py::test_b", "failed")]
+    results = [UnitResult(unit("a.py"), Outcome.FAILED, directory=write_report(tmp_path / "a", *ends))]
+    ends = [end("b.py::test_a", "failed")]
+    results.append(UnitResult(unit("b.py"), Outcome.FAILED, directory=write_report(tmp_path / "b", *ends)))
+    found = failures_of(*results, code=ExitCode.INTERNAL_ERROR)
+    assert [each.name for each in found] == ["", "a.py::test_a", "b.py::test_a", "a.py::test_b"]

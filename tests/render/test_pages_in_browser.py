@@ -1,4 +1,4 @@
-"""The pages of a report and of a run in a browser: what is seen, links and the filter, and that they talk to nobody."""
+"""The pages of a report and of a run in a browser: what is seen, links, and that they talk to nobody."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +75,7 @@ def test_hostile_text_does_not_run_and_is_seen(tab: Browser, diverged: Path) -> 
     tab.open(diverged)
     text = tab.run("return document.body.innerText")
     assert "the gradient of w<script>alert(1)</script> differs" in text
-    assert tab.run("return document.scripts.length") == 1
-    assert tab.run("return document.querySelectorAll('mark').length") > 0
+    assert tab.run("return document.scripts.length") == 0
 
 
 TAMPERED = """
@@ -121,12 +120,12 @@ def test_a_phone_shows_it_without_scrolling_sideways(tab: Browser, diverged: Pat
 def test_every_table_has_heads_and_what_is_drawn_has_words(tab: Browser, diverged: Path) -> None:
     tab.open(diverged)
     tables = tab.run("return [...document.querySelectorAll('table')].map((each) => !!each.querySelector('th[scope]'))")
-    assert len(tables) >= 6 and all(tables)
+    assert len(tables) >= 2 and all(tables)
     labels = tab.run(
         "return [...document.querySelectorAll('section, svg')].map((each) => each.getAttribute('aria-label')"
         " || document.getElementById(each.getAttribute('aria-labelledby'))?.innerText)"
     )
-    assert len(labels) >= 8 and all(labels)
+    assert len(labels) >= 5 and all(labels)
 
 
 # ----------------------------------------------------------------------------------------------- the page of a run
@@ -138,7 +137,6 @@ FILES = {
     "tests/test_d.py": {f"test_{n}": ("skipped", 0.5) for n in range(150)},
 }
 WIDTHS = "return [...document.querySelectorAll('.bar')].map((each) => each.getBoundingClientRect().width)"
-NAMES = "return [...document.querySelectorAll('.tall tr:not([hidden]) code')].map((each) => each.textContent)"
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +169,3 @@ def test_a_bar_of_a_failed_file_opens_its_failure(tab: Browser, page: Path) -> N
     tab.run("location.hash = document.querySelector('.row a').getAttribute('href')")
     tab.settle()
     assert tab.run("return document.querySelector(':target').closest('details').open")
-
-
-def test_the_list_is_filtered_by_name_and_outcome(tab: Browser, page: Path) -> None:
-    tab.open(page)
-    assert len(tab.run(NAMES)) == 4 + 158
-    search = tab.driver.find_element("css selector", "input[type=search]")
-    search.send_keys("test_b")
-    assert len(tab.run(NAMES)) == 3
-    search.send_keys(" unfinished")
-    assert tab.run(NAMES) == ["tests/test_b.py::test_hangs"]
-    assert tab.run("return document.querySelector('output').textContent") == "1 found"

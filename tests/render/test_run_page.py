@@ -19,7 +19,7 @@ FILES: Mapping[str, Tests] = {
     "tests/test_a.py": {"test_one": ("passed", 1.0), f"test_two[{HOSTILE}]": ("failed", 2.0)},
     "tests/test_b.py": {"test_hangs": ("unfinished", 3.0)},
 }
-FIRST, SECOND = "20260301-123000-abcdef", "20260301-123001-abcdef"
+FIRST = "20260301-123000-abcdef"
 
 
 def bars(page: Elements) -> list[tuple[str, str | None, str | None]]:
@@ -36,10 +36,10 @@ def test_hostile_text_is_text_and_nothing_is_fetched(tmp_path: Path) -> None:
     text = (write_run(tmp_path, FIRST, FILES, text=HOSTILE * 3) / PAGE).read_text("utf-8")
     page = Elements(text)
     tags = [tag for tag, _ in page.found]
-    assert (tags.count("script"), tags.count("style"), tags.count("img")) == (1, 1, 0)
+    assert (tags.count("script"), tags.count("style"), tags.count("img")) == (0, 1, 0)
     assert not [attrs for _, attrs in page.found if any(name == "style" or name.startswith("on") for name in attrs)]
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
-    assert text.count("&lt;script&gt;alert(1)") >= 6, "timeline, failure, its reason, output, slowest, outcomes"
+    assert text.count("&lt;script&gt;alert(1)") >= 6, "timeline, failure, its reason, output, slowest"
     assert re.findall(r"https?://|@import|url\(", text) == []
     (policy,) = [attrs["content"] for _, attrs in page.found if "http-equiv" in attrs]
     assert policy is not None and policy.startswith("default-src 'none'; style-src 'sha256-")
@@ -64,18 +64,7 @@ def test_a_whole_run_is_on_it(sample_run: Any, tmp_path: Path) -> None:
     assert ("lost", "89.53%", "10.47%") in shown
     lost = [attrs["x"] for _, attrs in page.found if attrs.get("class") == "lost-gpu"]
     assert lost == ["97.67%"], "the quarantine of one GPU"
-    reasons = [text for text in page.texts["th"] if "no flash-attn" in text or "needs 16 GPUs" in text]
-    assert len(reasons) == 2
     assert "9 units: 3 passed, 1 failed" in "".join(page.texts["p"])
-
-
-def test_changes_since_the_run_before_are_on_it(tmp_path: Path) -> None:
-    passed = {path: dict.fromkeys(tests, ("passed", 1.0)) for path, tests in FILES.items()}
-    first = page_of(write_run(tmp_path, FIRST, passed))
-    assert "No earlier run in this directory has a result of these tests." in first.texts["p"]
-    second = page_of(write_run(tmp_path, SECOND, FILES))
-    assert "Newly failing (2)" in second.texts["summary"]
-    assert FIRST in second.texts["td"]
 
 
 def test_a_full_page_names_the_other_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +74,6 @@ def test_a_full_page_names_the_other_failures(tmp_path: Path, monkeypatch: pytes
     page = page_of(write_run(tmp_path, FIRST, files, text="x" * 1000))
     assert "Its output is not shown: the page is full." in page.texts["p"]
     assert any(text.startswith("2 more failed files") for text in page.texts["p"])
-
-
-def test_of_too_many_tests_the_failed_and_the_longest_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_page, "MAX_TESTS", 2)
-    tests = {"a": ("passed", 1.0), "b": ("failed", 0.1), "c": ("passed", 3.0), "d": ("passed", 2.0)}
-    text = (write_run(tmp_path, FIRST, {"tests/test_a.py": tests}) / PAGE).read_text("utf-8")
-    assert re.findall(r"test_a\.py::(\w)<", text.partition('id="outcomes"')[2]) == ["b", "c"]
-    assert "2 short passed tests not shown" in text
 
 
 @pytest.mark.full

@@ -26,16 +26,13 @@ def reporters(directory: Path, stream: io.StringIO, say: Callable[[str], None], 
 def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
     said: list[str] = []
     stream = io.StringIO()
-    names = {"events": "b.jsonl", "junit": "junit.xml", "html": "ci/page.html", "trace_events": "trace.json"}
+    names = {"events": "b.jsonl", "junit": "junit.xml"}
     files = {f"{name}_file": tmp_path / path for name, path in names.items()}
     sample_run.tell(*reporters(tmp_path, stream, said.append, **files))
     assert said == []
     assert (tmp_path / RECORD).read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert (tmp_path / "junit.xml").exists()
-    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 20
-    page = (tmp_path / PAGE).read_text("utf-8")
-    assert page == (tmp_path / "ci" / "page.html").read_text("utf-8")
-    assert "9 units:" in page
+    assert "9 units:" in (tmp_path / PAGE).read_text("utf-8")
     display, _, summary = stream.getvalue().partition("\n\n====")
     assert "terminating" in display
     assert "9 units:" in summary

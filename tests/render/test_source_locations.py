@@ -37,11 +37,6 @@ def test_the_last_line_of_the_file_itself_is_that_of_the_failure(tree: SourceTre
     assert tree.locate(NODEID, text.replace("{root}", str(tree.root))) == {"file": FILE, "line": str(line)}
 
 
-def test_a_failure_in_a_fixture_is_where_the_fixture_is(tree: SourceTree) -> None:
-    text = f"{tree.root.parent}/library.py:1: in call\ntests/conftest.py:3: in fixture\nhelper.py:2: ValueError"
-    assert tree.locate(NODEID, text) == {"file": "sub/tests/conftest.py", "line": "3"}
-
-
 @pytest.mark.parametrize("name", [NODEID, "tests/test_a.py", "tests/test_a.py [2/8]"])
 def test_without_a_line_in_the_text_the_file_counts(tree: SourceTree, name: str) -> None:
     text = "library.py:1: error\ngone.py:3: error\n E tests/test_a.py:1: quoted"

@@ -190,7 +190,7 @@ def test_a_report_that_a_test_has_emptied_is_said_to_lack_its_beginning(
 
 OF_THE_RUN = PLACES + (
     "def test_replaces():\n"
-    "    for name in ('out.xml', 'page.html', os.environ['GITHUB_STEP_SUMMARY']): replace(Path(name), os.mkfifo)\n"
+    "    for name in ('out.xml', os.environ['GITHUB_STEP_SUMMARY']): replace(Path(name), os.mkfifo)\n"
 )
 
 
@@ -199,10 +199,9 @@ def test_a_test_that_replaces_the_files_of_the_run_by_fifos_delays_nothing(tmp_p
     """They are written when the tests have ended, and no limit of a test holds there."""
     write_suite(tmp_path, {"test_a.py": OF_THE_RUN, "test_b.py": QUICK})
     github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    done = run(tmp_path, *RUN, "--junit", "out.xml", "--html", "page.html", env=github)
+    done = run(tmp_path, *RUN, "--junit", "out.xml", env=github)
     assert done.code == ExitCode.OK, done.stdout
     assert 'name="test_replaces"' in (tmp_path / "out.xml").read_text()
-    assert "test_a.py" in (tmp_path / "page.html").read_text()
     assert "summary.md: it is a FIFO, not a regular file" in done.stderr
 
 

@@ -253,7 +253,7 @@ def test_reports_that_were_asked_for_and_are_not_there_do_not_end_with_0(
 ) -> None:
     """Tests that failed weigh more."""
     write_suite(tmp_path, {"test_a.py": f"def test_it(): {test}\n"})
-    options = ("--junit", "--events", "--html", "--trace-events")
+    options = ("--junit", "--events")
     words = [word for option in options for word in (option, "/dev/full")]
     done = run(tmp_path, "run", "--gpus", "none", "--json", *words)
     told, finished = json.loads(done.stdout), done.events[-1]
@@ -264,7 +264,7 @@ def test_reports_that_were_asked_for_and_are_not_there_do_not_end_with_0(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("option", ["--junit", "--events", "--html", "--trace-events"])
+@pytest.mark.parametrize("option", ["--junit", "--events"])
 def test_a_report_that_cannot_be_made_is_refused_before_any_test_runs(tmp_path: Path, option: str) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_it(): open('ran', 'w').close()\n", "file": ""})
     for place in (".", "file/report"):

@@ -49,7 +49,7 @@ STEP = ("reproduce", "runs/a", "--step", "1")
 COMMANDS = (
     Command("run", RUN, 1),
     Command("run, json", (*RUN, "--json"), 1),
-    Command("run, files", (*RUN, "--junit", "j.xml", "--html", "p.html", "--events", "e.jsonl"), 1),
+    Command("run, files", (*RUN, "--junit", "j.xml", "--events", "e.jsonl"), 1),
     Command("run, each test", (*RUN, "--isolate", "test"), 1),
     Command("run, workers", (*RUN, "--isolate", "worker"), 1),
     Command("run, interpreters", (*RUN, "--isolate", "interpreter"), 1),

@@ -27,7 +27,6 @@ from harness.lab.experiments.recording_result import read_metrics
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
 from harness.recording.metrics import numbers_of_json
-from harness.render.report.completions import read_vocabulary
 from harness.runner.need import Need
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
 from harness.runner.records.history import History
@@ -165,7 +164,6 @@ def _readers_of_results() -> list[Reader]:
             of_file("metrics.jsonl", _numbers),
         ),
         Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(numbers_of_json)),
-        Reader("tokenizer.json", (_tokenizer(),), of_file("tokenizer.json", read_vocabulary)),
         Reader("checksums.json", (_checksums(),), of_file(CHECKSUMS, damage_of, {"weights": b"1234"})),
     ]
 
@@ -208,16 +206,6 @@ def _golden() -> bytes:
 
 def _metrics() -> bytes:
     return json_lines({"step": 1, "loss": 0.5, "is_last": True}, {"step": 2, "text": "x"})
-
-
-def _tokenizer() -> bytes:
-    return json_lines(
-        {
-            "model": {"vocab": {"a": 0, "\u2581b": 1}},
-            "decoder": {"type": "ByteLevel"},
-            "added_tokens": [{"id": 2, "content": "<eos>"}],
-        }
-    )
 
 
 def _checksums() -> bytes:

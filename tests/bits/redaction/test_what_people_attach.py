@@ -99,7 +99,7 @@ def test_a_command_that_dies_in_a_step_holds_none(program: Path) -> None:
     assert [name for name, text in files if ALNUM in text] == [], "its message and its environment are in no file"
 
 
-REPORTS = ("--junit", "junit.xml", "--html", "run.html", "--events", "all.jsonl")
+REPORTS = ("--junit", "junit.xml", "--events", "all.jsonl")
 WAITS = """
 import json, subprocess, sys, time
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_a_timeout_and_processes_left_behind_show_none(tmp_path: Path) -> None:
     (line,) = done.results["test_leaves.py"]["left_behind"]
     assert f"--api-key={REDACTED} -- env PGPASSWORD={REDACTED} psql" in line
     left = [("stdout", done.stdout), ("stderr", done.stderr), *files_below(done.record.resolve())]
-    left += [(name, (tmp_path / name).read_text("utf-8")) for name in ("junit.xml", "run.html", "all.jsonl")]
+    left += [(name, (tmp_path / name).read_text("utf-8")) for name in ("junit.xml", "all.jsonl")]
     assert {name for name, _ in left} > {"stacks.txt", "events.jsonl"}
     stacks = next(text for name, text in left if name == "stacks.txt")
     assert f"--api-key={REDACTED}" in stacks and "== process" in stacks

@@ -1,7 +1,7 @@
 """Suggested commands for two runs that diverge."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.bits.redaction import redact_argv
@@ -25,29 +25,35 @@ class Next:
 
 
 def next_commands(pair: Pair) -> list[Next]:
-    """Return commands that inspect the difference of two runs; none for equal runs.
+    """Return commands that find the first operation that differs; none for equal runs, or if one lacks the step.
 
     If code, command, environment or machine differ, each side is recorded again where it ran: a replay would compare
     one of them with itself.
     """
-    if pair.verdict.kind is Kind.EQUAL:
+    verdict, first = pair.verdict, pair.verdict.first
+    if verdict.kind is Kind.EQUAL or first is None or first.what in STEP_ONLY:
         return []
-    argv = pair.a.trace.manifest.argv if pair.a.trace.manifest else ()
+    argv, step = pair.a.trace.manifest.argv if pair.a.trace.manifest else (), str(first.step)
     if argv[: len(TRAIN)] == TRAIN:
-        again = _of_scenario(pair, argv[len(TRAIN) :])
-    else:
-        again = _of_both(pair) if _differ_outside(pair) else _of_program(pair, argv)
-    return [*again, Next("Print the verdict in a terminal or for a script", _typed("diff", pair.a.name, pair.b.name))]
+        is_repeatable = all((each.trace.directory / CALL).is_file() for each in (pair.a, pair.b))
+        if not is_repeatable or (verdict.kind is Kind.NOT_COMPARABLE and "numerics" in verdict.fingerprints):
+            return []
+        why = f"Repeat step {step} of both with the code that they name, and find the first operation that differs"
+        return [Next(why, _typed("reproduce", pair.a.name, "--step", step, "--trace-ops", "--against", pair.b.name))]
+    if _differ_outside(pair):
+        return list(_of_both(pair, step))
+    if not argv or verdict.kind is Kind.NOT_COMPARABLE:
+        return []
+    why = "Run the command that the trace names twice on this machine, and find the first operation that differs"
+    return [Next(why, _typed("replay", "--step", step, "--trace-ops", "--", *argv))]
 
 
 def next_lines(pair: Pair) -> list[str]:
     """Return the lines to print after the verdict on two traces: the command to type next."""
     if shifts := [note.values["shift"] for note in pair.verdict.notes if note.code is VerdictCode.RESUMED_AT]:
         return [f"compare as a resumed run: {_typed('diff', pair.a.name, pair.b.name, '--shift', str(shifts[0]))}"]
-    found = next_commands(pair)[:-1]  # the last one is diff itself
-    if pair.verdict.operations is not None:
-        found = [] if _differ_outside(pair) else found[1:]
-    if found and found[-1].command.startswith("rlharness diff"):
+    found = next_commands(pair) if pair.verdict.operations is None else []
+    if len(found) > 1:
         lines = [harmless(f"  {each.command}    # {each.why}") for each in found]
         return ["look closer, by the operations of that step on both sides:", *lines]
     if found:
@@ -61,10 +67,10 @@ def _differ_outside(pair: Pair) -> bool:
     return bool(pair.verdict.fingerprints.keys() & {"identity", "content", "numerics", "perturbation", "subject"})
 
 
-def _of_both(pair: Pair) -> Iterator[Next]:
+def _of_both(pair: Pair, step: str) -> Iterator[Next]:
     """Yield the commands that record the operations of a step of two programs, each where it ran, and compare them."""
-    step, sides = _step(pair), (pair.a, pair.b)
-    if not step or not all(each.trace.manifest and each.trace.manifest.argv for each in sides):
+    sides = (pair.a, pair.b)
+    if not all(each.trace.manifest and each.trace.manifest.argv for each in sides):
         return
     out = [f"{each.name.rstrip('/')}-step-{step}" for each in sides]
     for side, directory in zip(sides, out, strict=True):
@@ -91,37 +97,5 @@ def _state(pair: Pair, side: Subject) -> str:
     return text + (", on its machine" if "numerics" in found else "")
 
 
-def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
-    """Yield commands for runs of one program, which cannot start in the middle."""
-    if not argv or pair.verdict.kind is Kind.NOT_COMPARABLE:
-        return
-    program, step = ("--", *argv), _step(pair)
-    words = ("--step", step, "--trace-ops") if step else ()
-    why = "Run the command that the trace names twice on this machine, and find the first operation that differs"
-    yield Next(why, _typed("replay", *words, *program))
-    if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
-        why = "Run that command with determinism flags, which may be enough"
-        yield Next(why, _typed("replay", "--level", "deterministic", *program))
-
-
-def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
-    """Yield commands for runs of a scenario; any of its steps can be repeated."""
-    a, b, step = pair.a, pair.b, _step(pair)
-    is_comparable = pair.verdict.kind is not Kind.NOT_COMPARABLE
-    if not is_comparable and "numerics" in pair.verdict.fingerprints:
-        return
-    if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
-        why = f"Repeat step {step} of both with the code that they name, and find the first operation that differs"
-        yield Next(why, _typed("reproduce", a.name, "--step", step, "--trace-ops", "--against", b.name))
-    if is_comparable and "perturbation" in pair.verdict.fingerprints:
-        yield Next("Find the smallest perturbation that changes a bit", _typed("chaos", *words))
-
-
 def _typed(*words: str) -> str:
     return shlex.join(redact_argv(["rlharness", *words]))
-
-
-def _step(pair: Pair) -> str:
-    """Return the step whose operations to record; empty if one run lacks it."""
-    first = pair.verdict.first
-    return str(first.step) if first is not None and first.what not in STEP_ONLY else ""
