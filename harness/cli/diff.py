@@ -34,8 +34,9 @@ def diff(invocation: Invocation, output: opt.Output, /, *, a: str, b: str, steps
 
     from harness.bits.text import path_text
     from harness.lab.report.subjects import Pair, Subject
-    from harness.render.divergence import verdict_json, verdict_text
+    from harness.render.divergence import verdict_text
     from harness.render.next_commands import next_lines
+    from harness.render.serialise import serialised
     from harness.trace.diff import diff as compare
     from harness.trace.excerpt import excerpt
     from harness.trace.reader import read_trace
@@ -54,7 +55,7 @@ def diff(invocation: Invocation, output: opt.Output, /, *, a: str, b: str, steps
     verdict = replace(verdict, notes=(*notes, *verdict.notes))
     code = EXIT_CODES[verdict.kind]
     if output.is_json:
-        opt.show_json(verdict_json(verdict, exit_code=code))
+        opt.show_json(serialised(verdict))
         return code
     show(verdict_text(verdict, colour=output.colour))
     for line in next_lines(Pair(Subject("A", a, first), Subject("B", b, second), verdict)):

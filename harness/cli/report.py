@@ -47,9 +47,9 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
     from harness.bits.files import open_regular, write_replacing
     from harness.bits.text import count, one_line, path_text
     from harness.lab.experiments.preparation import place_of
-    from harness.render.divergence import LABELS, headline, verdict_json
+    from harness.render.divergence import LABELS, headline
     from harness.render.report_page import GENERATOR, page
-    from harness.trace.verdict import EXIT_CODES
+    from harness.render.serialise import attributes, serialised
 
     path = place_of(invocation.cwd, out)
     found = read_report(invocation.cwd, traces)
@@ -68,12 +68,8 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
     except OSError as error:
         raise opt.unwritable("the report", path, error) from None
     if is_json:
-        runs = [{"letter": each.letter, "name": each.name, "gaps": list(each.trace.gaps)} for each in found.subjects]
-        pairs = [
-            {"a": each.a.letter, "b": each.b.letter}
-            | verdict_json(each.verdict, exit_code=EXIT_CODES[each.verdict.kind])
-            for each in found.pairs
-        ]
+        runs = [{**attributes(each, "letter", "name"), "gaps": list(each.trace.gaps)} for each in found.subjects]
+        pairs = [{"a": each.a.letter, "b": each.b.letter, **serialised(each.verdict)} for each in found.pairs]
         head = {"version": 1, "exit_code": int(ExitCode.OK), "page": str(path), "size_bytes": len(data)}
         opt.show_json({**head, "runs": runs, "comparisons": pairs})
         return ExitCode.OK

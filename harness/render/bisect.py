@@ -2,15 +2,13 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from harness.bits.text import count, one_line, path_text
 from harness.lab.bisect.bisection import Bisection, Outcome, Probe
-from harness.render.divergence import attribution_lines, headline, verdict_json
-from harness.trace.verdict import EXIT_CODES
+from harness.render.divergence import attribution_lines, headline
+from harness.render.serialise import result_json
 
-VERSION = 1
 MAX_CANDIDATES = 20
 """Maximum number of listed candidates for the first bad one."""
 
@@ -65,32 +63,5 @@ def _short(probe: Probe) -> str:
 
 
 def bisection_json(found: Bisection) -> dict[str, Any]:
-    """The same in plain values only."""
-    return {
-        "version": VERSION,
-        "exit_code": int(found.exit_code),
-        "interrupted_by": found.interrupted_by,
-        "scenario": found.scenario,
-        "by": found.criterion.text,
-        "found": _probe_json(found.found),
-        "commit": found.commit and asdict(found.commit),
-        "candidates": [_probe_json(probe) for probe in found.candidates],
-        "last_good": _probe_json(found.last_good),
-        "good": _probe_json(found.good),
-        "bad": _probe_json(found.bad),
-        "num_probes": len(found.probes),
-        "probes": [_probe_json(probe) for probe in found.probes],
-        "verdict": verdict_json(found.verdict, exit_code=EXIT_CODES[found.verdict.kind]),
-        "notes": list(found.notes),
-        "directory": str(found.directory),
-    }
-
-
-def _probe_json(probe: Probe) -> dict[str, Any]:
-    return {
-        "name": probe.name,
-        "told": probe.label,
-        "outcome": probe.outcome.value,
-        "reason": probe.reason,
-        "directory": probe.directory and str(probe.directory),
-    }
+    """Return the same in plain values."""
+    return result_json(found, num_probes=len(found.probes))

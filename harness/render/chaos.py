@@ -1,7 +1,7 @@
 """Output of `rlharness chaos`: a sentence on the cause, how often it occurred, and the command that reproduces it."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import ceil, isfinite, log
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,12 @@ from harness.lab.chaos.search import (
 from harness.lab.chaos.vary import Kind, Varied, VaryPlan, assignment
 from harness.lab.experiments.launcher import OUTPUT, Run
 from harness.process.clock import Clock
-from harness.process.program_output import output_tail
 from harness.render.console import say
-from harness.render.divergence import verdict_json, verdict_text
+from harness.render.divergence import verdict_text
 from harness.render.replay import ending_lines
 from harness.render.run_lines import RunLines
-from harness.render.serialise import serialised
-from harness.trace.verdict import EXIT_CODES, Divergence
+from harness.render.serialise import attributes, result_json, serialised
+from harness.trace.verdict import Divergence
 
 SIGNS = {Sign.SAME: "every bit equal", Sign.MOVED: "DIVERGED", Sign.BROKE: "BROKE", Sign.NOT_APPLIED: "NOT APPLIED"}
 
@@ -117,7 +116,6 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-VERSION = 1
 NOUNS = {
     "rollout": "{} of the rollout",
     "reward": "{} of the rewards",
@@ -298,46 +296,24 @@ def _repeats(tally: Tally) -> int:
 
 
 def chaos_json(chaos: Chaos) -> dict[str, Any]:
-    """Return the same in plain values only, without secrets."""
+    """Return the same in plain values, without secrets."""
     plan = chaos.plan
-    return {
-        **_ended_json(chaos, ("rlharness", "chaos", *plan.subject.typed)),
-        "seed": plan.seed,
-        "factors": [factor.name for factor in plan.factors],
-        "num_probes": chaos.num_probes,
-        "num_probes_wanted": 1 if plan.only is not None else plan.num_probes,
-        "never_varied": list(plan.subject.unvaried),
-        "not_applied": serialised(chaos.not_applied),
-        "finding": chaos.finding and _finding_json(chaos, chaos.finding),
-    }
-
-
-def _ended_json(found: Chaos | Varied, argv: Sequence[str]) -> dict[str, Any]:
-    names = ("num_runs", "problem", "remedy", "interrupted_by", "is_out_of_time", "output")
-    return {
-        "version": VERSION,
-        "exit_code": int(found.exit_code),
-        "command": list(redact_argv(argv)),
-        "directory": str(found.plan.directory),
-        **{name: serialised(getattr(found, name)) for name in names},
-        "output_tail": output_tail(found.output) if found.output else [],
-    }
+    return result_json(
+        chaos,
+        command=redact_argv(("rlharness", "chaos", *plan.subject.typed)),
+        directory=plan.directory,
+        seed=plan.seed,
+        factors=[factor.name for factor in plan.factors],
+        num_probes_wanted=1 if plan.only is not None else plan.num_probes,
+        never_varied=plan.subject.unvaried,
+        finding=chaos.finding and _finding_json(chaos, chaos.finding),
+    )
 
 
 def _finding_json(chaos: Chaos, finding: Finding) -> dict[str, Any]:
-    outcome, verdict = finding.outcome, finding.outcome.verdict
-    names = ("perturbation", "drawn", "index", "num_steps", "is_smallest")
-    return {
-        "sentence": sentence(chaos),
-        **{name: serialised(getattr(finding, name)) for name in names},
-        **serialised(finding.tally),
-        "num_runs_unchanged": finding.without.num_runs,
-        "num_failed_unchanged": finding.without.num_failed,
-        **{name: serialised(getattr(outcome, name)) for name in ("sign", "step", "directory")},
-        "problem": _problem(outcome),
-        "reproduce": command(chaos),
-        "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
-    }
+    own = attributes(finding, "perturbation", "drawn", "index", "num_steps", "is_smallest", "without")
+    own |= {**serialised(finding.outcome), **serialised(finding.tally), "problem": _problem(finding.outcome)}
+    return {"sentence": sentence(chaos), **own, "reproduce": command(chaos)}
 
 
 # -------------------------------------------------------------------------------------------------------------- --vary
@@ -395,13 +371,7 @@ def next_commands(varied: Varied) -> list[str]:
 
 
 def varied_json(varied: Varied) -> dict[str, Any]:
-    """Return the same in plain values only, without secrets."""
+    """Return the same in plain values, without secrets."""
     plan = varied.plan
-    return {
-        **_ended_json(varied, plan.argv),
-        "settings": serialised(plan.settings),
-        "has_bits": plan.options.has_bits,
-        "unsteady": varied.unsteady,
-        "verdicts": serialised(varied.verdicts),
-        "look_closer": next_commands(varied),
-    }
+    more = {"directory": plan.directory, "settings": plan.settings, "has_bits": plan.options.has_bits}
+    return result_json(varied, command=redact_argv(plan.argv), look_closer=next_commands(varied), **more)

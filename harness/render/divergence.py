@@ -4,14 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isnan, prod
-from typing import Any
 
 from harness.bits.digests import RAW
 from harness.bits.findings import Finding
 from harness.bits.text import count, one_line, ranges
 from harness.render.console import at_most, painted
 from harness.render.operations import operations_text
-from harness.render.serialise import serialised
 from harness.trace.chain import RecordedValue, Scope, raw_value
 from harness.trace.diff import NO_NUMERICS
 from harness.trace.element_diff import ValueDifference, coordinates, numbers
@@ -32,7 +30,6 @@ from harness.trace.verdict import (
     Verdict,
 )
 
-VERSION = 1
 TONES = {Kind.EQUAL: "32", Kind.DIVERGED: "1;31", Kind.NOT_COMPARABLE: "33", Kind.INCOMPLETE: "33"}
 LABELS = {kind: kind.value.upper().replace("_", " ") for kind in Kind}
 VALUES = {
@@ -408,17 +405,6 @@ def _side_by_side(differences: Sequence[FieldDifference]) -> Iterator[str]:
     width, width_a = (max((len(row[at]) for row in rows[:MAX_FIELDS]), default=0) for at in (0, 1))
     lines = [f"{name:<{width}}  A {a:<{width_a}}  B {b}" for name, a, b in rows]
     yield from (f"    {line}" for line in at_most(lines, MAX_FIELDS))
-
-
-def verdict_json(verdict: Verdict, *, exit_code: int) -> dict[str, Any]:
-    """Return the verdict in plain values: its fields, and its findings as sentences beside their codes."""
-    found = serialised(verdict)
-    for key, code_key in (("reasons", "reason_codes"), ("causes", "cause_codes"), ("notes", "note_codes")):
-        found[code_key] = found[key]
-        found[key] = [str(each) for each in getattr(verdict, key)]
-    attribution = {"is_floats_only": verdict.is_floats_only, **found["attribution"]} if verdict.attribution else None
-    head = {"version": VERSION, "exit_code": exit_code, "verdict": found.pop("kind"), "headline": headline(verdict)}
-    return {**head, **found, "attribution": attribution}
 
 
 def percent(share: float) -> str:

@@ -5,7 +5,6 @@ On GitHub Actions: an annotation per scenario that needs attention, and the summ
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -16,14 +15,12 @@ from harness.lab.gate.change import CODE_OF_KIND, Change, Rounding
 from harness.lab.gate.gate import MEMORY, SECONDS, STEP, CostChange, Gate, GateScenario
 from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
-from harness.process.program_output import output_tail
-from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json
+from harness.render.divergence import changed_lines, headline, unchanged_lines
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.rare_events import rare_events_line
 from harness.render.replay import ending_lines
-from harness.render.serialise import serialised
+from harness.render.serialise import attributes, result_json, serialised
 from harness.trace.curve import common_names
-from harness.trace.verdict import EXIT_CODES
 
 SIGNS = {Change.EQUAL: "✅", Change.NEW: "✅", Change.ACCEPTED: "✅", Change.NUMERICS: "🟡", Change.CONFIGURATION: "🟡"}
 UNREMARKABLE = (Change.EQUAL, Change.NEW, Change.ACCEPTED)
@@ -90,7 +87,6 @@ def append_summary(gate: Gate, environ: Mapping[str, str]) -> None:
     append_to_summary(summary(gate), environ, short=short)
 
 
-VERSION = 1
 LABELS = {
     Change.EQUAL: "EQUAL",
     Change.NUMERICS: "NUMERICS ONLY",
@@ -264,47 +260,15 @@ def summary_line(gate: Gate) -> str:
 
 
 def gate_json(gate: Gate) -> dict[str, Any]:
-    """Return the same in plain values only."""
-    return {
-        "version": VERSION,
-        "exit_code": int(gate.exit_code),
-        **{name: serialised(getattr(gate, name)) for name in ("interrupted_by", "base", "fail_on", "failures")},
-        "head": {**asdict(gate.head), "is_dirty": gate.is_dirty},
-        "directory": str(gate.directory),
-        "notes": [str(note) for note in gate.notes],
-        "note_codes": serialised(gate.notes),
-        "scenarios": [_scenario_json(scenario) for scenario in gate.scenarios],
-    }
+    """Return the same in plain values."""
+    head = {**serialised(gate.head), "is_dirty": gate.is_dirty}
+    scenarios = [_scenario_json(scenario) for scenario in gate.scenarios]
+    names = ("interrupted_by", "base", "fail_on", "failures", "directory", "notes")
+    return result_json(gate, *names, head=head, scenarios=scenarios)
 
 
 def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
-    comparison = scenario.comparison
-    verdict = comparison.verdict
-    rounding = comparison.rounding
-    notes = (*comparison.notes, *scenario.notes)
-    return {
-        "name": scenario.name,
-        "change": comparison.change.value,
-        "against": scenario.against,
-        "place": comparison.place,
-        "reasons": [str(reason) for reason in comparison.reasons],
-        "reason_codes": serialised(comparison.reasons),
-        "notes": [str(note) for note in notes],
-        "note_codes": serialised(notes),
-        "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
-        "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
-        "costs": [_cost_json(cost) for cost in scenario.costs],
-        "golden": scenario.golden and [asdict(each) for each in scenario.golden.history],
-        "output": scenario.output and str(scenario.output),
-        "output_tail": output_tail(scenario.output) if scenario.output else [],
-    }
-
-
-def _cost_json(cost: CostChange) -> dict[str, Any]:
-    told = {**asdict(cost), "noise": _finite(cost.noise), "ratio": _finite(cost.ratio)}
-    return {**told, "is_too_much": cost.is_too_much}
-
-
-def _finite(number: float) -> float | None:
-    """JSON has no infinities: null."""
-    return number if isfinite(number) else None
+    found, own = serialised(scenario.comparison), attributes(scenario, "name", "against", "costs", "output", "notes")
+    notes = {name: found[name] + own[name] for name in ("notes", "note_codes")}
+    golden = scenario.golden and serialised(scenario.golden.history)
+    return {**found, **own, **notes, "golden": golden}

@@ -11,14 +11,12 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.hints import NextCommand, level_command, next_command, program_command, report_command
 from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.recording_result import recording_json
 from harness.lab.experiments.single_run import Stopped
 from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
 from harness.lab.reproduce.reproduction import (
     Ending,
     OtherRun,
-    OtherTrace,
     Repeated,
     Reproduction,
     StepOperations,
@@ -26,13 +24,13 @@ from harness.lab.reproduce.reproduction import (
 )
 from harness.process.program_output import output_tail
 from harness.render.console import painted
-from harness.render.divergence import verdict_json, verdict_text
+from harness.render.divergence import verdict_text
 from harness.render.operations import VALIDITY, non_finite_lines, operations_text, suspect_lines
 from harness.render.rare_events import rare_events_line
 from harness.render.recording import condition_line
 from harness.render.serialise import attributes, result_json, serialised
 from harness.trace.ops import OpVerdict
-from harness.trace.verdict import EXIT_CODES, STEP_ONLY, Kind, Verdict
+from harness.trace.verdict import STEP_ONLY, Kind, Verdict
 
 GREEN, RED, YELLOW = "32", "31", "33"
 ONE_RUN = "with these conditions rlharness makes a single run, and compares it with nothing"
@@ -157,27 +155,18 @@ def _directory_of(replay: Replay, name: str) -> Path:
 def replay_json(replay: Replay) -> dict[str, Any]:
     """Return the same in plain values, without secrets."""
     plan = replay.plan
-    return {
-        **result_json(replay, "interrupted_by", "notes"),
-        "command": list(redact_argv(("rlharness", "replay", *plan.typed) if plan.typed else plan.run_spec.argv)),
-        "level": plan.run_spec.level,
-        "directory": str(plan.directory),
-        "runs": list(map(_run_json, replay.runs)),
-        "comparisons": list(map(_comparison_json, replay.comparisons)),
-    }
-
-
-def _comparison_json(found: Comparison) -> dict[str, Any]:
-    own = {"operation_notes": list(found.notes), "suspects": serialised(found.suspects or ())}
-    return {**_verdict_json(found.verdict), **attributes(found, "a", "b", "operations", "nan"), **own}
-
-
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    return verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind])
-
-
-def _run_json(run: Run) -> dict[str, Any]:
-    return {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)}
+    return result_json(
+        replay,
+        command=redact_argv(("rlharness", "replay", *plan.typed) if plan.typed else plan.run_spec.argv),
+        level=plan.run_spec.level,
+        directory=plan.directory,
+        comparisons=[
+            serialised(each.verdict)
+            | attributes(each, "a", "b", "operations", "nan", "suspects")
+            | {"operation_notes": each.notes}
+            for each in replay.comparisons
+        ],
+    )
 
 
 # ---- a run that ends at a condition
@@ -199,12 +188,7 @@ def stopped_text(stopped: Stopped, *, colour: bool) -> str:
 
 def stopped_json(stopped: Stopped) -> dict[str, Any]:
     """Return the same in plain values."""
-    return {
-        **result_json(stopped, "interrupted_by", "stop", "bundle", "directory", "notes"),
-        "conditions": list(map(str, stopped.plan.conditions)),
-        "compared": stopped.is_compared,
-        "run": _run_json(stopped.run),
-    }
+    return result_json(stopped, conditions=list(map(str, stopped.plan.conditions)), compared=stopped.is_compared)
 
 
 # ---- a run that is interrupted and resumed
@@ -244,17 +228,14 @@ def resume_json(plan: ReplayPlan, verdict: ResumeVerdict) -> dict[str, Any]:
     """Return the same in plain values, without secrets."""
     found = verdict.resumption
     losses = found.losses if found else ()
-    return {
-        **result_json(verdict, "interrupted_by", "reason", "output"),
-        "command": list(redact_argv(plan.run_spec.argv)),
-        "directory": str(plan.directory),
-        "verdict": verdict.kind.value,
-        "resumed_at": found.step if found else None,
-        "num_steps": found.num_steps if found else 0,
-        "losses": [{"code": each.code.name.lower(), **attributes(each, "step", "sentence")} for each in losses],
-        "hints": list(found.hints) if found else [],
-        "runs": list(map(_run_json, verdict.runs)),
-    }
+    return result_json(
+        verdict,
+        command=redact_argv(plan.run_spec.argv),
+        directory=plan.directory,
+        verdict=verdict.kind,
+        resumed_at=found.step if found else None,
+        losses=[{"code": each.code.name.lower(), "step": each.step, "sentence": each.sentence} for each in losses],
+    )
 
 
 # ---- a step or a run that is reproduced
@@ -356,28 +337,17 @@ def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
 
 def step_json(found: Reproduction) -> dict[str, Any]:
     """Return the same in plain values."""
-    return {
-        **result_json(found, "interrupted_by", "directory", "bundle", "notes"),
-        **_repeated_json(found.repeated),
-        "against": _against_json(found.other or found.other_trace),
-    }
-
-
-def _against_json(other: OtherRun | OtherTrace | None) -> dict[str, Any] | None:
-    if other is None:
-        return None
-    verdict = other.verdict and _verdict_json(other.verdict)
-    if isinstance(other, OtherTrace):
-        return {"run": str(other.directory), "verdict": verdict}
-    return {**_repeated_json(other.repeated), "verdict": verdict, "first_operations": serialised(other.operations)}
+    other = found.other
+    against = serialised(found.other_trace)
+    if other is not None:
+        own = {"verdict": serialised(other.verdict), "first_operations": serialised(other.operations)}
+        against = {**_repeated_json(other.repeated), **own}
+    names = ("interrupted_by", "directory", "bundle", "notes")
+    return result_json(found, *names, **_repeated_json(found.repeated), against=against)
 
 
 def _repeated_json(repeated: Repeated) -> dict[str, Any]:
-    """Return a repeated step in plain values."""
-    return {
-        "run": str(repeated.plan.run.directory),
-        **attributes(repeated.plan, "step", "first", "is_from_checkpoint"),
-        **attributes(repeated, "is_reproduced", "ending", "num_values", "root", "operations"),
-        "comparisons": list(map(_verdict_json, repeated.verdicts)),
-        "runs": list(map(_run_json, repeated.runs)),
-    }
+    plan = attributes(repeated.plan, "step", "first", "is_from_checkpoint")
+    names = ("is_reproduced", "ending", "num_values", "root", "operations", "runs")
+    comparisons = serialised(repeated.verdicts)
+    return {"run": str(repeated.plan.run.directory), **plan, **attributes(repeated, *names), "comparisons": comparisons}

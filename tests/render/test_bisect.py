@@ -80,4 +80,4 @@ def test_the_json_is_plain(found: Bisection) -> None:
     assert told["commit"]["date"] == "2026-11-20"
     assert [each["outcome"] for each in told["probes"]] == ["good", "skip", "bad"]
     assert told["verdict"]["verdict"] == "diverged"
-    assert (told["num_probes"], told["exit_code"], told["by"]) == (3, 0, "bits")
+    assert (told["num_probes"], told["exit_code"], told["criterion"]["text"]) == (3, 0, "bits")

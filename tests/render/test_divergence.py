@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_digest
 
-from harness.render.divergence import verdict_json, verdict_text, where
+from harness.render.divergence import verdict_text, where
+from harness.render.serialise import serialised
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
@@ -127,7 +128,7 @@ def test_the_manual_shows_the_goldens() -> None:
 
 
 def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
-    told = json.loads(json.dumps(verdict_json(values(tmp_path), exit_code=11)))
+    told = json.loads(json.dumps(serialised(values(tmp_path))))
     assert (told["exit_code"], told["verdict"], told["num_steps_different"]) == (11, "not_comparable", 3)
     assert [each["code"] for each in told["reason_codes"]] == ["numerics_differ"]
     assert len(told["reasons"]) == 1
@@ -162,7 +163,7 @@ def test_a_step_that_one_has_more(tmp_path: Path) -> None:
         "  likely cause: A ended after step 1, and all that both have is equal: look for a limit of time, a condition"
         " on a value that is not recorded, and the length of the data",
     ]
-    assert verdict_json(verdict, exit_code=10)["first"]["a"] is None
+    assert serialised(verdict)["first"]["a"] is None
 
 
 def test_floats_only_is_said_of_leaves_and_not_of_steps_that_are_missing(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_floats_only_is_said_of_leaves_and_not_of_steps_that_are_missing(tmp_pat
         num = 8 if is_floats_only else 4
         floats = "floats only; " if is_floats_only else ""
         assert line == f"  {floats}unchanged: {num} integers and texts of batches"
-        assert verdict_json(verdict, exit_code=10)["attribution"]["is_floats_only"] is is_floats_only
+        assert serialised(verdict)["attribution"]["is_floats_only"] is is_floats_only
 
 
 def test_payloads_zeros_and_many_elements(tmp_path: Path) -> None:
@@ -283,6 +284,6 @@ def test_many_packages_and_libraries_of_one_side_are_a_line_each(tmp_path: Path)
         "    9 packages only in B: p00, p01, p02 and 6 more",
         "    5 shared libraries differ (4 only in B): --json lists them",
     ]
-    assert len(verdict_json(verdict, exit_code=0)["fingerprints"]["numerics"]) == 15
+    assert len(serialised(verdict)["fingerprints"]["numerics"]) == 15
     other = verdict_text(diff(b, a), colour=False)
     assert "    9 packages only in A: p00, p01, p02 and 6 more" in other and "(4 only in A)" in other

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from harness.render.divergence import verdict_json, verdict_text
+from harness.render.divergence import verdict_text
 from harness.render.operations import FROM_WORKER, MAX_VALUES, PHRASES, operations_text
+from harness.render.serialise import serialised
 from harness.trace.diff import diff
 from harness.trace.ops import OpDifference, OpDivergence, Operation, OpRecord, OpValue, OpVerdict, compare_ops
 from harness.trace.reader import read_trace
@@ -91,7 +92,7 @@ def test_the_verdict_on_two_traces_shows_the_operations_of_its_step(tmp_path: Pa
     verdict = diff(read_trace(a), read_trace(b))
     text = verdict_text(verdict, colour=False)
     assert "  operations of step 7, rank 0: A 4, B 4\n    first operation that differs: backward aten.index_put" in text
-    shown = verdict_json(verdict, exit_code=10)["operations"]
+    shown = serialised(verdict)["operations"]
     assert (shown["first"]["what"], shown["first"]["a"]["at"]) == ("output", "train.py:31 forward")
     assert diff(read_trace(a), read_trace(a)).operations is None
 

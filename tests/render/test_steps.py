@@ -127,7 +127,7 @@ def test_a_whole_run_is_told_against_a_trace_as_diff_tells_it(tmp_path: Path) ->
         text = step_text(reproduced, colour=False)
         assert text.startswith("REPRODUCED")
         assert (shown in text, reproduced.exit_code) == (True, code)
-        assert step_json(reproduced)["against"]["run"] == str(other.directory)
+        assert step_json(reproduced)["against"]["directory"] == str(other.directory)
     other_bits = replace(reproduced, repeated=repeated(diff(a, b), operations=False))
     assert other_bits.exit_code == 10, "it is not what was recorded"
 

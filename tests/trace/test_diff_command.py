@@ -48,7 +48,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], other: str, code: ExitCo
         ("same", None),
         ("sick", "  look closer: rlharness replay --step 1 --trace-ops -- python train.py --name 'a\\x1bb'"),
         ("seed", "  see both on one page: rlharness report a seed"),
-        ("cut", "  look closer: rlharness replay -- python train.py --name 'a\\x1bb'"),
+        ("cut", "  see both on one page: rlharness report a cut"),
     ],
 )
 def test_each_verdict_but_equal_ends_with_a_command(
