@@ -60,7 +60,7 @@ def chaos(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from harness.lab.experiments.launcher import LaunchContext, Launcher, run_experiment
     from harness.lab.experiments.preparation import read_input
     from harness.process.clock import SystemClock
-    from harness.render.chaos import ChaosLines, VaryLines, chaos_json, chaos_text, varied_json, varied_text
+    from harness.render.chaos import SearchLines, chaos_json, chaos_text, varied_json, varied_text
     from harness.render.console import say
 
     options, clock = chaos_options(given), SystemClock()
@@ -68,7 +68,7 @@ def chaos(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     as_text: Callable[..., str] = varied_text if options.vary else chaos_text
     as_json: Callable[[Any], Any] = varied_json if options.vary else chaos_json
     plan = (make_vary_plan if options.vary else make_plan)(invocation, options, own_id, partial(read_input, 0, say))
-    lines = VaryLines(plan) if isinstance(plan, VaryPlan) else ChaosLines(plan, clock)
+    lines = SearchLines(plan)
 
     async def search(launcher: Launcher) -> Chaos | Varied:
         if isinstance(plan, VaryPlan):

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from math import ceil, isfinite, log
 from pathlib import Path
 from typing import Any
 
@@ -18,115 +17,52 @@ from harness.lab.chaos.search import (
     Outcome,
     Perturbation,
     Sign,
-    Tally,
     format_perturbation,
     recording_words,
     written,
 )
 from harness.lab.chaos.vary import Kind, Varied, VaryPlan, assignment
 from harness.lab.experiments.launcher import OUTPUT, Run
-from harness.process.clock import Clock
-from harness.render.console import say
-from harness.render.divergence import verdict_text
+from harness.render.console import painted, say
+from harness.render.divergence import noun, verdict_text
 from harness.render.replay import ending_lines
 from harness.render.run_lines import RunLines
 from harness.render.serialise import attributes, result_json, serialised
-from harness.trace.verdict import Divergence
 
 SIGNS = {Sign.SAME: "every bit equal", Sign.MOVED: "DIVERGED", Sign.BROKE: "BROKE", Sign.NOT_APPLIED: "NOT APPLIED"}
 
 
 class SearchLines(RunLines):
-    """Display of a search, which reports each result itself."""
+    """Display of a search, which reports each result itself: its number, what was varied, and what came of it.
+
+    The runs that search for a cause come on top of the known number.
+    """
+
+    def __init__(self, plan: ChaosPlan | VaryPlan) -> None:
+        super().__init__()
+        if isinstance(plan, VaryPlan):
+            self._num_runs = 3 + sum(len(values) - 1 for values in plan.settings.values())
+        else:
+            self._num_runs = 2 + (plan.num_probes if plan.only is None else plan.num_repeats)
+        self._number = 0
 
     def begin(self, number: int, *, has_operations: bool) -> None:
         """Report nothing yet."""
         self._said_s = 0.0
 
-
-class VaryLines(SearchLines):
-    """Display of a comparison of settings: a line for each run."""
-
-    def __init__(self, plan: VaryPlan) -> None:
-        super().__init__()
-        self._number, self._num_runs = 0, 3 + sum(len(values) - 1 for values in plan.settings.values())
-
-    def begins(self, what: str) -> None:
+    def begins(self, what: str | Perturbation) -> None:
         """Report that a run starts."""
         self._number += 1
-        self.title = f"run {self._number} of {max(self._number, self._num_runs)}: {what}"
+        name = what if isinstance(what, str) else format_perturbation(what)
+        self.title = f"run {self._number} of {max(self._number, self._num_runs)}: {name}"
 
-    def finished(self, run: Run, duration_s: float) -> None:
+    def finished(self, found: Run | Outcome, duration_s: float) -> None:
         """Report the end of a run."""
-        say(f"{one_line(self.title)}: {count(run.recording.num_steps, 'step')}, {duration_s:.1f} s")
-
-
-class ChaosLines(SearchLines):
-    """Display of a perturbation search.
-
-    The first two runs are the baseline and its repetition. Then come the drawn perturbations, or several runs of the
-    requested one. After the first failure come the runs that search for its cause; their number is unknown.
-    """
-
-    def __init__(self, plan: ChaosPlan, clock: Clock) -> None:
-        super().__init__()
-        self._noun, self._num_probes = ("probe", plan.num_probes) if plan.only is None else ("run", plan.num_repeats)
-        self._max_s, self._clock = plan.max_s, clock
-        self._began_s = self._probes_began_s = clock.monotonic_s()
-        self._num_done = -1
-        """Number of finished probes, after the baseline."""
-        self._has_found = False
-
-    def begins(self, what: Perturbation) -> None:
-        """Report that a run with this perturbation starts."""
-        self.title = format_perturbation(what)
-        if self._num_done < 0:
-            say("baseline: two runs without perturbation")
-            self._num_done = 0
-        elif self._num_done == 0 and not what:
-            self._probes_began_s = self._clock.monotonic_s()
-
-    def finished(self, outcome: Outcome, duration_s: float) -> None:
-        """Report the end of a probe."""
-        if self._has_found:
-            title = "searching for the cause"
-        elif self._num_done == 0:
-            title = "baseline"
+        if isinstance(found, Run):
+            end = count(found.recording.num_steps, "step")
         else:
-            title = f"{self._noun} {self._num_done} of {self._num_probes}"
-        self._num_done += 1
-        self._has_found = self._has_found or outcome.has_failed
-        at = f" at step {outcome.step}" if outcome.step is not None else ""
-        say(f"{title}: {one_line(self.title)}: {SIGNS[outcome.sign]}{at}, {duration_s:.1f} s{self._left()}")
-
-    def _left(self) -> str:
-        """Return the time that the remaining probes will take; empty while their number is unknown."""
-        num_left = self._num_probes + 1 - self._num_done
-        if self._has_found or num_left <= 0:
-            return ""
-        now_s = self._clock.monotonic_s()
-        left_s = (now_s - self._probes_began_s) / self._num_done * num_left
-        if isfinite(self._max_s):
-            left_s = min(left_s, max(0.0, self._began_s + self._max_s - now_s))
-        return f"; about {_minutes(left_s)} left"
-
-
-def _minutes(seconds: float) -> str:
-    """40 s, 12 min."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-NOUNS = {
-    "rollout": "{} of the rollout",
-    "reward": "{} of the rewards",
-    "reference": "{} of the reference",
-    "advantage": "{} of the advantages",
-    "forward": "{} of the forward pass",
-    "loss": "{} of the loss",
-    "backward": "the gradient of {}",
-    "optimizer": "{} of the optimizer",
-    "sync": "{} of the sync",
-}
+            end = SIGNS[found.sign] + (f" at step {found.step}" if found.step is not None else "")
+        say(f"{one_line(self.title)}: {end}, {duration_s:.1f} s")
 
 
 def chaos_text(chaos: Chaos, *, colour: bool) -> str:
@@ -155,13 +91,15 @@ def _lines(chaos: Chaos) -> Iterator[str]:
 
 def _headline(chaos: Chaos) -> tuple[str, str, str]:
     """(label, colour, sentence) of a search."""
+    plan = chaos.plan
     if chaos.problem:
         return "NO BASELINE", "33", f"the unperturbed run is incomplete: {one_line(chaos.problem)}"
     if chaos.finding is not None:
         has_moved = chaos.finding.outcome.sign is Sign.MOVED
         return "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos)
     if chaos.num_probes:
-        return "NOTHING FOUND", "32", _nothing(chaos)
+        names = format_perturbation(plan.only) if plan.only else ", ".join(factor.name for factor in plan.factors)
+        return "NOTHING FOUND", "32", f"no bit changed in {count(chaos.num_runs, 'run')} with {one_line(names)}"
     if chaos.not_applied:
         return "NOT APPLIED", "33", "no perturbation took effect, so there is no result"
     label = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME"
@@ -169,21 +107,7 @@ def _headline(chaos: Chaos) -> tuple[str, str, str]:
 
 
 def _labelled(label: str, tone: str, text: str, colour: bool) -> str:
-    return f"\x1b[{tone}m{label}\x1b[0m  {one_line(text, 1000)}" if colour else f"{label}  {one_line(text, 1000)}"
-
-
-def _nothing(chaos: Chaos) -> str:
-    plan = chaos.plan
-    if plan.only is not None:
-        runs = f"in {count(chaos.num_runs, 'run')}, including the baseline"
-        return f"{one_line(format_perturbation(plan.only))} {_verb('change', len(plan.only))} no bit {runs}"
-    factors = ", ".join(factor.name for factor in plan.factors)
-    probes = count(chaos.num_probes, "perturbation")
-    return f"{probes} of {factors} {_verb('change', chaos.num_probes)} no bit"
-
-
-def _verb(plural: str, number: int) -> str:
-    return f"{plural}s" if number == 1 else plural
+    return f"{painted(label, tone, colour)}  {one_line(text, 1000)}"
 
 
 def sentence(chaos: Chaos) -> str:
@@ -194,25 +118,14 @@ def sentence(chaos: Chaos) -> str:
     finding = chaos.finding
     if finding is None:
         return ""
-    outcome = finding.outcome
     often = f", in {finding.tally.num_failed} of {count(finding.tally.num_runs, 'run')}"
     if not finding.perturbation:
-        what = f"it {effect(outcome)}"
-        if outcome.verdict is not None and outcome.verdict.first is not None:
-            what = f"the first difference is in {_value(outcome.verdict.first)} at step {outcome.step}"
-        return f"the run is nondeterministic without any perturbation: {what}{often}"
+        return f"the run is nondeterministic without any perturbation: repeating it {effect(finding.outcome)}{often}"
     abouts = {factor.name: factor.about for factor in chaos.plan.subject.factors}
-    names = [_cause(abouts.get(name, ""), name, value) for name, value in finding.perturbation.items()]
-    if len(names) == 1:
-        return f"{names[0]} alone {effect(outcome)}{often}"
-    verb = effect(outcome).replace("changes", "change", 1).replace("ends", "end", 1)
-    return f"{', '.join(names[:-1])} and {names[-1]} together {verb}{often}"
-
-
-def _cause(about: str, name: str, value: Any) -> str:
-    """The hash seed (hash_seed=7); runtime.n=3 for a factor without a description."""
-    setting = f"{name}={one_line(written(value))}"
-    return f"{one_line(about)} ({setting})" if about else setting
+    settings = {name: f"{name}={one_line(written(value))}" for name, value in finding.perturbation.items()}
+    names = [f"{one_line(abouts[name])} ({text})" if abouts.get(name) else text for name, text in settings.items()]
+    cause = f"{names[0]} alone" if len(names) == 1 else f"the combination of {', '.join(names)}"
+    return f"{cause} {effect(finding.outcome)}{often}"
 
 
 def effect(outcome: Outcome) -> str:
@@ -220,7 +133,8 @@ def effect(outcome: Outcome) -> str:
     if outcome.sign is Sign.BROKE:
         return f"ends the run before step {outcome.step} is complete: {one_line(_problem(outcome))}"
     assert outcome.verdict is not None and outcome.verdict.first is not None
-    return f"changes {_value(outcome.verdict.first)} at step {outcome.step}"
+    value = outcome.verdict.first.a or outcome.verdict.first.b
+    return f"changes {noun(value) if value else 'the whole step'} at step {outcome.step}"
 
 
 def _problem(outcome: Outcome) -> str:
@@ -228,14 +142,6 @@ def _problem(outcome: Outcome) -> str:
     if outcome.problem or outcome.verdict is None:
         return outcome.problem
     return "; ".join(map(str, outcome.verdict.reasons))
-
-
-def _value(place: Divergence) -> str:
-    value = place.a or place.b
-    if value is None:
-        return "the whole step"
-    name = one_line(value.name)
-    return f"the {name}" if name in (value.phase, f"{value.phase}s") else NOUNS.get(value.phase, "{}").format(name)
 
 
 def _without_baseline(chaos: Chaos | Varied) -> Iterator[str]:
@@ -251,8 +157,7 @@ def _detail(chaos: Chaos, finding: Finding) -> Iterator[str]:
     if not finding.is_smallest:
         yield "the search for a smaller cause did not finish"
     if finding.perturbation:
-        differ = _verb("differ", without.num_runs)
-        yield f"without perturbation: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
+        yield f"without perturbation: {without.num_failed} of {count(without.num_runs, 'run')} differ"
     if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
         first = one_line(format_perturbation(finding.drawn))
         yield f"first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
@@ -285,14 +190,7 @@ def command(chaos: Chaos) -> str:
     words = ["rlharness", "chaos", *subject.typed, *only]
     if finding.num_steps is not None:
         words += ["--steps", str(finding.num_steps)]
-    if finding.tally.num_failed < finding.tally.num_runs:
-        words += ["--repeats", str(_repeats(finding.tally))]
     return shlex.join(redact_argv([*words, *program]))
-
-
-def _repeats(tally: Tally) -> int:
-    """Return so many runs that one of them shows it, in 99 of 100 cases if it is as likely as it was."""
-    return ceil(log(0.01) / log(1 - tally.num_failed / tally.num_runs))
 
 
 def chaos_json(chaos: Chaos) -> dict[str, Any]:
@@ -344,15 +242,15 @@ def _summary(varied: Varied) -> tuple[str, str, str]:
         return "NOT REPEATABLE", "33", text
     if varied.faults:
         names = ", ".join(assignment(each.values) for each in varied.faults)
-        return "NOT NEUTRAL", "1;31", f"{one_line(names)} {_verb('change', len(varied.faults))} the results"
+        return "NOT NEUTRAL", "1;31", f"the results change with {one_line(names)}"
     unknown = [assignment(each.values) for each in varied.verdicts if each.kind in (Kind.RANDOM, Kind.FAILED)]
     if unknown or varied.interrupted_by or varied.is_out_of_time:
         return "NOT DETERMINED", "33", f"no result for {one_line(', '.join(unknown)) or 'the values that did not run'}"
     kinds = {each.kind for each in varied.verdicts}
-    allowed = "no bit" if kinds == {Kind.EQUAL} else "nothing beyond rounding"
-    design = ", except by design" if Kind.BY_DESIGN in kinds else ""
+    allowed = "no bit changes" if kinds == {Kind.EQUAL} else "nothing changes beyond rounding"
+    design = ", except by design," if Kind.BY_DESIGN in kinds else ""
     values = ", ".join(assignment(each.values) for each in varied.verdicts)
-    return "NEUTRAL", "32", f"{one_line(values)} {_verb('change', len(varied.verdicts))} {allowed}{design}"
+    return "NEUTRAL", "32", f"{allowed}{design} with {one_line(values)}"
 
 
 def next_commands(varied: Varied) -> list[str]:

@@ -14,11 +14,10 @@ from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotAppli
 from harness.lab.experiments.launcher import OUTPUT
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
-from harness.render.chaos import ChaosLines, chaos_json, chaos_text, command, effect, sentence
+from harness.render.chaos import SearchLines, chaos_json, chaos_text, command, effect, sentence
 from harness.trace.diff import diff
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind, Verdict
-from tests.support.fake_clock import FakeClock
 from tests.support.manual import between
 from tests.support.traces import flip_bit, steps_of, trace
 
@@ -91,7 +90,8 @@ def test_a_cause_is_called_what_the_scenario_calls_it(moved: Outcome) -> None:
     factors = tuple(replace(each, about=f"the {each.name[-1]}") for each in FACTORS[:1]) + FACTORS[1:]
     plan = replace(named.plan, subject=replace(named.plan.subject, factors=factors))
     assert sentence(replace(named, plan=plan)) == (
-        "the n (runtime.n=3) and threads=2 together change the gradient of layers.1.weight at step 2, in 3 of 3 runs"
+        "the combination of the n (runtime.n=3), threads=2 changes the gradient of layers.1.weight at step 2,"
+        " in 3 of 3 runs"
     )
     assert sentence(chaos(None)) == ""
 
@@ -100,8 +100,8 @@ def test_a_cause_is_called_what_the_scenario_calls_it(moved: Outcome) -> None:
     ("phase", "name", "said"),
     [
         ("loss", "loss", "changes the loss at"),
-        ("rollout", "tokens", "changes tokens of the rollout at"),
-        ("optimizer", "layers.0.weight", "changes layers.0.weight of the optimizer at"),
+        ("rollout", "tokens", "changes the tokens of the rollout at"),
+        ("optimizer", "layers.0.weight", "changes layers.0.weight after the update at"),
         ("forward", "logprobs", "changes logprobs of the forward pass at"),
     ],
 )
@@ -115,16 +115,10 @@ def test_a_step_that_is_missing_has_moved_too(tmp_path: Path) -> None:
     assert effect(Outcome(Sign.MOVED, 2, diff(a, b))) == "changes the whole step at step 2"
 
 
-def test_how_often_it_shows_is_how_often_it_is_run_again(moved: Outcome) -> None:
-    finding = found(moved, {"runtime.n": 3}, tally=Tally(3, 6))
-    assert sentence(chaos(finding)).endswith(", in 3 of 6 runs")
-    assert command(chaos(finding)) == "rlharness chaos tiny --size smoke --only runtime.n=3 --repeats 7"
-
-
 def test_a_run_that_differs_from_itself_is_replayed(moved: Outcome) -> None:
     finding = found(moved, {}, tally=Tally(2, 3), drawn={}, index=None)
     assert sentence(chaos(finding)) == (
-        "the run is nondeterministic without any perturbation: the first difference is in the gradient"
+        "the run is nondeterministic without any perturbation: repeating it changes the gradient"
         " of layers.1.weight at step 2, in 2 of 3 runs"
     )
     told = chaos(finding)
@@ -164,16 +158,12 @@ def test_json_says_the_same(moved: Outcome) -> None:
 
 
 def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
-    clock = FakeClock()
-    lines = ChaosLines(replace(chaos(None).plan, num_probes=3), clock)
+    lines = SearchLines(replace(chaos(None).plan, num_probes=1))
     same, seen = Outcome(Sign.SAME), Outcome(Sign.MOVED, 2)
-    lines.begins({})
-    clock.advance(50)
     for perturbation, outcome in (({}, same), ({"threads": 2}, same), ({"load": 1}, seen), ({}, same)):
         lines.begins(perturbation)
         lines.begin(1, has_operations=False)
         lines.progress(1, 29)
-        clock.advance(10)
         lines.finished(outcome, 10.0)
     lines.begin(9, has_operations=False)
     lines.progress(4, 31)

@@ -55,7 +55,8 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = finding(done)
     assert (
-        found["sentence"] == "a crash (crash=1.rollout) alone changes actions of the rollout at step 1, in 1 of 1 run"
+        found["sentence"]
+        == "a crash (crash=1.rollout) alone changes the actions of the rollout at step 1, in 1 of 1 run"
     )
     assert found["num_steps"] == 2
     assert found["reproduce"] == "rlharness chaos forgotten_generator --only crash=1.rollout --steps 2"
@@ -73,7 +74,7 @@ def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> Non
     done = chaos(tmp_path, name, "--factors", "hash_seed,runtime.concurrency", "--repeats", "1")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     assert done.stdout.startswith(
-        "DIVERGED  the hash seed (hash_seed=1) alone changes prompts of the rollout at step 0, in 1 of 1 run\n"
+        "DIVERGED  the hash seed (hash_seed=1) alone changes the prompts of the rollout at step 0, in 1 of 1 run\n"
     )
     assert re.search(r"^      hash_seed +A 0  B 1$", done.stdout, re.MULTILINE), done.stdout
     assert "reproduce: rlharness chaos set_order --only hash_seed=1 --steps 1\n" in done.stdout
@@ -91,7 +92,7 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
     assert finding(done)["reproduce"].endswith(f"--only hash_seed=1 -- {sys.executable} train.py")
     harmless = chaos(tmp_path, "--only", "load=2", "--only", "nice=5", "--repeats", "1", *program)
     assert harmless.code == ExitCode.OK, harmless.stdout + harmless.stderr
-    assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 change no bit in 3 runs")
+    assert harmless.stdout.startswith("NOTHING FOUND  no bit changed in 3 runs with load=2, nice=5")
 
 
 @pytest.mark.full

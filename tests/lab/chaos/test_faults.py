@@ -26,11 +26,11 @@ def _threads() -> Iterator[None]:
     ("entry", "said"),
     [
         ("plain_matmul", "runtime.concurrency=1 alone changes logits of the rollout at step 1"),
-        ("unsorted_arrival", "runtime.arrival_seed=1 alone changes prompts of the rollout at step 0"),
+        ("unsorted_arrival", "runtime.arrival_seed=1 alone changes the prompts of the rollout at step 0"),
         ("local_denominators", "runtime.microbatch_size=8 alone changes the gradient of weight at step 0"),
         (
             "full_sum",
-            "the trainer's thread count (runtime.training_threads=2) alone changes penalty of the loss at step 0",
+            "the trainer's thread count (runtime.training_threads=2) alone changes the loss penalty at step 0",
         ),
         (
             "all_reduce_in_fp32",
