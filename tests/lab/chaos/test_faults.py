@@ -25,7 +25,7 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("plain_matmul", "runtime.concurrency=1 alone changes logits of the rollout at step 1"),
+        ("plain_matmul", "runtime.concurrency=1 alone changes the logits of the rollout at step 1"),
         ("unsorted_arrival", "runtime.arrival_seed=1 alone changes the prompts of the rollout at step 0"),
         ("local_denominators", "runtime.microbatch_size=8 alone changes the gradient of weight at step 0"),
         (
@@ -66,7 +66,7 @@ def test_what_differs_from_itself_needs_no_perturbation(tmp_path: Path) -> None:
     assert chaos.exit_code == ExitCode.DIVERGED
     assert chaos.finding is not None
     assert sentence(chaos) == (
-        "the run is nondeterministic without any perturbation: the first difference is in actions"
+        "the run is nondeterministic without any perturbation: repeating it changes the actions"
         " of the rollout at step 0, in 3 of 3 runs"
     )
     assert chaos.num_probes == 0
