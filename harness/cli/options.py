@@ -126,8 +126,8 @@ kept = all_of(
 breaks = all_of(
     many(
         "--break-on CONDITION",
-        "Stop the run within a step, as soon as it has a nan or an inf, or a divergence (replay and reproduce"
-        " only); or after a step, with a COMPARISON as for --until.",
+        "Stop the run within a step, as soon as it has a nan or an inf; or after a step, with a COMPARISON as for"
+        " --until.",
     ),
     many(
         "--until COMPARISON",
