@@ -18,7 +18,6 @@ from harness.bits.errors import (
     UsageError,
 )
 from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.recording_result import read_metrics
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
 from harness.recording.metrics import numbers_of_json
@@ -146,19 +145,10 @@ def _remembered(at: Path) -> object:
         return *known, history.leaning_files(paths), history.test_durations_s(paths)
 
 
-def _numbers(at: Path) -> object:
-    return list(read_metrics(at / "metrics.jsonl"))
-
-
 def _readers_of_results() -> list[Reader]:
     golden = of_file("k/golden.json", read_goldens, {"k/curve.jsonl": _curve()})
     return [
         Reader("golden.json", (_golden(),), golden, (GoldenError,)),
-        Reader(
-            "metrics.jsonl",
-            (_metrics(),),
-            of_file("metrics.jsonl", _numbers),
-        ),
         Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(numbers_of_json)),
         Reader("tokenizer.json", (_tokenizer(),), of_file("tokenizer.json", read_vocabulary)),
     ]
@@ -197,10 +187,6 @@ def _golden() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         write_golden(Path(directory), golden)
         return (Path(directory) / "golden.json").read_bytes()
-
-
-def _metrics() -> bytes:
-    return json_lines({"step": 1, "loss": 0.5, "is_last": True}, {"step": 2, "text": "x"})
 
 
 def _tokenizer() -> bytes:
