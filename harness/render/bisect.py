@@ -39,8 +39,6 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
         yield f"  first difference{whose} from {one_line(found.last_good.label)}: {headline(found.verdict)}"
         yield from (f"    {line}" for line in attribution_lines(found.verdict))
     yield f"  {_effort(found)}"
-    for note in found.notes:
-        yield f"  note: {one_line(note)}"
     if found.verdict.first is not None:
         sides = [path_text(probe.directory) for probe in (found.last_good, found.found) if probe.directory]
         yield f"  look closer: {shlex.join(['rlharness', 'diff', *sides])}"
