@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from markdown_it import MarkdownIt
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,7 +21,6 @@ sys.path.insert(0, str(ROOT))
 
 from tests.lab.wrong_axis import SCENARIO  # noqa: E402
 from tests.support.browser import browser, missing  # noqa: E402
-from tests.support.projects import Project  # noqa: E402
 from tests.support.suite_runs import HARNESS, environment  # noqa: E402
 
 PLACE = ROOT / ".github" / "screenshots"
@@ -30,24 +28,6 @@ MAX_BYTES = 300_000
 SCALE = 1.5
 SIZE = (1100, 900)
 WRONG_FROM = 12
-PLANTED = {
-    "flipped": ("(values * 100)", "(values * 100 + (step > 0))"),
-    "rounded": ("advantages * SCALE", "advantages * SCALE * 1.0000001"),
-}
-"""Of the gate's picture: what stands in a scenario's entry, and what comes into its place."""
-SIGNS = {
-    "❌": '<b style="color: #d1242f">✘</b>',
-    "✅": '<b style="color: #1a7f37">✔</b>',
-    "🟡": '<b style="color: #d4a72c">●</b>',
-}
-"""What the summary's signs are drawn as, on machines without a font of emoji."""
-SHEET = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; margin: 24px }
-table { border-collapse: collapse; margin: 0 0 16px }
-th, td { border: 1px solid #d1d9e0; padding: 6px 13px; text-align: left }
-tr:nth-child(2n) { background: #f6f8fa }
-pre { background: #f6f8fa; padding: 16px; border-radius: 6px; font-size: 13px; overflow-x: auto }
-"""
 
 
 def report(scratch: Path) -> Mapping[str, bytes]:
@@ -66,35 +46,6 @@ def report(scratch: Path) -> Mapping[str, bytes]:
         tab.open(page, size=SIZE, scale=SCALE)
         light = tab.picture(".top", "section[aria-labelledby=curves]")
     return {"report_light.png": light}
-
-
-def gate(scratch: Path) -> Mapping[str, bytes]:
-    """What a gate writes into a job's summary: of three scenarios one is equal, one rounds otherwise, one flips tokens.
-
-    The service that shows the summary turns its Markdown into a page; here a library does, with a sheet of our own.
-    """
-    project = Project(scratch / "project")
-    entry = (project.directory / "sums.py").read_text("utf-8")
-    scenario = (project.directory / "scenarios" / "sums.yaml").read_text("utf-8")
-    for name in PLANTED:
-        project.write(f"{name}.py", entry)
-        project.write(f"scenarios/{name}.yaml", scenario.replace("sums:run", f"{name}:run"))
-    base = project.commit("The base")
-    changed = {f"{name}.py": entry.replace(old, new) for name, (old, new) in PLANTED.items()}
-    assert entry not in changed.values()
-    project.commit("Add up in parts", **changed)
-    summary = scratch / "summary.md"
-    env = environment(GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))
-    words = [*HARNESS, "gate", "--base", base]
-    subprocess.run(words, cwd=project.directory, env=env, capture_output=True, check=False)
-    page = scratch / "summary.html"
-    text = MarkdownIt().enable("table").render(summary.read_text("utf-8")).replace("<details>", "<details open>", 1)
-    for sign, drawn in SIGNS.items():
-        text = text.replace(sign, drawn)
-    page.write_text(f"<!doctype html><meta charset=utf-8><style>{SHEET}</style><main>{text}</main>", encoding="utf-8")
-    with browser() as tab:
-        tab.open(page, size=SIZE, scale=SCALE)
-        return {"gate_summary.png": tab.picture("main", "main")}
 
 
 SLEEPS: Mapping[str, tuple[int, Mapping[str, float]]] = {
@@ -131,7 +82,7 @@ def run(scratch: Path) -> Mapping[str, bytes]:
     return {"run_light.png": light}
 
 
-PICTURES: dict[str, Callable[[Path], Mapping[str, bytes]]] = {"report": report, "gate": gate, "run": run}
+PICTURES: dict[str, Callable[[Path], Mapping[str, bytes]]] = {"report": report, "run": run}
 
 
 def smaller(png: bytes) -> bytes:

@@ -12,7 +12,7 @@ from harness.process.invocation import Invocation
     epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file, as in the working tree. Without it,"
     " everything after -- is the program:  rlharness bisect --good v1.0 --bad HEAD -- python train.py"
 )
-@click.argument("scenario", required=False, shell_complete=opt.complete_scenario)
+@click.argument("scenario", required=False)
 @opt.option("--good REV", "Known-good revision.")
 @opt.option("--bad REV", "Known-bad descendant of the good revision.")
 @opt.option("--packages NAME==A..B", "Search between two versions of a package instead.")

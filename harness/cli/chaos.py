@@ -19,7 +19,7 @@ OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
     epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
     " the program:  rlharness chaos --vary G=1,4 -- python train.py --accum {G}"
 )
-@click.argument("scenario", required=False, shell_complete=opt.complete_scenario)
+@click.argument("scenario", required=False)
 @opt.option("--count N", "Number of perturbations to try.  [default: 20]", opt.COUNT)
 @opt.option("--seed S", "Seed for drawing perturbations.  [default: 0]", opt.INDEX)
 @opt.option(

@@ -14,7 +14,6 @@ from harness.render.console import show
 PROJECT = Path(harness.lab.demo.__file__).parent / "project"
 PLANTED = {"tests/test_sampler.py": "timed_out", "tests/test_kernels.py": "crashed", "tests/test_node.py": "not_run"}
 """Outcome of each test file with a planted fault; all others pass."""
-STDERR = 2
 NEXT = """
 $ rlharness plan --gpus sim:4
     shows the schedule, now that the durations are known
@@ -26,8 +25,8 @@ In your own project, type `rlharness run` for `pytest`, and put
 
 @click.command()
 @opt.out("example project; must be new or empty.  [default: rlharness-demo]", default="rlharness-demo")
-@opt.output
-def demo(invocation: Invocation, output: opt.Output, /, *, out: str) -> int:
+@click.pass_obj
+def demo(invocation: Invocation, /, *, out: str) -> int:
     """Show `run` and `replay` at work on an example project.
 
     Its suite has a hang and a crash, and the runs of its program differ. Needs no GPU. The part with `replay` needs
@@ -50,22 +49,12 @@ def demo(invocation: Invocation, output: opt.Output, /, *, out: str) -> int:
     is_own = typed_python and Path(typed_python).parent.resolve() == Path(sys.executable).parent.resolve()
     python = "python" if is_own else sys.executable
 
-    def say_title(title: str) -> None:
-        show(f"\n\x1b[1m# {title}\x1b[0m" if output.colour else f"\n# {title}")
-
     def typed(title: str, command: str, *words: str) -> int:
-        """Run a command of rlharness in this terminal; with --json its output goes to standard error."""
-        if not output.is_json:
-            say_title(title)
-            show(f"$ {shlex.join(['rlharness', command, *words])}")
-        color = "always" if output.colour else "never"
-        argv = [sys.executable, "-m", "harness", command, "--color", color, *words]
-        return run_in_foreground(argv, invocation.environ, stdout=STDERR if output.is_json else None)
+        """Run a command of rlharness in this terminal."""
+        show(f"\n# {title}\n$ {shlex.join(['rlharness', command, *words])}")
+        return run_in_foreground([sys.executable, "-m", "harness", command, *words], invocation.environ)
 
-    if not output.is_json:
-        show(
-            f"The example project is in {name}.\nComments in its files say what is planted.\n\n$ cd {shlex.quote(name)}"
-        )
+    show(f"The example project is in {name}.\nComments in its files say what is planted.\n\n$ cd {shlex.quote(name)}")
     compared = None
     with contextlib.chdir(directory):
         title = "A suite of eight files on four simulated GPUs; one hangs, one crashes."
@@ -84,11 +73,7 @@ def demo(invocation: Invocation, output: opt.Output, /, *, out: str) -> int:
     missed = [path for path, outcome in wanted.items() if found.get(path) != outcome]
     missed += ["train.py"] if compared not in (None, ExitCode.DIVERGED) else []
     code = ExitCode.INTERNAL_ERROR if missed else ExitCode.OK
-    if output.is_json:
-        head = {"version": 1, "exit_code": int(code), "directory": str(directory)}
-        opt.show_json({**head, "suite": found, "replay": compared, "missed": missed})
-        return code
-    say_title("What was planted, and what rlharness found")
+    show("\n# What was planted, and what rlharness found")
     texts = {
         path: found.get(path, "no outcome").upper().replace("_", " ") for path in dict.fromkeys([*PLANTED, *missed])
     }
@@ -98,6 +83,6 @@ def demo(invocation: Invocation, output: opt.Output, /, *, out: str) -> int:
         show(f"  {'NOT FOUND' if path in missed else 'ok'}  {path:<22} {text}")
     if compared is None:
         show("  --  train.py was not run: install torch to see `rlharness replay`")
-    say_title(f"Next, in {name}")
+    show(f"\n# Next, in {name}")
     show(NEXT.format(python=shlex.quote(python)).lstrip())
     return code

@@ -21,7 +21,7 @@ DEFAULT_RUNS = 2
     " [tool.rlharness.gate] in pyproject.toml, else all scenarios of the project. After --, a command of any program:"
     "  rlharness gate --base main -- python train.py"
 )
-@click.argument("names", metavar="[SCENARIO]...", nargs=-1, shell_complete=opt.complete_scenario)
+@click.argument("names", metavar="[SCENARIO]...", nargs=-1)
 @opt.option(
     "--base REV",
     "Revision to compare with.  [default: the commit where this branch began; on the default branch, the parent"

@@ -11,10 +11,9 @@ from harness.render.console import say, show
 
 @click.command()
 @click.argument("name", required=False, type=opt.PATH, metavar="[TEST-OR-FILE]")
-@opt.option("--limit N", "Files or tests to print at most.  [default: 50]", opt.COUNT, default=50)
 @opt.json_flag
 @click.pass_obj
-def history(invocation: Invocation, /, *, name: str | None, limit: int, is_json: bool) -> int:
+def history(invocation: Invocation, /, *, name: str | None, is_json: bool) -> int:
     """Show durations and outcomes of files and tests in the last runs.
 
     Without TEST-OR-FILE, all files are listed, longest first.
@@ -57,7 +56,7 @@ def history(invocation: Invocation, /, *, name: str | None, limit: int, is_json:
     if not found:
         show(f"{is_empty}. rlharness run records runs in {file}")
         return ExitCode.OK
-    show("\n".join(history_lines(found, limit)))
+    show("\n".join(history_lines(found)))
     if name is None:
         counts = trends_text(len(found), len(known) - len(found))
         say(f"{counts} known; rlharness history FILE lists the tests of a file")

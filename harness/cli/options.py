@@ -3,9 +3,7 @@
 import functools
 import json
 import math
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,22 +19,9 @@ from harness.process.run_directory import new_run_id
 from harness.render.console import show
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class Seconds(click.FloatRange):
-    """A number of seconds, not NaN."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the value as a float; fail for anything else, a value out of range, or NaN."""
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        return seconds
 
 
 class SomePath(click.Path):
@@ -49,22 +34,8 @@ class SomePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-_PLAIN = re.compile(r"\w[\w.+=@-]*")
-PATH, INDEX, COUNT, ABOVE_0_S = SomePath(), click.IntRange(0), click.IntRange(1), Seconds(0, min_open=True)
+PATH, INDEX, COUNT, ABOVE_0_S = SomePath(), click.IntRange(0), click.IntRange(1), click.FloatRange(0, min_open=True)
 INDEX.name, COUNT.name, ABOVE_0_S.name = "whole number from 0", "whole number from 1", "number of seconds above 0"
-
-
-def complete_scenario(_: click.Context, __: click.Parameter, incomplete: str) -> list["CompletionItem"]:
-    """Return the scenarios whose names begin so, without those that a shell would not take as they are; else files."""
-    from click.shell_completion import CompletionItem
-
-    from harness.lab.experiments.scenario_names import scenario_names
-
-    with suppress(OSError):  # the working directory is gone or cannot be read
-        names = [each for each in scenario_names(Path.cwd()) if each.startswith(incomplete) and _PLAIN.fullmatch(each)]
-        if names:
-            return [CompletionItem(name) for name in names]
-    return [CompletionItem(incomplete, type="file")]
 
 
 def option(words: str, text: str, kind: click.ParamType[Any] | None = None, **settings: Any) -> Decorator:

@@ -14,9 +14,8 @@ from harness.render.console import say, show
 
 @click.command()
 @suite_options
-@opt.option("--width", "Width of the chart in columns.  [default: width of the terminal]", click.IntRange(40))
 @click.pass_obj
-def plan(invocation: Invocation, /, *, width: int | None, **given: Any) -> int:
+def plan(invocation: Invocation, /, **given: Any) -> int:
     """Show the schedule that `run` would use.
 
     Includes the makespan of the schedule and a lower bound. Exits with 1 if a file cannot be collected, and with 0 if
@@ -58,7 +57,7 @@ def plan(invocation: Invocation, /, *, width: int | None, **given: Any) -> int:
         text = chart(
             packed,
             names,
-            width=width or terminal_columns(),
+            width=terminal_columns(),
             colour=options.colour,
             estimates=planned.estimated,
             splits=collected.splits,

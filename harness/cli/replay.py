@@ -16,7 +16,7 @@ from harness.render.console import say
     epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
     " the program:  rlharness replay -- python train.py --seed 7\n\nTo repeat a recorded run, use rlharness reproduce."
 )
-@click.argument("scenario", metavar="[SCENARIO]", required=False, shell_complete=opt.complete_scenario)
+@click.argument("scenario", metavar="[SCENARIO]", required=False)
 @opt.scenario
 @opt.many(
     "--sweep KEY=V1,V2",

@@ -13,12 +13,11 @@ from harness.process.invocation import Invocation, num_cores, shadowing, wants_c
 from harness.render.console import is_outermost_on_github, say
 from harness.runner.options import RunOptions
 
-RUN_NOTHING = frozenset(
-    ("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show")
-) | frozenset(("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "-h", "--help", "-V", "--version"))
-"""Options of pytest that print information and run no test."""
-WANT_A_KEYBOARD = frozenset(("--pdb", "--trace"))
-"""Options of pytest with which a failing test waits for input."""
+RUN_NOTHING = (
+    *("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show", "--pdb", "--trace"),
+    *("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "-h", "--help", "-V", "--version"),
+)
+"""Options of pytest that print information and run no test, or with which a failing test waits for input."""
 COUNT, FILE = opt.INDEX, opt.SomePath(path_type=Path)
 
 suite_options = opt.all_of(
@@ -92,14 +91,14 @@ suite_options = opt.all_of(
     opt.ABOVE_0_S,
 )
 @opt.option(
-    "--grace grace_s S", "Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]", opt.Seconds(0)
+    "--grace grace_s S", "Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]", click.FloatRange(0)
 )
 @opt.option(
     "--wait wait_s S",
     "Wait up to S seconds for GPUs that others use: all that --gpus counts or names, or one with auto.  [default: 0]",
-    opt.Seconds(0),
+    click.FloatRange(0),
 )
-@opt.option("--slow slow_s S", "Report a file as slow after S seconds.  [default: 60]", opt.Seconds(0))
+@opt.option("--slow slow_s S", "Report a file as slow after S seconds.  [default: 60]", click.FloatRange(0))
 @opt.option("--maxfail N", "Start no more files after N have failed; 0 means no limit.", COUNT)
 @opt.option(
     "--retries N",
@@ -111,7 +110,6 @@ suite_options = opt.all_of(
     "Run a failing file once more after the files before it: one that then passes is leaning. That is a failure"
     ' unless the configuration has leaning = "report".  [default: --no-check-leaning]',
 )
-@opt.option("--durations num_slowest N", "Print the N slowest tests of the run.  [default: 0]", COUNT, default=0)
 @click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
 @opt.option("--allow-missing-gpus/--no-allow-missing-gpus", "Exit with 0 even if files were not run for lack of GPUs.")
 @opt.option("--events events_file", "Write every event to this file, one JSON object per line.", FILE)
@@ -223,16 +221,9 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
 def _check_pytest_args(pytest_args: tuple[str, ...]) -> None:
     """Raise UsageError for an option of pytest that would leave a file without an outcome."""
     for arg in pytest_args:
-        name = arg.partition("=")[0]
-        if name in RUN_NOTHING:
+        if arg.partition("=")[0] in RUN_NOTHING:
             raise UsageError(
-                f"-- {arg}: pytest runs no tests with this option",
-                legal="after --, pytest options that run tests",
-                remedy="use rlharness plan to see the schedule, or run pytest directly",
-            )
-        if name in WANT_A_KEYBOARD:
-            raise UsageError(
-                f"-- {arg}: test files run in parallel and cannot read the keyboard",
-                legal="after --, pytest options that need no input",
-                remedy=f"run one file directly: pytest {arg} FILE",
+                f"-- {arg}: with this option pytest runs no tests, or waits for input",
+                legal="after --, pytest options that run tests and need no input",
+                remedy=f"run pytest directly: pytest {arg} FILE; or use rlharness plan to see the schedule",
             )

@@ -13,7 +13,6 @@ import click
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.cli import options as opt
 from harness.process.invocation import Invocation
 from harness.render.console import show
 
@@ -22,44 +21,24 @@ CONFIG_SCHEMA = "config_schema"
 """Name of the function of an entry's module."""
 
 
-@click.command(epilog="Without NAME and --out: list the names.")
+@click.command(epilog="Without NAME: list the names.")
 @click.argument("name", metavar="[NAME]", required=False)
-@opt.option("--out DIR", "Write the schema, or all of them, into DIR.", opt.SomePath(path_type=Path))
 @click.pass_obj
-def schema(invocation: Invocation, /, *, name: str | None, out: Path | None) -> int:
+def schema(invocation: Invocation, /, *, name: str | None) -> int:
     """Print JSON schemas for editors.
 
     NAME is pyproject ([tool.rlharness]), scenario (every scenario file), or an entry such as rlcore.entrypoint:run.
     """
-    from harness.bits.files import write_replacing
-
     names = schema_names(invocation.cwd)
     if name is not None and name not in names:
         raise UsageError(
             f"there is no schema {name!r}", legal=", ".join(names), remedy="rlharness schema lists what each describes"
         )
-    if name is None and out is None:
+    if name is None:
         width = max(map(len, names))
         show("\n".join(f"{each:{width}}  {text}" for each, text in names.items()))
-        return ExitCode.OK
-    for each in [name] if name else names:
-        try:
-            text = json.dumps(make_schema(each, invocation.cwd), indent=2, ensure_ascii=False)
-        except UsageError as error:
-            if name:
-                raise
-            invocation.note(f"note: no schema of {each}: {error.what}")
-            continue
-        if out is None:
-            show(text)
-            continue
-        path = invocation.cwd / out / f"{each.replace(':', '.')}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_replacing(path, f"{text}\n")
-        except OSError as error:
-            raise opt.unwritable("the schema", path, error) from None
-        show(str(path))
+    else:
+        show(json.dumps(make_schema(name, invocation.cwd), indent=2, ensure_ascii=False))
     return ExitCode.OK
 
 

@@ -12,7 +12,7 @@ STDERR = 2
 
 
 @click.command(epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file.")
-@click.argument("scenario", shell_complete=opt.complete_scenario)
+@click.argument("scenario")
 @opt.out("run; must be new or empty.", required=True)
 @opt.scenario
 @opt.kept

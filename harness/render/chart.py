@@ -5,7 +5,6 @@ for that is `|`, and one shorter than half a column leaves no mark. `~` is a GPU
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -84,15 +83,12 @@ def plan_json(
 
 def _axis(makespan_s: float, num_columns: int) -> str:
     """Return a mark and a label at every round number of seconds that leaves room for it."""
-    least_s = makespan_s * MIN_TICK / num_columns
-    step_s = next((step for step in ROUND_S if step >= least_s), ceil(least_s / ROUND_S[-1]) * ROUND_S[-1])
-    cells = [" "] * (num_columns + 1)
+    step_s = next((step for step in ROUND_S if step >= makespan_s * MIN_TICK / num_columns), ROUND_S[-1])
+    text = ""
     for number in range(int(makespan_s / step_s) + 1):
-        at = round(number * step_s / makespan_s * num_columns)
         mark = f"|{axis_label(number * step_s, step_s)}"
-        room = len(cells) - at
-        cells[at : at + len(mark)] = mark if len(mark) <= room else f"{'|':{room}}"
-    return "".join(cells)
+        text = text.ljust(round(number * step_s / makespan_s * num_columns)) + mark
+    return text[: num_columns + 1]
 
 
 def axis_label(seconds: float, step_s: float) -> str:
@@ -111,15 +107,6 @@ def _side_by_side(placements: Iterable[Placement]) -> list[list[Placement]]:
             rows.append(row := [])
         row.append(placement)
     return rows
-
-
-def _leased_s(placements: Iterable[Placement]) -> float:
-    """Seconds in which at least one of these units has the GPU."""
-    total_s = until_s = 0.0
-    for placement in sorted(placements, key=lambda p: p.start_s):
-        total_s += max(0.0, placement.end_s - max(until_s, placement.start_s))
-        until_s = max(until_s, placement.end_s)
-    return total_s
 
 
 def _row_text(plan: Plan, row: Sequence[Placement], paths: Sequence[str], num_columns: int, colour: bool) -> str:
@@ -154,14 +141,10 @@ def _facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list
     if plan.makespan_s > 0:
         sequential_s = sum(p.end_s - p.start_s for p in plan.placements)
         lines[0] += f", {sequential_s / plan.makespan_s:.1f}x faster than one file at a time"
-        if plan.gpus:
-            gpu_s = sum(_leased_s(p for p in plan.placements if gpu.gpu_id in p.gpu_ids) for gpu in plan.gpus)
-            lines[0] += f"; GPUs {gpu_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
         lines += _bound_facts(plan, paths, estimates)
         if guess := estimated(len(estimates), len(plan.order)):
             lines.append(f"durations    {guess}")
-            if len(estimates) >= len(plan.order):
-                lines[-1] += f", {UNKNOWN_S:g} s assumed for each file"
+            lines[-1] += f", {UNKNOWN_S:g} s assumed for each that never ran"
     return lines + _named("cannot run", [(paths[index], reason) for index, reason in plan.never])
 
 

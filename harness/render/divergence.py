@@ -55,8 +55,6 @@ MAX_CAUSES = 4
 MAX_FIELDS = 8
 """Maximum number of names of each part of a fingerprint that are shown side by side."""
 MAX_CHARS = 60
-FEW = 3
-"""So many libraries or packages are shown side by side; a line sums up more, and names as many."""
 HEADINGS = {
     "identity": "the configuration or the command differs",
     "content": "data or functions that the configuration names differ",
@@ -295,8 +293,7 @@ def distance(value: ValueDifference) -> str:
     most = "at most " if value.max_abs else ""
     text = f"{value.num_different:,} of {first}{count(value.num_compared, 'element')} differ, {most}{how}"
     if value.num_nan_only_a or value.num_nan_only_b:
-        both = f", in both with different payloads: {value.num_nan_both:,}" if value.num_nan_both else ""
-        text += f"; NaN in A only: {value.num_nan_only_a:,}, in B only: {value.num_nan_only_b:,}{both}"
+        text += f"; NaN in A only: {value.num_nan_only_a:,}, in B only: {value.num_nan_only_b:,}"
     return text
 
 
@@ -308,8 +305,7 @@ def _beside(verdict: Verdict) -> Iterator[str]:
         yield f"  the random-number generators are equal at the start of this step: {names}"
     if verdict.part is not None:
         whose = "ranks' parts" if verdict.num_ranks > 1 else "microbatches"
-        place = where(verdict.part, verdict.num_ranks)
-        yield f"  first difference in {whose} (does not affect the verdict): {place}"
+        yield f"  first difference in {whose} (does not affect the verdict): {where(verdict.part, verdict.num_ranks)}"
 
 
 def attribution_lines(verdict: Verdict) -> Iterator[str]:
@@ -369,42 +365,24 @@ def _pair(point: CurveDifference) -> str:
 
 
 def field_lines(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
-    """Yield the lines on one part of two fingerprints; many libraries, or packages of one side, are a line each.
+    """Yield the lines on one part of two fingerprints; shared libraries are counted.
 
     package numpy     A 2.4.1  B 2.2.6
-    69 packages only in B: aiohttp, anyio, blake3 and 66 more
-    78 shared libraries differ (62 only in B): --json lists them
+    78 shared libraries differ: --json lists them
     """
     if not differences:
         return
     yield f"  {HEADINGS[part]}"
-    packages = [each for each in differences if each.name.startswith("package ")]
-    groups = {
-        "": [each for each in differences if each.name.startswith("library ")],
-        "A": [each for each in packages if each.b is None],
-        "B": [each for each in packages if each.a is None],
-    }
-    groups = {name: group for name, group in groups.items() if len(group) > FEW}
-    yield from _side_by_side([each for each in differences if all(each not in group for group in groups.values())])
-    libraries = groups.pop("", [])
-    for side, group in groups.items():
-        names = ", ".join(one_line(each.name.removeprefix("package "), MAX_CHARS) for each in group[:FEW])
-        yield f"    {count(len(group), 'package')} only in {side}: {names} and {len(group) - FEW} more"
-    if libraries:
-        counts = {"A": sum(each.b is None for each in libraries), "B": sum(each.a is None for each in libraries)}
-        sides = ", ".join(f"{number} only in {side}" for side, number in counts.items() if number)
-        yield f"    {len(libraries)} shared libraries differ{f' ({sides})' if sides else ''}: --json lists them"
-
-
-def _side_by_side(differences: Sequence[FieldDifference]) -> Iterator[str]:
     rows = []
-    for each in differences:
+    for each in (field for field in differences if not field.name.startswith("library ")):
         absent = "as committed, or absent" if each.name.startswith("file ") else "none"
         a, b = (absent if value is None else one_line(value, MAX_CHARS) for value in (each.a, each.b))
         rows.append((one_line(each.name, MAX_CHARS), a, b))
     width, width_a = (max((len(row[at]) for row in rows[:MAX_FIELDS]), default=0) for at in (0, 1))
     lines = [f"{name:<{width}}  A {a:<{width_a}}  B {b}" for name, a, b in rows]
     yield from (f"    {line}" for line in at_most(lines, MAX_FIELDS))
+    if num_libraries := len(differences) - len(rows):
+        yield f"    {count(num_libraries, 'shared library differs', 'shared libraries differ')}: --json lists them"
 
 
 def percent(share: float) -> str:

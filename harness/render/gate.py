@@ -12,16 +12,13 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
 from harness.lab.gate.change import CODE_OF_KIND, Change, Rounding
 from harness.lab.gate.gate import Gate, GateScenario
-from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
+from harness.render.console import painted
 from harness.render.divergence import changed_lines, headline, unchanged_lines
-from harness.render.github import append_to_summary, command, folded, plain, say_lines
-from harness.render.rare_events import rare_events_line
-from harness.render.replay import ending_lines
+from harness.render.github import append_to_summary, command, fenced, plain, say_lines
+from harness.render.replay import ending_lines, rare_events_line
 from harness.render.serialise import attributes, result_json, serialised
-from harness.trace.curve import common_names
 
-SIGNS = {Change.EQUAL: "✅", Change.NEW: "✅", Change.ACCEPTED: "✅", Change.NUMERICS: "🟡", Change.CONFIGURATION: "🟡"}
 UNREMARKABLE = (Change.EQUAL, Change.NEW, Change.ACCEPTED)
 """Changes without an annotation."""
 
@@ -47,55 +44,18 @@ def _title(gate: Gate, scenario: GateScenario) -> str:
     return ", ".join(gate.failures.get(scenario.name, ())) or LABELS[scenario.comparison.change].lower()
 
 
-def summary(gate: Gate) -> str:
-    """The job's summary, in Markdown."""
-    decision = "failed" if gate.failures else "passed"
-    if gate.interrupted_by:
-        decision = f"interrupted by {gate.interrupted_by}"
-    lines = [
-        f"### rlharness gate: {decision}",
-        "",
-        f"{plain(sides_line(gate).removeprefix('gate: '))}: {plain(summary_line(gate) or 'nothing was compared')}.",
-        "",
-        "| scenario | | where |",
-        "|---|---|---|",
-        *map(_row, gate.scenarios),
-        "",
-    ]
-    for scenario in gate.scenarios:
-        if scenario.comparison.change is not Change.EQUAL or scenario.name in gate.failures:
-            title = f"{one_line(scenario.name)}: {_title(gate, scenario)}"
-            lines += folded(title, detail_lines(scenario))
-    lines += [f"- {plain(str(note))}" for note in gate.notes]
-    if gate.failures:
-        lines += ["", f"The gate fails on {failing_changes(gate)}."]
-    return "\n".join(lines) + "\n"
-
-
-def _row(scenario: GateScenario) -> str:
-    change = scenario.comparison.change
-    label = f"{SIGNS.get(change, '❌')} {LABELS[change].lower()}"
-    return f"| {plain(scenario.name)} | {label} | {plain(where(scenario).removeprefix(': '))} |"
-
-
 def append_summary(gate: Gate, environ: Mapping[str, str]) -> None:
-    """Add the summary to that of the job; the counts alone if it is too large."""
-    counts = plain(summary_line(gate))
-    short = f"### rlharness gate\n\n{counts}; the full summary exceeds the size limit.\n"
-    append_to_summary(summary(gate), environ, short=short)
+    """Add the report to the summary of the job; the counts alone if it is too large."""
+    decision = "failed" if gate.failures else "passed"
+    head = f"### rlharness gate: {(gate.interrupted_by and 'interrupted') or decision}\n\n"
+    text = "\n".join(fenced(gate_text(gate, colour=False).splitlines()))
+    append_to_summary(f"{head}{text}\n", environ, short=f"{head}{plain(summary_line(gate))}\n")
 
 
-LABELS = {
-    Change.EQUAL: "EQUAL",
+LABELS = {each: each.value.upper().replace("_", " ") for each in Change} | {
     Change.NUMERICS: "NUMERICS ONLY",
     Change.BEHAVIOUR: "BEHAVIOUR CHANGED",
     Change.CONFIGURATION: "CONFIGURATION CHANGED",
-    Change.NONDETERMINISTIC: "NONDETERMINISTIC",
-    Change.NOT_COMPARABLE: "NOT COMPARABLE",
-    Change.BROKEN: "BROKEN",
-    Change.NEW: "NEW",
-    Change.REMOVED: "REMOVED",
-    Change.ACCEPTED: "ACCEPTED",
 }
 TONES = {Change.EQUAL: "32", Change.NEW: "32", Change.ACCEPTED: "32", Change.BEHAVIOUR: "1;31", Change.BROKEN: "1;31"}
 YELLOW = "33"
@@ -123,9 +83,8 @@ def sides_line(gate: Gate) -> str:
 
 
 def _scenario(gate: Gate, scenario: GateScenario, colour: bool) -> Iterator[str]:
-    label = LABELS[scenario.comparison.change]
-    if colour:
-        label = f"\x1b[{TONES.get(scenario.comparison.change, YELLOW)}m{label}\x1b[0m"
+    change = scenario.comparison.change
+    label = painted(LABELS[change], TONES.get(change, YELLOW), colour)
     against = f" ({scenario.against})" if scenario.golden is not None else ""
     yield f"{label}  {one_line(scenario.name)}{against}{where(scenario)}"
     yield from (f"  {line}" for line in detail_lines(scenario))
@@ -186,24 +145,18 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
 def golden_lines(golden: Golden, *, is_new: bool) -> Iterator[str]:
     """Yield when and why a golden was accepted, and the contents of a new one."""
     if is_new:
-        roots = ", ".join(name.replace("_", " ") for name in golden.roots if name != WHOLE_STEP)
-        curve = ", ".join(common_names(golden.curve)) or "no values"
-        steps = count(len(golden.steps), "step")
-        yield f"golden of {steps}: digests of each step and its {one_line(roots)}; curve of {one_line(curve)}"
+        yield f"golden of {count(len(golden.steps), 'step')}"
     for newest in golden.history[-1:]:
         yield f"accepted on {newest.date} at {newest.commit}: {one_line(newest.reason)}"
 
 
 def rounding_lines(rounding: Rounding) -> Iterator[str]:
-    """Yield the first differing tensor, the one that differs most, and by how much relative to its elements."""
+    """Yield the tensor that differs most, and by how much relative to its elements."""
     if not rounding.num_different:  # tokens and texts alone
         return
-    first, largest = (
-        f"{one_line(name)} by {f'up to {ulp:,} ulp' if ulp <= MAX_ULP else 'more than rounding'}"
-        for name, ulp in ((rounding.first, rounding.first_ulp), (rounding.name, rounding.max_ulp))
-    )
+    ulp = f"up to {rounding.max_ulp:,} ulp" if rounding.max_ulp <= MAX_ULP else "more than rounding"
     counted = f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ"
-    yield f"{counted}, first {first}" + (" (the largest)" if first == largest else f", largest {largest}")
+    yield f"{counted}, most of all {one_line(rounding.name)}, by {ulp}"
     if rounding.phase and rounding.is_rounding:  # else it is the reason
         share = f"{100 * rounding.share:.3g} % of the largest element of its phase"
         yield f"largest difference before the optimizer: {share}, in {rounding.phase}"
@@ -214,18 +167,12 @@ def _decision(gate: Gate, colour: bool) -> Iterator[str]:
         yield f"interrupted by {gate.interrupted_by}: no verdict"
         return
     if not gate.failures:
-        yield f"\x1b[32mpassed\x1b[0m: {summary_line(gate)}" if colour else f"passed: {summary_line(gate)}"
+        yield f"{painted('passed', '32', colour)}: {summary_line(gate)}"
         return
-    label = "\x1b[1;31mFAILED\x1b[0m" if colour else "FAILED"
+    label = painted("FAILED", "1;31", colour)
     for name, reasons in gate.failures.items():
         yield f"{label}  {one_line(name)}: {', '.join(reasons)}"
-    yield f"  the gate fails on {failing_changes(gate)}"
-
-
-def failing_changes(gate: Gate) -> str:
-    """Return what fails the gate: behaviour, numerics and scenarios that do not run."""
-    changes = ", ".join(gate.fail_on)
-    return f"{changes} and scenarios that do not run" if changes else "scenarios that do not run"
+    yield f"  the gate fails on {', '.join([*gate.fail_on, 'scenarios that do not run'])}"
 
 
 def summary_line(gate: Gate) -> str:

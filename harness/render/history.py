@@ -5,9 +5,11 @@ from typing import Any
 
 from harness.bits.text import count, one_line
 from harness.render.run_words import gb_text
+from harness.render.serialise import attributes
 from harness.runner.records.trends import PastResult, Trend
 
 VERSION = 1
+MAX_LISTED = 50
 OTHER = "o"
 MEANINGS = {
     ".": ("passed", ("passed",)),
@@ -29,9 +31,9 @@ LETTERS = {outcome: letter for letter, (_, outcomes) in MEANINGS.items() for out
 HEADS = ("outcomes", "runs", "median", "range", "spread")
 
 
-def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
-    """A table of at most `limit` trends with the letters that it uses; the results of a single trend one by one."""
-    shown = list(trends)[:limit]
+def history_lines(trends: Sequence[Trend]) -> list[str]:
+    """A table of at most MAX_LISTED trends with the letters that it uses; the results of a single trend one by one."""
+    shown = list(trends)[:MAX_LISTED]
     rows = [HEADS, *(_cells(each) for each in shown)]
     if any(each.peak_bytes is not None for each in shown):
         memory = ["GPU memory", *(gb_text(each.peak_bytes) for each in shown)]
@@ -41,7 +43,7 @@ def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
     cells = [(row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])) for row in rows]
     lines = ["  ".join((*row, name)) for row, name in zip(cells, names, strict=True)]
     if (num_more := len(trends) - len(shown)) > 0:
-        lines.append(f"and {num_more:,} more; --limit N prints N")
+        lines.append(f"and {num_more:,} more: --json has all")
     used = dict.fromkeys(letter for each in shown for letter in _letters(each))
     lines.append("")
     lines.append("outcomes, oldest first: " + ", ".join(f"{letter} {MEANINGS[letter][0]}" for letter in used))
@@ -57,21 +59,9 @@ def history_json(trends: Sequence[Trend], *, exit_code: int, file: str, notes: S
 
 
 def _trend_json(trend: Trend) -> dict[str, Any]:
-    return {
-        "name": trend.name,
-        "kind": "test" if trend.is_test else "file",
-        "median_s": trend.median_s,
-        "min_s": min(trend.durations_s, default=None),
-        "max_s": max(trend.durations_s, default=None),
-        "spread": trend.spread,
-        "peak_gpu_bytes": trend.peak_bytes,
-        "results": list(map(_result_json, trend.results)),
-    }
-
-
-def _result_json(result: PastResult) -> dict[str, Any]:
-    found = {"run_id": result.run_id, "outcome": result.outcome or None, "duration_s": result.duration_s}
-    return {**found, "peak_gpu_bytes": result.peak_bytes}
+    low_s, high_s = (end(trend.durations_s, default=None) for end in (min, max))
+    own = {"min_s": low_s, "max_s": high_s, "peak_gpu_bytes": trend.peak_bytes}
+    return {**attributes(trend, "name", "median_s", "spread", "results"), **own}
 
 
 def trends_text(num_files: int, num_tests: int) -> str:

@@ -25,7 +25,6 @@ from harness.process.program_output import output_tail
 from harness.render.console import painted
 from harness.render.divergence import verdict_text
 from harness.render.operations import VALIDITY, non_finite_lines, operations_text, suspect_lines
-from harness.render.rare_events import rare_events_line
 from harness.render.serialise import attributes, result_json, serialised
 from harness.trace.ops import OpVerdict
 from harness.trace.verdict import STEP_ONLY, Kind, Verdict
@@ -46,8 +45,8 @@ def replay_text(replay: Replay, *, colour: bool) -> str:
         lines += _pair(f"A: {one_line(comparison.a)}  B: {comparison.b}", comparison.verdict, colour)
         lines += _operations(comparison)
     lines += _failures([run for run in replay.runs if not run.recording.is_complete])
-    lines += _recording_notes(replay.runs)
-    lines += [f"  note: {one_line(note)}" for note in replay.notes]
+    notes = [f"{run.name}: {note}" for run in replay.runs for note in dict.fromkeys(run.recording.notes)]
+    lines += [f"  note: {one_line(note)}" for note in (*notes, *replay.notes)]
     if {each.verdict.kind for each in replay.comparisons} == {Kind.EQUAL} and replay.plan.against is None:
         num_steps = min(each.verdict.num_steps for each in replay.comparisons)
         lines.append(f"  {rare_events_line(num_steps, 1 + len(replay.comparisons))}")
@@ -70,15 +69,6 @@ def _op_lines(found: Sequence[OpVerdict]) -> Iterator[str]:
     yield from (line for each in found for line in operations_text(each) if line.strip() != VALIDITY)
 
 
-def _recording_notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield each note of a recording once, with the runs that have it."""
-    names: dict[str, list[str]] = {}
-    for run in runs:
-        for note in dict.fromkeys(run.recording.notes):
-            names.setdefault(note, []).append(run.name)
-    yield from (f"  note: {', '.join(of)}: {one_line(note)}" for note, of in names.items())
-
-
 def _operations(comparison: Comparison) -> Iterator[str]:
     yield from _op_lines(comparison.operations)
     if comparison.nan is not None:
@@ -92,14 +82,8 @@ def _operations(comparison: Comparison) -> Iterator[str]:
 
 
 def _failures(runs: Sequence[Run]) -> Iterator[str]:
-    """What was wrong with each run, and the end of its output; runs that ended alike are reported together."""
-    told: dict[tuple[object, ...], str] = {}
+    """What was wrong with each run, and the end of its output."""
     for run in runs:
-        tail = output_tail(run.output)
-        first = told.setdefault((run.recording.problems, *tail), run.name)
-        if first != run.name:
-            yield f"{run.name} ended like {first} ({one_line(path_text(run.output))})"
-            continue
         yield f"{run.name} is incomplete"
         yield from _problems(run)
 
@@ -112,6 +96,13 @@ def _problems(run: Run) -> Iterator[str]:
             yield f"    remedy: {one_line(problem.remedy)}"
     if not run.recording.is_complete:
         yield from (f"  {line}" for line in ending_lines(run.output))
+
+
+def rare_events_line(num_steps: int, num_runs: int) -> str:
+    """Return how probable it is that runs show a fault of 1 in 50 steps: 1 - (1 - p)^(steps * runs)."""
+    chance = 1.0 - 0.98 ** (num_steps * num_runs)
+    runs = f"{num_runs} runs of {count(num_steps, 'step')}"
+    return f"a fault in 1 of 50 steps is seen by {runs} with a chance of {100 * chance:.0f} %"
 
 
 def ending_lines(output: Path) -> Iterator[str]:
@@ -238,8 +229,6 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
         yield from _pair(title, different, colour)
         yield from (line for run in repeated.runs[:1] for line in _problems(run))
     yield f"  root {repeated.root.hex()}; {_how(repeated)}"
-    if different is None and repeated.ending is Ending.SAME_MIDDLE:
-        yield from (f"  {line}" for line in _error_lines(repeated))
     for operations in repeated.operations:
         yield from _step_operations(operations, plan.step)
 
@@ -265,13 +254,6 @@ def _how(repeated: Repeated) -> str:
 def _steps_before(plan: StepPlan) -> str:
     num = plan.step - plan.first
     return f"{num:,} steps" if num > 1 else "step" if num else ""
-
-
-def _error_lines(repeated: Repeated) -> list[str]:
-    """Return the error with which the repeated run ended, as it printed it; none if it printed none."""
-    lines = output_tail(repeated.runs[0].output) if repeated.runs else []
-    begins = [number for number, line in enumerate(lines) if line.startswith("error: ")]
-    return lines[begins[-1] :] if begins else []
 
 
 def _step_operations(operations: StepOperations, step: int) -> Iterator[str]:

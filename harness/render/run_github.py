@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -37,7 +37,6 @@ MAX_TEXTS = 100
 MAX_TEXT_BYTES = 600_000
 """Bytes of all these texts together."""
 MAX_LISTED = 50
-_LOCATION = re.compile(r'^([^\s:"][^:\n]*):(\d+)(?::|$)|^[ E]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
 
 
 class GithubReporter:
@@ -58,9 +57,8 @@ class GithubReporter:
         if not isinstance(event, RunFinished):
             return
         failures = list_failures(state, event)
-        tree = SourceTree(Path(self._job.environ.get(WORKSPACE_VARIABLE) or self._job.cwd), self._job.cwd)
         self.close()
-        say_lines(annotations(failures, state, event, tree), self._stream)
+        say_lines(annotations(failures, state, event, self._job), self._stream)
         _summary("run", state, event, failures, self._job.environ)
 
     def close(self) -> None:
@@ -75,38 +73,23 @@ def summarize_merge(state: RunState, finished: RunFinished, environ: Mapping[str
     _summary("merge", state, finished, list_failures(state, finished), environ)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceTree:
-    """A repository and the working directory of pytest in it."""
+def locate(job: Invocation, name: str, text: str = "") -> dict[str, str]:
+    """Return file and line of a test or unit: the last line of its file that the text of its failure names.
 
-    root: Path
-    cwd: Path
-
-    def locate(self, name: str, text: str = "") -> dict[str, str]:
-        """Return file and line of a test or unit: the last line of its file that the text of its failure names.
-
-        Without a line if it names none; empty for a unit that has no file in the repository.
-        """
-        path = file_of(name.partition("::")[0])
-        above = [each for each in (self.cwd, *self.cwd.parents) if each.is_relative_to(self.root)]
-        file = next((file for directory in above if (file := self._below(str(directory / path)))), "") if path else ""
-        lines = [
-            each[2] or each[4] for each in _LOCATION.finditer(text) if file and self._below(each[1] or each[3]) == file
-        ]
-        return ({"file": file} if file else {}) | ({"line": lines[-1]} if lines else {})
-
-    def _below(self, path: str) -> str:
-        """Return the path of a file relative to the root; empty if there is no such file below the root."""
-        try:
-            file, root = (self.cwd / path).resolve(), self.root.resolve()
-            # An escaped name would be no file's.
-            is_found = file.is_file() and file.is_relative_to(root) and harmless(str(file)) == str(file)
-            return file.relative_to(root).as_posix() if is_found else ""
-        except (OSError, ValueError, RuntimeError):  # too long, with a null character, a loop of links
-            return ""
+    Without a line if it names none; empty for a unit that has no file in the repository.
+    """
+    path = file_of(name.partition("::")[0])
+    root = Path(job.environ.get(WORKSPACE_VARIABLE) or job.cwd).resolve()
+    for directory in (job.cwd, *job.cwd.parents) if path else ():  # pytest may have its root above
+        with suppress(OSError, ValueError, RuntimeError):  # too long, with a null character, a loop of links
+            file = (directory / path).resolve()
+            if file.is_file() and file.is_relative_to(root) and harmless(str(file)) == str(file):
+                lines = re.findall(rf"{re.escape(file.name)}(?::|\", line |, line )(\d+)", text)
+                return {"file": file.relative_to(root).as_posix()} | ({"line": lines[-1]} if lines else {})
+    return {}
 
 
-def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinished, tree: SourceTree) -> Iterator[str]:
+def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinished, job: Invocation) -> Iterator[str]:
     """Yield an error for each failure and a warning for each flaky file, as many as GitHub shows.
 
     A unit that was not run for lack of GPUs is an error where this decides the exit code, and a warning elsewhere.
@@ -114,14 +97,14 @@ def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinis
     flaky = state.with_outcome(Outcome.FLAKY)
     warnings = [Failure(each.unit.path, "flaky", "\n".join(_flaky_lines(each))) for each in flaky]
     unmet, is_error = list_unmet(state), finished.exit_code == ExitCode.UNITS_NOT_RUN
-    yield from _limited("error", [*failures, *(unmet if is_error else [])], tree)
-    yield from _limited("warning", [*warnings, *([] if is_error else unmet)], tree)
+    yield from _limited("error", [*failures, *(unmet if is_error else [])], job)
+    yield from _limited("warning", [*warnings, *([] if is_error else unmet)], job)
 
 
-def _limited(kind: str, failures: Sequence[Failure], tree: SourceTree) -> Iterator[str]:
+def _limited(kind: str, failures: Sequence[Failure], job: Invocation) -> Iterator[str]:
     num_shown = len(failures) if len(failures) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
     for failure in failures[:num_shown]:
-        location = tree.locate(failure.name, failure.text)
+        location = locate(job, failure.name, failure.text)
         yield command(kind, "\n".join(failure.message()), title=failure.title, **location)
     if rest := failures[num_shown:]:
         text = "\n".join(at_most([each.title for each in rest], MAX_LISTED))
@@ -154,7 +137,7 @@ def _summary(
         others=[f"{_code(each.title)}{plain(_reason(each))}" for each in failures[len(first) :]],
         flaky=[(each.unit.path, "; ".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)],
         unmet=list_unmet(state),
-        quarantined=[(gpus([each.gpu_id], state), each) for each in state.quarantined.values()],
+        quarantined=[(gpus([each.gpu_id], state.gpus), each) for each in state.quarantined.values()],
         notes=finished.notes,
         page=str(page) if page and page.is_file() else "",
         max_listed=MAX_LISTED,

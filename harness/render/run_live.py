@@ -1,4 +1,4 @@
-"""A run of tests on a terminal: lines that stay, and below them a table of running files that is drawn again and again.
+"""A run of tests on a terminal: lines that stay, and below them a bar and the running files, drawn again and again.
 
 A terminal may take nothing for minutes (Ctrl-S, a stalled ssh) or vanish: only the drawing thread writes to it, and its
 first failure turns the display off.
@@ -6,9 +6,8 @@ first failure turns the display off.
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import PurePosixPath
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -17,21 +16,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.bits.text import count, one_line, ranges
 from harness.process.clock import Clock
-from harness.render.run_text import Sentence, Tone, alive, bare_test, head_lines, running_line, sentences
-from harness.render.run_words import gpu_names, label, words
+from harness.render.run_text import Sentence, Tone, alive, head_lines, running_line, sentences
 from harness.runner.events import DumpRequested, Event, RunFinished, RunStarted
 from harness.runner.records.stats import Progress, RunState
 from harness.runner.reporter import complain
-from harness.runner.units import Outcome
 
 IDLE_REDRAW_S = 1.0
 """The clock on the display moves this often when nothing happens."""
 MIN_REDRAW_S = 0.15
 CLOSE_S = 2.0
-SLOW_FACTOR, SLOW_AT_LEAST_S = 3.0, 60.0
-"""A unit's time turns yellow when it runs for this many times what was expected, and for a minute at least."""
 STYLES = {Tone.GOOD: "green", Tone.QUIET: "dim", Tone.WARNING: "yellow", Tone.BAD: "bold red"}
 
 
@@ -114,8 +108,8 @@ def _lines(event: Event, state: RunState) -> list[RenderableType]:
         return [Text(line, style="bold" if index == 0 else "dim") for index, line in enumerate(head_lines(event))]
     found = [said for said in sentences(event, state) if said.tone is not Tone.GOOD]
     if isinstance(event, DumpRequested):
-        running = [running_line(attempt, event.t, state) for attempt in state.running.values()]
-        found = [Sentence(Tone.QUIET, "running", text) for text in running or [alive(state)]]
+        running = [running_line(attempt, event.t, state.gpus) for attempt in state.running.values()]
+        found = [Sentence(Tone.QUIET, "running", text) for text in running or [alive(state.progress())]]
     table = Table.grid(padding=(0, 1))
     table.add_column(width=15)
     for said in found:
@@ -123,44 +117,14 @@ def _lines(event: Event, state: RunState) -> list[RenderableType]:
     return [table] if found else []
 
 
-def frame(progress: Progress, gpus: tuple[str, ...], now_t: float) -> RenderableType:
-    """Return the counts, the bar, and a row for each running file."""
-    now = timedelta(seconds=int(now_t))
-    if not progress.num_units:
-        files = f": {progress.num_collect_done} of {count(progress.num_collect_total, 'file')}"
-        return Text(f"collecting{files if progress.num_collect_total else ''}, {now}", style="dim", no_wrap=True)
+def frame(progress: Progress, gpus: Sequence[str], now_t: float) -> RenderableType:
+    """Return the bar, the counts, and a line for each running file."""
     left_s = progress.remaining_s(now_t)
+    left = f", {timedelta(seconds=int(left_s))} left" if left_s is not None and left_s >= 1 else ""
     bar = Table.grid(expand=True, padding=(0, 1))
     bar.add_column(ratio=1)
-    left = f", {timedelta(seconds=int(left_s))} left" if left_s is not None and left_s >= 1 else ""
-    bar.add_row(ProgressBar(total=progress.num_units, completed=progress.num_done), f"{now}{left}")
-    table = Table(box=None, expand=True, header_style="dim", pad_edge=False)
-    table.add_column("GPUs", width=10, style="cyan", no_wrap=True)
-    table.add_column("test", ratio=1, no_wrap=True)
-    table.add_column("done", justify="right", style="dim", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    names = gpu_names(gpus)
-    for attempt in sorted(progress.running, key=lambda attempt: (attempt.slot, attempt.started_t)):
-        leased = ranges([names.get(gpu_id, gpu_id) for gpu_id in attempt.gpu_ids])
-        path, ran_s = PurePosixPath(one_line(attempt.path)), now_t - attempt.started_t
-        test = Text(f"{path.name}::{one_line(bare_test(attempt))}".removesuffix("::"))
-        if attempt.terminating:
-            test = Text(f"{path.name} terminating: {words(attempt.terminating)}", "yellow")
-        test.append(f"  {path.parent}", "dim")
-        slow = ran_s > max(SLOW_AT_LEAST_S, SLOW_FACTOR * attempt.expected_s)
-        time = Text(str(timedelta(seconds=max(0, int(ran_s)))), "yellow" if slow else "")
-        table.add_row(f"gpu {leased}" if leased else "cpu", test, str(attempt.num_tests_done or ""), time)
-    return Group("", _counts(progress), bar, table)
-
-
-def _counts(progress: Progress) -> Text:
-    pieces = [(f"{progress.num_done}/{progress.num_units}", "bold")]
-    for outcome in sorted(progress.outcomes, key=lambda each: (not each.is_failure, list(Outcome).index(each))):
-        style = "bold red" if outcome.is_failure else "green" if outcome is Outcome.PASSED else "yellow"
-        pieces.append((f"{progress.outcomes[outcome]} {label(outcome).lower()}", style))
-    pieces += [(f"{len(progress.running)} running", "cyan"), (f"{progress.num_queued} queued", "dim")]
-    if progress.num_gpus:
-        pieces.append((f"{progress.num_gpus_leased}/{progress.num_gpus} GPUs", "dim"))
-    line = Text("  ").join(Text(*piece) for piece in pieces)
-    line.no_wrap, line.overflow = True, "ellipsis"
-    return line
+    done = ProgressBar(total=progress.num_units or progress.num_collect_total, completed=progress.num_done)
+    bar.add_row(done, f"{timedelta(seconds=int(now_t))}{left}")
+    running = sorted(progress.running, key=lambda attempt: (attempt.slot, attempt.started_t))
+    lines = [alive(progress), *(running_line(attempt, now_t, gpus) for attempt in running)]
+    return Group("", bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))

@@ -13,10 +13,8 @@ from harness.render.pages import html_page
 from harness.render.run_words import (
     REASON_OF_CODE,
     facts,
-    gb_text,
     isolation_text,
     label,
-    memory_text,
     outcome_counts,
     over_budget_lines,
     show_kept,
@@ -84,7 +82,7 @@ def run_page_text(record_file: Path, state: RunState, finished: RunFinished | No
         record=record,
         verdict=verdict_text(record.exit_code),
         sign=_sign(record.exit_code),
-        units=f"{count(len(record.files), 'unit')}: {outcome_counts(state) or 'none'}",
+        units=f"{count(len(record.files), 'unit')}: {outcome_counts(state.outcomes) or 'none'}",
         tests=tally(TestCounts(dict(state.tests))),
         notes=notes,
         timeline=_timeline(record, spans, numbers),
@@ -145,16 +143,12 @@ def _timeline(record: RunRecord, spans: list[FileSpan], numbers: dict[str, int])
 def _row(row: Row, first_s: float, whole_s: float, record: RunRecord, numbers: dict[str, int]) -> dict[str, Any]:
     bars = []
     for span, place in _bars(row.files, first_s, whole_s):
-        memory = memory_text(span.gpu_memory, span.need) if span.gpu_memory else ""
         width_s = span.end_s - (span.start_s or 0.0)
         is_wide = 100 * width_s / whole_s >= LEAST_OF_FILE
-        bar = {**place, "label": one_line(span.path).rpartition("/")[2], "failure": numbers.get(span.path), "tests": []}
-        bar["title"] = _title(span.path, span, first_s, one_line(span.reason), memory)
-        for test, inside in _bars(span.tests, span.start_s or 0.0, width_s or 1.0) if is_wide else ():
-            peak_bytes = span.gpu_memory.tests.get(test.nodeid) if span.gpu_memory else None
-            memory = "" if peak_bytes is None else f"{gb_text(peak_bytes)} of GPU memory at its peak"
-            bar["tests"].append({**inside, "title": _title(test.nodeid, test, first_s, memory)})
-        bars.append(bar)
+        tests = _bars(span.tests, span.start_s or 0.0, width_s or 1.0) if is_wide else ()
+        name = one_line(span.path).rpartition("/")[2]
+        own = {"label": name, "failure": numbers.get(span.path), "title": _title(span.path, span, first_s)}
+        bars.append({**place, **own, "tests": [{**p, "title": _title(t.nodeid, t, first_s)} for t, p in tests]})
     return {
         "name": one_line(row.name, 40),
         "title": one_line(row.title),
@@ -175,10 +169,10 @@ def _bars(spans: Iterable[Any], first_s: float, whole_s: float) -> Iterator[tupl
             yield span, {"x": f"{left:.2f}%", "width": f"{filled - left:.2f}%", "tone": tone}
 
 
-def _title(name: str, span: FileSpan | TestSpan, first_s: float, *facts: str) -> str:
+def _title(name: str, span: FileSpan | TestSpan, first_s: float) -> str:
     start_s = span.start_s or 0.0
     times = f"{seconds_text(span.end_s - start_s)} from {seconds_text(start_s - first_s)}"
-    return "; ".join([f"{one_line(name)}: {words(_word(span))}, {times}", *filter(None, facts)])
+    return f"{one_line(name)}: {words(_word(span))}, {times}"
 
 
 # ---- lists

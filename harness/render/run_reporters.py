@@ -52,7 +52,7 @@ def make_reporters(
             add(late, f"the JUnit XML in {junit}", is_asked=True, is_late=True)
         late = LateReporter(directory / PAGE, "the page of the run", partial(run_page_text, record))
         add(late, f"the page in {directory / PAGE}", is_late=True)
-        add(SummaryReporter(stream, colour=options.colour, num_slowest=options.num_slowest), "the summary")
+        add(SummaryReporter(stream, colour=options.colour), "the summary")
         if on_github:
             from harness.render.run_github import GithubReporter
 

@@ -1,7 +1,7 @@
 """A run of tests as text: lines while it runs, and at its end what failed, what needs attention, and the figures."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -32,12 +32,12 @@ from harness.render.run_words import (
 from harness.runner import events
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.run_record import PAGE
-from harness.runner.records.stats import Running, RunState
+from harness.runner.records.stats import Progress, Running, RunState
 from harness.runner.report_file import TestEnd
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestCounts
-from harness.runner.units import NeedSource, Outcome, UnitResult, file_of
+from harness.runner.units import Outcome, UnitResult, file_of
 
 COLLECTION_EVERY_S = 10.0
 """Seconds between two lines about a collection."""
@@ -47,11 +47,6 @@ MAX_LISTED = 20
 MAX_TESTS, MAX_CHARS = 20, 20_000
 """Failed tests of one file that are shown although pytest has not printed them, and characters of each."""
 BOLD_RED, RED, YELLOW, GREEN, DIM = "1;31", "31", "33", "32", "2"
-REMEDY_OF_NEED = {
-    NeedSource.AST: "name the marker gpus in its own text, so that the plan imports it",
-    NeedSource.IMPORT: "its markers change between imports: make them independent of the machine and of data files",
-    NeedSource.TABLE: "correct the needs table",
-}
 
 
 # ---- sentences about events, shared with the live display
@@ -96,7 +91,7 @@ def sentences(event: events.Event, state: RunState) -> list[Sentence]:
             return _unit_sentences(event.result, state)
         case events.AttemptSlow():
             attempt = state.running.get(event.path)
-            where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
+            where = running_line(attempt, event.t, state.gpus) if attempt else one_line(event.path)
             return [Sentence(Tone.WARNING, "slow", where)]
         case events.AttemptFailed():
             what = count(len(event.tests), "test") if event.tests else "the whole file"
@@ -110,7 +105,7 @@ def sentences(event: events.Event, state: RunState) -> list[Sentence]:
         case events.GpuQuarantined():
             return [Sentence(Tone.BAD, "QUARANTINED", _quarantine(event, state))]
         case events.GpuReadmitted():
-            return [Sentence(Tone.QUIET, "leased again", f"{gpus([event.gpu_id], state)}: it is as it was before")]
+            return [Sentence(Tone.QUIET, "leased again", f"{gpus([event.gpu_id], state.gpus)}: it is as it was before")]
         case events.LeaseRefused():
             text = f"{one_line(event.path)}: its GPUs were not fit for use; it starts next on others"
             return [Sentence(Tone.WARNING, "queued again", text)]
@@ -127,28 +122,25 @@ def unselected(num_files: int) -> str:
     return f"{count(num_files, 'file')} without a selected test"
 
 
-def alive(state: RunState) -> str:
-    """Return the progress of the run in counts."""
-    if state.units:
-        now = f"{len(state.running)} now, {state.num_queued} queued"
-        return f"{now}, {len(state.results)} of {len(state.units)} done"
-    total = state.num_collect_total
-    return "collecting" + (f", {state.num_collect_done} of {count(total, 'file')} imported" if total else "")
+def alive(progress: Progress) -> str:
+    """Return the progress of the run in counts: 2 now, 4 queued, 4 of 10 done: 3 passed, 1 failed."""
+    if progress.num_units:
+        outcomes = outcome_counts(progress.outcomes)
+        done = f"{progress.num_done} of {progress.num_units} done{f': {outcomes}' if outcomes else ''}"
+        return f"{len(progress.running)} now, {progress.num_queued} queued, {done}"
+    total = progress.num_collect_total
+    return "collecting" + (f", {progress.num_collect_done} of {count(total, 'file')} imported" if total else "")
 
 
-def running_line(attempt: Running, now_t: float, state: RunState) -> str:
+def running_line(attempt: Running, now_t: float, gpu_lines: Sequence[str]) -> str:
     """One attempt that runs: its file, since when, where, and the test it is in."""
-    parts = [one_line(attempt.path), f"{now_t - attempt.started_t:.1f} s", gpus(attempt.gpu_ids, state)]
+    parts = [one_line(attempt.path), f"{now_t - attempt.started_t:.1f} s", gpus(attempt.gpu_ids, gpu_lines)]
     if attempt.test:
-        parts.append(f"in {one_line(bare_test(attempt))} for {now_t - attempt.test_started_t:.1f} s")
+        test = attempt.test.removeprefix(file_of(attempt.path)).removeprefix("::")
+        parts.append(f"in {one_line(test)} for {now_t - attempt.test_started_t:.1f} s")
     if attempt.terminating:
         parts.append(f"terminating: {words(attempt.terminating)}")
     return ", ".join(parts)
-
-
-def bare_test(attempt: Running) -> str:
-    """Return the running test without its file, which is shown next to it."""
-    return attempt.test.removeprefix(file_of(attempt.path)).removeprefix("::")
 
 
 def shard_units(shard: ShardPlan, num_units: int) -> str:
@@ -165,7 +157,7 @@ def _plan(event: events.CollectionFinished) -> str:
 
 
 def _quarantine(event: events.GpuQuarantined, state: RunState) -> str:
-    return f"{gpus([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
+    return f"{gpus([event.gpu_id], state.gpus)} after {one_line(event.path)}: {one_line(event.reason)}"
 
 
 def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:
@@ -203,9 +195,11 @@ class PlainReporter:
                     self._last_progress_t = event.t
                     self._line(event.t, "collecting", f"{event.num_done} of {count(event.num_total, 'file')} imported")
             case events.Heartbeat() | events.DumpRequested():
-                self._line(event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state))
+                self._line(
+                    event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state.progress())
+                )
                 for attempt in state.running.values():
-                    self._line(event.t, "", running_line(attempt, event.t, state))
+                    self._line(event.t, "", running_line(attempt, event.t, state.gpus))
             case _:
                 total = str(len(state.units))
                 done = f"[{len(state.results):>{len(total)}}/{total}] "
@@ -227,28 +221,20 @@ class PlainReporter:
 class SummaryReporter:
     """Writes to `stream` when the run has finished: failures, each with its complete output once, lists, figures.
 
-    With `num_slowest`, the slowest tests come first; of a test that ran again, its longest time. Raises OSError or
-    ValueError where the stream is gone.
+    Raises OSError or ValueError where the stream is gone.
     """
 
-    def __init__(self, stream: TextIO, *, colour: bool, cap_bytes: int = MAX_SHOWN_BYTES, num_slowest: int = 0) -> None:
+    def __init__(self, stream: TextIO, *, colour: bool, cap_bytes: int = MAX_SHOWN_BYTES) -> None:
         self._stream = stream
         self._colour = colour
         self._cap_bytes = cap_bytes
-        self._num_slowest = num_slowest
-        self._seconds: dict[str, float] = {}
         self._collect_errors: dict[str, str] = {}
         """Collection errors that were shown, with the first unit that each was shown for."""
 
     def on_event(self, event: events.Event, state: RunState) -> None:
-        """Keep the time of a finished test; write at the end."""
-        if isinstance(event, events.TestFinished) and self._num_slowest:
-            self._seconds[event.nodeid] = max(event.duration_s, self._seconds.get(event.nodeid, 0.0))
+        """Write at the end."""
         if not isinstance(event, events.RunFinished):
             return
-        if slowest := sorted(self._seconds.items(), key=lambda each: (-each[1], each[0]))[: self._num_slowest]:
-            lines = (f"  {seconds:9.2f} s  {one_line(test)}\n" for test, seconds in slowest)
-            self._put("".join((f"\nslowest tests ({len(slowest):,})\n", *lines)))
         for result in state.with_outcome(*Outcome):
             if result.is_failure:
                 self._failure(result, state)
@@ -353,7 +339,7 @@ class SummaryReporter:
 
 def closing_line(event: events.RunFinished, state: RunState) -> str:
     """The run in one line: counts, wall time against sequential time, utilisation of the GPUs, lower bound."""
-    outcomes = outcome_counts(state)
+    outcomes = outcome_counts(state.outcomes)
     units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
     if event.sequential_s <= 0:  # nothing ran
         return f"{units} in {event.wall_s:.1f} s"
@@ -419,8 +405,7 @@ def _kept_line(result: UnitResult) -> str:
 
 
 def _need(result: UnitResult) -> str:
-    found = f"planned with {result.unit.need}, but its markers ask for {result.collected_need}"
-    return _joined(result, [found, REMEDY_OF_NEED[result.unit.source]])
+    return _joined(result, [f"planned with {result.unit.need}, but its markers ask for {result.collected_need}"])
 
 
 def _joined(result: UnitResult, facts: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,9 +52,9 @@ def tally(tests: TestCounts) -> str:
     return ", ".join(parts) or "no tests"
 
 
-def outcome_counts(state: RunState) -> str:
+def outcome_counts(outcomes: Mapping[Outcome, int]) -> str:
     """Units by outcome: "34 passed, 3 failed"."""
-    found = [(each, state.outcomes[each]) for each in Outcome if state.outcomes[each]]
+    found = [(each, num) for each in Outcome if (num := outcomes.get(each))]
     return ", ".join(f"{num:,} {words(each.value)}" for each, num in found)
 
 
@@ -62,7 +62,7 @@ def facts(result: UnitResult, state: RunState) -> list[str]:
     """Return how long a unit ran, on which GPUs, and its test counts; empty if it never started."""
     if not result.directory:
         return []
-    return [f"{result.duration_s:.1f} s", gpus(result.gpu_ids, state), tally(result.tests)]
+    return [f"{result.duration_s:.1f} s", gpus(result.gpu_ids, state.gpus), tally(result.tests)]
 
 
 def exit_reason(event: RunFinished, state: RunState) -> str:
@@ -76,19 +76,17 @@ def exit_reason(event: RunFinished, state: RunState) -> str:
 
 def estimated(num_estimated: int, num_planned: int) -> str:
     """Return how many durations of a plan are estimates; empty if all were measured in earlier runs."""
-    some = f"estimated for {num_estimated:,} of {num_planned:,} files"
-    return "" if not num_estimated else some if num_estimated < num_planned else "estimated: no durations known yet"
+    return f"estimated for {num_estimated:,} of {num_planned:,} files" if num_estimated else ""
 
 
-def gpus(gpu_ids: Iterable[str], state: RunState) -> str:
-    """The GPUs of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none."""
-    shown = [gpu_names(state.gpus).get(gpu_id, gpu_id) for gpu_id in gpu_ids]
+def gpus(gpu_ids: Iterable[str], lines: Iterable[str]) -> str:
+    """The GPUs of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none.
+
+    `lines` are those of RunStarted: "0 NVIDIA H200 143 GB GPU-..."
+    """
+    names = {line[-1]: line[0] for line in map(str.split, lines) if line}
+    shown = [names.get(gpu_id, gpu_id) for gpu_id in gpu_ids]
     return f"gpu{'' if len(shown) == 1 else 's'} {ranges(shown)}" if shown else "cpu"
-
-
-def gpu_names(gpus: Iterable[str]) -> dict[str, str]:
-    """The index of each GPU by its id, from the lines of RunStarted ("0 NVIDIA H200 143 GB GPU-...")."""
-    return {line[-1]: line[0] for line in map(str.split, gpus) if line}
 
 
 # ---- isolation
@@ -113,8 +111,6 @@ TIES = {
     "together": "its tests are marked to run together ({})",
     "marker": "its tests have the marker {}",
     "class": "its tests share a class-scoped fixture of {}",
-    "module-fixture": "its tests share the module-scoped fixture {}",
-    "package-fixture": "its tests share the package-scoped fixture {}",
 }
 
 
@@ -124,7 +120,8 @@ def split_line(split: Split) -> str:
     if split.obstacle is None:
         return f"{path} is split into {count(split.num_parts, 'part')}: {why}"
     kind, _, name = split.detail.partition(" ")
-    obstacle = TIES[kind].format(one_line(name)) if kind in TIES else split.obstacle.sentence
+    shared = f"its tests share the {kind.replace('-', '-scoped ')} {{}}" if kind.endswith("-fixture") else ""
+    obstacle = TIES.get(kind, shared).format(one_line(name)) or split.obstacle.sentence
     return f"{path} is not split: {obstacle} ({why})"
 
 
@@ -136,15 +133,6 @@ def gb_text(num_bytes: int | None) -> str:
     if num_bytes is None:
         return "not measured"
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes < 10**10 else f"{num_bytes / 1e9:,.1f} GB"
-
-
-def memory_text(use: GpuMemoryUse, need: Need) -> str:
-    """The peak of a unit with its budget and the test that ran then, or why it was not measured."""
-    if use.peak_bytes is None:
-        return "GPU memory not measured" + (f": {use.why.sentence}" if use.why else "")
-    test = f" in {one_line(use.test.partition('::')[2] or use.test)}" if use.test else ""
-    budget = f" of a budget of {need.memory_gb:g} GB" if need.shared else ""
-    return f"{gb_text(use.peak_bytes)} of GPU memory at its peak{test}{budget}"
 
 
 def over_budget_lines(uses: Iterable[tuple[str, Need, GpuMemoryUse | None]]) -> Iterator[str]:
@@ -235,8 +223,7 @@ def _of_run(state: RunState, finished: RunFinished) -> Iterator[Failure]:
     if finished.exit_code in (ExitCode.OK, ExitCode.TESTS_FAILED) and not finished.error:
         return
     reason = finished.error or exit_reason(finished, state) or "the run failed"
-    held = [f"{gpus([each.gpu_id], state)} after {each.path}: {each.reason}" for each in state.quarantined.values()]
-    yield Failure("", f"exit code {finished.exit_code}", one_line(reason, 1000), "\n".join(held))
+    yield Failure("", f"exit code {finished.exit_code}", one_line(reason, 1000))
 
 
 def unit_failures(result: UnitResult) -> Iterator[Failure]:

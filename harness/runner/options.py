@@ -82,8 +82,6 @@ class RunOptions:
     containment: str = "auto"
     events_file: Path | None = None
     junit_file: Path | None = None
-    num_slowest: int = 0
-    """Number of slowest tests to print at the end."""
     json: bool = False
     keep_tmp: bool = False
     live: bool = False

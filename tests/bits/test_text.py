@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.text import count, one_line, path_text, put, ranges
-from harness.render.run_words import gpu_names, gpus, label, tally
-from harness.runner.events import RunStarted
-from harness.runner.records.stats import RunState
+from harness.render.run_words import gpus, label, tally
 from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import Outcome
 
@@ -42,12 +40,10 @@ def test_ranges_of_cards() -> None:
 
 
 def test_cards_go_by_their_positions_in_this_run() -> None:
-    state = RunState()
-    state.apply(RunStarted(0.0, "r", "/d", ("0 NVIDIA H200 143 GB GPU-a", "3 A GPU-b"), (), (), "cgroup", 1))
-    assert gpu_names(state.gpus) == {"GPU-a": "0", "GPU-b": "3"}
-    assert gpus(["GPU-b"], state) == "gpu 3"
-    assert gpus(["GPU-b", "GPU-a", "GPU-z"], state) == "gpus 0,3,GPU-z"
-    assert gpus([], state) == "cpu"
+    lines = ("0 NVIDIA H200 143 GB GPU-a", "3 A GPU-b")
+    assert gpus(["GPU-b"], lines) == "gpu 3"
+    assert gpus(["GPU-b", "GPU-a", "GPU-z"], lines) == "gpus 0,3,GPU-z"
+    assert gpus([], lines) == "cpu"
 
 
 def test_counts_and_labels() -> None:

@@ -272,18 +272,14 @@ def test_names_from_elsewhere_cannot_move_the_cursor(tmp_path: Path) -> None:
     assert "w\\x1b[2J x\\u202e" in text
 
 
-def test_many_packages_and_libraries_of_one_side_are_a_line_each(tmp_path: Path) -> None:
-    """As a run in another environment has them: versions stand side by side, everything else is counted."""
+def test_libraries_are_counted_and_long_lists_are_cut(tmp_path: Path) -> None:
+    """As a run in another environment has them."""
     kinds = (*(f"package p{number:02}" for number in range(9)), *(f"library l{number:02}.so" for number in range(5)))
     a = trace(tmp_path / "a", [], manifest_of(numerics={"package numpy": "2.4.1", "library l00.so": "d6"}))
     b = trace(tmp_path / "b", [], manifest_of(numerics={"package numpy": "2.2.6", **dict.fromkeys(kinds, "1")}))
     verdict = diff(a, b)
-    assert verdict_text(verdict, colour=False).splitlines()[-4:] == [
-        "  hardware or software differs",
-        "    package numpy  A 2.4.1  B 2.2.6",
-        "    9 packages only in B: p00, p01, p02 and 6 more",
-        "    5 shared libraries differ (4 only in B): --json lists them",
-    ]
+    heading, first, *_, more, libraries = verdict_text(verdict, colour=False).splitlines()[-11:]
+    assert heading == "  hardware or software differs"
+    assert first == "    package numpy  A 2.4.1  B 2.2.6"
+    assert (more, libraries) == ("    and 2 more", "    5 shared libraries differ: --json lists them")
     assert len(serialised(verdict)["fingerprints"]["numerics"]) == 15
-    other = verdict_text(diff(b, a), colour=False)
-    assert "    9 packages only in A: p00, p01, p02 and 6 more" in other and "(4 only in A)" in other

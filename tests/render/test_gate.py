@@ -10,7 +10,7 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Comparison, GateCode, Rounding, classify_change
 from harness.lab.gate.golden import Acceptance, golden_of
-from harness.render.gate import gate_json, gate_text, summary
+from harness.render.gate import gate_json, gate_text
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
 from tests.render.gates import SEED, gate_of, reported, scenario_of
@@ -77,7 +77,7 @@ def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
     assert gate_text(gate, colour=False).splitlines()[1:-1] == [
         "ACCEPTED  a (golden 0123)",
         "  the first golden of this machine and environment",
-        "  golden of 2 steps: digests of each step and its rollout, forward, loss, backward, optimizer; curve of loss",
+        "  golden of 2 steps",
         "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower",
         "passed: 1 accepted",
     ]
@@ -95,6 +95,5 @@ def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> No
     gate = gate_of(replace(scenario_of("a", Change.BROKEN, EXITED), output=output))
     lines = [f"last lines of its output ({output}):", "| step 0", "| error: no such thing"]
     assert gate_text(gate, colour=False).splitlines()[2:6] == ["  head: exit code 1", *(f"  {each}" for each in lines)]
-    assert "\n".join(lines) in summary(gate)
     (told,) = gate_json(gate)["scenarios"]
     assert told["output"] == str(output)

@@ -1,15 +1,13 @@
 """Output of a gate on GitHub Actions: annotations, and the summary of the job."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.lab.gate.change import Change, GateCode
-from harness.render.gate import annotations, append_summary, summary
+from harness.lab.gate.change import Change
+from harness.render.gate import annotations, append_summary
 from harness.render.github import SUMMARY_VARIABLE
-from tests.render.gates import SEED, gate_of, reported, scenario_of
+from tests.render.gates import SEED, gate_of, scenario_of
 from tests.support.github_commands import read_back
 
 
@@ -27,19 +25,6 @@ def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
         ("warning", "other: configuration changed"),
     ]
     assert told[1][2] == "CONFIGURATION CHANGED\nseed was 1 and is 2"
-
-
-def test_the_summary_is_a_table_and_what_there_is_to_say(golden: Callable[[str, str], None]) -> None:
-    gate = gate_of(
-        scenario_of("grpo_reverse_text", Change.EQUAL),
-        scenario_of(
-            "ppo_<b>|`x`",
-            Change.BEHAVIOUR,
-            GateCode.TOKENS_CHANGED(first_step=2, num_different=5, num_compared=64),
-            reported("``` and a fence"),
-        ),
-    )
-    golden("gate_summary.md", summary(replace(gate, notes=(reported("a note"),))))
 
 
 def test_the_summary_is_added_to_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

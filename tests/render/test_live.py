@@ -52,19 +52,17 @@ HANG = running(
     gpu_ids=("GPU-a", "GPU-b"),
     test="tests/distributed/test_hang.py::TestX::test_y[p::q]",
     test_started_t=11.0,
-    num_tests_done=4,
 )
 ENDING = running("tests/test_b.py", 0, terminating="test_timeout")
 
 
 def test_a_frame_says_what_runs_where_since_when() -> None:
-    assert drawn(progress(HANG, ENDING)) == [
+    assert drawn(progress(HANG, ENDING), width=100) == [
         "",
-        "4/10  1 failed  3 passed  2 running  4 queued  2/2 GPUs",
-        "━━━━━━━━━━━━━━━━━━━━━━━                                    0:01:12, 0:00:14 left",
-        "GPUs        test                                                   done     time",
-        "cpu         test_b.py terminating: test timeout  tests                   0:01:02",
-        "gpu 0-1     test_hang.py::TestX::test_y[p::q]  tests/distributed      4  0:01:02",
+        "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━                                                0:01:12, 0:00:14 left",
+        "2 now, 4 queued, 4 of 10 done: 3 passed, 1 failed",
+        "tests/test_b.py, 62.0 s, cpu, terminating: test timeout",
+        "tests/distributed/test_hang.py, 62.0 s, gpus 0-1, in TestX::test_y[p::q] for 61.0 s",
     ]
 
 

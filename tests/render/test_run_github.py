@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.bits.exit_codes import ExitCode
 from harness.process.invocation import Invocation
 from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
-from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, SourceTree, annotations, summarize_merge
+from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, annotations, summarize_merge
 from harness.render.run_words import Failure
 from harness.runner.need import Need
 from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult
@@ -58,7 +58,7 @@ def test_more_than_github_shows_are_counted_in_the_last(num_failures: int, num_f
     failures = [Failure(f"gone.py::test_{number}", "failed", f"reason {number}") for number in range(num_failures)]
     flaky = [unit_result(f"flaky_{n:02d}.py", Outcome.FLAKY, reason="passed") for n in range(num_flaky)]
     state = state_of(*flaky)
-    printed = [read_back(line) for line in annotations(failures, state, finished_of(state), SourceTree(HERE, HERE))]
+    printed = [read_back(line) for line in annotations(failures, state, finished_of(state), Invocation(HERE, {}))]
     for kind, number in (("error", num_failures), ("warning", num_flaky)):
         titles = [properties["title"] for each, properties, _ in printed if each == kind]
         assert len(titles) == min(number, MAX_ANNOTATIONS)
@@ -74,7 +74,7 @@ def test_a_flaky_file_is_a_warning() -> None:
     attempt = Attempt(Outcome.TIMED_OUT, "longer than 3 s", 3.0, "/gone")
     result = unit_result("test_run_github.py", Outcome.FLAKY, reason="passed at attempt 2", attempts=(attempt,))
     state = state_of(result)
-    (line,) = annotations([], state, finished_of(state, ExitCode.OK), SourceTree(HERE, HERE))
+    (line,) = annotations([], state, finished_of(state, ExitCode.OK), Invocation(HERE, {}))
     assert read_back(line) == (
         "warning",
         {"title": "flaky: test_run_github.py", "file": "test_run_github.py"},
@@ -86,14 +86,14 @@ def test_a_name_with_control_characters_is_shown_and_links_to_no_file(tmp_path: 
     name = "test_\x1b]0;title\x07.py"
     (tmp_path / name).write_text("def test_a(): ...\n")
     state = state_of(unit_result(name, Outcome.FAILED, reason="failed"))
-    found = annotations([Failure(name, "failed", "failed")], state, finished_of(state), SourceTree(tmp_path, tmp_path))
+    found = annotations([Failure(name, "failed", "failed")], state, finished_of(state), Invocation(tmp_path, {}))
     assert [read_back(line)[1] for line in found] == [{"title": "test_\\x1b]0;title\\x07.py"}]
 
 
 @pytest.mark.parametrize(("code", "kind"), [(ExitCode.UNITS_NOT_RUN, "error"), (ExitCode.OK, "warning")])
 def test_a_lack_of_gpus_is_an_error_if_it_fails_the_run(code: ExitCode, kind: str) -> None:
     state = state_of(unit_result("wide.py", Outcome.NOT_RUN, reason="needs 16 GPUs", for_want_of_gpus=True))
-    (line,) = annotations([], state, finished_of(state, code), SourceTree(HERE, HERE))
+    (line,) = annotations([], state, finished_of(state, code), Invocation(HERE, {}))
     assert read_back(line) == (kind, {"title": "not run: wide.py"}, "needs 16 GPUs")
 
 

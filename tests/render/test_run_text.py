@@ -9,7 +9,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.render.run_text import MAX_CHARS, MAX_TESTS, PlainReporter, SummaryReporter
-from harness.runner.events import CancelRequested, CollectionFinished, Event, RunFinished, TestFinished, UnitFinished
+from harness.runner.events import CancelRequested, CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
 from harness.runner.test_outcomes import TestCounts, TestOutcome
@@ -142,15 +142,10 @@ def test_a_long_list_is_counted_beyond_its_first() -> None:
     assert "exit code 2: the run was interrupted" in text
 
 
-@pytest.mark.parametrize(
-    ("source", "remedy"),
-    [(NeedSource.AST, "in its own text"), (NeedSource.IMPORT, "independent of the"), (NeedSource.TABLE, "needs table")],
-)
-def test_a_need_that_was_planned_otherwise_says_what_to_change(source: NeedSource, remedy: str) -> None:
-    result = UnitResult(unit("a.py", source), Outcome.PASSED, collected_need=Need(2))
-    text = told(*results(result), finished(ExitCode.OK))
-    assert "planned with 1 GPU, but its markers ask for 2 GPUs" in text
-    assert remedy in text
+def test_a_need_that_was_planned_otherwise_is_listed() -> None:
+    need = replace(unit("a.py"), need=Need(2))
+    text = told(*results(UnitResult(need, Outcome.PASSED, collected_need=Need(1))), finished(ExitCode.OK))
+    assert "needs that differ from the plan (1)\n  a.py: planned with 2 GPUs, but its markers ask for 1 GPU\n" in text
 
 
 def test_what_ended_the_run_early_stands_with_what_it_has_and_notes_are_listed() -> None:
@@ -191,16 +186,3 @@ def test_the_page_of_the_run_is_named_before_the_closing_line(sample_run: Any) -
     page, closing = last_lines()
     assert page == f"page: {sample_run.directory / 'run.html'}"
     assert closing.startswith("9 units: ")
-
-
-def test_the_slowest_tests_come_first_each_with_its_longest_time() -> None:
-    stream, state = io.StringIO(), RunState()
-    reporter = SummaryReporter(stream, colour=False, num_slowest=3)
-    ran = [("a.py::b", 1.0), ("b.py::x[\x1b[31m]", 0.1), ("b.py::x[\x1b[31m]", 3.0), ("a.py::a", 1.0), ("a.py::c", 0.5)]
-    for nodeid, seconds in ran:
-        reporter.on_event(TestFinished(1.0, nodeid.partition("::")[0], nodeid, "passed", seconds), state)
-    assert stream.getvalue() == "", "nothing before the end of the run"
-    reporter.on_event(finished(ExitCode.OK), state)
-    title, *lines = stream.getvalue().splitlines()[1:5]
-    assert title == "slowest tests (3)"
-    assert lines == ["       3.00 s  b.py::x[\\x1b[31m]", "       1.00 s  a.py::a", "       1.00 s  a.py::b"]

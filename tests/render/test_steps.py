@@ -86,18 +86,6 @@ def test_a_step_that_is_not_the_same_is_told_as_diff_tells_it(tmp_path: Path) ->
     assert step_json(reproduced)["comparisons"][0]["first"]["a"]["name"] == "loss"
 
 
-def test_the_error_of_a_run_that_ends_within_the_step_is_shown(tmp_path: Path) -> None:
-    found = repeated(EQUAL, operations=False)
-    made = replace(found.runs[0], recording=replace(found.runs[0].recording, directory=tmp_path))
-    said = "before\nerror: an earlier one\nerror: weights differ\n  remedy: repair the sync\n"
-    (tmp_path / "output.log").write_text(said, "utf-8")
-    text = step_text(reproduction_of(replace(found, runs=(made,))), colour=False)
-    assert "\n  error: weights differ\n    remedy: repair the sync\n" in text
-    assert "earlier" not in text and "before" not in text
-    whole = replace(found, runs=(made,), ending=Ending.WHOLE)
-    assert "error:" not in step_text(reproduction_of(whole), colour=False)
-
-
 def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
     reproduced = reproduction_of(repeated(operations=False))
     assert step_text(reproduced, colour=False).startswith("NOTHING RECORDED  step 1 of broken\n")
