@@ -61,7 +61,7 @@ OPTIONS = Run(
 CHART = Run(
     name="plan-chart",
     is_quick=True,
-    command=("plan", "tests", "--gpus=sim:4", "--split", "--shard=1/2", "--color=always", "--width=64"),
+    command=("plan", "tests", "--gpus=sim:4", "--split", "--shard=1/2", "--color=always"),
     files={"tests/test_many.py": MANY, "tests/test_other.py": "def test_other(): pass\n"},
     config={"split": "false"},
 )
@@ -123,7 +123,6 @@ HISTORY = Run(
     files={"test_a.py": "def test_a(): pass\n", "test_b.py": "def test_b(): pass\n"},
     before=(("rlharness", "run", "--gpus=none"), ("rlharness", "run", "--gpus=none")),
 )
-LISTED = Run(name="history-listed", command=("history", "--limit=1"), files=HISTORY.files, before=HISTORY.before[:1])
 
 
 def _plan(name: str, sees: str, holds: Any, run: Run = OPTIONS) -> Feature:
@@ -165,12 +164,6 @@ FEATURES = (
     _plan("--split", "parts of a file", lambda s: "test_many.py is split" in s.out + s.err, CHART),
     _plan("--shard", "the partition", lambda s: "partition" in s.out + s.err, CHART),
     _plan("--color", "escape sequences", lambda s: "\x1b[" in s.out, CHART),
-    _plan(
-        "--width",
-        "a narrow chart",
-        lambda s: 0 < max(len(x) for x in s.out.splitlines() if x[:3] == "gpu") < 130,
-        CHART,
-    ),
     _plan("--failed-first", "the failed file first", lambda s: _order(s).index("z") < _order(s).index("a"), AFTER),
     _plan("--no-mix-models", "a file that cannot run", lambda s: _why_never(s, "mixed"), AFTER),
     _plan("--last-failed", "the failed file alone", lambda s: _order(s) == ["z"], LAST),
@@ -187,7 +180,6 @@ FEATURES = (
         "command history", HISTORY, "two results of each file", lambda s: len(_trend(s, "test_a.py")["results"]) == 2
     ),
     Feature("history --json", HISTORY, "one JSON document", lambda s: s.json["trends"]),
-    Feature("history --limit", LISTED, "one of two files", lambda s: ("test_a" in s.out) != ("test_b" in s.out)),
     Feature("variable FORCE_COLOR", FORCED, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("variable NO_COLOR", PLAIN, "none on a terminal", lambda s: "passed" in s.out and "\x1b[3" not in s.out),
     Feature(

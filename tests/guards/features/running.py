@@ -139,7 +139,7 @@ OPTIONS = Run(
 AGAIN = Run(
     name="run-again",
     is_quick=True,
-    command=("run", "tests", "--gpus=none", "--retries=1", "--durations=2", "--json"),
+    command=("run", "tests", "--gpus=none", "--retries=1", "--json"),
     files={"tests/test_flaky.py": _FLAKY, "tests/test_fine.py": "def test_fine(): pass\n"},
 )
 FIRST = Run(
@@ -230,7 +230,6 @@ FEATURES = (
         plain_pytest("tests/test_state.py"),
     ),
     _option("--retries", "a flaky file", lambda s: unit(s, "flaky")["outcome"] == "flaky", AGAIN),
-    _option("--durations", "the slowest tests", lambda s: re.search(r"slowest tests.*\n.*test_", s.err), AGAIN),
     _option("--failed-first", "the failed file first", lambda s: started(s)[0] == "tests/test_z.py", FIRST),
     _option("-x", "a file that did not start", lambda s: s.code == 1 and len(started(s)) < 3, FIRST),
     _option(
