@@ -8,7 +8,7 @@ import click
 from harness.bits.exit_codes import ExitCode
 from harness.cli import options as opt
 from harness.cli.run import make_options, suite_options
-from harness.process.invocation import Invocation, terminal_columns
+from harness.process.invocation import Invocation
 from harness.render.console import say, show
 
 
@@ -23,7 +23,7 @@ def plan(invocation: Invocation, /, **given: Any) -> int:
     """
     import asyncio
 
-    from harness.render.chart import chart, deselected_lines, plan_json
+    from harness.render.plan_text import deselected_lines, plan_json, plan_text
     from harness.render.run_text import shard_units
     from harness.render.run_words import REASON_OF_CODE
     from harness.runner.attempts.unit_result import why_uncollected
@@ -54,15 +54,8 @@ def plan(invocation: Invocation, /, **given: Any) -> int:
     else:
         if shard is not None:
             show(f"shard {options.shard}: {shard_units(shard, len(units))}\n")
-        text = chart(
-            packed,
-            names,
-            width=terminal_columns(),
-            colour=options.colour,
-            estimates=planned.estimated,
-            splits=collected.splits,
-        )
-        show("\n".join((text.rstrip("\n"), *deselected_lines(deselected))))
+        lines = plan_text(packed, names, planned.estimated, collected.splits)
+        show("\n".join([*lines, *deselected_lines(deselected)]))
     if not all(unit.can_run for unit in units):
         return ExitCode.TESTS_FAILED
     is_empty_shard = not units and shard is not None and shard.num_suite_units > 0

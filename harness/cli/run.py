@@ -75,7 +75,6 @@ suite_options = opt.all_of(
         default="auto",
     ),
     opt.option("--safe-path", "Keep the working directory off pytest's import path."),
-    opt.color,
     opt.json_flag,
 )
 
@@ -85,6 +84,7 @@ suite_options = opt.all_of(
     " kept in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
 )
 @suite_options
+@opt.color
 @opt.option(
     "--timeout timeout_s S",
     "Time limit for one file; a timeout marker limits one test, and both apply.  [default: 1800]",
@@ -208,7 +208,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
         "resume": find_run(results_dir, given["resume"]) if given["resume"] else None,
         "json": given["is_json"],
         "live": is_live,
-        "colour": wants_colour(given["color"], invocation),
+        "colour": wants_colour(given.get("color", "auto"), invocation),
         "preload": tuple(config.preload or ()),
         "together": tuple(map(tuple, config.together or ())),
         "accepts_leaning": config.leaning == "report",

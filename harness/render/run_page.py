@@ -8,7 +8,6 @@ from typing import Any
 
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, escape, one_line
-from harness.render.chart import ROUND_S, axis_label
 from harness.render.pages import html_page
 from harness.render.run_words import (
     REASON_OF_CODE,
@@ -38,7 +37,6 @@ MAX_FAILED_TESTS = 40
 """Failed tests of one file that are shown."""
 MAX_FILES = 200
 NUM_SLOWEST = 10
-NUM_TICKS = 8
 LEAST_WIDTH = 0.15
 """Percent of the timeline's width that a bar has at least; a passed one that another would hide is left out."""
 LEAST_OF_FILE = 1.5
@@ -127,13 +125,11 @@ def _word(span: Any) -> str:
 def _timeline(record: RunRecord, spans: list[FileSpan], numbers: dict[str, int]) -> dict[str, Any]:
     first_s = record.first_start_s
     whole_s = max(record.makespan_s, record.lower_bound_s, 0.001)
-    step_s = next((each for each in ROUND_S if each * NUM_TICKS >= whole_s), whole_s)
-    ticks = [number * step_s for number in range(int(0.96 * whole_s / step_s) + 1)]
     tones = {TONE_OF[_word(each)] for span in spans for each in (span, *span.tests)}
     rows = rows_of(record)
     return {
         "rows": [_row(row, first_s, whole_s, record, numbers) for row in rows],
-        "ticks": [(f"{100 * tick_s / whole_s:.2f}%", axis_label(tick_s, step_s)) for tick_s in ticks],
+        "ticks": [(f"{25 * each}%", seconds_text(whole_s * each / 4)) for each in range(4)],
         "bound": f"{100 * record.lower_bound_s / whole_s:.2f}%" if record.lower_bound_s else "",
         "legend": [(tone, meaning) for tone, meaning in LEGEND.items() if tone in tones],
         "has_quarantine": any(row.lost_s is not None for row in rows),

@@ -1,5 +1,4 @@
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 
-from harness.bits.errors import UsageError
 from harness.render.junit import junit_text
-from harness.render.run_reporters import JsonlReporter, LateReporter
+from harness.render.run_reporters import LateReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
@@ -83,25 +81,6 @@ def test_a_link_is_followed(sample_run: Any, file: Path) -> None:
     sample_run.tell(reporter_to(link))
     assert link.is_symlink()
     assert "testsuites" in file.read_text()
-
-
-def test_a_pipe_is_written_to_and_not_replaced(sample_run: Any, file: Path) -> None:
-    file.parent.mkdir()
-    os.mkfifo(file)
-    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    sample_run.tell(reporter_to(file))
-    assert b"testsuites" in os.read(reader, 1 << 16)
-    os.close(reader)
-    assert file.is_fifo()
-
-
-def test_a_pipe_without_a_reader_is_not_waited_for(sample_run: Any, file: Path) -> None:
-    file.parent.mkdir()
-    os.mkfifo(file)
-    with pytest.raises(OSError, match="it is a pipe that no process reads"):
-        sample_run.tell(reporter_to(file))
-    with pytest.raises(UsageError, match=r"events cannot be written to .*: it is a pipe that no process reads"):
-        JsonlReporter(file)
 
 
 def test_pytest_that_stopped_by_itself_skips_what_it_did_not_begin(sample_run: Any, file: Path) -> None:
