@@ -61,7 +61,7 @@ OPTIONS = Run(
 CHART = Run(
     name="plan-chart",
     is_quick=True,
-    command=("plan", "tests", "--gpus=sim:4", "--split", "--shard=1/2", "--color=always"),
+    command=("plan", "tests", "--gpus=sim:4", "--split", "--shard=1/2"),
     files={"tests/test_many.py": MANY, "tests/test_other.py": "def test_other(): pass\n"},
     config={"split": "false"},
 )
@@ -163,7 +163,6 @@ FEATURES = (
     _plan("--containment", "imports in a namespace", lambda s: s.read("namespace") != os.readlink("/proc/self/ns/pid")),
     _plan("--split", "parts of a file", lambda s: "test_many.py is split" in s.out + s.err, CHART),
     _plan("--shard", "the partition", lambda s: "partition" in s.out + s.err, CHART),
-    _plan("--color", "escape sequences", lambda s: "\x1b[" in s.out, CHART),
     _plan("--failed-first", "the failed file first", lambda s: _order(s).index("z") < _order(s).index("a"), AFTER),
     _plan("--no-mix-models", "a file that cannot run", lambda s: _why_never(s, "mixed"), AFTER),
     _plan("--last-failed", "the failed file alone", lambda s: _order(s) == ["z"], LAST),
