@@ -10,8 +10,6 @@ Representation of each outcome:
                         <skipped> where pytest itself stopped before it (-x)
     a failed unit without a failed test (crash, timeout, collection, exit code), and an interrupted one:
                         a testcase named after the outcome, with <error>
-    failed, run again   as it ended; with <flakyFailure> or <flakyError> for each attempt before a pass, and with
-                        <rerunFailure> or <rerunError> for each before another failure (Maven Surefire, nextest)
     a unit not run      a testcase named after the outcome, with <skipped> and the reason
     what ended the run  before its time (a suite that cannot be collected, a bug of ours): a testsuite "rlharness" of
                         one testcase, with <error>; one more for each worker that failed after its last file
@@ -23,19 +21,18 @@ testcase and `skipped` on testsuites, so the file stands on the testsuite, and i
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from xml.etree.ElementTree import Element, SubElement, tostring
+from xml.etree.ElementTree import Element, tostring
 
 from harness.bits.errors import ReportError
 from harness.bits.text import escape, one_line
 from harness.render.run_words import without_middle
 from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState
-from harness.runner.report_file import TestEnd, TestReport, read_report
-from harness.runner.reruns.retries import NAMED, read_attempts
+from harness.runner.report_file import TestEnd, TestReport
+from harness.runner.reruns.retries import read_attempts
 from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Attempt, Outcome, UnitResult
+from harness.runner.units import Outcome, UnitResult
 
 MAX_TEXT = 200_000
 """Characters of one failure that are kept: GitLab refuses reports of more than 30 MB."""
@@ -98,10 +95,6 @@ def _cases(result: UnitResult) -> Iterator[Element]:
         report, unreadable = read_attempts(result), ""
     except (OSError, ReportError) as error:
         report, unreadable = TestReport(), f"its report cannot be read: {error}"
-    reruns: list[tuple[Attempt, TestReport]] = []
-    for attempt in (each for each in result.attempts if not each.is_rest):
-        with suppress(OSError, ReportError):
-            reruns.append((attempt, read_report(Path(attempt.directory, "report.jsonl"))))
     # Pytest left tests out by its own choice, as with -x; not where rlharness ended the file.
     stopped = report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED, Outcome.LEANING)
     is_explained = False
@@ -109,16 +102,8 @@ def _cases(result: UnitResult) -> Iterator[Element]:
         outcome = report.outcome_of(nodeid)
         is_explained |= outcome in BAD or (outcome is TestOutcome.UNSTARTED and not stopped)
         end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
-        kind = "rerun" if outcome in NAMED else "flaky"
-        earlier = [_earlier(kind, nodeid, *each) for each in reruns if each[1].outcome_of(nodeid) in NAMED]
         output = _output(result.directory) if outcome in BAD else None
-        yield _case(*_names(nodeid), _end(end, outcome, result, stopped), *earlier, output, seconds=end.duration_s)
-    if result.outcome is Outcome.FLAKY:  # attempts that failed without a failed test
-        whole = [
-            each for each in reruns if not any(each[1].outcome_of(nodeid) in NAMED for nodeid in each[1].all_ids())
-        ]
-        if whole:
-            yield _case("[flaky]", _names(result.unit.path)[1], *(_earlier("flaky", "", *each) for each in whole))
+        yield _case(*_names(nodeid), _end(end, outcome, result, stopped), output, seconds=end.duration_s)
     if unreadable or not (is_explained or result.outcome in PASSING):
         # Else it never ran, or its report is gone.
         is_error = result.is_failure or result.outcome is Outcome.INTERRUPTED
@@ -148,18 +133,6 @@ def _end(end: TestEnd, outcome: TestOutcome, result: UnitResult, stopped: bool) 
         case TestOutcome.UNSTARTED:
             return _result("error", f"the process ended before it began: {why}", "unstarted")
     return None
-
-
-def _earlier(kind: str, nodeid: str, attempt: Attempt, report: TestReport) -> Element:
-    """Return the result of an earlier attempt at a test, or at a whole unit for an empty node id."""
-    is_failure = bool(nodeid) and report.outcome_of(nodeid) is TestOutcome.FAILED
-    word = report.outcome_of(nodeid).value if nodeid else attempt.outcome.value
-    end = report.ends.get(nodeid)
-    reason = (end.reason if end else attempt.reason or attempt.outcome.value) or word
-    element = _result(f"{kind}{'Failure' if is_failure else 'Error'}", reason, word)
-    SubElement(element, "stackTrace").text = _legal(without_middle(end.text if end else "", MAX_TEXT))
-    element.extend(each for each in [_output(attempt.directory)] if each is not None)
-    return element
 
 
 def _names(nodeid: str) -> tuple[str, str]:

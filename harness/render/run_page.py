@@ -1,6 +1,5 @@
 """The page of a run of tests: timeline, failures, and the slowest files and tests."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,16 +10,12 @@ from harness.bits.text import count, escape, one_line
 from harness.render.pages import html_page
 from harness.render.run_words import (
     REASON_OF_CODE,
-    facts,
     isolation_text,
-    label,
+    list_failures,
     outcome_counts,
     over_budget_lines,
-    show_kept,
     shown,
     tally,
-    unit_failures,
-    without_middle,
     words,
 )
 from harness.runner.events import RunFinished
@@ -28,14 +23,9 @@ from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, rea
 from harness.runner.records.stats import RunState
 from harness.runner.records.timeline import Row, rows_of
 from harness.runner.test_outcomes import TestCounts
-from harness.runner.units import UnitResult
+from harness.runner.units import file_of
 
-MAX_BYTES = 1_200_000
-"""Bytes of the texts of all failures together."""
-MAX_OUTPUT = 40_000
-MAX_FAILED_TESTS = 40
-"""Failed tests of one file that are shown."""
-MAX_FILES = 200
+MAX_FAILURES = 200
 NUM_SLOWEST = 10
 LEAST_WIDTH = 0.15
 """Percent of the timeline's width that a bar has at least; a passed one that another would hide is left out."""
@@ -59,8 +49,9 @@ _TURNS = re.compile("[\u2028-\u202e\u2066-\u2069]")
 def run_page_text(record_file: Path, state: RunState, finished: RunFinished | None) -> str:
     """Return the page of a run; reads the outputs of its failed files. Raises OSError for an unreadable record."""
     record = read_run_record(record_file, *([finished] if finished else []))
-    failed = [each for each in sorted(state.results.values(), key=lambda result: result.unit.path) if each.is_failure]
-    numbers = {result.unit.path: number for number, result in enumerate(failed[:MAX_FILES])}
+    failures = list_failures(state, finished)
+    texts = [_TURNS.sub(lambda match: escape(match.group()), shown(each.text).rstrip("\n")) for each in failures]
+    numbers = {file_of(each.name.partition("::")[0]): number for number, each in reversed([*enumerate(failures)])}
     spans = [span for span in record.files.values() if span.start_s is not None]
     tests = [test for span in spans for test in span.tests]
     bound = f"{record.bounding_unit} sets the bound: split this file to make the run shorter"
@@ -76,7 +67,11 @@ def run_page_text(record_file: Path, state: RunState, finished: RunFinished | No
     return html_page(
         "run.html",
         styles=("report.css", "run.css"),
-        filters={"tone": TONE_OF.__getitem__, "seconds": seconds_text, "words": words},
+        filters={
+            "tone": lambda word: TONE_OF.get(word.replace(" ", "_"), "bad"),
+            "seconds": seconds_text,
+            "words": words,
+        },
         record=record,
         verdict=verdict_text(record.exit_code),
         sign=_sign(record.exit_code),
@@ -84,8 +79,8 @@ def run_page_text(record_file: Path, state: RunState, finished: RunFinished | No
         tests=tally(TestCounts(dict(state.tests))),
         notes=notes,
         timeline=_timeline(record, spans, numbers),
-        failures=list(_failures(failed[:MAX_FILES], state)),
-        num_failures=len(failed),
+        failures=list(zip(failures, texts, strict=True))[:MAX_FAILURES],
+        num_failures=len(failures),
         slowest=[("file", _slowest([(s.path, s) for s in spans])), ("test", _slowest([(t.nodeid, t) for t in tests]))],
     )
 
@@ -113,6 +108,10 @@ def _sign(code: int | None) -> tuple[str, str]:
     if code == ExitCode.OK:
         return "equal", "✓"
     return ("diverged", "✗") if code in (ExitCode.TESTS_FAILED, ExitCode.INTERNAL_ERROR) else ("incomplete", "!")
+
+
+def _tone(word: str) -> str:
+    return TONE_OF.get(word.replace(" ", "_"), "bad")
 
 
 def _word(span: Any) -> str:
@@ -143,7 +142,7 @@ def _row(row: Row, first_s: float, whole_s: float, record: RunRecord, numbers: d
         is_wide = 100 * width_s / whole_s >= LEAST_OF_FILE
         tests = _bars(span.tests, span.start_s or 0.0, width_s or 1.0) if is_wide else ()
         name = one_line(span.path).rpartition("/")[2]
-        own = {"label": name, "failure": numbers.get(span.path), "title": _title(span.path, span, first_s)}
+        own = {"label": name, "failure": numbers.get(file_of(span.path)), "title": _title(span.path, span, first_s)}
         bars.append({**place, **own, "tests": [{**p, "title": _title(t.nodeid, t, first_s)} for t, p in tests]})
     return {
         "name": one_line(row.name, 40),
@@ -179,37 +178,3 @@ def _slowest(spans: list[tuple[str, Any]]) -> list[tuple[str, str, str, str]]:
     total_s = sum(span.duration_s or 0.0 for _, span in spans) or 1.0
     longest = sorted(((span.duration_s or 0.0, name, span) for name, span in spans), key=lambda each: -each[0])
     return [(one_line(n), seconds_text(s), f"{s / total_s:.0%}", _word(x)) for s, n, x in longest[:NUM_SLOWEST]]
-
-
-# ---- failures
-
-
-def _failures(results: list[UnitResult], state: RunState) -> Iterator[dict[str, Any]]:
-    """Yield each failed file with its texts, as many as the page holds."""
-    num_left = MAX_BYTES
-
-    def cut(text: str) -> str:
-        nonlocal num_left
-        text = without_middle(_TURNS.sub(lambda match: escape(match.group()), text.rstrip("\n")), MAX_OUTPUT)
-        num_left -= len(text.encode("utf-8", "backslashreplace"))
-        return text
-
-    for result in results:
-        is_full, files = num_left <= 0, []
-        found = [each for each in unit_failures(result) if each.name != result.unit.path or not result.directory]
-        texts = [(each, cut(shown(each.text)) if num_left > 0 else "") for each in found[:MAX_FAILED_TESTS]]
-        for title, name in (("Stacks of its processes at termination", "stacks.txt"), ("Output", "output.log")):
-            path = Path(result.directory, name)
-            if result.directory and num_left > 0 and os.path.lexists(path):
-                pieces: list[str] = []
-                show_kept(path, pieces.append, colour=False, cap_bytes=MAX_OUTPUT, if_empty="no output")
-                files.append((title, cut("".join(pieces))))
-        yield {
-            "result": result,
-            "label": label(result.outcome),
-            "facts": ", ".join(facts(result, state)),
-            "tests": texts,
-            "num_more": max(0, len(found) - MAX_FAILED_TESTS),
-            "files": files,
-            "is_full": is_full,
-        }

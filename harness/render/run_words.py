@@ -192,13 +192,13 @@ class Failure:
         return lines or [self.outcome]
 
 
-def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
+def list_failures(state: RunState, finished: RunFinished | None) -> list[Failure]:
     """Return the failures of a run, that of the run itself first, then the first of each file, then the second.
 
     Reads the reports of failed units.
     """
-    found = [*_of_run(state, finished)]
-    for worker in finished.failed_workers:
+    found = [*_of_run(state, finished)] if finished else []
+    for worker in finished.failed_workers if finished else ():
         found.append(Failure(f"worker {worker.name}", "error", worker.reason, without_middle(worker.text)))
     results = state.with_outcome(*Outcome)
     num = Counter((result.outcome, result.unit.collect_error) for result in results)
@@ -240,7 +240,7 @@ def unit_failures(result: UnitResult) -> Iterator[Failure]:
     if outcome is Outcome.INTERRUPTED:
         return
     for nodeid in report.running:
-        yield Failure(nodeid, *_end_of(nodeid, result))
+        yield Failure(nodeid, *_end_of(nodeid, result), "\n".join(output_tail(Path(result.directory, "stacks.txt"))))
     if report.running or (failed and outcome in (Outcome.FAILED, Outcome.LEANING)):
         return
     text = "\n".join(text for _, text in report.collect_errors) or result.unit.collect_error

@@ -45,7 +45,7 @@ def test_a_whole_run(
     assert [(kind, properties) for kind, properties, _ in printed] == [
         ("error", {"title": "tests/test_bad.py::test_sum"}),
         ("error", {"title": "crashed: tests/test_crash.py"}),
-        ("error", {"title": "timed out: tests/test_hang.py::test_waits", "file": "tests/test_hang.py"}),
+        ("error", {"title": "timed out: tests/test_hang.py::test_waits", "file": "tests/test_hang.py", "line": "7"}),
         ("error", {"title": "collect error: tests/test_import.py"}),
         ("error", {"title": "error: tests/test_bad.py::test_setup"}),
         ("warning", {"title": "not run: tests/test_wide.py"}),
