@@ -10,17 +10,6 @@ from harness.cli import options as opt
 from harness.process.invocation import Invocation
 from harness.render.console import say, show
 
-LAUNCHED = "launched"
-"""Value of --distributed without a number."""
-
-
-class NumRanks(click.IntRange):
-    """A number of ranks; 0, which cannot be typed, for those that a launcher has started."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, and 0 for an option without a value."""
-        return 0 if value == LAUNCHED else super().convert(value, param, ctx)
-
 
 @click.command()
 @opt.option("--fix", "Print shell commands that fix the environment variables, for use with eval.")
@@ -28,9 +17,9 @@ class NumRanks(click.IntRange):
 @opt.option(
     "--distributed num_ranks [N]",
     "Start N ranks and Ray, and find the layer at which they hang. Without N: use the ranks of the launcher.",
-    NumRanks(2),
+    opt.INDEX,
     is_flag=False,
-    flag_value=LAUNCHED,
+    flag_value=0,
 )
 @opt.option("--backend", "Communication backend of the ranks.  [default: gloo]", click.Choice(["gloo", "nccl"]))
 @opt.output

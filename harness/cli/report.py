@@ -14,12 +14,11 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli import options as opt
 from harness.process.invocation import Invocation
-from harness.render.console import say, show
+from harness.render.console import show
 
 if TYPE_CHECKING:
     from harness.lab.report.subjects import Report
 
-LARGE_BYTES = 2**28
 MARK_BYTES = 4096
 """Number of bytes at the beginning of a file that are searched for the mark of a report."""
 _RUN = re.compile(r"run-(\d+)")
@@ -90,7 +89,7 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
 
 def read_report(cwd: Path, typed: Sequence[str]) -> "Report":
     """Read the runs that were typed, and compare each with the first; the directory of a replay stands for its runs."""
-    from harness.bits.text import one_line, path_text
+    from harness.bits.text import path_text
     from harness.lab.experiments.preparation import place_of
     from harness.lab.report.subjects import Pair, Report, Subject, letter
     from harness.trace.diff import diff
@@ -104,11 +103,6 @@ def read_report(cwd: Path, typed: Sequence[str]) -> "Report":
         is_trace = any((cwd / name / file).exists() for file in (MANIFEST, log_name(0)))
         runs = {int(found[1]): path.name for path in (cwd / name).glob("run-*") if (found := _RUN.fullmatch(path.name))}
         names += [name] if is_trace or not runs else [f"{name.rstrip('/')}/{runs[number]}" for number in sorted(runs)]
-    subjects = []
-    for at, name in enumerate(names):
-        size_bytes = sum(path.stat().st_size for path in (cwd / name).glob("rank-*.log"))
-        if size_bytes >= LARGE_BYTES:
-            say(f"{one_line(name)} is large ({size_bytes / 1e6:,.0f} MB): reading and comparing it takes a while")
-        subjects.append(Subject(letter(at), name, read_trace(cwd / name)))
+    subjects = [Subject(letter(at), name, read_trace(cwd / name)) for at, name in enumerate(names)]
     first = subjects[0]
     return Report(tuple(subjects), tuple(Pair(first, each, diff(first.trace, each.trace)) for each in subjects[1:]))

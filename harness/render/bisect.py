@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.bits.text import count, one_line, path_text
-from harness.lab.bisect.bisection import Bisection, Outcome, Probe
+from harness.lab.bisect.bisection import Bisection, Outcome
+from harness.render.console import at_most, painted
 from harness.render.divergence import attribution_lines, headline
 from harness.render.serialise import result_json
 
@@ -21,15 +22,13 @@ def bisection_text(found: Bisection, *, colour: bool) -> str:
 def _lines(found: Bisection, colour: bool) -> Iterator[str]:
     is_one = len(found.candidates) == 1
     label = "FIRST BAD" if is_one else "ONE OF THESE IS THE FIRST BAD"
-    label = f"\x1b[1;31m{label}\x1b[0m" if colour else label
+    label = painted(label, "1;31", colour)
     if found.interrupted_by:
         yield f"interrupted by {found.interrupted_by}; results so far:"
     yield f"{label}  {one_line(found.found.label)}" if is_one else label
     if not is_one:
-        shown = found.candidates[:MAX_CANDIDATES]
-        yield from (f"  {one_line(probe.label)}  ({one_line(probe.reason)})" for probe in shown)
-        if more := len(found.candidates) - len(shown):
-            yield f"  and {more:,} more"
+        candidates = [f"{one_line(probe.label)}  ({one_line(probe.reason)})" for probe in found.candidates]
+        yield from (f"  {line}" for line in at_most(candidates, MAX_CANDIDATES))
     elif found.commit is not None:
         yield f"  {found.commit.name}, {one_line(found.commit.author)}, {found.commit.date}"
     if is_one:
@@ -46,18 +45,10 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
 
 
 def _effort(found: Bisection) -> str:
-    """3 probes between 4a5b6c7 and 8d9e0f1, 1 of them skipped."""
-    skipped = [probe for probe in found.probes if probe.outcome is Outcome.SKIP]
-    line = f"{count(len(found.probes), 'probe')} between {_short(found.good)} and {_short(found.bad)}"
-    if skipped:
-        names = ", ".join(f"{_short(probe)} ({one_line(probe.reason, 80)})" for probe in skipped)
-        line += f"; could not be run: {names}"
-    return line
-
-
-def _short(probe: Probe) -> str:
-    """The first word of a commit, the whole of a version."""
-    return probe.label if probe.label.endswith(probe.name) else probe.label.split()[0]
+    """3 probes between 4a5b6c7 and 8d9e0f1; could not be run: 5c6d7e8 (exit code 1)."""
+    skipped = [f"{probe.label} ({probe.reason})" for probe in found.probes if probe.outcome is Outcome.SKIP]
+    line = f"{count(len(found.probes), 'probe')} between {found.good.label} and {found.bad.label}"
+    return one_line(line + (f"; could not be run: {', '.join(skipped)}" if skipped else ""), 1000)
 
 
 def bisection_json(found: Bisection) -> dict[str, Any]:

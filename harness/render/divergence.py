@@ -234,10 +234,6 @@ def _place(verdict: Verdict) -> Iterator[str]:
             yield f"    {side}  {_value(place, value, side)}"
         if place.value is not None and place.value.a not in ("True", "False"):
             yield f"    {distance(place.value)}"
-        names = [each.name for each in (place.a, place.b) if each is not None]
-        for setting in [each for each in place.settings if each.name not in names][:MAX_FIELDS]:
-            one, other = pair_of(setting.a, setting.b)
-            yield f"    {one_line(setting.name)} too  A {one or 'none'}  B {other or 'none'}"
         yield f"  equal before it: {_before(place, verdict.num_ranks)}"
         yield f"  different in this step: {place.num_different:,} of {count(place.num_values, 'value')}"
     if len(place.ranks) > 1 or (place.rank and place.what not in STEP_ONLY):

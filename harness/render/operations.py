@@ -88,8 +88,9 @@ def suspect_lines(step: int, suspects: Sequence[Operation]) -> Iterator[str]:
         yield f"torch documents none of the operations of step {step} as nondeterministic: look at threads and timing"
         return
     yield f"torch documents these operations of step {step} as nondeterministic:"
-    remedies = ["" if has_deterministic_kernel(each) else "; torch has no deterministic kernel" for each in suspects]
-    lines = [f"{named(each)}{remedy}" for each, remedy in zip(suspects, remedies, strict=True)]
+    lines = [
+        named(op) + ("" if has_deterministic_kernel(op) else "; without a deterministic kernel") for op in suspects
+    ]
     yield from (f"  {line}" for line in at_most(lines, MAX_SUSPECTS))
     if any(map(has_deterministic_kernel, suspects)):
         yield "--level deterministic uses deterministic kernels where torch has them"
@@ -109,8 +110,7 @@ def _values(
     if not equal:
         return
     if False not in equal:
-        unread = f", {count(equal.count(None), 'of them was', 'of them were')} not read" if None in equal else ""
-        yield f"  {title}: {'none differs' if unread else 'equal'}{unread}"
+        yield f"  {title}: {'none that was read differs' if None in equal else 'equal'}"
         return
     different = [place for place, same in enumerate(equal) if same is False]
     yield f"  {title}: {len(different)} of {len(equal)} {'differs' if len(different) == 1 else 'differ'}"
@@ -121,9 +121,8 @@ def _values(
         if is_known and (found := compare(x.dtype, bytes.fromhex(x.digest), bytes.fromhex(y.digest))):
             texts = found.a, found.b
             distance = "" if found.max_ulp is None else f"  {count(found.max_ulp, 'ulp', 'ulp')} apart"
-        number = f"{place + 1}:"
-        yield f"    {number} A {value_kind(x)}  {texts[0]}{_alignment(x)}"
-        yield f"    {' ' * len(number)} B {value_kind(y)}  {texts[1]}{_alignment(y)}{distance}"
+        yield f"    {place + 1}: A {value_kind(x)}  {texts[0]}"
+        yield f"    {place + 1}: B {value_kind(y)}  {texts[1]}{distance}"
     if (more := len(different) - MAX_VALUES) > 0:
         yield f"    and {more:,} more"
 
@@ -132,11 +131,6 @@ def value_kind(value: OpValue) -> str:
     """f32 [64, 128], with what of its strides and offset is not as usual."""
     strides = "".join(f" {word}" for word in value.kind[2:])
     return one_line(f"{value.dtype} [{value.shape.replace(',', ', ')}]{strides}", MAX_CHARS)
-
-
-def _alignment(value: OpValue) -> str:
-    words = [word for word in value.layout if word not in value.kind]
-    return f" {one_line(' '.join(words), MAX_CHARS)}" if words else ""
 
 
 def _call(operation: Operation) -> str:

@@ -1,4 +1,4 @@
-"""Pages in HTML and Markdown, from templates. The one user of Jinja2.
+"""Pages in HTML, from templates. The one user of Jinja2.
 
 All that a page in HTML holds is text of others: Jinja2 escapes it, and a content security policy names the digest of
 the page's own style, so that nothing else would apply. No script runs, and nothing is fetched.
@@ -17,25 +17,20 @@ ROOM = "harness.render"
 """Package whose directory `templates` has the templates."""
 
 
-def from_template(template: str, *, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
-    """Return a text from a template; what goes into HTML is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+def html_page(
+    template: str, *, styles: tuple[str, ...], filters: Mapping[str, Callable[..., Any]], **values: Any
+) -> str:
+    """Return a page with its style sheets, which lie beside the template; all that goes into it is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader(ROOM),
-        autoescape=select_autoescape(),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"one_line": one_line, "count": count, **filters}
-    return environment.get_template(template).render(**values).lstrip()
-
-
-def html_page(template: str, *, styles: tuple[str, ...], **values: Any) -> str:
-    """Return a page with its style sheets, which lie beside the template."""
     files = resources.files(ROOM) / "templates"
     style = "\n".join(files.joinpath(each).read_text("utf-8") for each in styles)
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
     allowed = f"style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    return from_template(template, version=__version__, style=style, policy=f"default-src 'none'; {allowed}", **values)
+    own = {"version": __version__, "style": style, "policy": f"default-src 'none'; {allowed}"}
+    loader = PackageLoader(ROOM)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"one_line": one_line, "count": count, **filters}
+    return environment.get_template(template).render(**own, **values).lstrip()

@@ -121,9 +121,8 @@ def _phases(pair: Pair, differences: Sequence[RecordedDifference]) -> Iterator[d
     if first is None or first.what in STEP_ONLY:
         return
     ranks = a.logs(first.step).keys() & b.logs(first.step).keys()
-    values = Counter(
-        each.phase for rank in ranks for each in a.columns(first.step, rank).values() if each.scope is not Scope.CONTEXT
-    )
+    found = (each for rank in ranks for each in a.columns(first.step, rank).values())
+    values = Counter(each.phase for each in found if each.scope is not Scope.CONTEXT)
     different = Counter(value.phase for each in differences if (value := each.a or each.b))
     here = next(value.phase for value in (first.a, first.b) if value)
     for phase in dict.fromkeys((*(phase for phase in PHASES if values[phase] or different[phase]), here)):

@@ -7,26 +7,22 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.bits.exit_codes import ExitCode
-from harness.bits.text import count, harmless, one_line
+from harness.bits.text import harmless, one_line
 from harness.process.invocation import Invocation
 from harness.render.console import at_most, stop_lines
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
-from harness.render.pages import from_template
-from harness.render.run_text import closing_line
+from harness.render.run_text import closing_line, sections_of
 from harness.render.run_words import (
     Failure,
     exit_reason,
-    gpus,
     list_failures,
     list_unmet,
     shown,
-    tally,
 )
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.run_record import PAGE
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import flaky_tests
-from harness.runner.test_outcomes import TestCounts
 from harness.runner.units import Outcome, UnitResult, file_of
 
 WORKSPACE_VARIABLE = "GITHUB_WORKSPACE"
@@ -119,47 +115,19 @@ def _flaky_lines(result: UnitResult) -> list[str]:
 def _summary(
     title: str, state: RunState, finished: RunFinished, failures: Sequence[Failure], environ: Mapping[str, str]
 ) -> None:
-    """Add the summary of a run to that of the job."""
+    """Add the summary of a run to that of the job: what failed, each below a title that opens it, and the lists."""
     words = {ExitCode.OK: "passed", ExitCode.TESTS_FAILED: "tests failed"}
     verdict = words.get(ExitCode(finished.exit_code)) or exit_reason(finished, state)
     closing = plain(one_line(closing_line(finished, state), 1000))
-    head = f"### rlharness {title}: {plain(verdict or f'exit code {finished.exit_code}')}\n\n{closing}.\n"
-    first = list(_folded(failures))
-    page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
-    text = from_template(
-        "job_summary.jinja",
-        filters={"code": _code, "plain": plain},
-        head=head,
-        outcomes=[(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]],
-        tests=tally(TestCounts(dict(state.tests))) if state.tests else "",
-        num_failures=len(failures),
-        folded=first,
-        others=[f"{_code(each.title)}{plain(_reason(each))}" for each in failures[len(first) :]],
-        flaky=[(each.unit.path, "; ".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)],
-        unmet=list_unmet(state),
-        quarantined=[(gpus([each.gpu_id], state.gpus), each) for each in state.quarantined.values()],
-        notes=finished.notes,
-        page=str(page) if page and page.is_file() else "",
-        max_listed=MAX_LISTED,
-    )
-    append_to_summary(text, environ, short=f"{head}\nThe full summary exceeds the size limit.\n")
-
-
-def _folded(failures: Sequence[Failure]) -> Iterator[str]:
-    """Yield the first failures with their texts below titles that open them, as many as fit."""
-    num_left = MAX_TEXT_BYTES
+    head = f"### rlharness {title}: {plain(verdict or f'exit code {finished.exit_code}')}\n\n{closing}.\n\n"
+    lines, num_left = list[str](), MAX_TEXT_BYTES
     for failure in failures[:MAX_TEXTS]:
-        text = shown(failure.text) or "\n".join(failure.message())
+        text = (shown(failure.text) or "\n".join(failure.message())).rstrip("\n")
         num_left -= len(text.encode("utf-8", "backslashreplace"))
-        if num_left < 0:
-            return
-        yield "\n".join(folded(f"❌ {failure.title}{_reason(failure)}", text.rstrip("\n").split("\n"))).rstrip("\n")
-
-
-def _reason(failure: Failure) -> str:
-    same = f"; the same error in {count(failure.num_same, 'more unit')}" if failure.num_same else ""
-    return (f": {one_line(failure.reason, 150)}" if failure.reason else "") + same
-
-
-def _code(text: str) -> str:
-    return f"<code>{plain(text)}</code>"
+        reason = f": {one_line(failure.reason, 150)}" if failure.reason else ""
+        lines += folded(f"❌ {failure.title}{reason}", text.split("\n") if num_left > 0 else ["left out"])
+    for name, _, found in sections_of(finished, state):
+        lines += folded(f"{name} ({len(found):,})", at_most(found, MAX_LISTED)) if found else []
+    page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
+    lines += [f"Page of the run: <code>{plain(str(page))}</code>"] if page and page.is_file() else []
+    append_to_summary("\n".join([head, *lines]), environ, short=f"{head}The full summary exceeds the size limit.\n")

@@ -12,10 +12,13 @@ from harness.bits.text import count, one_line, put
 from harness.process.program_output import MAX_SHOWN_BYTES
 from harness.render.console import at_most, painted
 from harness.render.run_words import (
+    FAILED,
+    Failure,
     estimated,
     exit_reason,
     facts,
     gpus,
+    has_printed,
     isolation_text,
     label,
     outcome_counts,
@@ -24,16 +27,14 @@ from harness.render.run_words import (
     shown,
     split_line,
     tally,
+    unit_failures,
     unmeasured_lines,
-    unprinted_failures,
-    without_middle,
     words,
 )
 from harness.runner import events
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.run_record import PAGE
 from harness.runner.records.stats import Progress, Running, RunState
-from harness.runner.report_file import TestEnd
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestCounts
@@ -44,8 +45,8 @@ COLLECTION_EVERY_S = 10.0
 WIDTH = 80
 MAX_LISTED = 20
 """A list of units shows this many; the rest is counted."""
-MAX_TESTS, MAX_CHARS = 20, 20_000
-"""Failed tests of one file that are shown although pytest has not printed them, and characters of each."""
+MAX_TESTS = 20
+"""Failed tests of one file that are shown although pytest has not printed them."""
 BOLD_RED, RED, YELLOW, GREEN, DIM = "1;31", "31", "33", "32", "2"
 
 
@@ -238,7 +239,7 @@ class SummaryReporter:
         for result in state.with_outcome(*Outcome):
             if result.is_failure:
                 self._failure(result, state)
-            elif result.outcome is Outcome.INTERRUPTED and (failures := unprinted_failures(result)):
+            elif result.outcome is Outcome.INTERRUPTED and (failures := list(unit_failures(result))):
                 self._title(result, state)
                 self._failed_tests(failures)
                 self._kept(result.directory)
@@ -247,7 +248,7 @@ class SummaryReporter:
             text = shown(worker.text, colour=self._colour).rstrip("\n")
             self._put(f"{one_line(worker.reason, 1000)}\n\n{text}\n")
             self._kept(worker.log)
-        for head, tone, found in _sections(event, state):
+        for head, tone, found in sections_of(event, state):
             if found:
                 self._put("\n" + self._paint(f"{head} ({len(found):,})", tone) + "\n")
                 self._put("".join(f"  {line}\n" for line in at_most(found, MAX_LISTED)))
@@ -285,21 +286,20 @@ class SummaryReporter:
         for attempt in result.attempts:
             if attempt.is_rest and attempt.outcome.is_failure:
                 self._file(Path(attempt.directory) / "output.log")
-        if failures := unprinted_failures(result):
-            self._rule(" tests that failed before its end ", RED, "-")
-            self._failed_tests(failures)
+        if not has_printed(result):
+            self._failed_tests([each for each in unit_failures(result) if each.outcome in FAILED])
         stacks = directory / "stacks.txt"
         if os.path.lexists(stacks):
             self._rule(" stacks of its processes at termination ", RED, "-")
             self._file(stacks)
         self._kept(result.directory)
 
-    def _failed_tests(self, failures: list[tuple[str, TestEnd]]) -> None:
-        for nodeid, end in failures[:MAX_TESTS]:
-            reason = f": {one_line(end.reason)}" if end.reason else ""
-            self._put(f"{end.outcome.value.upper()} {one_line(nodeid)}{reason}\n")
-            if text := shown(without_middle(end.text, MAX_CHARS), colour=self._colour):
-                self._put(text.rstrip("\n") + "\n\n")
+    def _failed_tests(self, failures: list[Failure]) -> None:
+        for each in failures[:MAX_TESTS]:
+            self._put(
+                f"\n{each.outcome.upper()} {one_line(each.name)}{f': {one_line(each.reason)}' if each.reason else ''}\n"
+            )
+            self._put(shown(each.text, colour=self._colour).rstrip("\n") + "\n" if each.text else "")
         if len(failures) > MAX_TESTS:
             self._put(f"and {len(failures) - MAX_TESTS:,} more\n")
 
@@ -355,7 +355,7 @@ def closing_line(event: events.RunFinished, state: RunState) -> str:
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
 
 
-def _sections(event: events.RunFinished, state: RunState) -> Iterator[tuple[str, str, list[str]]]:
+def sections_of(event: events.RunFinished, state: RunState) -> Iterator[tuple[str, str, list[str]]]:
     """(head, colour, lines) of each list, empty ones included."""
     results = state.with_outcome(*Outcome)
     failed = [

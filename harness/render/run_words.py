@@ -18,7 +18,7 @@ from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured, exceeds_budget
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
-from harness.runner.report_file import TestEnd, TestReport, read_report
+from harness.runner.report_file import TestReport, read_report
 from harness.runner.reruns.retries import read_attempts
 from harness.runner.schedule.splitting import Split
 from harness.runner.test_outcomes import TestCounts, TestOutcome
@@ -282,19 +282,11 @@ def shown(text: str, *, colour: bool = False) -> str:
     return output.feed(text.encode("utf-8", "backslashreplace")) + output.finish()
 
 
-WITH_SUMMARY = (0, 1, 2, 4, 5)
-"""Exit codes at which pytest prints the failures of its tests before it exits."""
-
-
-def unprinted_failures(result: UnitResult) -> list[tuple[str, TestEnd]]:
-    """Return the failed tests of a unit, with their node ids, that no printed output shows, since pytest was ended."""
-    try:
-        report = read_report(Path(result.directory) / "report.jsonl") if result.directory else TestReport()
-    except (ReportError, OSError):
-        return []
-    if result.outcome is not Outcome.INTERRUPTED and report.finished_exit in WITH_SUMMARY:
-        return []
-    return [(nodeid, end) for nodeid, end in report.ends.items() if end.outcome in FAILED]
+def has_printed(result: UnitResult) -> bool:
+    """Whether pytest has printed the failures of a unit before it exited."""
+    with suppress(OSError, ReportError):
+        return read_report(Path(result.directory, "report.jsonl")).finished_exit in (0, 1, 2, 4, 5)
+    return False
 
 
 def show_kept(path: Path, write: Callable[[str], None], *, colour: bool, cap_bytes: int, if_empty: str = "") -> None:

@@ -100,9 +100,8 @@ def test_a_lack_of_gpus_is_an_error_if_it_fails_the_run(code: ExitCode, kind: st
 def test_a_run_that_passed_has_a_summary(tmp_path: Path) -> None:
     state = state_of(unit_result("a.py", Outcome.PASSED))
     GithubReporter(invocation(tmp_path), sys.stderr).on_event(finished_of(state, ExitCode.OK), state)
-    table = "| outcome | units |\n|---|---|\n| ✅ passed | 1 |\n\n"
     text = (tmp_path / "summary.md").read_text("utf-8")
-    assert text == f"### rlharness run: passed\n\n1 unit: 1 passed in 1.0 s.\n\n{table}"
+    assert text == "### rlharness run: passed\n\n1 unit: 1 passed in 1.0 s.\n\n"
 
 
 def test_the_summary_of_merged_runs_annotates_nothing(
@@ -125,4 +124,4 @@ def test_many_long_failures_fit_into_the_limit(tmp_path: Path) -> None:
     GithubReporter(invocation(tmp_path), sys.stderr).on_event(finished_of(state), state)
     text = (tmp_path / "summary.md").read_text("utf-8")
     assert len(text.encode()) < MAX_BYTES
-    assert "#### Failures (300)" in text and "<details>" in text and "- and " in text
+    assert "300 failed" in text and text.count("❌") == 100 and "and 250 more" in text

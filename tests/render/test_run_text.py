@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.render.run_text import MAX_CHARS, MAX_TESTS, PlainReporter, SummaryReporter
+from harness.render.run_text import MAX_TESTS, PlainReporter, SummaryReporter
+from harness.render.run_words import MAX_CHARS
 from harness.runner.events import CancelRequested, CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState

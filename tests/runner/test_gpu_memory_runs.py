@@ -57,7 +57,6 @@ def test_files_that_share_a_gpu_are_measured_each_by_itself_and_the_greedy_one_i
     assert "used more GPU memory than their budget (1)" in done.stdout
     assert "test_greedy.py: 14.2 GB at its peak, budget 12 GB, while test_1 ran" in done.stdout
     page = Path(done.of("run_started")[0]["directory"], "run.html").read_text()
-    assert "14.2 GB of GPU memory at its peak in test_1 of a budget of 12 GB" in page
     assert "more GPU memory than its budget: test_greedy.py: 14.2 GB" in page
     known = json.loads(run(tmp_path / "suite", "history", "test_greedy.py", "--json").stdout)["trends"]
     assert {each["name"]: each["peak_gpu_bytes"] for each in known} == {
