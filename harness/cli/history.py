@@ -20,9 +20,9 @@ def history(invocation: Invocation, /, *, name: str | None, is_json: bool) -> in
     """
     import os
 
-    from harness.bits.text import one_line
+    from harness.bits.text import count, one_line
     from harness.process.user_cache import cache_path
-    from harness.render.history import history_json, history_lines, trends_text
+    from harness.render.history import history_json, history_lines
     from harness.runner.config import load_config_for
     from harness.runner.records.history import History
     from harness.runner.records.trends import select_trends, similar_names
@@ -58,6 +58,6 @@ def history(invocation: Invocation, /, *, name: str | None, is_json: bool) -> in
         return ExitCode.OK
     show("\n".join(history_lines(found)))
     if name is None:
-        counts = trends_text(len(found), len(known) - len(found))
-        say(f"{counts} known; rlharness history FILE lists the tests of a file")
+        num_tests = count(len(known) - len(found), "test")
+        say(f"{count(len(found), 'file')} and {num_tests} known; rlharness history FILE lists the tests of a file")
     return ExitCode.OK

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from harness.bits.redaction import redact_argv
@@ -75,16 +74,17 @@ def _lines(chaos: Chaos) -> Iterator[str]:
     yield from _without_baseline(chaos)
     if finding is not None:
         yield from _detail(chaos, finding)
-    if chaos.interrupted_by or chaos.is_out_of_time:
-        why = f"interrupted by {chaos.interrupted_by}" if chaos.interrupted_by else "time limit reached"
-        wanted = count(1 if plan.only is not None else plan.num_probes, "perturbation")
-        yield f"{why}: {chaos.num_probes} of {wanted} completed in {count(chaos.num_runs, 'run')}"
+    yield from _cut_short(chaos)
     for each in chaos.not_applied:
         yield f"not applied: {one_line(format_perturbation(each.perturbation))}: {one_line(each.why)}"
     if unvaried := one_line(", ".join(plan.subject.unvaried)):
         yield f"never varied: {unvaried}: runtime settings without a factor in chaos.factors"
     if finding is not None:
-        yield from _closer(finding.outcome, plan.directory / BASELINE)
+        if finding.outcome.directory is not None and finding.outcome.sign is Sign.MOVED:
+            sides = map(path_text, (plan.directory / BASELINE, finding.outcome.directory))
+            yield f"look closer: {shlex.join(['rlharness', 'diff', *sides])}"
+        elif finding.outcome.directory is not None:
+            yield from ending_lines(finding.outcome.directory / OUTPUT)
         yield f"reproduce: {command(chaos)}"
     yield f"traces: {shlex.quote(path_text(plan.directory))}"
 
@@ -144,35 +144,24 @@ def _problem(outcome: Outcome) -> str:
     return "; ".join(map(str, outcome.verdict.reasons))
 
 
+def _cut_short(found: Chaos | Varied) -> Iterator[str]:
+    if found.interrupted_by or found.is_out_of_time:
+        why = f"interrupted by {found.interrupted_by}" if found.interrupted_by else "time limit reached"
+        yield f"{why} after {count(found.num_runs, 'run')}"
+
+
 def _without_baseline(chaos: Chaos | Varied) -> Iterator[str]:
     """Yield the remedy for an incomplete baseline, and the last lines of its output."""
-    if chaos.remedy:
-        yield f"remedy: {one_line(chaos.remedy)}"
-    if chaos.output is not None:
-        yield from ending_lines(chaos.output)
+    yield from [f"remedy: {one_line(chaos.remedy)}"] if chaos.remedy else []
+    yield from ending_lines(chaos.output) if chaos.output is not None else ()
 
 
 def _detail(chaos: Chaos, finding: Finding) -> Iterator[str]:
     without, verdict = finding.without, finding.outcome.verdict
-    if not finding.is_smallest:
-        yield "the search for a smaller cause did not finish"
     if finding.perturbation:
         yield f"without perturbation: {without.num_failed} of {count(without.num_runs, 'run')} differ"
-    if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
-        first = one_line(format_perturbation(finding.drawn))
-        yield f"first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
     if verdict is not None and verdict.first is not None:
         yield from verdict_text(verdict, colour=False).splitlines()[1:]
-
-
-def _closer(outcome: Outcome, baseline: Path) -> Iterator[str]:
-    """Yield the command that compares the run with the baseline; of one that broke, the end of its output."""
-    if outcome.directory is None:
-        return
-    if outcome.sign is Sign.MOVED:
-        yield f"look closer: {shlex.join(['rlharness', 'diff', path_text(baseline), path_text(outcome.directory)])}"
-    else:
-        yield from ending_lines(outcome.directory / OUTPUT)
 
 
 def command(chaos: Chaos) -> str:
@@ -226,9 +215,7 @@ def varied_text(varied: Varied, *, colour: bool) -> str:
         lines.append(_labelled(each.kind.value.upper(), TONES.get(each.kind, "1;31"), each.sentence, colour))
         if each.kind is Kind.FAILED and each.directory:
             lines += [f"  {line}" for line in ending_lines(each.directory / OUTPUT)]
-    if varied.interrupted_by or varied.is_out_of_time:
-        why = f"interrupted by {varied.interrupted_by}" if varied.interrupted_by else "time limit reached"
-        lines.append(f"{why} after {count(varied.num_runs, 'run')}")
+    lines += _cut_short(varied)
     lines += [f"look closer: {words}" for words in next_commands(varied)]
     return "\n  ".join([*lines, f"runs: {shlex.quote(path_text(varied.plan.directory))}"])
 

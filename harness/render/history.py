@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.bits.text import count, one_line
+from harness.bits.text import one_line
 from harness.render.run_words import gb_text
 from harness.render.serialise import attributes
 from harness.runner.records.trends import PastResult, Trend
@@ -62,11 +62,6 @@ def _trend_json(trend: Trend) -> dict[str, Any]:
     low_s, high_s = (end(trend.durations_s, default=None) for end in (min, max))
     own = {"min_s": low_s, "max_s": high_s, "peak_gpu_bytes": trend.peak_bytes}
     return {**attributes(trend, "name", "median_s", "spread", "results"), **own}
-
-
-def trends_text(num_files: int, num_tests: int) -> str:
-    """Counts of what is known: 3 files and 40 tests."""
-    return f"{count(num_files, 'file')} and {count(num_tests, 'test')}"
 
 
 def _cells(trend: Trend) -> tuple[str, ...]:
