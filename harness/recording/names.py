@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
+from harness.bits.shard_sums import on_host
 from harness.recording.gpu_memory import can_ask_driver, is_engines
 from harness.recording.recorder import look
-from harness.recording.tensors import on_host
 
 Named = list[tuple[str, torch.Tensor]]
 Held = tuple[str, Named]
@@ -201,7 +201,7 @@ def _kinds(tensors: Named) -> tuple[str, ...]:
 
 
 def _digests(tensors: Named) -> list[bytes]:
-    return [seen.digested.digest for seen in look(tensors)]
+    return [bytes(seen.digested.digest) for seen in look(tensors)]
 
 
 _noted: dict[int, weakref.ref[nn.Module]] = {}

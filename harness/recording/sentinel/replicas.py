@@ -155,7 +155,7 @@ def digests_of(copies: Sequence[Copy]) -> dict[Key, str]:
     parts = [(copy.key, suffix, part) for copy in copies for suffix, part in strided_parts(copy.local)]
     found: dict[Key, str] = {}
     for (key, suffix, _), seen in zip(parts, digest_placed([part for *_, part in parts]), strict=True):
-        text = f"{seen.dtype} {list(seen.shape)} {seen.algorithm} {seen.digest.hex()}"
+        text = f"{seen.dtype} {list(seen.shape)} {seen.algorithm} {bytes(seen.digest).hex()}"
         found[key._replace(name=key.name + suffix)] = text
     return found
 

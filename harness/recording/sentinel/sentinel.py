@@ -448,7 +448,7 @@ class Sentinel:
 
 def _recorded(phase: str, name: str, tensor: torch.Tensor) -> tuple[RecordedValue, memoryview]:
     (seen,) = digest_placed([tensor])
-    return RecordedValue(phase, name, 0, *seen, scope=Scope.PHYSICAL), tensor_bytes(tensor)
+    return RecordedValue(phase, name, 0, *seen.settled(), scope=Scope.PHYSICAL), tensor_bytes(tensor)
 
 
 def _rank() -> int | None:
