@@ -20,7 +20,7 @@ cryptographic: they find accidents, not forgers.
     digest   = half 0 | half 1, 8 bytes each, big-endian; of no words: zeros
 
 `packsum_128` packs elements of 1 and 2 bytes: four or two to a word, the first one in its lowest bits, each plus one
-before it is shifted to its place. So elements that come one after the other still add up, whoever has them.
+before it is shifted to its place. So parts of a value still add up, wherever they are cut.
 
 A block of 1024 words is a dot product with u_L, times one number: on a GPU one multiplication per half and element.
 harness/DESIGN.md has the argument why sums of accidents do not cancel.

@@ -63,7 +63,7 @@ class Shard:
     """False of a replica whose elements another rank has counted."""
 
 
-def whole(tensor: torch.Tensor) -> Shard:
+def shard_of_all(tensor: torch.Tensor) -> Shard:
     """A tensor as a part that is all of it."""
     return Shard(tensor, tuple(tensor.shape), (0,) * tensor.dim())
 

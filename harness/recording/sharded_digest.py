@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from harness.bits.errors import TraceError
-from harness.bits.shard_sums import Shard, algorithm_of, digests, kernel_problem, on_host, whole
+from harness.bits.shard_sums import Shard, algorithm_of, digests, kernel_problem, on_host, shard_of_all
 from harness.recording.gpu_memory import obstacle
 from harness.recording.notices import say_once
 from harness.recording.tensors import Digested, digest_tensor, dtype_name, missing
@@ -50,7 +50,7 @@ def shard_of(tensor: torch.Tensor) -> Shard:
     """
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is None or not isinstance(tensor, distributed.DTensor):
-        return whole(tensor)
+        return shard_of_all(tensor)
     mesh, placements = tensor.device_mesh, tensor.placements
     if unknown := [placement for placement in placements if type(placement).__name__ not in ("Shard", "Replicate")]:
         raise TraceError(
@@ -84,7 +84,7 @@ def digest_placed(values: Sequence[torch.Tensor | Shard]) -> list[Digested]:
         elif why := obstacle(tensor):
             found[index] = missing(tuple(value.shape), why)
         else:
-            shard = value if isinstance(value, Shard) else whole(value)
+            shard = value if isinstance(value, Shard) else shard_of_all(value)
             algorithm = algorithm_of(shard, is_whole=shard is not value)
             elsewhere.setdefault(tensor.device, []).append((index, shard, algorithm))
     for device, batch in elsewhere.items():

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from harness.bits import shard_sums  # noqa: E402
 from harness.bits.digests import add_shards, packsum, shardsum  # noqa: E402
-from harness.bits.shard_sums import Shard, digests, kernel_problem, sums_by_torch, whole  # noqa: E402
+from harness.bits.shard_sums import Shard, digests, kernel_problem, shard_of_all, sums_by_torch  # noqa: E402
 from harness.recording import gpu_memory  # noqa: E402
 from harness.recording.sharded_digest import digest_placed  # noqa: E402
 from harness.recording.tensors import tensor_bytes  # noqa: E402
@@ -62,7 +62,7 @@ def test_the_reference_to_the_bit(name: str) -> None:
         summed = (packsum if size < 4 else shardsum)(data, size)
         expected = bytes(data).ljust(16, b"\0") if tensor.nbytes <= 16 else summed
         assert digest_of(tensor.cuda()) == expected, shape
-        assert digest_of(whole(tensor.cuda())) == summed, shape
+        assert digest_of(shard_of_all(tensor.cuda())) == summed, shape
 
 
 def test_both_ways_agree_on_what_is_too_long_for_the_reference() -> None:
@@ -72,7 +72,7 @@ def test_both_ways_agree_on_what_is_too_long_for_the_reference() -> None:
         assert by_kernel([shard]) == [by_torch(shard)], first
     for shard in (
         Shard(words[:5_000_000].view(50, 100_000), (50, 300_000), (0, 100_001)),
-        whole(words[:5_000_000].view(50, 100_000).t()),
+        shard_of_all(words[:5_000_000].view(50, 100_000).t()),
     ):
         assert digest_of(shard) == by_torch(shard)
 
@@ -81,7 +81,7 @@ def test_a_whole_value_of_more_than_2_31_words() -> None:
     words = torch.randint(256, (2**33 + 20_000,), dtype=torch.uint8, device="cuda")
     cut = 2**33 - 8_192
     parts = [Shard(words[:cut], tuple(words.shape), (0,)), Shard(words[cut:], tuple(words.shape), (cut,))]
-    assert add_shards(by_kernel(parts)) == by_kernel([whole(words)])[0]
+    assert add_shards(by_kernel(parts)) == by_kernel([shard_of_all(words)])[0]
 
 
 def test_300_small_tensors_take_one_launch_and_one_copy_and_wait_for_nothing() -> None:
@@ -154,7 +154,7 @@ def test_half_of_the_memorys_bandwidth(name: str) -> None:
     target = torch.empty_like(tensor)
     bandwidth = 2 * GIB / seconds_of(lambda: target.copy_(tensor)) / 1e9
     reached = GIB / seconds_of(lambda: digest_placed([tensor])) / 1e9
-    slow = GIB / seconds_of(lambda: by_torch(whole(tensor)), 2) / 1e9
+    slow = GIB / seconds_of(lambda: by_torch(shard_of_all(tensor)), 2) / 1e9
     gpu = torch.cuda.get_device_name()
     print(f"{gpu}, {name}: digest {reached:,.0f} GB/s of {bandwidth:,.0f} GB/s; by torch {slow:,.0f} GB/s")
     assert reached >= bandwidth / 2

@@ -7,7 +7,7 @@ import torch
 
 from harness.bits import shard_sums
 from harness.bits.digests import PACKSUM_128, RAW, SHARDSUM_128, packsum, shardsum
-from harness.bits.shard_sums import Gpu, Shard, digests, kernel_problem, whole
+from harness.bits.shard_sums import Gpu, Shard, digests, kernel_problem, shard_of_all
 from harness.recording.tensors import tensor_bytes
 
 HOST = torch.device("cpu")
@@ -81,7 +81,7 @@ def values_of_several_tiles_and_layouts() -> int:
         elements(torch.uint8, 40)[3:14],
         torch.tensor(True),
     ]
-    parts = [(whole(value), RAW if value.nbytes <= 16 else algorithm_of(value)) for value in values]
+    parts = [(shard_of_all(value), RAW if value.nbytes <= 16 else algorithm_of(value)) for value in values]
     for value, (_, algorithm), found in zip(values, parts, digests(parts, HOST), strict=True):
         data, size = bytes(tensor_bytes(value)), value.element_size()
         summed = packsum if algorithm == PACKSUM_128 else shardsum

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.bits import shard_sums
 from harness.bits.digests import BLOCK_WORDS, DIGEST_BYTES, PACKSUM_128, SHARDSUM_128, add_shards, packsum, shardsum
 from harness.bits.errors import TraceError
-from harness.bits.shard_sums import Shard, whole
+from harness.bits.shard_sums import Shard, shard_of_all
 from harness.fixtures import StartRanks
 from harness.recording.sharded_digest import digest_placed, shard_of
 from harness.recording.tensors import tensor_bytes
@@ -130,7 +130,7 @@ def test_views_of_any_strides_are_their_elements_in_c_order(
 def test_large_copies_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_sums, "PIECE_BYTES", 40_000)
     turned = random_tensor(torch.float32, (100, 1000)).t()
-    pieces = list(shard_sums._pieces(whole(turned)))
+    pieces = list(shard_sums._pieces(shard_of_all(turned)))
     assert max(piece.local.nbytes for piece in pieces) <= 40_000
     gpu = pretend_gpu(monkeypatch)
     assert digest_of(turned) == reference(turned)
