@@ -5,7 +5,7 @@
     recorder.end_step(loss=loss, reward_mean=reward)
 
 A value is digested when it is recorded, where it lies, and is left as it is; nothing draws a random number. A step that
-has values on a GPU is written when the next one ends, or when somebody asks for it: the program never waits for them.
+has values on a GPU is written when the next one ends, or with the next value of the curve: nothing waits for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -208,10 +208,8 @@ class TraceWriter:
             raise TraceError(f"the phase {min(unknown)!r} does not exist", legal=", ".join(PHASES))
         for recorded_value in recorded_values:
             if recorded_value.scope is Scope.SHARD and recorded_value.algorithm not in ADDITIVE:
-                raise TraceError(
-                    f"a shard of {recorded_value.name} has a digest {recorded_value.algorithm}",
-                    legal=", ".join(ADDITIVE),
-                )
+                found = f"a shard of {recorded_value.name} has a digest {recorded_value.algorithm}"
+                raise TraceError(found, legal=", ".join(ADDITIVE))
 
     def _end(self, error: OSError | TraceError) -> None:
         self.ended_by = (error.strerror if isinstance(error, OSError) else str(error)) or "unknown"
