@@ -23,7 +23,6 @@ INI = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytes
 MARK = "pytest.mark.full"
 
 WHOLLY_FULL = {
-    "tests/lab/bundles/test_foreign_bundles.py": "tests/lab/test_trust_command.py, tests/lab/test_trust.py",
     "tests/lab/bisect/test_bisect_command.py": "tests/lab/bisect/test_revision_search.py, whose runs are played",
     "tests/lab/chaos/test_command.py": "tests/lab/chaos/test_executor.py, tests/lab/test_refusals.py",
     "tests/lab/test_scenario_replay.py": "tests/lab/test_replay_comparison.py, tests/lab/test_scenario_spec.py",
@@ -48,8 +47,8 @@ WHOLLY_FULL = {
     "tests/rlcore/test_engine_page.py": "tests/rlcore/training/test_steps.py, whose gradients are those of the paper",
     "tests/guards/test_faults_breach.py": "tests/guards/test_planted_faults.py, which runs none of them",
     "tests/runner/test_runner_cost.py": "a benchmark: none",
-    "tests/lab/test_hostile_repository.py": "tests/lab/bundles/test_making.py, tests/bits/test_replaced_file.py",
-    "tests/fuzz/test_readers.py": "tests/trace/test_reader.py, tests/lab/bundles/test_contents.py",
+    "tests/lab/test_hostile_repository.py": "tests/lab/test_trust.py, tests/bits/test_replaced_file.py",
+    "tests/fuzz/test_readers.py": "tests/trace/test_reader.py, tests/lab/test_trust.py",
     "tests/bits/redaction/test_linear.py": "tests/bits/redaction/test_redaction.py, with short words",
     "tests/bits/redaction/test_every_command.py": "tests/bits/redaction/test_redaction.py, word by word",
     "tests/runner/test_hostile_tests.py": "tests/runner/attempts/test_attempt_losses.py, one attempt at a time",

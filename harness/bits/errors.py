@@ -8,8 +8,7 @@ HarnessError            base of all of harness
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
 ├── HistoryError        the duration history cannot be used (a run continues without it)
 ├── ReportError         an attempt's report was written by another version (also a ValueError)
-├── TraceError          a trace that cannot be written or read as asked (also a ValueError)
-└── BundleError         a bundle that cannot be written, is damaged, or is not a bundle (also a ValueError)
+└── TraceError          a trace that cannot be written or read as asked (also a ValueError)
 """
 
 from harness.bits.exit_codes import ExitCode
@@ -104,11 +103,5 @@ class ReportError(HarnessError, ValueError):
 
 class TraceError(HarnessError, ValueError):
     """A trace, or a part of one, that cannot be written or read as asked."""
-
-    has_lines = False
-
-
-class BundleError(HarnessError, ValueError):
-    """A bundle that cannot be written, or a file that is no whole one."""
 
     has_lines = False

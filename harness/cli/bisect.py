@@ -17,16 +17,15 @@ from harness.process.invocation import Invocation
 @opt.option("--bad REV", "Known-bad descendant of the good revision.")
 @opt.option("--packages NAME==A..B", "Search between two versions of a package instead.")
 @opt.option(
-    "--by bits|reward|METRIC>X",
-    "What makes a run bad: different bits, a different reward, or a curve value.  [default: bits]",
+    "--by bits|METRIC>X",
+    "What makes a run bad: different bits, or a curve value.  [default: bits]",
     default="bits",
 )
-@opt.option("--tolerance X", "With --by reward, the largest difference allowed.  [default: 0]", click.FloatRange(0))
 @opt.scenario
 @opt.setup
 @opt.experiment("bisections")
 @opt.output
-def bisect(invocation: Invocation, output: opt.Output, /, *, by: str, tolerance: float | None, **given: Any) -> int:
+def bisect(invocation: Invocation, output: opt.Output, /, *, by: str, **given: Any) -> int:
     """Find the commit or package version that changed a run.
 
     Exits with 0 if it is found, 11 if the two ends do not differ as --by states, or 12 if runs fail.
@@ -38,6 +37,6 @@ def bisect(invocation: Invocation, output: opt.Output, /, *, by: str, tolerance:
     from harness.render.bisect import bisection_json, bisection_text
     from harness.render.run_lines import RunLines
 
-    options = BisectOptions(criterion=parse_criterion(by, tolerance), given=opt.take_scenario(given), **given)
+    options = BisectOptions(criterion=parse_criterion(by), given=opt.take_scenario(given), **given)
     found = asyncio.run(search(options, invocation, opt.new_id(), RunLines()))
     return output.show(found, bisection_text, bisection_json)

@@ -13,7 +13,6 @@ from harness.process.invocation import Invocation
 if TYPE_CHECKING:
     from harness.lab.gate.gate import GateOptions
 
-ABOVE_1 = click.FloatRange(1, min_open=True)
 DEFAULT_RUNS = 2
 
 
@@ -37,19 +36,16 @@ DEFAULT_RUNS = 2
 @opt.scenario
 @opt.option(
     "--runs N",
-    "Number of runs of each revision; at least 2 with --golden. Four more follow if a cost that fails the gate"
-    " seems too high.  [default: 2]",
+    "Number of runs of each revision; at least 2 with --golden.  [default: 2]",
     opt.COUNT,
 )
 @opt.option(
     "--fail-on REASON,...",
-    "Changes that fail the gate: behaviour, numerics, configuration, slowdown, memory, not_comparable; or none."
+    "Changes that fail the gate: behaviour, numerics, configuration, not_comparable; or none."
     "  [default: all except configuration]",
 )
-@opt.option("--slowdown X", "Fail if a step takes X times as long.  [default: 1.25]", ABOVE_1)
-@opt.option("--memory X", "Fail if peak memory is X times as large.  [default: 1.25]", ABOVE_1)
 @opt.setup
-@opt.experiment("gates")
+@opt.experiment("gates", limit_s=None)
 @opt.output
 def gate(invocation: Invocation, output: opt.Output, /, *, out: str | None, **given: Any) -> int:
     """Classify the effect of a code change on training runs.
@@ -113,8 +109,8 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
     scenario = opt.take_scenario(given)
     if not invocation.trailing:
         scenario = replace(scenario, size=scenario.size or keys.size)
-    typed = {name: given.pop(name) for name in ("fail_on", "slowdown", "memory")}
-    fail_on, limits = policy_of(typed, keys, f"{config.path}: [tool.rlharness.gate] fail-on")
+    typed = given.pop("fail_on")
+    fail_on = policy_of(typed, keys, f"{config.path}: [tool.rlharness.gate] fail-on")
     timeout_s = given.pop("timeout_s")
     return GateOptions(
         invocation=invocation,
@@ -123,8 +119,7 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
         given=scenario,
         runs=runs,
         fail_on=fail_on,
-        limits=limits,
-        timeout_s=timeout_s if timeout_s < inf else keys.timeout_s or inf,
+        timeout_s=keys.timeout_s or inf if timeout_s is None else timeout_s,
         typed=typed,
         **given,
     )

@@ -126,8 +126,8 @@ kept = all_of(
 breaks = all_of(
     many(
         "--break-on CONDITION",
-        "Stop the run within a step, as soon as it has a nan or an inf, or a divergence (replay and reproduce"
-        " only); or after a step, with a COMPARISON as for --until.",
+        "Stop the run within a step, as soon as it has a nan or an inf; or after a step, with a COMPARISON as for"
+        " --until.",
     ),
     many(
         "--until COMPARISON",
@@ -144,9 +144,9 @@ scenario = all_of(
 )
 
 
-def experiment(kind: str) -> Decorator:
-    """Return the options of a command that starts several runs, below `.rlharness/KIND`."""
-    timeout = option("--timeout timeout_s S", "Time limit per run.  [default: none]", ABOVE_0_S, default=math.inf)
+def experiment(kind: str, limit_s: float | None = math.inf) -> Decorator:
+    """Return the options of a command that starts several runs, below `.rlharness/KIND`; `limit_s` is the default."""
+    timeout = option("--timeout timeout_s S", "Time limit per run.  [default: none]", ABOVE_0_S, default=limit_s)
     return all_of(timeout, out(f"traces; must be new or empty.  [default: .rlharness/{kind}]"))
 
 

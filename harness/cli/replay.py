@@ -3,12 +3,10 @@
 plan ─▶ run 1, run 2, ... (with --trace-ops each once more, its operations recorded) ─▶ verdict ─▶ text or JSON
 """
 
-import shlex
 from typing import Any
 
 import click
 
-from harness.bits.errors import UsageError
 from harness.cli import options as opt
 from harness.process.invocation import Invocation
 from harness.render.console import say
@@ -38,25 +36,20 @@ from harness.render.console import say
     "--resume-command COMMAND",
     "Command line that resumes the run of --resume-at.  [default: resume_command of the scenario]",
 )
-@opt.breaks
 @opt.output
 def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     """Run a scenario or program several times and compare each bit.
 
     Each run is a fresh process. Exits with 0 if all runs are equal, 10 if they diverge, 11 if they are not comparable,
-    or 12 if a recording is incomplete. With --until or --break-on, rlharness makes a single run, ends it at the
-    condition, and exits with 0, or with 10 at a divergence from --against. With --resume-at, it exits with 0 if the
-    resumed run loses nothing, 10 if it does, or 11 if there is no comparison.
+    or 12 if a recording is incomplete. With --resume-at, it exits with 0 if the resumed run loses nothing, 10 if it
+    does, or 11 if there is no comparison.
     """
-    import asyncio
     from contextlib import closing
     from functools import partial
 
     from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
-    from harness.lab.experiments.preparation import keep_input, out_directory, read_input
-    from harness.lab.experiments.recorded_kind import find_recorded
-    from harness.lab.experiments.single_run import record_until, with_bundle
-    from harness.lab.replay.replay import REPLAYS, ReplayOptions, compare_runs, make_plan, plan_stop
+    from harness.lab.experiments.preparation import read_input
+    from harness.lab.replay.replay import ReplayOptions, compare_runs, make_plan
     from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
     from harness.render.replay import (
         replay_json,
@@ -64,28 +57,12 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
         resume_json,
         resume_text,
         resumed_run_line,
-        stopped_json,
-        stopped_text,
     )
     from harness.render.run_lines import RunLines, run_line
 
     options = ReplayOptions(scenario_options=opt.take_scenario(given), **given)
-    if options.scenario is not None and (kind := find_recorded(invocation.cwd, options.scenario)):
-        raise UsageError(
-            f"{options.scenario} is {kind.value}, but replay compares fresh runs",
-            legal="the name of a scenario, a YAML file, or a command after --",
-            remedy=f"rlharness reproduce {shlex.quote(options.scenario)}",
-        )
     own_id = opt.new_id()
     is_resumed = options.resume_at is not None or options.resume_command is not None
-    if options.has_condition and not is_resumed:
-        stop = plan_stop(invocation, options)
-        data = read_input(0, say) if stop.run_spec.call is None else b""
-        out = out_directory(invocation.cwd, options.out, REPLAYS, own_id)
-        stdin = keep_input(data, out.path)
-        place = LaunchContext(invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
-        stopped = with_bundle(asyncio.run(record_until(stop, out, place, RunLines())))
-        return output.show(stopped, stopped_text, stopped_json)
     resume = make_resume_plan(options, invocation) if is_resumed else None
     plan = make_plan(invocation, options, own_id, lambda: read_input(0, say))
     place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)

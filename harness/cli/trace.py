@@ -35,10 +35,10 @@ def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     """
     from harness.lab.experiments.command_spec import make_command_spec
     from harness.lab.experiments.preparation import place_of
-    from harness.lab.experiments.single_run import conditions_of_one_run, run_here
+    from harness.lab.experiments.single_run import parse_conditions, run_here
 
     run_spec = make_command_spec(invocation.trailing, opt.take_recording(given))
-    conditions = conditions_of_one_run(given["break_on"], given["until"])
+    conditions = parse_conditions(given["break_on"], given["until"])
     directory = place_of(invocation.cwd, out)
     run = run_here(run_spec, directory, invocation.environ, conditions, at_start=import_reports)
     from harness.render.recording import end_lines, recording_lines

@@ -29,13 +29,13 @@ def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, 
     from harness.lab.experiments.preparation import place_of
     from harness.lab.experiments.recording_result import recording_json
     from harness.lab.experiments.scenario import FULL, asked_scenario, make_scenario_spec
-    from harness.lab.experiments.single_run import conditions_of_one_run, run_here
+    from harness.lab.experiments.single_run import parse_conditions, run_here
     from harness.render.recording import end_lines, recording_lines
 
     options = opt.take_scenario(given)
     asked = asked_scenario(invocation, scenario, options, FULL)
     run_spec = make_scenario_spec(asked, options.recording)
-    conditions = conditions_of_one_run(given["break_on"], given["until"])
+    conditions = parse_conditions(given["break_on"], given["until"])
     directory = place_of(invocation.cwd, out)
     run = run_here(run_spec, directory, invocation.environ, conditions, stdout=STDERR if is_json else None)
     for line in recording_lines(run.recording, end_lines(run)):

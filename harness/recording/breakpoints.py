@@ -1,7 +1,7 @@
 """Ends a run where a condition holds: at the value that shows it, in the middle of its step.
 
-every recorded value ─▶ nan? inf? different from the other trace?            ─┐
-every value of the curve     ─▶ nan? inf? reward<0.2?                        ─┴▶ the stop is written, RunEnded
+every recorded value     ─▶ nan? inf?                ─┐
+every value of the curve ─▶ nan? inf? reward<0.2?    ─┴▶ the stop is written, RunEnded
 """
 
 import math
@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from harness.recording.callbacks import RecorderCallback
-from harness.recording.conditions import DIVERGENCE, INF, NAN, Stop, parse_condition, unknown_names
+from harness.recording.conditions import INF, NAN, Stop, parse_condition, unknown_names
 from harness.recording.notices import say
 from harness.recording.process import rank_and_world_size
 from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE
-from harness.trace.chain import CHAINED, Key, RecordedValue, Scope
-from harness.trace.reader import read_trace
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.values import Float, shown
 
 NOT_FINITE = "NonFiniteError"
@@ -30,23 +29,15 @@ OF_NUMBERS = {NAN: math.isnan, INF: math.isinf}
 
 
 class Breakpoints(RecorderCallback):
-    """Looks for conditions, texts of `conditions`; where the first one holds is written to `report`, a path.
+    """Looks for conditions, texts of `conditions`; where the first one holds is written to `report`, a path."""
 
-    `against` is the directory of the trace that the condition of a divergence means.
-    """
-
-    def __init__(self, conditions: Sequence[str], report: str, against: str = "") -> None:
+    def __init__(self, conditions: Sequence[str], report: str) -> None:
         parsed = [parse_condition(text) for text in conditions]
         self._words = {condition.word for condition in parsed if condition.word}
         self._comparisons = [condition for condition in parsed if not condition.word]
         self._report = Path(report)
-        self._reference = read_trace(Path(against)) if against else None
         self._rank = 0
         self._step = 0
-        self._has_reference = False
-        """Whether the other trace has this step."""
-        self._expected: dict[Key, RecordedValue] = {}
-        """What the other trace has of this step, and this run has not recorded yet."""
         self._known: set[str] = set()
         self._stop: Stop | None = None
 
@@ -58,34 +49,17 @@ class Breakpoints(RecorderCallback):
             self._refuse_unknown()
         self._rank = rank_and_world_size(os.environ)[0]
         self._step = step
-        logs = self._reference.logs(step) if self._reference is not None and DIVERGENCE in self._words else {}
-        self._has_reference, self._expected = self._rank in logs, {}
-        if self._has_reference:
-            recorded_values = logs[self._rank].columns(step).values()
-            self._expected = {
-                recorded_value.key: recorded_value
-                for recorded_value in recorded_values
-                if recorded_value.scope in CHAINED
-            }
 
     def on_value(self, recorded_value: RecordedValue, value: Any) -> None:
-        """End the run at a value that is not finite, or not the other trace's."""
+        """End the run at a value that is not finite."""
         if recorded_value.scope is Scope.CONTEXT:
             return
         for word in sorted(self._words & OF_TENSORS.keys()):
             if isinstance(value, torch.Tensor) and (element := _first(word, value.detach())) is not None:
                 self._end(Stop(word, self._step, self._rank, *recorded_value.key, element, str(value[element].item())))
-        if self._has_reference and recorded_value.scope in CHAINED:
-            expected = self._expected.pop(recorded_value.key, None)
-            if expected is None:
-                self._end(Stop(DIVERGENCE, self._step, self._rank, *recorded_value.key, value="the other run has none"))
-            elif _differs(expected, recorded_value):
-                self._end(Stop(DIVERGENCE, self._step, self._rank, *recorded_value.key))
 
     def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
-        """End the run where a value of the curve says so, or the other trace has more of this step."""
-        for key in self._expected:
-            self._end(Stop(DIVERGENCE, step, self._rank, *key, value="only the other run has it"))
+        """End the run where a value of the curve says so."""
         self.on_values(values)
         if self._stop is not None:
             raise RunEnded
@@ -140,10 +114,3 @@ def _first(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
             raise
         return None
     return tuple(where.nonzero()[0].tolist()) if where.any() else None
-
-
-def _differs(a: RecordedValue, b: RecordedValue) -> bool:
-    """Whether two leaves of one key are of other values, as far as that is known."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return True
-    return a.algorithm == b.algorithm and a.digest != b.digest

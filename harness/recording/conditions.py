@@ -1,6 +1,6 @@
 """Conditions on which a run ends before its end, as a person types them. Pure: both sides read this, no torch.
 
-nan   inf   divergence   grad_norm>10   reward<0.2      operators: < <= > >= == !=
+nan   inf   grad_norm>10   reward<0.2      operators: < <= > >= == !=
 """
 
 import difflib
@@ -17,8 +17,8 @@ from harness.bits.files import MALFORMED, read_text
 from harness.recording.metrics import NAMES
 from harness.trace.values import Float
 
-NAN, INF, DIVERGENCE = "nan", "inf", "divergence"
-WORDS = (NAN, INF, DIVERGENCE)
+NAN, INF = "nan", "inf"
+WORDS = (NAN, INF)
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -35,7 +35,7 @@ class Condition:
     """One condition: a word, or a comparison of a value of the curve with a number."""
 
     word: str = ""
-    """NAN, INF or DIVERGENCE; empty of a comparison."""
+    """NAN or INF; empty of a comparison."""
     name: str = ""
     """Of the curve."""
     relation: str = ""
@@ -102,7 +102,7 @@ def parse_condition(text: str, option: str = "--break-on", words: Sequence[str] 
 
     `words` are those that apply to the option: the error lists only these as legal.
     """
-    if text.strip() in WORDS:
+    if text.strip() in words:
         return Condition(text.strip())
     match = _COMPARISON.fullmatch(text)
     try:

@@ -41,8 +41,6 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
         yield f"  first difference{whose} from {one_line(found.last_good.label)}: {headline(found.verdict)}"
         yield from (f"    {line}" for line in attribution_lines(found.verdict))
     yield f"  {_effort(found)}"
-    for note in found.notes:
-        yield f"  note: {one_line(note)}"
     if found.verdict.first is not None:
         sides = [path_text(probe.directory) for probe in (found.last_good, found.found) if probe.directory]
         yield f"  look closer: {shlex.join(['rlharness', 'diff', *sides])}"
@@ -81,7 +79,6 @@ def bisection_json(found: Bisection) -> dict[str, Any]:
         "num_probes": len(found.probes),
         "probes": [_probe_json(probe) for probe in found.probes],
         "verdict": verdict_json(found.verdict, exit_code=EXIT_CODES[found.verdict.kind]),
-        "notes": list(found.notes),
         "directory": str(found.directory),
     }
 

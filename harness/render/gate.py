@@ -1,4 +1,4 @@
-"""Output of `rlharness gate`: a verdict on each scenario, its cost, and what of that fails: text, JSON, or for GitHub.
+"""Output of `rlharness gate`: a verdict on each scenario, and what of that fails: text, JSON, or for GitHub.
 
 On GitHub Actions: an annotation per scenario that needs attention, and the summary of the job.
 """
@@ -13,7 +13,7 @@ from harness.bits.findings import FindingCode
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
 from harness.lab.gate.change import CODE_OF_KIND, Change, Rounding
-from harness.lab.gate.gate import MEMORY, SECONDS, STEP, CostChange, Gate, GateScenario
+from harness.lab.gate.gate import Gate, GateScenario
 from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
 from harness.process.program_output import output_tail
@@ -61,8 +61,8 @@ def summary(gate: Gate) -> str:
         "",
         f"{plain(sides_line(gate).removeprefix('gate: '))}: {plain(summary_line(gate) or 'nothing was compared')}.",
         "",
-        "| scenario | | where | cost |",
-        "|---|---|---|---|",
+        "| scenario | | where |",
+        "|---|---|---|",
         *map(_row, gate.scenarios),
         "",
     ]
@@ -79,8 +79,7 @@ def summary(gate: Gate) -> str:
 def _row(scenario: GateScenario) -> str:
     change = scenario.comparison.change
     label = f"{SIGNS.get(change, '❌')} {LABELS[change].lower()}"
-    cost = next(map(cost_line, shown_costs(scenario)), "")
-    return f"| {plain(scenario.name)} | {label} | {plain(where(scenario).removeprefix(': '))} | {plain(cost)} |"
+    return f"| {plain(scenario.name)} | {label} | {plain(where(scenario).removeprefix(': '))} |"
 
 
 def append_summary(gate: Gate, environ: Mapping[str, str]) -> None:
@@ -166,7 +165,7 @@ def where(scenario: GateScenario) -> str:
 
 
 def detail_lines(scenario: GateScenario) -> Iterator[str]:
-    """Yield reasons, distances and costs, without the verdict itself."""
+    """Yield reasons and distances, without the verdict itself."""
     comparison, verdict = scenario.comparison, scenario.comparison.verdict
     is_parted = verdict is not None and verdict.first is not None and comparison.change is not Change.EQUAL
     counted = changed_lines(verdict) if verdict and is_parted else {}
@@ -181,7 +180,6 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
     yield from counted.values()
     if verdict and is_parted:
         yield from unchanged_lines(verdict)
-    yield from map(cost_line, shown_costs(scenario))
     if scenario.golden is not None:
         yield from golden_lines(scenario.golden, is_new=comparison.change is Change.ACCEPTED)
     if verdict and comparison.change is Change.EQUAL:
@@ -214,28 +212,6 @@ def rounding_lines(rounding: Rounding) -> Iterator[str]:
     if rounding.phase and rounding.is_rounding:  # else it is the reason
         share = f"{100 * rounding.share:.3g} % of the largest element of its phase"
         yield f"largest difference before the optimizer: {share}, in {rounding.phase}"
-
-
-def shown_costs(scenario: GateScenario) -> Iterator[CostChange]:
-    """The step as a whole, or the run where nothing else is known; and what is over its limit, noise or not."""
-    step = [each for each in scenario.costs if (each.kind, each.name) == (SECONDS, STEP)]
-    shown = step or [each for each in scenario.costs if each.kind == SECONDS][:1]
-    yield from shown
-    yield from (each for each in scenario.costs if each.is_over_limit and isfinite(each.noise) and each not in shown)
-
-
-def cost_line(cost: CostChange) -> str:
-    """SLOWER: seconds of rollout: 0.12 -> 0.19 (x 1.58, noise 2 %)."""
-    unit = "GB" if cost.kind == MEMORY else "s"
-    label = {SECONDS: "SLOWER: ", MEMORY: "MORE MEMORY: "}[cost.kind] if cost.is_too_much else ""
-    what = f"{'peak memory' if cost.kind == MEMORY else 'time'} of {cost.name}"
-    if not isfinite(cost.noise):
-        noise = "noise unknown: one run per side"
-    else:
-        noise = f"noise {100 * cost.noise / cost.base if cost.base else 0:.0f} %"
-        if cost.is_over_limit and not cost.is_too_much:
-            noise += ", which may explain it"
-    return f"{label}{what}: {cost.base:.3g} {unit} -> {cost.head:.3g} {unit} (x {cost.ratio:.2f}, {noise})"
 
 
 def _decision(gate: Gate, colour: bool) -> Iterator[str]:
@@ -293,16 +269,10 @@ def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
         "note_codes": serialised(notes),
         "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
         "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
-        "costs": [_cost_json(cost) for cost in scenario.costs],
         "golden": scenario.golden and [asdict(each) for each in scenario.golden.history],
         "output": scenario.output and str(scenario.output),
         "output_tail": output_tail(scenario.output) if scenario.output else [],
     }
-
-
-def _cost_json(cost: CostChange) -> dict[str, Any]:
-    told = {**asdict(cost), "noise": _finite(cost.noise), "ratio": _finite(cost.ratio)}
-    return {**told, "is_too_much": cost.is_too_much}
 
 
 def _finite(number: float) -> float | None:

@@ -8,10 +8,8 @@ from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.single_run import TerminalRun
 from harness.recording.conditions import Condition, Stop
 from harness.recording.sentinel.sentinel_report import finding_line
-from harness.render.console import painted
 
 MAX_CHARS = 200
-YELLOW, GREEN = "33", "32"
 
 
 def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[str]:
@@ -50,16 +48,16 @@ def end_lines(run: TerminalRun) -> Iterator[str]:
         yield one_line(finding_line(finding))
         yield f"  bundle: {shlex.quote(path_text(bundle))}"
     if run.conditions:
-        yield condition_line(run.conditions, run.stop, run.recording.num_steps, colour=False)
+        yield condition_line(run.conditions, run.stop, run.recording.num_steps)
     if (command := run.next_command) is not None:
         yield f"  {command}"
 
 
-def condition_line(conditions: Sequence[Condition], stop: Stop | None, num_steps: int, *, colour: bool) -> str:
+def condition_line(conditions: Sequence[Condition], stop: Stop | None, num_steps: int) -> str:
     """Return the line that names the condition that held, or those that did not."""
     if stop is not None:
-        return f"{painted('STOPPED', YELLOW, colour)}  {where(stop)}"
-    return f"{painted('NOT MET', GREEN, colour)}  {', '.join(map(str, conditions))} in {count(num_steps, 'step')}"
+        return f"STOPPED  {where(stop)}"
+    return f"NOT MET  {', '.join(map(str, conditions))} in {count(num_steps, 'step')}"
 
 
 def where(stop: Stop) -> str:

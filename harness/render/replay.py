@@ -12,13 +12,11 @@ from harness.bits.text import count, one_line, path_text
 from harness.lab.experiments.hints import NextCommand, level_command, next_command, program_command, report_command
 from harness.lab.experiments.launcher import Run
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.experiments.single_run import Stopped
 from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
 from harness.lab.reproduce.reproduction import (
     Ending,
     OtherRun,
-    OtherTrace,
     Repeated,
     Reproduction,
     StepOperations,
@@ -29,14 +27,11 @@ from harness.render.console import painted
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.operations import VALIDITY, non_finite_lines, operations_text, suspect_lines
 from harness.render.rare_events import rare_events_line
-from harness.render.recording import condition_line
 from harness.render.serialise import attributes, result_json, serialised
 from harness.trace.ops import OpVerdict
 from harness.trace.verdict import EXIT_CODES, STEP_ONLY, Kind, Verdict
 
 GREEN, RED, YELLOW = "32", "31", "33"
-ONE_RUN = "with these conditions rlharness makes a single run, and compares it with nothing"
-"""Note on a run whose exit code 0 says nothing about reproducibility."""
 ENDINGS = {
     Ending.WHOLE: "its root digest is the recorded one",
     Ending.SAME_MIDDLE: "it stops inside the step, where the recording stops",
@@ -180,33 +175,6 @@ def _run_json(run: Run) -> dict[str, Any]:
     return {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)}
 
 
-# ---- a run that ends at a condition
-
-
-def stopped_text(stopped: Stopped, *, colour: bool) -> str:
-    """Return where the run ended and why, its bundle, and the next command."""
-    lines, run = [], stopped.run
-    if stopped.stop is not None or not stopped.interrupted_by:
-        lines.append(condition_line(stopped.plan.conditions, stopped.stop, run.recording.num_steps, colour=colour))
-    if stopped.stop is None:
-        lines += _problems(run)
-    notes = [*stopped.notes] if stopped.is_compared else [ONE_RUN, *stopped.notes]
-    lines += [f"  note: {one_line(note)}" for note in notes]
-    if stopped.bundle is not None:
-        lines.append(f"  bundle: {shlex.quote(path_text(stopped.bundle))}")
-    return _text(stopped.interrupted_by, lines, stopped.next_command, stopped.directory)
-
-
-def stopped_json(stopped: Stopped) -> dict[str, Any]:
-    """Return the same in plain values."""
-    return {
-        **result_json(stopped, "interrupted_by", "stop", "bundle", "directory", "notes"),
-        "conditions": list(map(str, stopped.plan.conditions)),
-        "compared": stopped.is_compared,
-        "run": _run_json(stopped.run),
-    }
-
-
 # ---- a run that is interrupted and resumed
 
 
@@ -265,14 +233,6 @@ def step_text(found: Reproduction, *, colour: bool) -> str:
     lines = [*repeated_lines(found.repeated, colour=colour)]
     if found.other is not None:
         lines += _other(found.other, colour=colour)
-    if found.other_trace is not None:
-        title = f"A: this run's {_span(found.repeated.plan)}  B: {one_line(path_text(found.other_trace.directory))}"
-        lines += _pair(title, found.other_trace.verdict, colour)
-    lines += [f"  note: {one_line(note)}" for note in found.notes]
-    if found.bundle is not None:
-        bundle, needs = shlex.quote(path_text(found.bundle)), one_line(found.bundle_needs)
-        where, trust = (f"on machines that have {needs}", " --trust") if needs else ("on any machine", "")
-        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness reproduce {bundle}{trust}"]
     return _text(found.interrupted_by, lines, found.next_command, found.directory)
 
 
@@ -357,18 +317,16 @@ def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
 def step_json(found: Reproduction) -> dict[str, Any]:
     """Return the same in plain values."""
     return {
-        **result_json(found, "interrupted_by", "directory", "bundle", "notes"),
+        **result_json(found, "interrupted_by", "directory"),
         **_repeated_json(found.repeated),
-        "against": _against_json(found.other or found.other_trace),
+        "against": _against_json(found.other),
     }
 
 
-def _against_json(other: OtherRun | OtherTrace | None) -> dict[str, Any] | None:
+def _against_json(other: OtherRun | None) -> dict[str, Any] | None:
     if other is None:
         return None
     verdict = other.verdict and _verdict_json(other.verdict)
-    if isinstance(other, OtherTrace):
-        return {"run": str(other.directory), "verdict": verdict}
     return {**_repeated_json(other.repeated), "verdict": verdict, "first_operations": serialised(other.operations)}
 
 

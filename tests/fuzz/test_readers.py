@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 NAMES = (
     *("manifest.json", "curve.jsonl", "rank-0.log", "a trace", "operations", "tensors", "report.jsonl", "events.jsonl"),
     *("a timeline", "a file in the history", "results in the history", "golden.json"),
-    *("metrics.jsonl", "a line of numbers", "tokenizer.json", "checksums.json", "call.json"),
-    *("refusal.json", "the head of a bundle", "a scenario"),
+    *("a line of numbers", "tokenizer.json", "call.json"),
+    *("refusal.json", "a scenario"),
     *(
         "history.sqlite",
         "frames of a log",
@@ -34,7 +34,7 @@ NAMES = (
         "lines of a collection",
     ),
     *("a message of an agent", "nccl.conf", "a report of a process", "a stop", "output"),
-    *("a finding of the sentinel", "values patched", "a bundle", "pyproject.toml", "a test file", "a library"),
+    *("a finding of the sentinel", "values patched", "pyproject.toml", "a test file", "a library"),
     *("a place in a test file", "the environment of a script"),
     *("config.json of a model", "model.safetensors of a model", "model.safetensors.index.json of a model"),
     *("config.json of a classifier", "tokenizer.json of a model", "tokenizer_config.json", "checksums.json of a run"),

@@ -1,6 +1,5 @@
 """A session whose runs are played: traces written by hand, none of which was started."""
 
-import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,11 +33,10 @@ def doubled(step: int) -> tuple[float, ...]:
 
 @dataclass
 class PlayedSession:
-    """Gives runs whose gradients are told for each side and run, and whose steps take as long as told."""
+    """Gives runs whose gradients are told for each side and run."""
 
     gradients: Mapping[str, Sequence[Gradient]]
     """By side; the last one of a side is that of all further runs."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
     records_more: str = ""
     """A side whose steps have a value of their own."""
     broken: str = HEAD
@@ -66,8 +64,6 @@ class PlayedSession:
         more = [value("loss", "clip_fraction", "f32", (), bytes(4))] if side == self.records_more else []
         values = [[*values_of(step, gradient)[:1], *more, *values_of(step, gradient)[1:]] for step in range(num_steps)]
         trace_of_values(directory, values, keeps=bool(run_spec.keep))
-        lines = [json.dumps({"step": step, "seconds/a": self.seconds.get(side, 1.0)}) for step in range(num_steps)]
-        (directory / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
         problems = (Problem(self.problem),) if self.problem and side == self.broken else ()
         if self.refusal is not None and side == self.broken:
             self.refusal.write(directory)

@@ -29,8 +29,6 @@ COMMANDS = (
     ("scenarios", "--check"),
     ("replay", "named"),
     ("chaos", "named"),
-    ("reproduce", "bundle.rlb"),
-    ("reproduce", "pipe.rlb"),
     *(("diff", trace, "deep") for trace in TRACES),
     *(("report", trace, "--out", "page.html") for trace in TRACES),
     *(("reproduce", trace, "--step", "1") for trace in TRACES),

@@ -7,7 +7,6 @@ import pytest
 
 from harness.bits.errors import TraceError, UsageError
 from harness.lab.experiments.recorded_run import CHECKPOINTS, read_recorded_run
-from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.support.recorded_runs import CALL, recorded
 from tests.support.traces import manifest_of, steps_of, write
 
@@ -65,17 +64,3 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
     (run.directory / "call.json").write_text('{"entry": ', "utf-8")
     with pytest.raises(UsageError, match="does not name the called entry"):
         read_recorded_run(run.directory)
-
-
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", checkpoints=(2, 4))
-    for step in (2, 4):
-        write_checkpoint(run.checkpoint(step))
-    assert (run.start_before(5), run.passed_over(5)) == (4, ())
-
-    (run.checkpoint(4) / "weights.json").write_bytes(b"w")
-    assert run.start_before(5) == 2
-    assert run.passed_over(5) == (f"{run.checkpoint(4)}: weights.json has 1 byte, and had 7",)
-    (run.checkpoint(2) / "weights.json").unlink()
-    assert (run.start_before(5), len(run.passed_over(5))) == (None, 2)
-    assert run.passed_over(1) == ()

@@ -27,7 +27,6 @@ TORN = replace(WHOLE, problems=(Problem("it is torn"),))
         (SCENARIO, WHOLE, None, [0, 1, ExitCode.INTERRUPTED, 137]),
         (PROGRAM, TORN, None, [ExitCode.INCOMPLETE_RECORDING, 1, 130, 137]),
         (SCENARIO, TORN, Stop("nan", 3), [ExitCode.OK] * 4),
-        (SCENARIO, WHOLE, Stop("divergence", 3), [ExitCode.DIVERGED] * 4),
     ],
 )
 def test_it_is_the_programs_own_but_for_an_interrupted_entry_and_a_condition_that_held(

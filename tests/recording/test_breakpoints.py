@@ -46,12 +46,11 @@ def program(recorder: Recorder, weights: Mapping[int, torch.Tensor], losses: Map
 def stop_of(
     tmp_path: Path,
     *conditions: str,
-    against: str = "",
     weights: Mapping[int, torch.Tensor] | None = None,
     losses: Mapping[int, float] | None = None,
 ) -> Stop | None:
     """Where the program ended, if it did not go to its end."""
-    callback = Breakpoints(conditions, str(tmp_path / "stop.json"), against)
+    callback = Breakpoints(conditions, str(tmp_path / "stop.json"))
     recorder = Recorder(ToTrace(tmp_path / "trace"), callbacks=[callback])
     try:
         program(recorder, weights or {}, losses or {})
@@ -103,14 +102,6 @@ def test_a_name_that_the_curve_has_not_ends_the_run_when_that_is_known(tmp_path:
     assert stop_of(tmp_path, "lose<0.5") == Stop("", 0, unknown="lose", known=("loss",))
 
 
-def test_the_first_leaf_that_another_trace_has_otherwise_ends_the_run(tmp_path: Path) -> None:
-    reference = str(tmp_path / "reference" / "trace")
-    assert stop_of(tmp_path / "reference", "nan") is None
-    assert stop_of(tmp_path / "same", "divergence", against=reference) is None
-    found = stop_of(tmp_path / "other", "divergence", against=reference, weights={2: with_element(2.0)})
-    assert found == Stop("divergence", 2, 0, "backward", "weight", 0)
-
-
 class NonFiniteError(ValueError):
     what = "the gradient is nan"
 
@@ -143,22 +134,3 @@ def test_a_value_that_is_told_late_ends_the_run_with_its_next_step(tmp_path: Pat
 def test_it_is_looked_only_for_what_was_asked_for(tmp_path: Path) -> None:
     assert stop_of(tmp_path / "a", "inf", weights={1: torch.tensor([NAN])}) is None
     assert stop_of(tmp_path / "b", "nan", weights={1: torch.tensor([INF])}) is None
-
-
-@pytest.mark.parametrize(
-    ("names", "where", "why"),
-    [("abc", "c", "the other run has none"), ("a", "b", "only the other run has it")],
-)
-def test_a_leaf_that_only_one_has_is_a_divergence(tmp_path: Path, names: str, where: str, why: str) -> None:
-    def record(directory: Path, names: str, callbacks: list[Breakpoints]) -> None:
-        recorder = Recorder(ToTrace(directory), callbacks=callbacks)
-        recorder.begin_step(0)
-        for name in names:
-            recorder.record("forward", name, torch.ones(9))
-        recorder.end_step()
-
-    record(tmp_path / "a", "ab", [])
-    callback = Breakpoints(["divergence"], str(tmp_path / "stop.json"), str(tmp_path / "a"))
-    with pytest.raises(RunEnded):
-        record(tmp_path / "b", names, [callback])
-    assert read_stop(tmp_path / "stop.json") == Stop("divergence", 0, 0, "forward", where, 0, value=why)

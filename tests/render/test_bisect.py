@@ -19,7 +19,7 @@ DIRECTORY = Path("bisections/1")
 
 def probe(letter: str, subject: str, outcome: Outcome, reason: str) -> Probe:
     directory = DIRECTORY / (7 * letter) / "run-1"
-    return Probe(40 * letter, f"{7 * letter} {subject}", outcome, reason, directory, (letter,))
+    return Probe(40 * letter, f"{7 * letter} {subject}", outcome, reason, directory)
 
 
 GOOD = probe("a", "The first", Outcome.GOOD, "every bit is the same")
@@ -47,7 +47,6 @@ def found(tmp_path: Path) -> Bisection:
         verdict=diff(a, b),
         directory=DIRECTORY,
         commit=Commit(FOUND.name, "ddddddd", "The other half", "Ada", "2026-11-20"),
-        notes=("after it, bits have moved again: those of eeeeeee The last are others",),
     )
 
 

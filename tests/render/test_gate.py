@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Comparison, GateCode, Rounding, classify_change
 from harness.lab.gate.golden import Acceptance, golden_of
-from harness.render.gate import cost_line, gate_json, gate_text, summary
+from harness.render.gate import gate_json, gate_text, summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
-from tests.render.gates import NOISY, SEED, SLOWER, STEADY, gate_of, reported, scenario_of
+from tests.render.gates import SEED, gate_of, reported, scenario_of
 from tests.support.traces import flip_bit, steps_of, trace
 
 ROUNDING = Rounding(1, 12, 5, "backward layers.0.weight", 3, 1200, "optimizer layers.0.weight", 2e-7, "backward", True)
@@ -27,11 +26,11 @@ def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Pa
     scenarios = (
         replace(scenario_of("equal", Change.EQUAL), comparison=Comparison(Change.EQUAL, verdict=diff(a, a))),
         replace(
-            scenario_of("moved", Change.NUMERICS, costs=(STEADY, SLOWER, NOISY)),
+            scenario_of("moved", Change.NUMERICS),
             comparison=Comparison(Change.NUMERICS, verdict=diff(a, b), rounding=ROUNDING),
             notes=(reported("a note\x1b[31m"),),
         ),
-        scenario_of("other", Change.CONFIGURATION, SEED, costs=()),
+        scenario_of("other", Change.CONFIGURATION, SEED),
     )
     gate = replace(gate_of(*scenarios), is_dirty=True, notes=(reported("a last note"),))
     golden("gate.txt", gate_text(gate, colour=False) + "\n")
@@ -57,7 +56,7 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
     b = trace(tmp_path / "b", steps_of(3, flip_bit(1, "rollout", "tokens")))
     counts = {TOKENS: Count(64, 5, 0, Element(2, 0, "tokens", (8, 8), 9)), REWARDS: Count(8)}
     finding = classify_change(replace(diff(a, b), attribution=counts), None)
-    scenario = replace(scenario_of("a b", Change.BEHAVIOUR, costs=()), comparison=finding)
+    scenario = replace(scenario_of("a b", Change.BEHAVIOUR), comparison=finding)
     assert gate_text(gate_of(scenario), colour=False).splitlines()[1:5] == [
         "BEHAVIOUR CHANGED  a b: step 1: the tokens of the rollout differ",
         "  tokens flipped: 5 of 64 (7.8 %); first step 2, sequence 1, position 1",
@@ -65,24 +64,15 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
         "  look closer: rlharness diff 'gates/1/a b/base/run-1' 'gates/1/a b/head/run-1'",
     ]
     typed = ("a b", "--size", "full", "--set", "seed=3")
-    unsteady = replace(scenario_of("a b", Change.NONDETERMINISTIC, costs=()), replay=typed)
+    unsteady = replace(scenario_of("a b", Change.NONDETERMINISTIC), replay=typed)
     line = "  look closer: rlharness replay 'a b' --size full --set seed=3\n"
     assert line in gate_text(gate_of(unsteady), colour=False), "as the gate has run it"
-
-
-def test_a_cost_says_what_its_noise_is() -> None:
-    assert cost_line(STEADY) == "time of step: 0.2 s -> 0.21 s (x 1.05, noise 2 %)"
-    assert cost_line(SLOWER).startswith("SLOWER: time of rollout: 0.1 s -> 0.2 s (x 2.00, noise 4 %)")
-    assert cost_line(NOISY).endswith("(x 2.00, noise 500 %, which may explain it)")
-    assert cost_line(replace(STEADY, noise=inf)).endswith("noise unknown: one run per side)")
-    assert cost_line(replace(SLOWER, kind="memory_gb")).startswith("MORE MEMORY: peak memory of rollout: 0.1 GB")
-    assert json.dumps(gate_json(gate_of(scenario_of("a", Change.EQUAL, costs=(replace(STEADY, noise=inf),)))))
 
 
 def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
     found = golden_of(trace(tmp_path / "a", steps_of(2)), "a", "smoke")
     golden = replace(found, history=(Acceptance("2026-11-20", "aaaaaaa+", "the clip is lower", "Ada"),))
-    scenario = scenario_of("a", Change.ACCEPTED, GateCode.GOLDEN_FIRST(), costs=())
+    scenario = scenario_of("a", Change.ACCEPTED, GateCode.GOLDEN_FIRST())
     gate = gate_of(replace(scenario, golden=golden, against="golden 0123"))
     assert gate_text(gate, colour=False).splitlines()[1:-1] == [
         "ACCEPTED  a (golden 0123)",
@@ -102,7 +92,7 @@ def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
 def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> None:
     output = tmp_path / "output.log"
     output.write_text("step 0\nerror: \x1b[31mno such thing\n", encoding="utf-8")
-    gate = gate_of(replace(scenario_of("a", Change.BROKEN, EXITED, costs=()), output=output))
+    gate = gate_of(replace(scenario_of("a", Change.BROKEN, EXITED), output=output))
     lines = [f"last lines of its output ({output}):", "| step 0", "| error: no such thing"]
     assert gate_text(gate, colour=False).splitlines()[2:6] == ["  head: exit code 1", *(f"  {each}" for each in lines)]
     assert "\n".join(lines) in summary(gate)

@@ -17,7 +17,7 @@ def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
     gate = gate_of(
         scenario_of("equal", Change.EQUAL),
         scenario_of("moved", Change.NUMERICS),
-        scenario_of("other", Change.CONFIGURATION, SEED, costs=()),
+        scenario_of("other", Change.CONFIGURATION, SEED),
         scenario_of("new", Change.NEW),
         scenario_of("written", Change.ACCEPTED),
     )

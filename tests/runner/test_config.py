@@ -73,16 +73,14 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
         runs = 3
         golden = "goldens"
         fail-on = ["behaviour"]
-        slowdown = 1.5
-        memory = 2
         timeout = 60
         """
-    assert configured(tmp_path, text).gate == GateKeys(["a", "b"], "smoke", 3, "goldens", ["behaviour"], 1.5, 2, 60)
+    assert configured(tmp_path, text).gate == GateKeys(["a", "b"], "smoke", 3, "goldens", ["behaviour"], 60)
     assert configured(tmp_path, "[tool.rlharness]").gate == GateKeys()
     near = refused(tmp_path, "[tool.rlharness.gate]\nfail_on = []")
     assert near.what.endswith("pyproject.toml: [tool.rlharness.gate] has no key 'fail_on'")
     assert near.remedy == "did you mean 'fail-on'?"
-    for value in ("slowdown = 1.0", "runs = 0", 'scenarios = "a"', "golden = ''"):
+    for value in ("runs = 0", 'scenarios = "a"', "golden = ''"):
         assert value.split()[0] in refused(tmp_path, f"[tool.rlharness.gate]\n{value}").what
     assert refused(tmp_path, "gate = 3").legal == "a table"
 

@@ -71,8 +71,6 @@ COMMANDS = (
     Command("replay", ("replay", "bandit"), imports_torch=True),
     Command("reproduce", ("reproduce", "runs/a"), imports_torch=True),
     Command("reproduce, step", STEP, imports_torch=True),
-    Command("reproduce, to a bundle", (*STEP, "--bundle", "n.rlb"), imports_torch=True),
-    Command("reproduce, bundle", ("reproduce", "bundle.rlb"), imports_torch=True),
     Command("reproduce, debugger", (*STEP, "--interactive", "--commands", "commands.txt"), imports_torch=True),
     Command("gate", ("gate", "sums", "--runs", "1", "--base", "HEAD~1"), 10, imports_torch=True),
     Command("gate, goldens", ("gate", "sums", "--golden", "goldens"), imports_torch=True),
@@ -125,7 +123,6 @@ def prepare(base: Path, *, with_torch: bool) -> None:
     if with_torch:
         lines += [(0, ("train", "bandit", "--size", "smoke", "--out", "runs/a"))]
         lines += [(0, ("gate", "sums", "--golden", "goldens", "--accept", "--reason", "first", "--out", "runs/g"))]
-        lines += [(0, (*STEP, "--bundle", "bundle.rlb", "--out", "runs/r"))]
     own = {"TMPDIR": str(base / "tmp"), "HOME": str(base / "home"), "XDG_CACHE_HOME": str(base / "home" / ".cache")}
     for code, words in lines:
         done = subprocess.run(
@@ -151,7 +148,7 @@ _REASON = re.compile(
     r"|failed to map"
 )
 """Words for what has run out, of which any ending that a whole machine does not have must hold one."""
-_WHOLE = ("work/r.html", "work/j.xml", "work/p.html", "work/m.xml", "work/n.rlb")
+_WHOLE = ("work/r.html", "work/j.xml", "work/p.html", "work/m.xml")
 _MIN_BYTES = 200
 
 

@@ -12,18 +12,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from xxhash import xxh3_128_hexdigest
-
 from harness.bits.errors import (
-    BundleError,
     ReportError,
     TraceError,
     UsageError,
 )
-from harness.lab.experiments.bundle import Head, Member, parse_head
 from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.recorded_run import CHECKSUMS, damage_of
-from harness.lab.experiments.recording_result import read_metrics
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
 from harness.recording.metrics import numbers_of_json
@@ -151,22 +145,12 @@ def _remembered(at: Path) -> object:
         return *known, history.leaning_files(paths), history.test_durations_s(paths)
 
 
-def _numbers(at: Path) -> object:
-    return list(read_metrics(at / "metrics.jsonl"))
-
-
 def _readers_of_results() -> list[Reader]:
     golden = of_file("k/golden.json", read_goldens, {"k/curve.jsonl": _curve()})
     return [
         Reader("golden.json", (_golden(),), golden, (GoldenError,)),
-        Reader(
-            "metrics.jsonl",
-            (_metrics(),),
-            of_file("metrics.jsonl", _numbers),
-        ),
         Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(numbers_of_json)),
         Reader("tokenizer.json", (_tokenizer(),), of_file("tokenizer.json", read_vocabulary)),
-        Reader("checksums.json", (_checksums(),), of_file(CHECKSUMS, damage_of, {"weights": b"1234"})),
     ]
 
 
@@ -176,7 +160,6 @@ def _readers_of_calls() -> list[Reader]:
     return [
         Reader("call.json", (_call(),), lambda data, _: EntryCall.parse(data), (ValueError,)),
         Reader("refusal.json", (refusal,), of_file(REJECTION, read_rejection)),
-        Reader("the head of a bundle", (_head(),), lambda data, _: parse_head(data), (BundleError,)),
         Reader("a scenario", (scenario,), of_text(partial(read_yaml, where="scenario")), (UsageError,)),
     ]
 
@@ -206,10 +189,6 @@ def _golden() -> bytes:
         return (Path(directory) / "golden.json").read_bytes()
 
 
-def _metrics() -> bytes:
-    return json_lines({"step": 1, "loss": 0.5, "is_last": True}, {"step": 2, "text": "x"})
-
-
 def _tokenizer() -> bytes:
     return json_lines(
         {
@@ -220,17 +199,9 @@ def _tokenizer() -> bytes:
     )
 
 
-def _checksums() -> bytes:
-    return json_lines({"files": {"weights": {"num_bytes": 4, "xxh3_128": xxh3_128_hexdigest(b"1234")}}})
-
-
 def _call() -> bytes:
     call = EntryCall("a.b:run", {"task": {"path": "x", "weights": [1, 2.5]}}, ("runtime",), {"run": "a.b", "step": "c"})
     return json.dumps(asdict(call)).encode()
-
-
-def _head() -> bytes:
-    return Head(3, 1, {"curve.jsonl": Member(10, "0" * 32)}).encoded()
 
 
 def _collected() -> bytes:

@@ -6,12 +6,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.bits.errors import BundleError, CollectionError, TraceError, UsageError
+from harness.bits.errors import CollectionError, TraceError, UsageError
 from harness.doctor.directories import read_trial
 from harness.doctor.gpus import read_torch
 from harness.doctor.host import Answer
 from harness.doctor.numerics import check_numerics
-from harness.lab.experiments.bundle import Head, checksums, open_bundle, write_bundle
 from harness.lab.experiments.recording_result import read_reports
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.process.program_output import output_tail
@@ -110,7 +109,6 @@ def _readers_of_programs() -> list[Reader]:
             (b"a\x1b[1mb\x1b]0;P\x07\n\xff\r\n",),
             of_file("output.log", lambda at: output_tail(at / "output.log")),
         ),
-        Reader("a bundle", (_bundle(),), of_file("a.rlb", _unpacked), (BundleError,)),
     ]
 
 
@@ -119,18 +117,6 @@ def _fields(stop: Stop) -> dict[str, object]:
         stop.write(Path(directory) / "stop")
         found: dict[str, object] = json.loads((Path(directory) / "stop").read_text())
         return found
-
-
-def _bundle() -> bytes:
-    contents: dict[str, bytes | Path] = {"call.json": b"{}", "curve.jsonl": b"", "rank-0.log": b"rlhtrace\1\0\0\0"}
-    with tempfile.TemporaryDirectory() as directory:
-        write_bundle(path := Path(directory) / "a.rlb", Head(3, 1, checksums(contents)), contents)
-        return path.read_bytes()
-
-
-def _unpacked(at: Path) -> object:
-    (bundle := open_bundle(at / "a.rlb")).unpack(at / "unpacked")
-    return bundle.read("call.json")
 
 
 def _readers_of_projects() -> list[Reader]:

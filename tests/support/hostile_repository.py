@@ -2,7 +2,7 @@
 
 around/precious.txt, around/home/proj0 ..     what must not change
 around/repo/.rlharness/...                    links, FIFOs and histories where rlharness keeps its own
-around/repo/a trace, a bundle, goldens, YAML  data that cannot be read
+around/repo/a trace, goldens, YAML  data that cannot be read
 """
 
 import hashlib
@@ -57,8 +57,6 @@ def _make_traces(repo: Path, around: Path) -> None:
     (repo / f"na{ESCAPES}me" / "manifest.json").write_text(
         '{"format": 99, "read_by": "9.9\' --index-url https://x \'"}'
     )
-    (repo / "bundle.rlb").symlink_to("/dev/zero")
-    os.mkfifo(repo / "pipe.rlb")
     for name in (".report.html.new", ".run.html.new", ".junit.xml.tmp", "report.html"):
         (repo / name).symlink_to(around / "precious.txt")
 

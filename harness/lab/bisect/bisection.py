@@ -103,24 +103,6 @@ class Search(Generic[T]):
         """The search that begins; `bad` and all its ancestors in `parents` are suspects."""
         return cls(parents, bad, ancestors(parents, bad, frozenset(parents)))
 
-    @property
-    def candidates(self) -> tuple[T, ...]:
-        """Which the first bad one may be, once nothing can be probed any more: one, unless some could not be run."""
-        return tuple(sorted(self.suspects, key=self._order.__getitem__))
-
-    @cached_property
-    def next_probe(self) -> T | None:
-        """The commit whose outcome halves the suspects best; None where nothing is left to be asked."""
-        masks = self._masks()
-        best: T | None = None
-        most = 0
-        for commit, mask in masks.items():
-            if commit == self.bad or commit in self.skipped:
-                continue
-            if (gain := min(mask.bit_count(), len(masks) - mask.bit_count())) > most:
-                best, most = commit, gain
-        return best
-
     def after(self, commit: T, outcome: Outcome) -> "Search[T]":
         """The search once a suspect was probed."""
         assert commit in self.suspects and commit != self.bad
@@ -132,23 +114,35 @@ class Search(Generic[T]):
         return Search(self.parents, self.bad, self.suspects - found, self.skipped - found)
 
     @property
-    def num_left(self) -> int:
-        """About how many probes are still wanted."""
-        return max(0, (len(self.suspects) - 1).bit_length())
+    def candidates(self) -> tuple[T, ...]:
+        """Which the first bad one may be, once nothing can be probed any more: one, unless some could not be run."""
+        return tuple(self._masks())
 
     @cached_property
-    def _order(self) -> dict[T, int]:
-        """A number for each commit, parents first; equal histories are searched alike."""
-        return {commit: at for at, commit in enumerate(TopologicalSorter(self.parents).static_order())}
+    def next_probe(self) -> T | None:
+        """The commit whose outcome halves the suspects best; None where nothing is left to be asked."""
+        masks = self._masks()
+        asked = [commit for commit in masks if commit != self.bad and commit not in self.skipped]
+
+        def gain(commit: T) -> int:
+            return min(masks[commit].bit_count(), len(masks) - masks[commit].bit_count())
+
+        return max(asked, key=gain, default=None)
 
     def _masks(self) -> dict[T, int]:
         """For each suspect, parents first, the set of itself and its ancestors among them, a bit for each."""
         masks: dict[T, int] = {}
-        for at, commit in enumerate(sorted(self.suspects, key=self._order.__getitem__)):
-            masks[commit] = 1 << at
-            for parent in self.parents.get(commit, ()):
-                masks[commit] |= masks.get(parent, 0)
+        for at, commit in enumerate(TopologicalSorter(self.parents).static_order()):
+            if commit in self.suspects:
+                masks[commit] = 1 << at
+                for parent in self.parents.get(commit, ()):
+                    masks[commit] |= masks.get(parent, 0)
         return masks
+
+    @property
+    def num_left(self) -> int:
+        """About how many probes are still wanted."""
+        return max(0, (len(self.suspects) - 1).bit_length())
 
 
 def ancestors(parents: Mapping[T, Sequence[T]], commit: T, among: frozenset[T]) -> frozenset[T]:
@@ -169,9 +163,8 @@ def in_a_line(names: Sequence[T]) -> dict[T, tuple[T, ...]]:
 
 # ------------------------------------------------------------------------------------------------------------ criterion
 
-BITS, REWARD = "bits", "reward"
+BITS = "bits"
 OPTION = "--by"
-REWARD_MEAN = "reward_mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,40 +183,21 @@ class Criterion:
     text: str
     """As it was typed."""
     condition: Condition | None = None
-    """Bad is where it holds; None of BITS and REWARD."""
-    tolerance: float = 0.0
-    """Of REWARD: how far it may move."""
+    """Bad is where it holds; None of BITS."""
 
     def classify(self, good: Trace, probe: Trace) -> Classified:
         """What a probe is, beside the run that is known to be good."""
-        if self.text == BITS:
-            return _by_bits(good, probe)
-        if self.condition is None:
-            return self._by_reward(good, probe)
-        return self._by_condition(self.condition, probe)
+        return _by_bits(good, probe) if self.condition is None else self._by_condition(self.condition, probe)
 
     def check(self, good: Trace) -> None:
         """UsageError where the curve of the good one has nothing of what is asked for."""
         known = _names(good)
-        name = self.condition.name_among(known) if self.condition else REWARD_MEAN
-        if self.text != BITS and name not in known:
+        if self.condition and (name := self.condition.name_among(known)) not in known:
             raise UsageError(
                 f"{OPTION} {self.text}: the curve of the good run has no value {name!r}",
                 legal=", ".join(sorted(known)) or "nothing: this scenario records no curve",
                 remedy=f"{OPTION} {BITS} compares everything that is recorded",
             )
-
-    def _by_reward(self, good: Trace, probe: Trace) -> Classified:
-        x, y = (dict(_values(trace, REWARD_MEAN)) for trace in (good, probe))
-        if not x.keys() & y.keys():
-            return Classified(Outcome.SKIP, f"no step has a {REWARD_MEAN} in both")
-        for step in sorted(x.keys() | y.keys()):
-            if step not in x or step not in y:
-                return Classified(Outcome.BAD, f"step {step} is in one of them only")
-            moved = abs(x[step] - y[step])
-            if moved > self.tolerance or isnan(x[step]) != isnan(y[step]):
-                return Classified(Outcome.BAD, f"the reward of step {step} is {y[step]:.6g}, not {x[step]:.6g}")
-        return Classified(Outcome.GOOD, "the same reward")
 
     def _by_condition(self, condition: Condition, probe: Trace) -> Classified:
         values = list(_values(probe, condition.name_among(_names(probe))))
@@ -235,19 +209,17 @@ class Criterion:
         return Classified(Outcome.GOOD, f"no step has {condition}")
 
 
-def parse_criterion(text: str, tolerance: float | None) -> Criterion:
+def parse_criterion(text: str) -> Criterion:
     """A criterion as it is typed; UsageError for any other text."""
-    if tolerance is not None and text != REWARD:
-        raise UsageError(f"--tolerance with --by {text}", legal=f"--by {REWARD} --tolerance X")
-    if text in (BITS, REWARD):
-        return Criterion(text, tolerance=tolerance or 0.0)
+    if text == BITS:
+        return Criterion(text)
     with suppress(UsageError):
         condition = parse_condition(text, OPTION)
         if not condition.word:
             return Criterion(text, condition)
     raise UsageError(
         f"{OPTION} {text}",
-        legal=f"{BITS}, {REWARD}, or METRIC>X, with one of {' '.join(OPERATORS)}",
+        legal=f"{BITS}, or METRIC>X, with one of {' '.join(OPERATORS)}",
         remedy=f"{OPTION} 'loss>10'",
     )
 
@@ -480,17 +452,9 @@ async def pip(session: Launcher, arguments: Sequence[str], log: Path, what: str)
     except OSError:
         output = ""
     if end.exit_code != 0:
-        raise UnavailableError(f"{what}: {'; '.join(faults_of(output)) or 'pip was ended'}")
+        said = output_tail(log / OUTPUT)[-1:] or ["pip was ended"]
+        raise UnavailableError(f"{what}: {said[0]}; what it printed: {path_text(log / OUTPUT)}")
     return output
-
-
-def faults_of(output: str) -> list[str]:
-    """The lines of pip's output that say what failed: its errors, what did not succeed, the last line of a build."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    ends = [before for before, line in pairwise(lines) if line == "[end of output]"]
-    found = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN}")) or line in ends]
-    others = [line for line in lines if not line.startswith("WARNING:")]
-    return list(dict.fromkeys(found or others[-1:]))
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
@@ -510,8 +474,6 @@ class Probe:
     reason: str
     directory: Path | None = None
     """Of its trace; None where it left none."""
-    chains: tuple[str, ...] = ()
-    """Of its last step, a text for each rank: equal for equal bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,7 +497,6 @@ class Bisection:
     directory: Path
     commit: Commit | None = None
     """Of `found`, where candidates are commits."""
-    notes: tuple[str, ...] = ()
     interrupted_by: str = ""
 
     @property
@@ -693,8 +654,7 @@ class RevisionSearch:
             replay = shlex.join(redact_argv(["rlharness", "replay", *words]))
             raise NothingToFindError(
                 f"two runs of {good.label} differ: {again.reason}",
-                remedy=f"{replay} shows the first difference; --level deterministic may remove it; --by reward"
-                " --tolerance X tolerates it",
+                remedy=f"{replay} shows the first difference; --level deterministic may remove it",
             )
         return good
 
@@ -752,12 +712,11 @@ class RevisionSearch:
         if self.checkout_root is not None:
             imports_checkout(run, side, self.checkout_root)
         trace = read_trace(directory)
-        chains = tuple(_chains(trace))
         if self.good is None:
-            return Probe(name, told, Outcome.GOOD, "", directory, chains)
+            return Probe(name, told, Outcome.GOOD, "", directory)
         judged = self.criterion.classify(self.good, trace)
         self.lines.end(f"{self.lines.title}: {judged.outcome.value}, {judged.reason}")
-        return Probe(name, told, judged.outcome, judged.reason, directory, chains)
+        return Probe(name, told, judged.outcome, judged.reason, directory)
 
     def _told(self, scenario: str, search: Search[str], good: Probe, bad: Probe, probes: list[Probe]) -> Bisection:
         by_name = {probe.name: probe for probe in (good, *probes, bad)}
@@ -781,30 +740,5 @@ class RevisionSearch:
             last_good=last_good,
             verdict=diff(read_trace(last_good.directory), read_trace(found.directory)),
             directory=self.directory,
-            notes=(*_of_merge(parents, before), *_moved_again(found, bad, probes)),
             interrupted_by=self.session.interrupted_by,
         )
-
-
-def _of_merge(parents: Sequence[str], good: Sequence[Probe]) -> Iterator[str]:
-    """That a merge is to blame, and neither of the sides that it brings together."""
-    if len(parents) > 1 and len(good) == len(parents):
-        yield f"it is a merge, and {', '.join(probe.label for probe in good)} are good: only together they are not"
-
-
-def _moved_again(found: Probe, bad: Probe, probes: list[Probe]) -> Iterator[str]:
-    """That the first bad one is not all that happened between the two ends, as far as probes have shown it."""
-    if found.chains != bad.chains:
-        yield f"after it, bits have moved again: those of {bad.label} are others"
-    others = [
-        probe.label
-        for probe in probes
-        if probe.outcome is Outcome.BAD and probe.chains not in (found.chains, bad.chains)
-    ]
-    if others:
-        yield f"and with {', '.join(others)} they were others still: what moved bits may have come in several commits"
-
-
-def _chains(trace: Trace) -> Iterator[str]:
-    for _, log in sorted(trace.ranks.items()):
-        yield "".join(head.root.hex() for head in log.heads.values())

@@ -1,1 +1,1 @@
-"""What every experiment shares: run specs, scenario files, the launcher, recorded runs, bundles."""
+"""What every experiment shares: run specs, scenario files, the launcher, recorded runs."""

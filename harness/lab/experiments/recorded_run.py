@@ -3,7 +3,6 @@
 RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ run spec of some of its steps
 """
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -11,12 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_128
-
 from harness.bits.errors import TraceError, UsageError
-from harness.bits.files import MALFORMED, MAX_JSON_BYTES, open_regular, read_regular
+from harness.bits.files import MALFORMED, MAX_JSON_BYTES, read_regular
 from harness.bits.redaction import REDACTED, redact_argv
-from harness.bits.text import count, one_line, path_text
+from harness.bits.text import path_text
 from harness.lab.experiments.command_spec import command_identity
 from harness.lab.experiments.flat_config import flattened, overridden
 from harness.recording.entry_call import CALL, EntryCall
@@ -45,12 +42,6 @@ class RecordedRun:
     """Patterns with which values of its curve were read."""
 
     @property
-    def entry_call(self) -> EntryCall:
-        """The call, of a run that is one of a scenario."""
-        assert self.call is not None
-        return self.call
-
-    @property
     def directory(self) -> Path:
         """Of its trace."""
         return self.trace.directory
@@ -68,32 +59,10 @@ class RecordedRun:
         argv = self.trace.manifest.argv if self.trace.manifest else ()
         return argv[len(TRAIN) :] if argv[: len(TRAIN)] == TRAIN else ()
 
-    @property
-    def checkpoint_steps(self) -> tuple[int, ...]:
-        """The steps with which its checkpoints begin, by their names; whole or not."""
-        return checkpoint_steps_in(self.directory)
-
     def start_before(self, step: int) -> int | None:
-        """The step with which the nearest whole checkpoint begins that is no later; None for the beginning of the run.
-
-        One that is damaged, by its own checksums, is passed over.
-        """
-        return next((at for at in self._before(step) if not damage_of(self.checkpoint(at))), None)
-
-    def passed_over(self, step: int) -> tuple[str, ...]:
-        """The damaged checkpoints that `start_before` passes over, each with what is wrong with it; newest first."""
-        start = self.start_before(step)
-        damaged = [at for at in self._before(step) if start is None or at > start]
-        return tuple(f"{self.checkpoint(at)}: {damage_of(self.checkpoint(at))}" for at in damaged)
-
-    def checkpoint(self, step: int) -> Path:
-        """The directory of the checkpoint that begins with a step."""
-        return self.directory / CHECKPOINTS / f"step-{step:06}"
-
-    def _before(self, step: int) -> list[int]:
-        """With which steps its checkpoints up to this one begin, latest first; none where it cannot be gone on."""
+        """Return the step with which the nearest checkpoint begins that is no later; None for the run's beginning."""
         can_resume = self.call is not None and self.call.resume
-        return sorted((at for at in self.checkpoint_steps if at <= step and can_resume), reverse=True)
+        return max((at for at in checkpoint_steps_in(self.directory) if at <= step and can_resume), default=None)
 
     def spec_to(self, step: int, overrides: Mapping[str, Any] | None = None) -> RunSpec:
         """The run spec that runs its steps up to `step` again, from the nearest checkpoint, and then ends.
@@ -133,11 +102,6 @@ def checkpoint_steps_in(directory: Path) -> tuple[int, ...]:
     return tuple(sorted(int(name[1]) for name in found if name))
 
 
-def is_recorded_run(directory: Path) -> bool:
-    """Whether a directory holds a run of a scenario or of a command."""
-    return (directory / CALL).is_file() or ((directory / MANIFEST).is_file() and _is_command(read_trace(directory)))
-
-
 def _is_command(trace: Trace) -> bool:
     manifest = trace.manifest
     return manifest is not None and manifest.argv[: len(TRAIN)] != TRAIN and bool(manifest.argv)
@@ -155,7 +119,7 @@ def read_recorded_run(directory: Path, argv: tuple[str, ...] = ()) -> RecordedRu
     if argv:
         raise UsageError(
             "a recorded run of a scenario and a command",
-            legal="the directory of a run, or a bundle",
+            legal="the directory of a run",
             remedy="omit everything after --; rlharness replay -- COMMAND runs a command",
         )
     try:
@@ -237,42 +201,3 @@ def root_of(trace: Trace | None, rank: int) -> bytes | None:
     """The root of the one step of a trace, in the log of a rank; None where that is not there."""
     log = trace.ranks.get(rank) if trace is not None else None
     return next(iter(log.heads.values())).root if log is not None and log.heads else None
-
-
-CHECKSUMS = "checksums.json"
-_CHUNK_BYTES = 2**22
-
-
-def damage_of(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint: the first file that is not as it was written; empty where nothing is known."""
-    try:
-        files = json.loads(read_regular(checkpoint / CHECKSUMS, max_bytes=MAX_JSON_BYTES, follows_links=True))["files"]
-        for name, expected in files.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                return f"{CHECKSUMS} names a file outside: {one_line(name)}"
-            if problem := _damage_of_file(checkpoint / name, expected["num_bytes"], expected["xxh3_128"]):
-                return f"{name} {problem}"
-    except FileNotFoundError:
-        return ""
-    except (OSError, *MALFORMED) as error:
-        return f"{CHECKSUMS} cannot be read: {error!r:.100}"
-    return ""
-
-
-def _damage_of_file(path: Path, num_bytes: int, digest: str) -> str:
-    """Its length first: what was cut off is found without reading the rest."""
-    try:
-        found = path.stat().st_size
-        if found != num_bytes:
-            return f"has {count(found, 'byte')}, and had {num_bytes:,}"
-        return "" if _digest(path) == digest else "has other bytes than those that were written"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-
-
-def _digest(path: Path) -> str:
-    digest = xxh3_128()
-    with open_regular(path, follows_links=True) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -5,7 +5,7 @@ import os
 import re
 import select
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,26 +42,6 @@ def unanswered(run_spec: RunSpec, trace: Trace, reports: Sequence[Report]) -> It
                 f"--metric {metric}: nothing for {', '.join(absent)}: no line of rank 0 has matched with a number,"
                 " or the name is that of a timing, and timings are left out"
             )
-
-
-METRICS = "metrics.jsonl"
-
-
-def read_metrics(path: Path) -> Iterator[Mapping[str, float]]:
-    """Yield the numbers of each line; nothing for a missing or unreadable file."""
-    try:
-        lines = read_text(path).splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in lines:
-        try:
-            yield {
-                str(name): float(value)
-                for name, value in json.loads(line).items()
-                if isinstance(value, int | float) and not isinstance(value, bool)
-            }
-        except MALFORMED:  # cut, or an entry's own format
-            continue
 
 
 RESULT = "recording.json"

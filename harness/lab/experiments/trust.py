@@ -1,16 +1,16 @@
 """Whether a recorded call may be run without asking: its entry, and all that may name code, a scenario here names too.
 
-    call.json of a run or a bundle ─▶ its entry, texts and keys with a colon ─ those of the scenarios here ─▶ the rest
+    call.json of a run ─▶ its entry, texts and keys with a colon ─ those of the scenarios here ─▶ the rest
     none ─▶ run      some ─▶ an error that lists them      with --trust: notes that list them ─▶ run
 
 Who has recorded the run does not matter: a file can be forged. A text with a colon may name a function (module:name) or
-an address, from which some clients take code: which of them does, the entry alone knows. A whole number far above those
-of the scenarios is listed too, since it may take all memory of this machine. All other values are free.
+an address, from which some clients take code: which of them does, the entry alone knows. All other
+values are free.
 """
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,13 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.redaction import redact_argv, redact_values
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiments.bundle import CHECKPOINT_SUFFIXES
 from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
 from harness.lab.experiments.scenario import Scenario, all_scenarios
 from harness.process.invocation import Invocation
 from harness.recording.entry_call import EntryCall
 
-FREE_NUMBER = 1_000
-"""Whole numbers up to this are free at any key."""
+CHECKPOINT_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja")
+"""Formats of checkpoints that hold data: weights, plain values, and what tokenizers are saved as."""
 MAX_SHOWN = 40
 MAX_TEXT = 160
 """Characters of a key or a value that are shown."""
@@ -38,25 +37,18 @@ class Unnamed:
 
     key: str
     value: Any
-    largest: int | None = None
-    """Largest number that a scenario here has at the key, for one that is far above it."""
 
     def __str__(self) -> str:
         """KEY = VALUE in one line of ASCII."""
-        key = json.dumps(self.key)[1:-1]
-        bound = (
-            "" if self.largest is None else f" (memory and time grow with it; scenarios here: at most {self.largest:,})"
-        )
-        return f"{one_line(key, MAX_TEXT)} = {one_line(json.dumps(self.value), MAX_TEXT)}{bound}"
+        return f"{one_line(json.dumps(self.key)[1:-1], MAX_TEXT)} = {one_line(json.dumps(self.value), MAX_TEXT)}"
 
 
 def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
     """List what a call names and none of the scenarios does; pure.
 
     An entry has to be that of a scenario. A text or a key with a colon has to be in the configuration of one, in one of
-    its sizes, as it is there or as it is recorded. A whole number has to be at most twice the largest at its key there.
+    its sizes, as it is there or as it is recorded.
     """
-    largest: dict[str, int] = {}
     entries: set[str] = set()
     named: set[str] = set()
     for scenario in scenarios:
@@ -64,16 +56,10 @@ def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
         for payload in (scenario.payload(size, {}) for size in ("", *scenario.sizes)):
             for config in (payload, redact_values(payload)):
                 named |= {text for keys, value in _values(config) for text in (*keys, value) if isinstance(text, str)}
-            for keys, value in _values(payload):
-                if type(value) is int:
-                    largest[".".join(keys)] = max(value, largest.get(".".join(keys), 0))
     found = [] if call.entry in entries else [Unnamed("entry", call.entry)]
     for keys, value in _values(call.config):
         if any(isinstance(text, str) and ":" in text and text not in named for text in (*keys, value)):
             found.append(Unnamed(".".join(keys), value))
-        known = largest.get(".".join(keys), 0)
-        if type(value) is int and value > max(FREE_NUMBER, 2 * known) and keys[-1] != "seed":
-            found.append(Unnamed(".".join(keys), value, known))
     return found
 
 
@@ -82,7 +68,7 @@ def check_run(run: RecordedRun, invocation: Invocation, *, is_trusted: bool) -> 
 
     Raises UsageError, which lists what that is. Of one that is trusted, notes list it.
     """
-    scenarios = scenarios_here(invocation.cwd)
+    scenarios = _scenarios_here(invocation.cwd)
     if run.call is None:
         if invocation.trailing or _names_command(run, scenarios):
             return
@@ -96,11 +82,6 @@ def check_run(run: RecordedRun, invocation: Invocation, *, is_trusted: bool) -> 
         found = [Unnamed("command", shlex.join(run.argv))]
     else:
         found = [*unnamed_in(run.call, scenarios), *_brought_by(run, run.call, invocation.cwd)]
-    check_trust(path_text(run.directory), found, invocation, is_trusted=is_trusted)
-
-
-def check_trust(name: str, found: Sequence[Unnamed], invocation: Invocation, *, is_trusted: bool) -> None:
-    """The same for what was found; `name` is that of the run or of the bundle."""
     if not found:
         return
     lines = [str(each) for each in found]
@@ -111,7 +92,7 @@ def check_trust(name: str, found: Sequence[Unnamed], invocation: Invocation, *, 
             invocation.note(f"note: trusted, though no scenario here names it: {line}")
         return
     known = ", ".join(each.name for each in all_scenarios(invocation.cwd)) or "none found"
-    what = f"{one_line(name)} would use {count(len(found), 'value')} that no scenario here names:"
+    what = f"{one_line(path_text(run.directory))} would use {count(len(found), 'value')} that no scenario here names:"
     raise UsageError(
         "\n    ".join([what, *lines]),
         legal=f"what the scenarios here name ({one_line(known)})",
@@ -120,7 +101,7 @@ def check_trust(name: str, found: Sequence[Unnamed], invocation: Invocation, *, 
     )
 
 
-def scenarios_here(cwd: Path) -> Iterator[Scenario]:
+def _scenarios_here(cwd: Path) -> Iterator[Scenario]:
     """Yield every scenario that can be read; any other file names nothing."""
     for file in all_scenarios(cwd):
         with suppress(UsageError):

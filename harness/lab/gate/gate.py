@@ -6,22 +6,8 @@ options ─▶ worktree of the base (when it is wanted) ─▶ scenario by scena
 
     base  head  base  head ─▶ each side agrees with itself? ─▶ base against head
                               they part at step K ─▶ base, head once more, up to K, with its tensors kept
-                              one seems slower    ─▶ base  head, four times more: is it?
 
-Both sides run in turns, so that what slows the machine slows both. The pair with tensors shows once more that each side
-agrees with itself: its steps must be those of the first pair.
-
-    cost of a run, a phase:  the median over its steps, the first left out: it warms up
-    cost of a side:          the median over its runs, which alternate with those of the other side
-    noise:                   1.4826 times the median distance of all runs from the median of their side
-    more than noise:         over 3 of it; of all pairs of a run of the base and one of the head, at most a fifth is
-                             opposite (Mann and Whitney's U: none of four, seven of thirty-six); and the quickest run
-                             of the head is over the limit beside the quickest of the base
-
-Other work on a machine makes runs slower and never quicker: a quick one shows what they take. The factor makes of a
-median distance what a standard deviation would be of a normal distribution. Medians, since a machine that is busy for a
-moment makes some steps slow and none fast, and one run of six may be such a moment. A phase that is less than a
-twentieth of the step on both sides is part of the step, and not compared by itself.
+The pair with tensors shows once more that each side agrees with itself: its steps must be those of the first pair.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,8 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
@@ -39,7 +23,7 @@ from harness.bits.text import path_text
 from harness.lab.experiments.command_spec import ScenarioOptions, command_name, make_command_spec
 from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
 from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.recording_result import METRICS, Problem, read_metrics
+from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.scenario import (
     SMOKE,
     Asked,
@@ -89,123 +73,14 @@ from harness.trace.verdict import Difference, Verdict
 SECONDS, MEMORY = "seconds", "memory_gb"
 STEP, RUN = "step", "run"
 """Names beside those of phases: the sum over phases; the whole run, from its start to its end."""
-NORMAL = 1.4826
-NUM_NOISES = 3.0
-MAX_CONTRADICTING = 0.2
-"""Of the pairs of runs of both sides."""
-LEAST_SHARE = 0.05
-LEAST_RUNS = 2
-"""Runs of a side: a single run does not show the noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunCosts:
-    """What one run cost."""
-
-    run_s: float
-    """From its start to its end."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Duration of a step, by phase and as STEP; empty if the entry reports none."""
-    memory_gb: Mapping[str, float] = field(default_factory=dict)
-    """The peak, by phase."""
-
-
-class Limits(NamedTuple):
-    """Ratios from which on it is too much."""
-
-    slowdown: float = 1.25
-    memory: float = 1.25
-
-
-@dataclass(frozen=True, slots=True)
-class CostChange:
-    """One cost of both sides."""
-
-    kind: str
-    """SECONDS or MEMORY."""
-    name: str
-    """A phase, STEP or RUN."""
-    base: float
-    head: float
-    noise: float
-    """In the same unit; infinite where there are too few runs."""
-    is_beyond_noise: bool
-    is_over_limit: bool
-    """The ratio alone."""
-
-    @property
-    def ratio(self) -> float:
-        """Of the head to the base; 1 where there is no cost at all."""
-        if self.base > 0:
-            return self.head / self.base
-        return 1.0 if self.head <= 0 else float("inf")
-
-    @property
-    def is_too_much(self) -> bool:
-        """Over its limit, and more than noise explains."""
-        return self.is_over_limit and self.is_beyond_noise
-
-
-def costs_of_run(run_s: float, steps: Iterable[Mapping[str, float]]) -> RunCosts:
-    """The costs of a run from those of its steps: names are `seconds/PHASE` and `memory_gb/PHASE`, others count not."""
-    seconds: dict[str, list[float]] = {}
-    memory: dict[str, float] = {}
-    for values in steps:
-        told = {name.removeprefix("seconds/"): x for name, x in values.items() if name.startswith("seconds/")}
-        for name, value in (told | ({STEP: sum(told.values())} if told else {})).items():
-            seconds.setdefault(name, []).append(value)
-        for name, value in values.items():
-            if name.startswith("memory_gb/"):
-                phase = name.removeprefix("memory_gb/")
-                memory[phase] = max(memory.get(phase, 0.0), value)
-    return RunCosts(run_s, {name: median(each[1:] or each) for name, each in seconds.items()}, memory)
-
-
-def compare_costs(base: Sequence[RunCosts], head: Sequence[RunCosts], limits: Limits) -> tuple[CostChange, ...]:
-    """Compare every cost that runs of both sides report: the whole run, the step, its phases, and memory by phase."""
-    found = [_change(SECONDS, RUN, [each.run_s for each in base], [each.run_s for each in head], limits.slowdown)]
-    for kind, limit in ((SECONDS, limits.slowdown), (MEMORY, limits.memory)):
-        sides = [[getattr(each, kind) for each in side] for side in (base, head)]
-        for name in _names(sides):
-            x, y = ([costs[name] for costs in side] for side in sides)
-            found.append(_change(kind, name, x, y, limit))
-    step_s = next((max(each.base, each.head) for each in found if (each.kind, each.name) == (SECONDS, STEP)), 0.0)
-    return tuple(each for each in found if each.kind == MEMORY or max(each.base, each.head) >= LEAST_SHARE * step_s)
-
-
-def _names(sides: Sequence[Sequence[Mapping[str, float]]]) -> list[str]:
-    """What every run of both sides tells, the step first."""
-    every = [costs for side in sides for costs in side]
-    names = [name for name in (every[0] if every else ()) if all(name in costs for costs in every)]
-    return sorted(names, key=lambda name: name != STEP)
-
-
-def _change(kind: str, name: str, base: Sequence[float], head: Sequence[float], limit: float) -> CostChange:
-    of_base, of_head = median(base), median(head)
-    distances = [*(abs(x - of_base) for x in base), *(abs(x - of_head) for x in head)]
-    is_known = min(len(base), len(head)) >= LEAST_RUNS
-    is_quickest_over = min(head) > limit * min(base)
-    noise = NORMAL * median(distances) if is_known else float("inf")
-    num_contradicting = sum(y <= x for x in base for y in head)
-    is_ordered = num_contradicting <= MAX_CONTRADICTING * len(base) * len(head)
-    return CostChange(
-        kind=kind,
-        name=name,
-        base=of_base,
-        head=of_head,
-        noise=noise,
-        is_beyond_noise=is_known and of_head - of_base > NUM_NOISES * noise and is_ordered and is_quickest_over,
-        is_over_limit=of_head > limit * of_base,
-    )
 
 
 # --------------------------------------------------------------------------------------------------------------- policy
 
-BEHAVIOUR, NUMERICS, CONFIGURATION = "behaviour", "numerics", "configuration"
-SLOWDOWN, OF_MEMORY, NOT_COMPARABLE = "slowdown", "memory", "not_comparable"
-REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+BEHAVIOUR, NUMERICS, CONFIGURATION, NOT_COMPARABLE = "behaviour", "numerics", "configuration", "not_comparable"
+REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, NOT_COMPARABLE)
 """What may stand in `fail-on`."""
-DEFAULT = (BEHAVIOUR, NUMERICS, SLOWDOWN, OF_MEMORY, NOT_COMPARABLE)
+DEFAULT = (BEHAVIOUR, NUMERICS, NOT_COMPARABLE)
 BROKEN = "broken"
 """Beside REASONS: the head does not run. It always fails."""
 OF_CHANGE = {
@@ -219,23 +94,20 @@ OF_CHANGE = {
 }
 
 
-OF_COST = {SECONDS: SLOWDOWN, MEMORY: OF_MEMORY}
+def failure(change: Change, fail_on: Collection[str] = DEFAULT) -> tuple[str, ...]:
+    """Return what fails of a scenario; BROKEN always does."""
+    found = OF_CHANGE.get(change)
+    return (found,) if found and found in (BROKEN, *fail_on) else ()
 
 
-def failures(change: Change, costs: Iterable[CostChange], fail_on: Collection[str] = DEFAULT) -> tuple[str, ...]:
-    """Return what fails of a scenario, in the order of REASONS; BROKEN always does."""
-    found = {OF_CHANGE.get(change)} | {OF_COST[cost.kind] for cost in costs if cost.is_too_much}
-    return tuple(each for each in (BROKEN, *REASONS) if each in found and each in (BROKEN, *fail_on))
-
-
-def policy_of(typed: Mapping[str, Any], keys: GateKeys, where: str) -> tuple[tuple[str, ...], Limits]:
-    """(reasons to fail, limits) of what was typed over the keys of a configuration over the defaults.
+def policy_of(typed: str | None, keys: GateKeys, where: str) -> tuple[str, ...]:
+    """Return the reasons to fail: those of --fail-on, else those of a configuration, else the default.
 
     UsageError for an unknown reason; the word "none" alone stands for none.
     """
     words: Sequence[str] = DEFAULT if keys.fail_on is None else keys.fail_on
-    if typed.get("fail_on") is not None:
-        where, words = "--fail-on", [word.strip() for word in typed["fail_on"].split(",")]
+    if typed is not None:
+        where, words = "--fail-on", [word.strip() for word in typed.split(",")]
     words = () if list(words) == ["none"] else tuple(dict.fromkeys(words))
     if unknown := [word for word in words if word not in REASONS]:
         raise UsageError(
@@ -243,8 +115,7 @@ def policy_of(typed: Mapping[str, Any], keys: GateKeys, where: str) -> tuple[tup
             legal=", ".join((*REASONS, "or none")),
             remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
         )
-    defaults = Limits()._asdict()
-    return words, Limits(**{name: typed.get(name) or getattr(keys, name) or x for name, x in defaults.items()})
+    return words
 
 
 def exit_code(failures: Collection[str]) -> ExitCode:
@@ -262,7 +133,6 @@ class GateScenario:
 
     name: str
     comparison: Comparison
-    costs: tuple[CostChange, ...] = ()
     against: str = ""
     """With what it was compared: "base 3f9c2a7", "golden 5d0e..."; empty where with nothing."""
     notes: tuple[Finding, ...] = ()
@@ -296,7 +166,7 @@ class Gate:
     @property
     def failures(self) -> dict[str, tuple[str, ...]]:
         """By scenario, what fails it."""
-        found = {each.name: failures(each.comparison.change, each.costs, self.fail_on) for each in self.scenarios}
+        found = {each.name: failure(each.comparison.change, self.fail_on) for each in self.scenarios}
         return {name: reasons for name, reasons in found.items() if reasons}
 
     @property
@@ -309,7 +179,6 @@ class Gate:
 
 # ------------------------------------------------------------------------------------------------------------- the runs
 
-NUM_CONFIRMING = 4
 BASE, HEAD = "base", "head"
 ALONE = (Difference.VALUE_ONLY_IN_A, Difference.VALUE_ONLY_IN_B)
 
@@ -360,10 +229,6 @@ class Recorder:
         number = len(self.runs[side]) + 1
         self.runs[side].append(await self._run(side, side, f"{side}, run {number}", context, number))
 
-    def note(self, line: str) -> None:
-        """Show a line between two runs."""
-        self._lines.end(line)
-
     async def keep(self, side: str, context: GateContext, step: int) -> Trace:
         """Make a run up to this step, whose tensors it keeps."""
         context = replace(context, run_spec=replace(context.run_spec, keep=(step,), last_step=step))
@@ -389,47 +254,13 @@ class Recorder:
         """Return those of the runs of a side so far."""
         return [read_trace(run.recording.directory) for run in self.runs[side]]
 
-    def costs(self, side: str) -> list[RunCosts]:
-        """Return those of the same runs."""
-        metrics = ((run.duration_s, run.recording.directory / METRICS) for run in self.runs[side])
-        return [costs_of_run(duration_s, read_metrics(path)) for duration_s, path in metrics]
 
-
-async def compare_sides(
-    recorder: Recorder,
-    contexts: Mapping[str, GateContext],
-    *,
-    num_runs: int,
-    limits: Limits,
-    fail_on: Collection[str] = DEFAULT,
-) -> tuple[Comparison, tuple[CostChange, ...]]:
-    """Run both sides in turns, and return what the change has done, and to costs. Interrupted, BrokenRun.
-
-    More runs follow where a cost seems too high that would fail a gate which passes so far.
-    """
+async def compare_sides(recorder: Recorder, contexts: Mapping[str, GateContext], num_runs: int) -> Comparison:
+    """Run both sides in turns, and return what the change has done. Interrupted, BrokenRun."""
     for number in range(num_runs):
         for side, context in contexts.items():
             if len(recorder.runs[side]) <= number:  # against a golden, the head may have run before
                 await recorder.record(side, context)
-    comparison = await _compared(recorder, contexts)
-    costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
-    if num_runs > 1 and any(each.is_over_limit and OF_COST[each.kind] in fail_on for each in costs):
-        if failures(comparison.change, (), fail_on):  # it fails anyway: nothing is said of costs
-            return comparison, tuple(replace(each, is_beyond_noise=False) for each in costs)
-        name = contexts[HEAD].name
-        recorder.note(f"{name} seems to cost more: {NUM_CONFIRMING} more runs of each side follow to confirm it")
-        for _ in range(NUM_CONFIRMING):
-            await _record_both(recorder, contexts)
-        costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
-    return comparison, costs
-
-
-async def _record_both(recorder: Recorder, contexts: Mapping[str, GateContext]) -> None:
-    for side, context in contexts.items():
-        await recorder.record(side, context)
-
-
-async def _compared(recorder: Recorder, contexts: Mapping[str, GateContext]) -> Comparison:
     if unlike := disagreement(recorder):
         return unlike
     traces = {side: recorder.traces(side)[0] for side in contexts}
@@ -442,7 +273,8 @@ async def _compared(recorder: Recorder, contexts: Mapping[str, GateContext]) -> 
     # Tensors say more where both sides have the value that differs, and it is not too much to keep.
     if first.what is not Difference.VALUE or max(step_bytes(each, first.step) for each in traces.values()) > MAX_BYTES:
         if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
-            await _record_both(recorder, contexts)
+            for side, context in contexts.items():
+                await recorder.record(side, context)
         return disagreement(recorder) or classify_change(verdict, None)
     kept = {side: await recorder.keep(side, context, first.step) for side, context in contexts.items()}
     for side, again in kept.items():
@@ -499,9 +331,8 @@ class GateOptions:
     runs: int
     """Number of runs of each side."""
     fail_on: tuple[str, ...]
-    limits: Limits
-    typed: Mapping[str, Any]
-    """Values of --fail-on, --slowdown and --memory, which go before those of a configuration."""
+    typed: str | None
+    """Value of --fail-on, which goes before that of a configuration."""
     timeout_s: float = inf
     base_scenarios: tuple[str, ...] = ()
     """Scenarios that the configuration of the base lists: they run whatever that of the head says."""
@@ -682,11 +513,11 @@ def _with_policy_of(base: Side, options: GateOptions) -> GateOptions:
     config = load_config(base.cwd)
     keys = config.gate if config.path is not None and base.holds(str(config.path)) else GateKeys()
     head = load_config(options.invocation.cwd).gate
-    names = [name for name in ("scenarios", *options.typed) if getattr(head, name) != getattr(keys, name)]
+    names = [name for name in ("scenarios", "fail_on") if getattr(head, name) != getattr(keys, name)]
     if spelt := ", ".join(name.replace("_", "-") for name in names):
         options.invocation.note(f"note: {spelt} of [tool.rlharness.gate] changed: that of the base applies")
-    fail_on, limits = policy_of(options.typed, keys, "fail-on of the base")
-    return replace(options, fail_on=fail_on, limits=limits, base_scenarios=tuple(keys.scenarios or ()))
+    fail_on = policy_of(options.typed, keys, "fail-on of the base")
+    return replace(options, fail_on=fail_on, base_scenarios=tuple(keys.scenarios or ()))
 
 
 async def _compare_with_base(
@@ -697,10 +528,8 @@ async def _compare_with_base(
         return GateScenario(head.name, Comparison(Change.NEW, (GateCode.SCENARIO_NEW(),)), against=against)
     if other := change_of_identity(base.run_spec.identity, head.run_spec.identity):
         return GateScenario(head.name, other, against=against)
-    found = await compare_sides(
-        recorder, {BASE: base, HEAD: head}, num_runs=options.runs, limits=options.limits, fail_on=options.fail_on
-    )
-    return GateScenario(head.name, *found, against)
+    found = await compare_sides(recorder, {BASE: base, HEAD: head}, options.runs)
+    return GateScenario(head.name, found, against)
 
 
 # ------------------------------------------------------------------------------------------------------------ goldens

@@ -19,9 +19,7 @@ from harness.lab.experiments.command_spec import ScenarioOptions, make_command_s
 from harness.lab.experiments.launcher import Run, Variant, check_program
 from harness.lab.experiments.preparation import OutDirectory, keep_input, out_directory, place_of
 from harness.lab.experiments.scenario import asked_run, make_scenario_spec
-from harness.lab.experiments.single_run import StopPlan, conditions_of, refuse_divergence
 from harness.process.invocation import Invocation
-from harness.recording.conditions import DIVERGENCE
 from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff
 from harness.trace.explanation import causes
@@ -38,7 +36,7 @@ REPLAYS = "replays"
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What a command line asks of fresh runs that are compared, or of one that ends where a condition holds."""
+    """What a command line asks of fresh runs that are compared."""
 
     scenario: str | None = None
     """Name or file of a scenario; None for the command after `--`."""
@@ -52,10 +50,6 @@ class ReplayOptions:
     """Step whose tensors are kept."""
     has_operations: bool = False
     """Whether the operations of that step are recorded, in runs of their own."""
-    break_on: tuple[str, ...] = ()
-    """Conditions of --break-on."""
-    until: tuple[str, ...] = ()
-    """Comparisons of --until."""
     resume_at: str | None = None
     """After how many steps a run is ended: "4", or "4,9"; None unless a resume is compared."""
     resume_command: str | None = None
@@ -64,11 +58,6 @@ class ReplayOptions:
     """Directory of the runs; None for one below `.rlharness/replays`."""
     timeout_s: float = inf
     """Limit on each run, in seconds."""
-
-    @property
-    def has_condition(self) -> bool:
-        """Whether one run is asked for, which ends where a condition holds."""
-        return bool(self.break_on or self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,36 +133,6 @@ def make_plan(
         stdin=keep_input(data, out.path),
         typed=typed,
     )
-
-
-def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
-    """Return the plan of one run that ends where a condition holds; UsageError and TraceError for unusable options."""
-    conditions = conditions_of(options.break_on, options.until)
-    given = {
-        "--trace-ops": options.has_operations,
-        "--runs": options.num_runs is not None,
-        "--sweep": bool(options.scenario_options.sweep),
-    }
-    if unused := [name for name, is_given in given.items() if is_given]:
-        raise UsageError(
-            f"{', '.join(unused)} with a condition",
-            legal="one run, which stops when the condition holds",
-            remedy="omit it; the last line of the result is the command that looks closer",
-        )
-    reference = _reference(invocation, options)
-    if reference is not None and not any(condition.word == DIVERGENCE for condition in conditions):
-        raise UsageError(
-            "--against with conditions that compare nothing", remedy=f"add --break-on {DIVERGENCE}, or omit --against"
-        )
-    if reference is None:
-        refuse_divergence(
-            conditions,
-            legal="--against DIR, with which the run is compared",
-            remedy="record one first: rlharness train, or rlharness trace",
-        )
-    run_spec = _run_specs(invocation, options)[0][0]
-    check_program(run_spec, invocation.cwd, invocation.environ)
-    return StopPlan(run_spec, conditions, None if reference is None else reference.directory)
 
 
 def _reference(invocation: Invocation, options: ReplayOptions) -> Trace | None:

@@ -601,7 +601,6 @@ def make_resume_plan(options: ReplayOptions, invocation: Invocation) -> ResumePl
         "--runs": options.num_runs is not None,
         "--against": options.against is not None,
         "--step": options.step is not None,
-        "--break-on or --until": options.has_condition,
     }
     unused = [name for name, is_given in given.items() if is_given]
     texts = (options.resume_at or "").split(",")

@@ -11,8 +11,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -197,15 +197,17 @@ class _Process:
         os.close(self._orders)
 
 
-def open_lines(commands: Path | None, history: Path | None, echo: Callable[[str], None]) -> NextLine:
-    """Lines of a file of commands, or of standard input; UsageError for no such file.
+@contextmanager
+def open_lines(commands: Path | None, history: Path | None, echo: Callable[[str], None]) -> Iterator[NextLine]:
+    """Open the lines of a file of commands, or of standard input; UsageError for no such file.
 
     At a terminal they are edited, remembered in `history` and completed; elsewhere they are shown as they are read.
     """
     if commands is None and sys.stdin.isatty() and sys.stdout.isatty():
-        return _edited_lines(history)
+        yield _edited_lines(history)
+        return
     try:
-        source = open(sys.stdin.fileno() if commands is None else commands, "rb", buffering=0)  # noqa: SIM115
+        source = open(commands or sys.stdin.fileno(), "rb", buffering=0, closefd=commands is not None)  # noqa: SIM115
     except OSError as error:
         raise UsageError(
             f"--commands {path_text(commands or Path())}: {error.strerror}",
@@ -221,7 +223,8 @@ def open_lines(commands: Path | None, history: Path | None, echo: Callable[[str]
         echo(f"{prompt}{line.rstrip()}")
         return line.rstrip()
 
-    return next_line
+    with source:
+        yield next_line
 
 
 def _edited_lines(history: Path | None) -> NextLine:

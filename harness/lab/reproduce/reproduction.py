@@ -1,26 +1,22 @@
-"""Steps of a recorded run, or of a bundle, that are run again and compared with the recorded ones.
+"""Steps of a recorded run that are run again and compared with the recorded ones.
 
     options ─▶ StepPlan ─▶ runs ─▶ is each step the recorded one? what do its operations show? ─▶ Reproduction
-    FILE ─▶ checked ─▶ trusted ─▶ unpacked: a recorded run, reproduced as any other
 
-A bundle brings data alone. Before anything of it is unpacked or opened, what its call names is compared with the
-scenarios here; what none of them names needs --trust.
+What a run names is compared with the scenarios here before anything of it is used; what none of them names needs
+--trust.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from harness.bits.errors import BundleError, UsageError
+from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.redaction import REDACTED, redact_argv
-from harness.bits.text import path_text
-from harness.lab.experiments.bundle import Bundle, check_call, checkpoint_digest, open_bundle, write_bundle_of
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.hints import NextCommand, next_command, step_command
 from harness.lab.experiments.launcher import (
@@ -29,14 +25,11 @@ from harness.lab.experiments.launcher import (
     Run,
     TitledDisplay,
     Variant,
-    check_program,
     open_launcher,
     record_variants,
 )
 from harness.lab.experiments.preparation import OutDirectory, place_of
-from harness.lab.experiments.recorded_kind import RecordedKind
 from harness.lab.experiments.recorded_run import (
-    CHECKPOINTS,
     RecordedRun,
     check_step,
     is_unfinished,
@@ -45,11 +38,8 @@ from harness.lab.experiments.recorded_run import (
     trace_of_step,
 )
 from harness.lab.experiments.scenario import check_entries, override_of
-from harness.lab.experiments.single_run import StopPlan, conditions_of
-from harness.lab.experiments.trust import Unnamed, check_run, check_trust, scenarios_here, unnamed_in
+from harness.lab.experiments.trust import check_run
 from harness.process.invocation import Invocation
-from harness.recording.conditions import refuse_unknown, unknown_names
-from harness.recording.entry_call import CALL
 from harness.recording.run_spec import RunSpec
 from harness.trace.chain import CHAINED
 from harness.trace.diff import diff
@@ -66,9 +56,9 @@ class ReproduceOptions:
     """What a command line asks of something recorded that is run again."""
 
     subject: str
-    """Directory of a recorded run, or a bundle."""
+    """Directory of a recorded run."""
     step: int | None = None
-    """Step that is run again; None for the whole run, of a bundle for its own."""
+    """Step that is run again; None for the whole run."""
     has_operations: bool = False
     """Whether the operations of that step are recorded, in a run of their own."""
     is_interactive: bool = False
@@ -76,15 +66,7 @@ class ReproduceOptions:
     commands: str | None = None
     """File from which the step debugger reads its commands; None for standard input."""
     against: str | None = None
-    """Another run: its step is run again too; its trace, where the whole run is."""
-    bundle: str | None = None
-    """File in which the bundle of the step is written."""
-    refers_to_checkpoint: bool = False
-    """Whether the bundle names its checkpoint in place of holding it."""
-    break_on: tuple[str, ...] = ()
-    """Conditions of --break-on."""
-    until: tuple[str, ...] = ()
-    """Comparisons of --until."""
+    """Another run, whose step is run again too."""
     is_trusted: bool = False
     """Whether code and files that no scenario here names may be used."""
     overrides: tuple[str, ...] = ()
@@ -94,64 +76,12 @@ class ReproduceOptions:
     timeout_s: float = inf
     """Limit on each run, in seconds."""
 
-    @property
-    def has_condition(self) -> bool:
-        """Whether the run ends where a condition holds."""
-        return bool(self.break_on or self.until)
-
-
-OF_A_RUN = {
-    "--step": "step",
-    "--interactive": "is_interactive",
-    "--commands": "commands",
-    "--against": "against",
-    "--bundle": "bundle",
-    "--reference-checkpoint": "refers_to_checkpoint",
-    "--break-on": "break_on",
-    "--until": "until",
-}
-"""Options that a bundle leaves no room for, and the field that holds each."""
-OUTSIDE_THE_DEBUGGER = {**dict(list(OF_A_RUN.items())[4:]), "--timeout": "timeout_s"}
-"""Options that the step debugger has no use for, and the field that holds each."""
-
-
-def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
-    """Refuse options that mean nothing beside each other, or for what is run again, with a UsageError."""
-    if kind is RecordedKind.BUNDLE:
-        _refuse(
-            options,
-            OF_A_RUN,
-            "with a bundle",
-            legal="--trace-ops, --set, --timeout, --out, --trust, --json, --color",
-            remedy="leave it out: a bundle holds one step of one run",
-        )
-    elif options.is_interactive and options.step is not None:
-        _refuse(
-            options,
-            OUTSIDE_THE_DEBUGGER,
-            "with --interactive",
-            legal="--step, --against, --trace-ops, --set of a free section, --commands, --out, --trust, --json",
-            remedy="leave it out; the command break stops where something is recorded",
-        )
-    has_step, has_operations, has_condition = options.step is not None, options.has_operations, options.has_condition
-    has_bundle = bool(options.bundle) or has_condition
-    for is_wrong, what, legal in (
-        (options.is_interactive and not has_step, "--interactive without --step", "--step K --interactive"),
-        (options.commands and not options.is_interactive, "--commands without --interactive", "--interactive with it"),
-        (has_operations and has_condition, "--trace-ops with a condition", "--trace-ops of the bundle that it writes"),
-        (has_operations and not has_step, "--trace-ops without --step", "--step K --trace-ops"),
-        (options.refers_to_checkpoint and not has_bundle, "--reference-checkpoint without a bundle", "--bundle FILE"),
-    ):
-        if is_wrong and kind is RecordedKind.RUN:
-            raise UsageError(what, legal=legal, remedy="add what is missing, or omit the option")
-
-
-def _refuse(options: ReproduceOptions, names: dict[str, str], where: str, *, legal: str, remedy: str) -> None:
-    """UsageError for those of the named options that were given."""
-    defaults = {field.name: field.default for field in fields(options)}
-    given = [name for name, field in names.items() if getattr(options, field) != defaults[field]]
-    if given:
-        raise UsageError(f"{', '.join(given)} {where}", legal=legal, remedy=remedy)
+    def __post_init__(self) -> None:
+        of_step = {"--interactive": self.is_interactive, "--against": self.against, "--trace-ops": self.has_operations}
+        if self.step is None and (given := [name for name, is_given in of_step.items() if is_given]):
+            raise UsageError(f"{', '.join(given)} without --step", remedy=f"add --step K: --step K {given[0]}")
+        if self.commands and not self.is_interactive:
+            raise UsageError("--commands without --interactive", remedy="--step K --interactive --commands FILE")
 
 
 REPRODUCTIONS = "reproductions"
@@ -169,8 +99,6 @@ class StepPlan:
     """Of the steps `first` to `step`, the tensors of the last one kept."""
     is_from_checkpoint: bool = False
     """Whether it begins with a checkpoint, and not with the beginning of the run."""
-    passed_over: tuple[str, ...] = ()
-    """Damaged checkpoints that were nearer, each with what is wrong with it."""
     has_operations: bool = False
     timeout_s: float = inf
 
@@ -197,28 +125,9 @@ def plan_step(run: RecordedRun, step: int | None, options: ReproduceOptions) -> 
         first=min(run.trace.steps, default=last) if start is None else start,
         run_spec=replace(run.spec_to(start or 0, overrides), last_step=last, keep=(last,)),
         is_from_checkpoint=start is not None,
-        passed_over=() if step is None else run.passed_over(step),
         has_operations=options.has_operations,
         timeout_s=options.timeout_s,
     )
-
-
-def plan_stop(run: RecordedRun, invocation: Invocation, options: ReproduceOptions) -> StopPlan:
-    """Return the plan of a run, or of its one step that was named, which ends where a condition holds.
-
-    UsageError and TraceError for options that cannot be used.
-    """
-    conditions = conditions_of(options.break_on, options.until)
-    if run.trace.curve:
-        known = {name for point in run.trace.curve for name in point.values}
-        refuse_unknown(unknown_names(conditions, known), known)
-    other = read_trace(place_of(invocation.cwd, options.against)) if options.against else run.trace
-    if options.step is not None:
-        run_spec = plan_step(run, options.step, options).run_spec
-    else:
-        run_spec = replace(run.spec_to(0, free_overrides(run, options.overrides)), last_step=None)
-    check_program(run_spec, invocation.cwd, invocation.environ)
-    return StopPlan(run_spec, conditions, other.directory)
 
 
 def named_run(invocation: Invocation, name: str, *, is_trusted: bool, is_other: bool = False) -> RecordedRun:
@@ -329,15 +238,6 @@ class OtherRun:
     """Of each rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class OtherTrace:
-    """A trace as it lies there, set against all steps of a run."""
-
-    directory: Path
-    verdict: Verdict
-    """On the run that was run again (A) and the trace (B)."""
-
-
 def compare_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
     """What a step is to the recorded one, from the runs that have repeated it: without operations, then with them."""
     recorded, again = plan.run.trace, _trace(runs[0]) if runs else None
@@ -365,12 +265,6 @@ def classify_other(repeated: Repeated, other: Repeated) -> OtherRun:
         if records[0] is not None and records[1] is not None:
             found.append(compare_ops(records[0], records[1], operations.rank, repeated.plan.step))
     return OtherRun(other, verdict, tuple(found))
-
-
-def check_trace(repeated: Repeated, other: Trace) -> OtherTrace | None:
-    """What a run that was run again is to a trace, in all steps; None where nothing was recorded."""
-    again = _trace(repeated.runs[0]) if repeated.runs else None
-    return None if again is None else OtherTrace(other.directory, diff(again, other))
 
 
 def _verdicts(plan: StepPlan, recorded: Trace, again: Trace) -> Iterator[Verdict]:
@@ -450,13 +344,6 @@ class Reproduction:
     repeated: Repeated
     directory: Path
     other: OtherRun | None = None
-    other_trace: OtherTrace | None = None
-    """Of a whole run that was set against a trace."""
-    bundle: Path | None = None
-    """Where it was written; None where none was asked for."""
-    bundle_needs: str = ""
-    """The checkpoint that the bundle names; empty where it holds all that it needs."""
-    notes: tuple[str, ...] = ()
     interrupted_by: str = ""
     """The name of a signal; empty where it went to its end."""
 
@@ -476,8 +363,7 @@ class Reproduction:
         """That of a step which did not come out again; else, with another run, what the two are to each other."""
         if self.interrupted_by:
             return ExitCode.INTERRUPTED
-        if self.repeated.is_reproduced and self.other_trace is not None:
-            return EXIT_CODES[self.other_trace.verdict.kind]
+
         if not self.repeated.is_reproduced or self.other is None:
             return self.repeated.exit_code
         if not self.other.repeated.is_reproduced:
@@ -486,86 +372,7 @@ class Reproduction:
         return ExitCode.INCOMPLETE_RECORDING if verdict is None else EXIT_CODES[verdict.kind]
 
 
-def with_bundle(found: Reproduction, path: Path, *, refers_to_checkpoint: bool) -> Reproduction:
-    """Write the step as a bundle, and return what was found with it.
-
-    It holds all values of the step where it came out as it was recorded. BundleError where it cannot be written.
-    """
-    plan = found.repeated.plan
-    again = found.repeated.runs[0].recording.directory if found.repeated.is_reproduced else None
-    head = write_bundle_of(plan.run, plan.step, path, refers_to_checkpoint=refers_to_checkpoint, kept_by=again)
-    return replace(found, bundle=path, bundle_needs=head.checkpoint.path if head.checkpoint else "")
-
-
-# ------------------------------------------------------------------------------------------------ bundles, and the runs
-
-UNPACKED = "bundle"
-_FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)
-
-
-def trusted_bundle(invocation: Invocation, name: str, *, is_trusted: bool) -> Bundle:
-    """Return the bundle in a file, whose step is going to be run.
-
-    Raises BundleError for any other file, and UsageError for one that would use what no scenario here names, unless it
-    is trusted.
-    """
-    bundle = open_bundle(place_of(invocation.cwd, name))
-    call = check_call(bundle.read(CALL))
-    found = unnamed_in(call, scenarios_here(invocation.cwd))
-    if bundle.head.checkpoint is not None:  # whoever has made the bundle has chosen that path
-        found.append(Unnamed("checkpoint", bundle.head.checkpoint.path))
-    check_trust(path_text(bundle.path), found, invocation, is_trusted=is_trusted)
-    return bundle
-
-
-def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
-    """The run of a bundle, in a directory that is new; HarnessError for one that is not whole."""
-    bundle.unpack(directory)
-    if (named := bundle.head.checkpoint) is not None:
-        _bring(Path(named.path), named.digest, directory / CHECKPOINTS / f"step-{bundle.head.start or 0:06}")
-    return read_recorded_run(directory)
-
-
-def _bring(path: Path, digest: str, target: Path) -> None:
-    """Link the checkpoint that a bundle names to where its run has it; BundleError where it is not the same."""
-    try:
-        found = checkpoint_digest(path) if path.is_dir() else ""
-        if found == digest:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(path.resolve(), target_is_directory=True)
-            return
-    except OSError as error:
-        raise BundleError(
-            f"the checkpoint {path} cannot be read: {error.strerror}",
-            remedy="copy it to where it can be read, or have the bundle made without --reference-checkpoint",
-        ) from None
-    raise BundleError(
-        f"the bundle names a checkpoint, {path}, which is {'another one' if found else 'not there'}",
-        legal=f"the checkpoint of digest {digest}",
-        remedy="copy it there, or have the bundle made without --reference-checkpoint",
-    )
-
-
-def notes_on(run: RecordedRun, repeated: Repeated) -> list[str]:
-    """Say which code was called, and what explains a step that did not come out again."""
-    named = {text.strip('"') for text in _texts(flattened(run.entry_call.config)) if _FUNCTION.fullmatch(text)}
-    called = ", ".join([run.entry_call.entry, *sorted(named - {run.entry_call.entry})])
-    notes = [f"the code came from this machine, not from the bundle: {called}"]
-    different = repeated.different
-    if different is not None:
-        found = [each.name for part in ("content", "numerics") for each in different.fingerprints.get(part, ())]
-        if found:
-            notes.append(f"bits cannot be equal if these differ: {', '.join(found)}")
-        elif "subject" in different.fingerprints:
-            notes.append("numerics are equal, the code differs: compare its commit and its uncommitted changes")
-        else:
-            notes.append("the fingerprints are equal: the run itself is not reproducible")
-    return notes
-
-
-def _texts(flat: Mapping[str, str]) -> list[str]:
-    """Every text among the values, those in lists too."""
-    return [text for value in flat.values() for text in re.findall(r'"[^"]*"', value)]
+# ------------------------------------------------------------------------------------------------------------ the runs
 
 
 async def reproduce(

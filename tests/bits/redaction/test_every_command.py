@@ -35,14 +35,13 @@ CONFIGURED = {
 VALUE = ("--set", f"judge.api_key={PLAIN}")
 FEW = (
     (("train", "one", "--out", "a"), ExitCode.OK),
-    (("reproduce", "a", "--step", "1", *VALUE, "--bundle", "step.rlb", "--out", "bundled"), ExitCode.OK),
-    (("reproduce", "step.rlb", *VALUE, "--out", "unpacked"), ExitCode.OK),
+    (("reproduce", "a", "--step", "1", *VALUE, "--out", "repeated"), ExitCode.OK),
     (("chaos", "sums", "--count", "1", "--json"), ExitCode.OK),
     (("gate", "--golden", "goldens", "--accept", "--reason", f"token={PLAIN}", "--runs", "1"), ExitCode.OK),
     (("reproduce", "a", "--step", "1", "--out", "again"), ExitCode.USAGE_ERROR),
     (("train", "sums", "--out", "b", "--set", f"api_key={PLAIN}", "--size", "none"), ExitCode.USAGE_ERROR),
-    (("diff", "a", "bundled", "--json"), None),
-    (("report", "a", "bundled", "--out", "page.html"), ExitCode.OK),
+    (("diff", "a", "repeated/run-1", "--json"), None),
+    (("report", "a", "repeated/run-1", "--out", "page.html"), ExitCode.OK),
     (("scenarios",), ExitCode.OK),
     (("history",), None),
 )
@@ -60,7 +59,7 @@ EVERY = (
 
 
 def written(project: Path, cache: Path) -> list[tuple[str, str]]:
-    """Path and text of each file that commands have left, bundles included, which compress nothing."""
+    """Path and text of each file that commands have left."""
     own = [path for path in project.rglob("*") if not set(path.relative_to(project).parts) & {*NOT_LOOKED_AT}]
     files = [path for path in (*own, *cache.rglob("*")) if path.is_file() and not path.is_symlink()]
     return [(str(path), path.read_bytes().decode("utf-8", "replace")) for path in files]
@@ -89,7 +88,7 @@ def of_commands(
 
 def test_no_artefact_of_any_command_has_a_secret(tmp_path: Path) -> None:
     texts = of_commands(tmp_path, EVERY if IS_FULL else FEW)
-    assert len(texts) > 40 and any("step.rlb" in where for where, _ in texts), "there is much to look at"
+    assert len(texts) > 40 and any("repeated" in where for where, _ in texts), "there is much to look at"
     assert sorted({(where, secret) for where, text in texts for secret in SECRETS if secret in text}) == []
     assert leaks(texts) == []
 
@@ -98,4 +97,4 @@ def test_no_artefact_of_any_command_has_a_secret(tmp_path: Path) -> None:
 def test_without_redaction_the_same_artefacts_have_them(tmp_path: Path) -> None:
     """So what the other test looks at does hold them, and --no-redact reaches every process."""
     found = {Path(where).name for where, _ in leaks(of_commands(tmp_path, EVERY, "--no-redact"))}
-    assert found >= {"manifest.json", "run.json", "call.json", "step.rlb", "page.html"}
+    assert found >= {"manifest.json", "run.json", "call.json", "page.html"}

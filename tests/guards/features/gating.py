@@ -37,25 +37,19 @@ GATE = Run(
     name="gate",
     command=(
         *("gate", "loop", "--base=r0", "--size=small", "--set=seed=7", "--runs=1", "--out=made", "--json"),
-        *("--fail-on=slowdown", "--timeout=300"),
+        *("--fail-on=configuration", "--timeout=300"),
     ),
     files=FILES,
     scenarios={"loop": SCENARIO},
     prepare=_repository(*_REVISIONS),
     package="torch",
 )
-_COSTS = (
-    ENTRY.replace('output.get("memory_gb")', "True").replace('output["memory_gb"]', "1.0"),
-    ENTRY.replace('output.get("memory_gb")', "True")
-    .replace('output["memory_gb"]', "1.6")
-    .replace('"seconds", 0.1', '"seconds", 0.16'),
-)
-MEMORY = Run(
-    name="gate-memory",
-    command=("gate", "loop", "--base=HEAD~1", "--runs=2", "--memory=3", "--slowdown=90", "--color=always"),
+COLOURED = Run(
+    name="gate-coloured",
+    command=("gate", "loop", "--base=r1", "--runs=1", "--color=always"),
     files=FILES,
     scenarios={"loop": SCENARIO},
-    prepare=_repository(*_COSTS),
+    prepare=_repository(*_REVISIONS),
     package="torch",
 )
 GOLDEN = Run(
@@ -71,15 +65,14 @@ GATE_KEYS = Run(
     command=("gate", "--base=r1", "--json"),
     files=FILES,
     scenarios={"loop": SCENARIO, "other": SCENARIO},
-    config={"gate.scenarios": '["loop"]', "gate.size": '"small"', "gate.runs": "1", "gate.fail-on": '["slowdown"]'},
+    config={
+        "gate.scenarios": '["loop"]',
+        "gate.size": '"small"',
+        "gate.runs": "1",
+        "gate.fail-on": '["configuration"]',
+    },
     prepare=_repository(*_REVISIONS),
     package="torch",
-)
-MEMORY_KEYS = replace(
-    MEMORY,
-    name="gate-memory-keys",
-    command=("gate", "loop", "--base=HEAD~1"),
-    config={"gate.memory": "3", "gate.slowdown": "90", "gate.runs": "2"},
 )
 BISECT = Run(
     name="bisect",
@@ -211,15 +204,8 @@ FEATURES = (
     Feature("gate --runs", GATE, "one run of each", lambda s: s.has(_RUNS) and not s.has("made/**/run-2")),
     Feature("gate --out", GATE, "the traces there", lambda s: s.has(_RUNS)),
     Feature("gate --json", GATE, "one JSON document", lambda s: s.json["scenarios"]),
-    Feature("gate --fail-on", GATE, "exit code 0", lambda s: s.code == 0 and s.json["fail_on"] == ["slowdown"]),
-    Feature(
-        "gate --memory",
-        MEMORY,
-        "that it passes",
-        lambda s: s.code == 0 and "memory" not in s.out.partition("passed")[2],
-    ),
-    Feature("gate --slowdown", MEMORY, "that it passes", lambda s: s.code == 0),
-    Feature("gate --color", MEMORY, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("gate --fail-on", GATE, "exit code 0", lambda s: s.code == 0 and s.json["fail_on"] == ["configuration"]),
+    Feature("gate --color", COLOURED, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("gate --golden", GOLDEN, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
     Feature("gate --accept", GOLDEN, "a golden", lambda s: s.code == 0 and s.has("goldens/**/*")),
     Feature(
@@ -250,10 +236,8 @@ FEATURES = (
         "[tool.rlharness] gate.fail-on",
         GATE_KEYS,
         "exit code 0",
-        lambda s: s.code == 0 and s.json["fail_on"] == ["slowdown"],
+        lambda s: s.code == 0 and s.json["fail_on"] == ["configuration"],
     ),
-    Feature("[tool.rlharness] gate.memory", MEMORY_KEYS, "that it passes", lambda s: s.code == 0),
-    Feature("[tool.rlharness] gate.slowdown", MEMORY_KEYS, "that it passes", lambda s: s.code == 0),
     Feature(
         "command bisect", BISECT, "the commit", lambda s: s.code == 0 and s.json["commit"]["subject"] == "Revision 2"
     ),

@@ -1,6 +1,5 @@
 """Features of `reproduce`, `report`, `chaos`, `gate` and `bisect`."""
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,6 @@ DEBUGGER = Run(
     command=("reproduce", "a", "--step=2", "--interactive", "--commands=debug.txt"),
     files={"debug.txt": "next\nlist\nquit\n"},
     base=RECORDED,
-)
-BUNDLE = Run(
-    name="reproduce-bundle",
-    command=("reproduce", "a", "--step=2", "--bundle=step.rlb", "--reference-checkpoint"),
-    base=RECORDED,
-)
-UNTIL = Run(name="reproduce-until", command=("reproduce", "a", "--out=made", "--until=step_of_run>=2"), base=RECORDED)
-BREAK = Run(
-    name="reproduce-break-on",
-    command=("reproduce", "broken", "--out=made", "--break-on=nan"),
-    base=RECORDED,
-    before=(("rlharness", "train", "loop", "--out=broken", "--set=nan_at=2"),),
 )
 LIMITED = Run(
     name="reproduce-timeout",
@@ -164,11 +151,6 @@ def _has(seen: Seen, text: str) -> bool:
     return any(text in path.read_text("utf-8") for path in seen.at.glob("made/**/seen.json"))
 
 
-def _names(bundle: Path) -> str:
-    with zipfile.ZipFile(bundle) as archive:
-        return " ".join(archive.namelist())
-
-
 _RUNS = "made/**/seen.json"
 
 FEATURES = (
@@ -182,17 +164,6 @@ FEATURES = (
     Feature("reproduce --color", OTHER, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("reproduce --interactive", DEBUGGER, "its phases", lambda s: "before backward" in s.out),
     Feature("reproduce --commands", DEBUGGER, "the answers", lambda s: "before backward" in s.out),
-    Feature("reproduce --bundle", BUNDLE, "a file", lambda s: s.has("step.rlb")),
-    Feature(
-        "reproduce --reference-checkpoint",
-        BUNDLE,
-        "a file without it",
-        lambda s: "w.json" not in _names(s.at / "step.rlb"),
-    ),
-    Feature("reproduce --until", UNTIL, "the end after step 2", lambda s: "STOPPED" in s.out + s.err),
-    Feature(
-        "reproduce --break-on", BREAK, "the end in step 2", lambda s: s.code == 0 and "nan at step 2" in s.out + s.err
-    ),
     Feature("reproduce --timeout", LIMITED, "an incomplete recording", lambda s: s.code == 12),
     Feature("reproduce --trust", TRUST, "the run again", lambda s: s.code == 0 and s.has(_RUNS)),
     Feature(

@@ -52,10 +52,6 @@ def run(config, *, level, directory, recorder):
             place = directory / "checkpoints" / f"step-{step + 1}"
             place.mkdir(parents=True)
             (place / "w.json").write_text(json.dumps(weight.tolist()))
-        if output.get("memory_gb"):
-            line = {"step": step, "memory_gb/update": output["memory_gb"], "seconds/update": output.get("seconds", 0.1)}
-            with (directory / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\\n")
 '''
 PROGRAM = '''\
 """A program with an optimizer, which knows nothing of rlharness."""

@@ -105,12 +105,6 @@ LIMITED = Run(
     command=("replay", "loop", "--out=made", "--against=a", "--timeout=20", "--set=output.sleep_s=60"),
     base=RECORDED,
 )
-UNTIL = Run(name="replay-until", command=("replay", "loop", "--out=made", "--until=step_of_run>=2"), base=RECORDED)
-BREAK = Run(
-    name="replay-break-on",
-    command=("replay", "loop", "--out=made", "--set=nan_at=2", "--break-on=nan"),
-    base=RECORDED,
-)
 RESUME = Run(
     name="replay-resume",
     command=(
@@ -309,16 +303,4 @@ FEATURES = (
     _row("replay --resume-command", RESUME, "the momentum it lost", lambda s: s.json["losses"][0]["code"] == "lost"),
     _row("replay --color", AGAINST, "escape sequences", lambda s: "\x1b[" in s.out),
     _row("replay --timeout", LIMITED, "an incomplete recording", lambda s: s.code == 12),
-    _row(
-        "replay --until",
-        UNTIL,
-        "the end after step 2",
-        lambda s: "STOPPED" in s.out + s.err and not s.has("made/run-2"),
-    ),
-    _row(
-        "replay --break-on",
-        BREAK,
-        "the end in step 2",
-        lambda s: "STOPPED" in s.out + s.err and not s.has("made/run-2"),
-    ),
 )

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.bisect.bisection import faults_of, parse_packages, versions_between
+from harness.lab.bisect.bisection import parse_packages, versions_between
 from tests.support.cli_commands import Done, type_command
 from tests.support.projects import SCENARIO
 
@@ -42,28 +42,6 @@ def test_a_range_is_read() -> None:
     with pytest.raises(UsageError, match=r"2\.10 is later than 2\.9") as turned:
         parse_packages("torch==2.10..2.9")
     assert turned.value.remedy.startswith("--packages torch==2.9..2.10 ")
-
-
-@pytest.mark.parametrize(
-    ("output", "told"),
-    [
-        (
-            "WARNING: Location '/x' is ignored.\nERROR: No version of x\nERROR: No x\nERROR: No x\n",
-            ["ERROR: No version of x", "ERROR: No x"],
-        ),
-        (
-            "  error: subprocess-exited-with-error\n  \n  \u00d7 Preparing metadata did not run.\n  │ exit code: 1\n"
-            "  ╰─> [2 lines of output]\n      Traceback:\n      ModuleNotFoundError: No module named 'numpy'\n"
-            "      [end of output]\n  note: This error originates from a subprocess.\nWARNING: something\n",
-            ["\u00d7 Preparing metadata did not run.", "ModuleNotFoundError: No module named 'numpy'"],
-        ),
-        ("Killed\nWARNING: Location '/x' is ignored.\n", ["Killed"]),
-        ("WARNING: nothing else\n", []),
-        ("", []),
-    ],
-)
-def test_what_failed_is_found_in_what_pip_says(output: str, told: list[str]) -> None:
-    assert faults_of(output) == told
 
 
 # ------------------------------------------------------------------------------------------------- of wheels made here
@@ -152,7 +130,10 @@ def test_what_pip_cannot_find_is_refused_before_anything_is_installed(wheelhouse
     """A version that cannot be had, which is the second to be needed; no such package."""
     missing = bisect(wheelhouse, "--packages", "tinyscale==1.0..1.2")
     assert missing.code == ExitCode.INCOMPLETE_RECORDING
-    assert "error: tinyscale 1.2 cannot be had here: ERROR: Could not find a version that satisfies" in missing.stderr
+    assert (
+        "error: tinyscale 1.2 cannot be had here: ERROR: No matching distribution found for nobody-has-this"
+        in missing.stderr
+    )
     nothing = bisect(wheelhouse, "--packages", "nobody-has-this==1..2")
     assert nothing.code == ExitCode.USAGE_ERROR
     assert "error: the versions of nobody-has-this are not known: ERROR: No matching distribution" in nothing.stderr

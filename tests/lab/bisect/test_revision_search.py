@@ -34,14 +34,13 @@ class Versions:
 
     names: Sequence[str]
     missing: frozenset[str] = frozenset()
-    merges: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The parents of those that have others than the one before."""
     entered: list[str] = field(default_factory=list)
     num_open: int = 0
 
     def __post_init__(self) -> None:
         self.good, self.bad = self.names[0], self.names[-1]
-        self.parents: Mapping[str, Sequence[str]] = {**in_a_line(self.names), **self.merges}
+        self.parents: Mapping[str, Sequence[str]] = in_a_line(self.names)
 
     def describe(self, name: str) -> str:
         return f"tiny {name}"
@@ -63,14 +62,13 @@ def hunted(
     gradients: Mapping[str, Sequence[Gradient]],
     *,
     missing: str = "",
-    merges: Mapping[str, Sequence[str]] | None = None,
     interrupted_at: int = 10**9,
     by: str = "bits",
 ) -> tuple[Bisection, Versions]:
     """A bisection over the versions that `gradients` names, in their order."""
-    versions = Versions(list(gradients), frozenset(missing), merges or {})
+    versions = Versions(list(gradients), frozenset(missing))
     session = PlayedSession(gradients, interrupted_at=interrupted_at)
-    hunt = RevisionSearch(cast(Launcher, session), RunLines(), cast(Any, versions), parse_criterion(by, None), tmp_path)
+    hunt = RevisionSearch(cast(Launcher, session), RunLines(), cast(Any, versions), parse_criterion(by), tmp_path)
     typed = ("sums", "--set", "names=[a, b]")
     found = asyncio.run(hunt.first_bad("sums", RunSpec(("python",), typed=typed)))
     assert versions.num_open == 0
@@ -93,7 +91,6 @@ def test_the_first_bad_one_is_found_and_compared_with_the_one_before(tmp_path: P
     assert {"a", "a-again"} <= {path.name for path in tmp_path.iterdir()}, "the good end is run twice"
     assert found.verdict.first is not None
     assert found.verdict.first.step == 1
-    assert found.notes == ()
 
 
 def test_what_cannot_be_had_is_passed_over(tmp_path: Path) -> None:
@@ -110,32 +107,12 @@ def test_what_does_not_run_is_passed_over_with_its_last_words(tmp_path: Path) ->
         cast(Launcher, session),
         RunLines(),
         cast(Any, Versions(list(gradients))),
-        parse_criterion("bits", None),
+        parse_criterion("bits"),
         tmp_path,
     )
     found = asyncio.run(hunt.first_bad("sums", RunSpec(("python",), typed=("sums",))))
     assert [probe.name for probe in found.candidates] == ["c", "d"]
     assert found.candidates[0].reason == "it ended with 1: ZeroDivisionError"
-
-
-def test_bits_that_moved_again_are_noticed(tmp_path: Path) -> None:
-    found, _ = hunted(tmp_path, runs("ggob"))
-    assert found.found.name == "c"
-    assert found.notes == ("after it, bits have moved again: those of tiny d are others",)
-    found, _ = hunted(tmp_path / "twice", runs("gbobb"))
-    assert found.found.name == "b"
-    assert found.notes == ("and with tiny c they were others still: what moved bits may have come in several commits",)
-
-
-def test_a_merge_whose_sides_are_good_is_told_as_that(tmp_path: Path) -> None:
-    sides = {"c": ["a"], "d": ["b", "c"]}
-    found, _ = hunted(tmp_path, runs("gggbb"), merges=sides)
-    assert found.found.name == "d"
-    assert found.notes == ("it is a merge, and tiny b, tiny c are good: only together they are not",)
-    half, _ = hunted(tmp_path / "half", runs("gggbb"), merges=sides, missing="c")
-    assert (half.found.name, half.notes) == ("d", ()), "what c is, nobody knows"
-    by_one, _ = hunted(tmp_path / "one", runs("ggbbb"), merges=sides)
-    assert (by_one.found.name, by_one.notes) == ("c", ())
 
 
 @pytest.mark.parametrize(

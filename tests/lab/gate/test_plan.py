@@ -14,7 +14,7 @@ from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.scenario import ISOLATED
 from harness.lab.experiments.worktrees import Checkout, Side, imports_checkout, open_worktrees
 from harness.lab.gate.change import GateCode, change_of_identity
-from harness.lab.gate.gate import DEFAULT, GateOptions, Limits, base_context, head_contexts, scenario_names
+from harness.lab.gate.gate import DEFAULT, GateOptions, base_context, head_contexts, scenario_names
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import Report, boot_directory
 from harness.render.console import say
@@ -26,9 +26,7 @@ scenarios = ["sums"]
 size = "smoke"
 runs = 3
 golden = "goldens"
-fail-on = ["memory"]
-slowdown = 1.5
-memory = 2.0
+fail-on = ["numerics"]
 timeout = 60
 """
 
@@ -43,18 +41,18 @@ def options(directory: Path, *words: str) -> GateOptions:
 def test_the_command_line_goes_over_the_configuration_and_that_over_the_defaults(tmp_path: Path) -> None:
     bare = options(tmp_path)
     assert (bare.names, bare.base, bare.golden, bare.given.size, bare.runs) == ((), "", None, None, 2)
-    assert (bare.fail_on, bare.limits, bare.timeout_s) == (DEFAULT, Limits(1.25, 1.25), inf)
+    assert (bare.fail_on, bare.timeout_s) == (DEFAULT, inf)
     (tmp_path / "pyproject.toml").write_text(TABLE, encoding="utf-8")
     (tmp_path / "below").mkdir()
     configured = options(tmp_path / "below")
     assert configured.golden == tmp_path / "goldens", "beside the configuration, wherever it is typed"
     assert (configured.given.size, configured.runs, configured.timeout_s) == ("smoke", 3, 60.0)
-    assert (configured.fail_on, configured.limits) == (("memory",), Limits(1.5, 2.0))
-    words = ["a", "--golden", "g", "--runs", "1", "--slowdown", "3", "--size", "x"]
+    assert configured.fail_on == ("numerics",)
+    words = ["a", "--golden", "g", "--runs", "1", "--timeout", "inf", "--size", "x"]
     typed = options(tmp_path, *words, "--fail-on", "numerics, behaviour")
     assert typed.golden == tmp_path / "g"
     assert (typed.names, typed.runs, typed.given.size) == (("a",), 1, "x")
-    assert (typed.fail_on, typed.limits) == (("numerics", "behaviour"), Limits(3.0, 2.0))
+    assert (typed.fail_on, typed.timeout_s) == (("numerics", "behaviour"), inf)
     assert options(tmp_path, "--fail-on", "none").fail_on == ()
 
 

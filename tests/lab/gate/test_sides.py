@@ -3,25 +3,22 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import pytest
 
 from harness.bits.findings import Finding
 from harness.lab.experiments.launcher import Launcher
-from harness.lab.experiments.recording_result import Problem, read_metrics
+from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.worktrees import Side
 from harness.lab.gate import gate
 from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.gate import (
     BASE,
     HEAD,
-    NUM_CONFIRMING,
     BrokenRun,
-    CostChange,
     GateContext,
     Interrupted,
-    Limits,
     Recorder,
     compare_sides,
 )
@@ -31,34 +28,24 @@ from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 
 
-class Measured(NamedTuple):
-    comparison: Comparison
-    costs: tuple[CostChange, ...]
-
-
-def compared(
-    tmp_path: Path, session: PlayedSession, *, num_runs: int = 2, limits: Limits | None = None
-) -> tuple[Measured, PlayedSession]:
+def compared(tmp_path: Path, session: PlayedSession, *, num_runs: int = 2) -> tuple[Comparison, PlayedSession]:
     recorder = Recorder(cast(Launcher, session), RunLines(), tmp_path)
     context = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
-    contexts = {BASE: context, HEAD: context}
-    found = asyncio.run(compare_sides(recorder, contexts, num_runs=num_runs, limits=limits or Limits()))
-    return Measured(*found), session
+    return asyncio.run(compare_sides(recorder, {BASE: context, HEAD: context}, num_runs)), session
 
 
 def test_sides_run_in_turns(tmp_path: Path) -> None:
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [steady]}), num_runs=3)
     assert [name for name, _ in session.asked] == [BASE, HEAD] * 3
-    assert found.comparison.change is Change.EQUAL
-    assert {each.name for each in found.costs} == {"run", "step", "a"}
+    assert found.change is Change.EQUAL
 
 
 @pytest.mark.parametrize(("head", "change"), [(rounded, Change.NUMERICS), (doubled, Change.BEHAVIOUR)])
 def test_where_they_part_one_more_pair_keeps_its_tensors(tmp_path: Path, head: Gradient, change: Change) -> None:
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [head]}), num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None), ("base-kept", 1), ("head-kept", 1)]
-    assert found.comparison.change is change
-    rounding, verdict = found.comparison.rounding, found.comparison.verdict
+    assert found.change is change
+    rounding, verdict = found.rounding, found.verdict
     assert rounding is not None and verdict is not None and verdict.first is not None
     assert (rounding.step, rounding.first) == (1, "backward w")
     assert verdict.first.value is not None, "the distance is that of the pair that was kept"
@@ -70,51 +57,31 @@ def test_where_they_part_one_more_pair_keeps_its_tensors(tmp_path: Path, head: G
 def test_a_side_that_differs_from_itself_is_no_change(tmp_path: Path, side: str) -> None:
     gradients = {BASE: [steady], HEAD: [steady], side: [steady, doubled]}
     found, _ = compared(tmp_path, PlayedSession(gradients))
-    assert found.comparison.change is Change.NONDETERMINISTIC
-    assert found.comparison.reasons == (GateCode.SIDE_NONDETERMINISTIC(side=side),)
+    assert found.change is Change.NONDETERMINISTIC
+    assert found.reasons == (GateCode.SIDE_NONDETERMINISTIC(side=side),)
 
 
 def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_BYTES", 10)
     found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [rounded]}), num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None)] * 2, "another pair shows that each agrees with itself"
-    assert (found.comparison.change, found.comparison.rounding) == (Change.NUMERICS, None)
+    assert (found.change, found.rounding) == (Change.NUMERICS, None)
 
 
 @pytest.mark.parametrize("side", [BASE, HEAD])
 def test_who_records_more_computes_the_same(tmp_path: Path, side: str) -> None:
     session = PlayedSession({BASE: [steady], HEAD: [steady]}, records_more=side)
     found, _ = compared(tmp_path, session, num_runs=1)
-    assert found.comparison.change is Change.EQUAL
-    assert found.comparison.notes == (
+    assert found.change is Change.EQUAL
+    assert found.notes == (
         GateCode.RECORDED_ALONE(side=side, names=("loss clip_fraction",)),
         GateCode.COMMON_VALUES_EQUAL(),
     )
     moved = PlayedSession({BASE: [steady], HEAD: [rounded]}, records_more=side)
     found, _ = compared(tmp_path / "moved", moved, num_runs=1)
-    assert found.comparison.change is Change.BEHAVIOUR
+    assert found.change is Change.BEHAVIOUR
     code = GateCode.VALUE_ONLY_AT_BASE if side == BASE else GateCode.VALUE_ONLY_AT_HEAD
-    assert found.comparison.reasons == (code(),)
-
-
-def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    session = PlayedSession({BASE: [steady], HEAD: [steady]}, seconds={HEAD: 2.0})
-    found, _ = compared(tmp_path, session)
-    assert len(session.asked) == 2 * (2 + NUM_CONFIRMING)
-    assert (
-        "rlharness: sums seems to cost more: 4 more runs of each side follow to confirm it\n" in capsys.readouterr().err
-    )
-    assert {each.name: each.is_too_much for each in found.costs} == {"run": False, "step": True, "a": True}
-    one, alone = compared(tmp_path / "one", PlayedSession({BASE: [steady], HEAD: [steady]}, {HEAD: 2.0}), num_runs=1)
-    assert len(alone.asked) == 2, "who asks for one run of each asks for no costs"
-    assert not any(each.is_too_much for each in one.costs)
-
-
-def test_what_fails_anyway_is_not_measured_more_often(tmp_path: Path) -> None:
-    found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [doubled]}, seconds={HEAD: 2.0}))
-    assert len(session.asked) == 2 * 2 + 2, "two runs of each, and the pair whose tensors are kept"
-    assert any(each.is_over_limit for each in found.costs)
-    assert not any(each.is_too_much for each in found.costs), "too few runs say nothing of costs"
+    assert found.reasons == (code(),)
 
 
 def failed(side: str, message: str, remedy: str = "") -> Finding:
@@ -149,18 +116,11 @@ def test_a_signal_ends_it_before_the_next_run(tmp_path: Path) -> None:
     assert early.asked == [], "one that came between runs keeps the next from beginning"
 
 
-def test_metrics_are_the_numbers_alone(tmp_path: Path) -> None:
-    text = '{"step": 0, "a": 1.5, "b": null, "c": "x", "d": true}\nno json\n[1]\n{"step": 1, "a": 2}'
-    (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
-    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [{"step": 0.0, "a": 1.5}, {"step": 1.0, "a": 2.0}]
-    assert list(read_metrics(tmp_path / "none.jsonl")) == []
-
-
 @pytest.mark.parametrize("side", [BASE, HEAD])
 def test_with_one_run_of_each_the_kept_pair_shows_that_a_side_differs_from_itself(tmp_path: Path, side: str) -> None:
     gradients = {BASE: [steady], HEAD: [rounded], side: [rounded if side == HEAD else steady, doubled]}
     found, session = compared(tmp_path, PlayedSession(gradients), num_runs=1)
-    assert found.comparison.change is Change.NONDETERMINISTIC
+    assert found.change is Change.NONDETERMINISTIC
     assert len(session.asked) == 4
 
 
@@ -169,4 +129,4 @@ def test_another_shape_is_shown_to_be_no_whim_by_another_pair(tmp_path: Path, ag
     session = PlayedSession({BASE: [steady, again], HEAD: [lambda step: (*steady(step), 1.0)]})
     found, _ = compared(tmp_path, session, num_runs=1)
     assert session.asked == [(BASE, None), (HEAD, None)] * 2
-    assert found.comparison.change is change
+    assert found.change is change
