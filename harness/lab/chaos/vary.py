@@ -32,7 +32,6 @@ from harness.lab.chaos.search import (
     OutOfTimeError,
     ddmin,
     environ_of,
-    launched,
     make_directory,
 )
 from harness.lab.experiments.command_spec import make_command_spec
@@ -555,7 +554,7 @@ class VarySearch(Executor):
         self._listener.begins(title)
         orders |= {"directory": self._locked(self.num_runs + 1), "num_steps": self._plan.options.num_steps}
         run_spec = replace(self._plan.spec_of(self._plan.command(values)), callbacks={LOCKED_STEPS: orders})
-        run = await self.start(launched(run_spec, {}), self._environ)
+        run = await self.start(run_spec, self._environ)
         self._listener.finished(run, run.duration_s)
         ranks, recording = read_ranks(Path(orders["directory"])), run.recording
         if self._session.interrupted_by and recording.exit_code:
