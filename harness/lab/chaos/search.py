@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
-from importlib.util import find_spec
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -108,23 +107,6 @@ Perturbation = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """Value of another key with which alone a factor has an effect."""
-
-    name: str
-    wanted: Any
-    usual: Any = None
-    """Value in a run as it always is; None where it is not set there."""
-
-    def holds(self, perturbation: Perturbation) -> bool:
-        """Return whether a perturbed run has the value."""
-        return is_same(perturbation.get(self.name, self.usual), self.wanted)
-
-    def __str__(self) -> str:
-        return f"{self.name}={written(self.wanted)}"
-
-
-@dataclass(frozen=True, slots=True)
 class Factor:
     """A setting that should not affect results."""
 
@@ -136,12 +118,6 @@ class Factor:
     """In how many of four probes it is changed: what makes a run dear comes less often."""
     about: str = ""
     """What a sentence calls it: the trainer's thread count."""
-    where: tuple[Condition, ...] = ()
-    """Conditions that a run must meet, or the factor has no effect."""
-
-    def is_effective(self, perturbation: Perturbation) -> bool:
-        """Return whether it has an effect in a run with this perturbation."""
-        return all(each.holds(perturbation) for each in self.where)
 
     @property
     def is_outside(self) -> bool:
@@ -234,51 +210,16 @@ def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
     names = [name.strip() for name in asked.split(",")] if asked is not None else list(known)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"there is no factor {unknown[0]!r} here", legal=", ".join(known) or "none")
-    if not names:
-        raise UsageError("there is nothing to perturb", remedy="declare factors under `chaos` in the scenario's file")
-    found = tuple(known[name] for name in dict.fromkeys(names))
-    values = {each.name: each.values for each in found}
-
-    def missing(factor: Factor) -> Condition | None:
-        """Return a condition that does not hold as a run is, and that no factor can make hold."""
-        lacking = (each for each in factor.where if not each.holds({}))
-        return next((each for each in lacking if each.wanted not in values.get(each.name, ())), None)
-
-    idle = {each.name: condition for each in found if (condition := missing(each))}
-    if asked is not None and idle:
-        name, condition = next(iter(idle.items()))
-        what = f"the factor {name} has no effect in these runs"
-        raise UsageError(what, legal=f"runs with {condition}", remedy=f"--set {condition}")
-    return tuple(each for each in found if each.name not in idle)
+    return tuple(known[name] for name in dict.fromkeys(names))
 
 
-def is_importable(package: str) -> bool:
-    """Return whether there is such a package, without importing it."""
-    return find_spec(package) is not None
-
-
-def payload_factors(
-    section: ChaosSection,
-    usual: Mapping[str, Any],
-    is_installed: Callable[[str], bool] = is_importable,
-    *,
-    size: str = "",
-) -> tuple[Factor, ...]:
-    """Return the factors of a payload in a size, of which `usual` are the values at dotted keys.
-
-    Without those whose package is not installed; one with a package comes less often: its import takes seconds.
-    """
+def payload_factors(section: ChaosSection, usual: Mapping[str, Any], *, size: str = "") -> tuple[Factor, ...]:
+    """Return the factors of a payload in a size, of which `usual` are the values at dotted keys."""
     return tuple(
         Factor(
-            key,
-            Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)),
-            usual.get(key),
-            num_quarters=2 if key in section.packages else USUAL_QUARTERS,
-            about=section.names.get(key, ""),
-            where=tuple(Condition(name, x, usual.get(name)) for name, x in section.where.get(key, {}).items()),
+            key, Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)), usual.get(key)
         )
         for key, values in {**section.factors, **section.sizes.get(size, {})}.items()
-        if key not in section.packages or is_installed(section.packages[key])
     )
 
 
@@ -415,20 +356,10 @@ def resuming(run_spec: RunSpec, crashed: Path) -> RunSpec:
 
 
 def drawn(factors: Sequence[Factor], seed: int, index: int) -> dict[str, Any]:
-    """Return the `index`-th perturbation of a seed: at least one factor, in the order of `factors`.
-
-    A factor that has no effect with the values drawn for the others is left out.
-    """
-
-    def values(changed: Sequence[Factor]) -> dict[str, Any]:
-        return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
-
+    """Return the `index`-th perturbation of a seed: at least one factor, in the order of `factors`."""
     changed = [each for each in factors if number(seed, index, each.name, "whether") % QUARTERS < each.num_quarters]
-    first = values(changed)
-    if changed := [each for each in changed if each.is_effective(first)]:
-        return values(changed)
-    unconditional = [each for each in factors if each.is_effective({})]
-    return values([unconditional[number(seed, index, "which") % len(unconditional)]])
+    changed = changed or [factors[number(seed, index, "which") % len(factors)]]
+    return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
 
 
 def number(*parts: int | str) -> int:

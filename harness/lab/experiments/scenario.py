@@ -65,7 +65,6 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
 Function = Annotated[str, Field(pattern=FUNCTION)]
-Package = Annotated[str, Field(pattern=r"^\w+$")]
 
 
 class Range(BaseModel):
@@ -96,12 +95,6 @@ class ChaosSection(BaseModel):
     """By dotted key, in a section of runtime settings: a range of integers, or a list of values, the simplest first."""
     sizes: dict[str, dict[FactorKey, Declared]] = Field(default_factory=dict)
     """Values of some of the factors in a size, where those of `factors` have no effect, or none that is legal."""
-    names: dict[FactorKey, Line] = Field(default_factory=dict)
-    """What sentences call some of the factors: the trainer's thread count."""
-    packages: dict[FactorKey, Package] = Field(default_factory=dict)
-    """Packages that some of the factors need; such a factor is left out where its package is not installed."""
-    where: dict[FactorKey, dict[FactorKey, Any]] = Field(default_factory=dict)
-    """Values of other keys with which alone some of the factors have an effect; without them they are not drawn."""
     latency: list[Function] = Field(default_factory=list)
     """module:function of calls that wait for something outside: tools, reward models. Delays precede its calls."""
     crash: dict[FactorKey, Any] | None = None
@@ -114,13 +107,9 @@ class ChaosSection(BaseModel):
         for key in (*self.factors, *(self.crash or ())):
             if key.partition(".")[0] not in free:
                 yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
-        of_sizes = {f"sizes.{size}": values for size, values in self.sizes.items()}
-        named: Mapping[str, Mapping[str, Any]] = {"names": self.names, "packages": self.packages, "where": self.where}
-        for section, keys in {**named, **of_sizes}.items():
-            for key in keys:
-                if key not in self.factors:
-                    legal = ", ".join(self.factors) or "none"
-                    yield f"chaos.{section}: {key} is not one of its factors, which are {legal}"
+        for size, values in self.sizes.items():
+            if unknown := values.keys() - self.factors:
+                yield f"chaos.sizes.{size}: {', '.join(sorted(unknown))} is not one of its factors"
         if self.crash is not None and not can_resume:
             yield "chaos.crash needs resume: another run has to resume from the crashed one"
 

@@ -10,7 +10,6 @@ from harness.bits.errors import UsageError
 from harness.lab.chaos.search import (
     CRASH,
     Choice,
-    Condition,
     Factor,
     Span,
     chosen,
@@ -67,24 +66,9 @@ def test_factors_are_chosen_by_name() -> None:
     assert chosen(FACTORS, None) == FACTORS
     with pytest.raises(UsageError, match="there is no factor 'loud'"):
         chosen(FACTORS, "loud")
-    with pytest.raises(UsageError, match="there is nothing to perturb"):
-        chosen((), None)
 
 
 def test_what_is_usual_is_what_the_environment_says() -> None:
     found = {each.name: each for each in outside_factors(2, {"PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "2"})}
     assert (found["hash_seed"].usual, found["threads"].usual) == (5, 2)
     assert {each.name: each.usual for each in outside_factors(2, {})} == {"hash_seed": 0, "threads": None}
-
-
-def test_a_factor_whose_condition_cannot_hold_is_left_out_or_refused_by_name() -> None:
-    wide = Condition("kind", "wide", "plain")
-    kind, width = Factor("kind", Choice(("plain", "wide")), "plain"), Factor("width", Span(1, 9), where=(wide,))
-    assert chosen((OWN, width), None) == (OWN,)
-    assert chosen((kind, width), "kind,width") == (kind, width)
-    with pytest.raises(UsageError) as refused:
-        chosen((kind, width), "width")
-    assert "width has no effect" in refused.value.what
-    assert (refused.value.legal, refused.value.remedy) == ("runs with kind=wide", "--set kind=wide")
-    narrow = Factor("kind", Choice(("plain",)), "plain")
-    assert chosen((narrow, width), None) == (narrow,)
