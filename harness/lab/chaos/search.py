@@ -12,7 +12,6 @@ search that is cut short keeps the smallest perturbation that was seen to fail.
 """
 
 import json
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptio
 from harness.lab.experiments.flat_config import flattened, overridden
 from harness.lab.experiments.launcher import Launcher, Run, check_program
 from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.preparation import keep_input, out_directory
+from harness.lab.experiments.preparation import out_directory
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Problem, how_it_ended
 from harness.lab.experiments.scenario import ChaosSection, Range, asked_run, make_scenario_spec
@@ -396,17 +395,10 @@ class ChaosPlan:
     """So many steps are run, from the first on; None: all."""
     max_s: float = inf
     """No run begins later."""
-    stdin: Path = Path(os.devnull)
-    """Standard input of every run."""
 
 
-def make_plan(
-    invocation: Invocation, options: ChaosOptions, chaos_id: str, given: Callable[[], bytes] = bytes
-) -> ChaosPlan:
-    """The plan of a command line; makes its directory, and keeps in it what `given` reads as the runs' input.
-
-    UsageError for what cannot be used; nothing is made then.
-    """
+def make_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str) -> ChaosPlan:
+    """Return the plan of a command line, and make its directory; UsageError for what cannot be used."""
     subject, wanted = make_subject(invocation, options), options.of_factors
     if options.num_steps is not None and options.scenario is None:
         raise UsageError("--steps and a command", remedy="pass the number to the command itself")
@@ -415,25 +407,17 @@ def make_plan(
     check_program(subject.run_spec({}), invocation.cwd, invocation.environ)
     factors = chosen(subject.factors, wanted.get("factors"))
     only = parse_only(wanted["only"], subject.factors) if "only" in wanted else None
-    directory, stdin = make_directory(invocation, options, chaos_id, given() if options.scenario is None else b"")
     return ChaosPlan(
         subject,
         factors,
-        directory,
+        out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path,
         only,
         num_probes=wanted.get("count", DEFAULT_COUNT),
         seed=wanted.get("seed", 0),
         num_repeats=wanted.get("repeats", DEFAULT_REPEATS),
         num_steps=options.num_steps,
         max_s=options.max_s,
-        stdin=stdin,
     )
-
-
-def make_directory(invocation: Invocation, options: ChaosOptions, chaos_id: str, data: bytes) -> tuple[Path, Path]:
-    """Make the directory of the runs; return it, and the file in it that every run reads as its input."""
-    directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
-    return directory, keep_input(data, directory)
 
 
 # ----------------------------------------------------------------------------------------------------------- comparison

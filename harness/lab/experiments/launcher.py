@@ -10,7 +10,6 @@ it unless it is asked for. What a run prints goes to output.log in the directory
 """
 
 import asyncio
-import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -115,8 +114,6 @@ class LaunchContext:
     run_id: str
     timeout_s: float = inf
     """Limit on each run."""
-    stdin: Path = Path(os.devnull)
-    """What each reads as its standard input."""
 
 
 def find_program(word: str, cwd: Path, environ: Mapping[str, str]) -> str | None:
@@ -181,7 +178,6 @@ class Launcher:
             timeout_s=context.timeout_s,
             startup_timeout_s=inf,
             grace_s=GRACE_S,
-            stdin=str(context.stdin),
             pid_file=str(prepared.directory / LEADER),
         )
         self.display.begin(number, has_operations=has_operations)
