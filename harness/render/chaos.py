@@ -147,8 +147,6 @@ def _lines(chaos: Chaos) -> Iterator[str]:
         yield f"{why}: {chaos.num_probes} of {wanted} completed in {count(chaos.num_runs, 'run')}"
     for each in chaos.not_applied:
         yield f"not applied: {one_line(format_perturbation(each.perturbation))}: {one_line(each.why)}"
-    if unvaried := one_line(", ".join(plan.subject.unvaried)):
-        yield f"never varied: {unvaried}: runtime settings without a factor in chaos.factors"
     if finding is not None:
         yield from _closer(finding.outcome, plan.directory / BASELINE)
         yield f"reproduce: {command(chaos)}"
@@ -285,8 +283,8 @@ def command(chaos: Chaos) -> str:
         return again if seed is None else f"PYTHONHASHSEED={seed} {again}"
     only = [word for name, value in finding.perturbation.items() for word in ("--only", f"{name}={written(value)}")]
     words = ["rlharness", "chaos", *subject.typed, *only]
-    if finding.num_steps is not None:
-        words += ["--steps", str(finding.num_steps)]
+    if chaos.plan.num_steps is not None:
+        words += ["--steps", str(chaos.plan.num_steps)]
     if finding.tally.num_failed < finding.tally.num_runs:
         words += ["--repeats", str(_repeats(finding.tally))]
     return shlex.join(redact_argv([*words, *program]))
@@ -306,7 +304,6 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         "factors": [factor.name for factor in plan.factors],
         "num_probes": chaos.num_probes,
         "num_probes_wanted": 1 if plan.only is not None else plan.num_probes,
-        "never_varied": list(plan.subject.unvaried),
         "not_applied": serialised(chaos.not_applied),
         "finding": chaos.finding and _finding_json(chaos, chaos.finding),
     }
@@ -326,7 +323,7 @@ def _ended_json(found: Chaos | Varied, argv: Sequence[str]) -> dict[str, Any]:
 
 def _finding_json(chaos: Chaos, finding: Finding) -> dict[str, Any]:
     outcome, verdict = finding.outcome, finding.outcome.verdict
-    names = ("perturbation", "drawn", "index", "num_steps", "is_smallest")
+    names = ("perturbation", "drawn", "index", "is_smallest")
     return {
         "sentence": sentence(chaos),
         **{name: serialised(getattr(finding, name)) for name in names},
