@@ -25,6 +25,8 @@ SCHEMAS = "harness/schemas"
 """JSON schemas for editors, which `rlharness schema` writes."""
 EXAMPLE = "harness/lab/demo/project/"
 """Files that `rlharness demo` copies for a user: a suite and a program, with planted faults."""
+ENTRY = "_rlharness_pytest.py"
+"""At the top level, where its name is its own."""
 PLUGINS = {"harness.runner.pytest_gpus"}
 """Modules that users load with `pytest -p`; each has a page that says so."""
 _EXAMPLE_FILES = re.compile(r"pyproject\.toml|train\.py|tests/test_\w+\.py")
@@ -50,9 +52,10 @@ def read(wheel: Path) -> dict[str, str]:
 
 
 def entry_points() -> set[str]:
-    """Modules that pyproject.toml names as commands."""
+    """Modules that pyproject.toml names as commands, and as a plugin of pytest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return {target.partition(":")[0] for target in project["scripts"].values()}
+    targets = (project["scripts"], project["entry-points"]["pytest11"])
+    return {target.partition(":")[0] for each in targets for target in each.values()}
 
 
 def strays(files: Mapping[str, str]) -> dict[str, str]:
@@ -67,7 +70,7 @@ def strays(files: Mapping[str, str]) -> dict[str, str]:
 
 def _reason(path: str, files: Mapping[str, str], sources: list[Source]) -> str:
     top, _, below = path.partition("/")
-    if top not in PACKAGES:
+    if top not in (*PACKAGES, ENTRY):
         return "lies outside the packages"
     if top == "scenarios":
         return "" if below == "__init__.py" or re.fullmatch(r"\w+\.yaml", below) else "is no scenario"
@@ -135,6 +138,7 @@ def test_nothing_in_it_is_astray(wheel: Path) -> None:
 def test_all_of_the_packages_but_their_pages_is_in_it(wheel: Path) -> None:
     kept = [path.relative_to(ROOT).as_posix() for top in PACKAGES for path in (ROOT / top).rglob("*") if path.is_file()]
     wanted = {path for path in kept if "__pycache__" not in path and (not path.endswith(".md") or path in PAGES)}
+    wanted ^= {"harness/recording/pytest_entry.py", ENTRY}
     assert {path for path in read(wheel) if not _METADATA.match(path)} == wanted
     assert {PurePosixPath(path).suffix for path in wanted} >= {".css", ".html", ".js", ".json", ".yaml"}
 

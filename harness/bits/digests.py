@@ -5,8 +5,9 @@
 | `raw` | the value's bytes themselves, filled up with zeros | values of at most 16 bytes: the trace knows them |
 | `xxh3_128` | xxh3_128 of the bytes, canonical | whole values in memory |
 | `shardsum_128` | two sums modulo 2^64, each big-endian | shards: their sums add up to the whole's |
+| `packsum_128` | the same over other words | values on a GPU whose elements have less than 4 bytes |
 
-How many bytes of `raw` count, dtype and shape say. Bytes are little-endian and C-contiguous. None of the three is
+How many bytes of `raw` count, dtype and shape say. Bytes are little-endian and C-contiguous. None of them is
 cryptographic: they find accidents, not forgers.
 
 `shardsum_128`, exactly; all arithmetic is modulo 2^64:
@@ -18,7 +19,10 @@ cryptographic: they find accidents, not forgers.
     mix      = the output function of splitmix64 at a state: output n of its generator of this seed is u_L or v_L
     digest   = half 0 | half 1, 8 bytes each, big-endian; of no words: zeros
 
-So a block of 1024 words is a dot product with u_L, times one number: on a GPU one multiplication per half and element.
+`packsum_128` packs elements of 1 and 2 bytes: four or two to a word, the first one in its lowest bits, each plus one
+before it is shifted to its place. So parts of a value still add up, wherever they are cut.
+
+A block of 1024 words is a dot product with u_L, times one number: on a GPU one multiplication per half and element.
 harness/DESIGN.md has the argument why sums of accidents do not cancel.
 """
 
@@ -34,6 +38,9 @@ DIGEST_BYTES = 16
 RAW = "raw"
 XXH3_128 = "xxh3_128"
 SHARDSUM_128 = "shardsum_128"
+PACKSUM_128 = "packsum_128"
+ADDITIVE = (SHARDSUM_128, PACKSUM_128)
+"""Those whose parts add up."""
 
 ELEMENT_BYTES = (1, 2, 4, 8, 16)
 WORD_BYTES = 4
@@ -42,6 +49,8 @@ BLOCK_WORDS = 1024
 U_SEEDS = (0x243F6A8885A308D3, 0xA4093822299F31D0)
 V_SEEDS = (0x13198A2E03707344, 0x082EFA98EC4E6C89)
 """Seeds of both halves: the first hexadecimal digits of pi's fraction, which were not chosen for this purpose."""
+TILE_BYTES = 2**16
+"""What one program on a GPU reads of a value."""
 GAMMA = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -89,6 +98,19 @@ def shardsum(data: bytes | bytearray | memoryview, element_bytes: int, first_ind
         word = int.from_bytes(view[at : at + word_bytes], "little") + 1
         for lane in (0, 1):
             sums[lane] += word * word_key(lane, index)
+    return _joined(sums)
+
+
+def packsum(data: bytes | bytearray | memoryview, element_bytes: int, first_index: int = 0) -> bytes:
+    """`packsum_128` of consecutive elements; the arguments and errors are those of `shardsum`."""
+    if element_bytes >= WORD_BYTES or len(data) % element_bytes:
+        return shardsum(data, element_bytes, first_index)
+    sums = [0, 0]
+    for index, at in enumerate(range(0, len(data), element_bytes), first_index):
+        word, place = divmod(index, WORD_BYTES // element_bytes)
+        element = int.from_bytes(data[at : at + element_bytes], "little") + 1 << 8 * element_bytes * place
+        for lane in (0, 1):
+            sums[lane] += element * word_key(lane, word)
     return _joined(sums)
 
 

@@ -1,13 +1,13 @@
 """The Triton kernels of both digests of tensors on a GPU.
 
 `xxh3_128`      sum_blocks: sums of all blocks at once; chain_blocks: the chain of their sums, one program a content
-`shardsum_128`  sum_runs: many tensors in one launch, each word read once; copy_bytes: values of at most 16 bytes
+`packsum_128`   sum_tiles: many tensors in one launch, each word read once; `shardsum_128` of elements above 2 bytes
 
-A program of `sum_runs` takes some blocks of one run of one row of a table (`harness/recording/gpu_table.py`). It sums
-columns first: v of the block is one number for a whole row of 1024 words, u of the position is needed once, at the end.
-A word has 32 bits: a product with 64 modulo 2^64 is one wide multiplication with the key's lower half and a plain one
-with its upper half; the 1 that is added to every word is added as one v for each whole row. Sums of integers are the
-same in any order: programs add theirs to those of the row's owner.
+A program of `sum_tiles` takes one tile of one row of a table (`shard_sums.py`). It sums columns first: v of the block
+is one number for a whole row of 1024 words, u of the position is needed once, at the end. A word has 32 bits: a product
+with 64 modulo 2^64 is one wide multiplication with the key's lower half and a plain one with its upper half; what is
+added to every word is added as one v for each whole row. Sums of integers are the same in any order: programs add
+theirs to those of the value.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.bits.digests import BLOCK, BLOCK_WORDS, GAMMA, PRIME32_1, V_SEEDS, xxh3_table
+from harness.bits.digests import BLOCK, BLOCK_WORDS, PRIME32_1, TILE_BYTES, xxh3_table
 
 BLOCKS_AT_ONCE = 16
 """Blocks of one program: 16 KiB."""
@@ -32,13 +32,10 @@ KEYS = tl.constexpr(16)
 """Of the secret's words, the first that is mixed in after a block."""
 PRIME = tl.constexpr(PRIME32_1)
 _BLOCK = tl.constexpr(BLOCK_WORDS)
-_GAMMA = tl.constexpr(GAMMA)
-_V_0 = tl.constexpr((V_SEEDS[0] + GAMMA) % 2**64)
-_V_1 = tl.constexpr((V_SEEDS[1] + GAMMA) % 2**64)
-_MIX_0 = tl.constexpr(0xBF58476D1CE4E5B9)
-_MIX_1 = tl.constexpr(0x94D049BB133111EB)
-_NOT_SPECIALIZED = ["num_rows"]
-"""Arguments for whose divisibility Triton compiles no variants."""
+TILE = tl.constexpr(TILE_BYTES)
+ROWS = tl.constexpr(TILE_BYTES // (BLOCK_WORDS * 4))
+AT_ONCE = tl.constexpr(4)
+"""Blocks that are loaded before they are used: more bytes are in flight."""
 
 
 def block_sums(content: Tensor, count: int) -> Tensor:
@@ -117,120 +114,76 @@ def chain_blocks(sums, spans, secret, found, AHEAD: tl.constexpr):  # type: igno
     tl.store(found + content * 8 + lane, state.to(tl.int64, bitcast=True))
 
 
-def launch_sums(
-    table: Tensor, sums: Tensor, u: Tensor, *, num_programs: int, num_blocks: int, word_bytes: int, is_aligned: bool
-) -> None:
-    """Add both hash halves of every row of `table` to int64 `sums` [owners, 2]; u are the keys of positions [2, 1024].
+def launch_tiles(rows: Tensor, owners: Tensor, keys: tuple[Tensor, Tensor], sums: Tensor) -> None:
+    """Add both halves of the digest of each row to its row of int64 `sums` [values, 2].
 
-    Shapes: table int64 [rows, fields], whose first column is the number of each row's first program; a program sums
-    `num_blocks` blocks.
+    Shapes: rows int64 [n, 7]: number of the first tile, row of `sums`, and what `shard_sums` says of a part; owners
+    int32 [tiles]; keys int64 [2, 1024] of places and [blocks, 2] of blocks.
     """
-    with _current(table.device):
-        sum_runs[(num_programs,)](
-            table,
-            sums,
-            u,
-            len(table),
-            FIELDS=table.shape[1],
-            ROWS=num_blocks,
-            WORD_BYTES=word_bytes,
-            IS_ALIGNED=is_aligned,
-        )
+    sum_tiles[(len(owners),)](rows, owners, *keys, sums, FIELDS=rows.shape[1])
 
 
-def launch_copies(table: Tensor, sums: Tensor) -> None:
-    """Copy up to 16 bytes to row `owner` of `sums`, for each row (owner, address, number of bytes, 0) of `table`."""
-    with _current(table.device):
-        copy_bytes[(len(table),)](table, sums)
-
-
-@triton.jit(do_not_specialize=_NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def sum_runs(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    table,
-    sums,
-    u,
-    num_rows,
-    FIELDS: tl.constexpr,
-    ROWS: tl.constexpr,
-    WORD_BYTES: tl.constexpr,
-    IS_ALIGNED: tl.constexpr,
-):
-    """The two sums of ROWS blocks of one run. All arithmetic on indices has 64 bits."""
-    number = tl.program_id(0).to(tl.int64)
-    row, end = number * 0, num_rows + number * 0
-    while end - row > 1:
-        middle = (row + end) // 2
-        is_after = tl.load(table + middle * FIELDS) <= number
-        row = tl.where(is_after, middle, row)
-        end = tl.where(is_after, end, middle)
-    entry = table + row * FIELDS
-    number -= tl.load(entry)
-    first, run_words, num_parts = tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
-    run, part = number // num_parts, number % num_parts
-    outer, inner = run // tl.load(entry + 6), run % tl.load(entry + 6)
-    start = first + inner * tl.load(entry + 7) + outer * tl.load(entry + 9)
-    offset = inner * tl.load(entry + 8) + outer * tl.load(entry + 10) - start
-    if WORD_BYTES == 1:
-        words = tl.load(entry + 2).to(tl.pointer_type(tl.uint8))
-    elif WORD_BYTES == 2:
-        words = tl.load(entry + 2).to(tl.pointer_type(tl.uint16))
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_tiles(rows, owners, u, v, sums, FIELDS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    """The two sums of one tile, or the bytes of a small value. Whole words are read, 16 bytes a thread at once."""
+    tile = tl.program_id(0).to(tl.int64)
+    row = rows + tl.load(owners + tile).to(tl.int64) * FIELDS
+    number = tile - tl.load(row)
+    out = sums + 2 * tl.load(row + 1)
+    address = tl.load(row + 2) + number * TILE
+    begin = tl.load(row + 3) - number * TILE
+    end = tl.minimum(tl.load(row + 4) - number * TILE, TILE)
+    key = v + 2 * (tl.load(row + 5) + number * ROWS)
+    ones = tl.load(row + 6).to(tl.uint32)
+    if ones == 0:
+        _copy_bytes(address, end, out)
     else:
-        words = tl.load(entry + 2).to(tl.pointer_type(tl.uint32))
-    columns, last = tl.arange(0, _BLOCK), start + run_words
-    low_0 = tl.zeros([_BLOCK], dtype=tl.uint64)
-    low_1 = tl.zeros([_BLOCK], dtype=tl.uint64)
-    high_0 = tl.zeros([_BLOCK], dtype=tl.uint32)
-    high_1 = tl.zeros([_BLOCK], dtype=tl.uint32)
-    ones_0 = tl.full([], 0, dtype=tl.uint64)
-    ones_1 = tl.full([], 0, dtype=tl.uint64)
-    block = start // _BLOCK + part * ROWS
-    end_block = tl.minimum(block + ROWS, (last - 1) // _BLOCK + 1)
-    while block < end_block:
-        at = block * _BLOCK
-        key_0, key_1 = _v(block, _V_0), _v(block, _V_1)
-        if (at >= start) & (at + _BLOCK <= last):
-            places = words + (offset + at) + columns
-            if IS_ALIGNED:
-                places = tl.multiple_of(places, 16)
-            word = tl.load(places).to(tl.uint32)
-            ones_0 += key_0
-            ones_1 += key_1
-        else:
-            is_there = (at + columns >= start) & (at + columns < last)
-            word = tl.load(words + (offset + at) + columns, mask=is_there, other=0).to(tl.uint32)
-            low_0 += tl.where(is_there, key_0, 0)
-            low_1 += tl.where(is_there, key_1, 0)
-        low_0 += word.to(tl.uint64) * (key_0 & 0xFFFFFFFF)
-        low_1 += word.to(tl.uint64) * (key_1 & 0xFFFFFFFF)
-        high_0 += word * (key_0 >> 32).to(tl.uint32)
-        high_1 += word * (key_1 >> 32).to(tl.uint32)
-        block += 1
-    u_0 = tl.load(u + columns).to(tl.uint64, bitcast=True)
-    u_1 = tl.load(u + _BLOCK + columns).to(tl.uint64, bitcast=True)
-    sum_0 = tl.sum((low_0 + ones_0 + (high_0.to(tl.uint64) << 32)) * u_0, axis=0)
-    sum_1 = tl.sum((low_1 + ones_1 + (high_1.to(tl.uint64) << 32)) * u_1, axis=0)
-    out = sums + 2 * tl.load(entry + 1)
-    tl.atomic_add(out, sum_0.to(tl.int64, bitcast=True), sem="relaxed")
-    tl.atomic_add(out + 1, sum_1.to(tl.int64, bitcast=True), sem="relaxed")
+        columns = tl.arange(0, _BLOCK)
+        low_0, low_1 = tl.zeros([_BLOCK], tl.uint64), tl.zeros([_BLOCK], tl.uint64)
+        high_0, high_1 = tl.zeros([_BLOCK], tl.uint32), tl.zeros([_BLOCK], tl.uint32)
+        keys_0, keys_1 = tl.full([], 0, tl.uint64), tl.full([], 0, tl.uint64)
+        at = begin * 0
+        whole = tl.where(begin > 0, 0, end - end % (_BLOCK * 4 * AT_ONCE))
+        while at < whole:
+            for step in tl.static_range(AT_ONCE):
+                place = (address + at + _BLOCK * 4 * step).to(tl.pointer_type(tl.uint32)) + columns
+                word = tl.load(tl.multiple_of(place, 16))
+                key_0 = tl.load(key + 2 * step).to(tl.uint64, bitcast=True)
+                key_1 = tl.load(key + 2 * step + 1).to(tl.uint64, bitcast=True)
+                low_0 += word.to(tl.uint64) * (key_0 & 0xFFFFFFFF)
+                low_1 += word.to(tl.uint64) * (key_1 & 0xFFFFFFFF)
+                high_0 += word * (key_0 >> 32).to(tl.uint32)
+                high_1 += word * (key_1 >> 32).to(tl.uint32)
+                keys_0 += key_0
+                keys_1 += key_1
+            at += _BLOCK * 4 * AT_ONCE
+            key += 2 * AT_ONCE
+        low_0 += keys_0 * ones.to(tl.uint64)
+        low_1 += keys_1 * ones.to(tl.uint64)
+        while at < end:
+            place = at + 4 * columns
+            is_there = (place + 4 > begin) & (place < end)
+            word = tl.load((address + place).to(tl.pointer_type(tl.uint32)), mask=is_there, other=0)
+            rest = (32 - 8 * tl.minimum(tl.maximum(end - place, 1), 4)).to(tl.uint32)  # bits after the last byte
+            value = ((word << rest) >> rest).to(tl.uint64) + ((ones << rest) >> rest).to(tl.uint64)
+            value = tl.where(is_there, value, 0)
+            low_0 += value * tl.load(key).to(tl.uint64, bitcast=True)
+            low_1 += value * tl.load(key + 1).to(tl.uint64, bitcast=True)
+            at += _BLOCK * 4
+            key += 2
+        u_0 = tl.load(u + columns).to(tl.uint64, bitcast=True)
+        u_1 = tl.load(u + _BLOCK + columns).to(tl.uint64, bitcast=True)
+        sum_0 = tl.sum((low_0 + (high_0.to(tl.uint64) << 32)) * u_0, axis=0)
+        sum_1 = tl.sum((low_1 + (high_1.to(tl.uint64) << 32)) * u_1, axis=0)
+        tl.atomic_add(out, sum_0.to(tl.int64, bitcast=True), sem="relaxed")
+        tl.atomic_add(out + 1, sum_1.to(tl.int64, bitcast=True), sem="relaxed")
 
 
 @triton.jit
-def _v(block, seed):  # type: ignore[no-untyped-def]
-    """mix(seed + block * GAMMA) | 1: the key of a block."""
-    state = block.to(tl.uint64) * tl.full([], _GAMMA, tl.uint64) + tl.full([], seed, tl.uint64)
-    state = (state ^ (state >> 30)) * tl.full([], _MIX_0, tl.uint64)
-    state = (state ^ (state >> 27)) * tl.full([], _MIX_1, tl.uint64)
-    return (state ^ (state >> 31)) | 1
-
-
-@triton.jit
-def copy_bytes(table, sums):  # type: ignore[no-untyped-def]
-    """The bytes of one small value, filled up with zeros, as two numbers."""
-    entry = table + tl.program_id(0) * 4
+def _copy_bytes(address, num_bytes, out):  # type: ignore[no-untyped-def]
+    """At most 16 bytes, filled up with zeros, as two numbers."""
     columns = tl.arange(0, 16)
-    source = tl.load(entry + 1).to(tl.pointer_type(tl.uint8)) + columns
-    byte = tl.load(source, mask=columns < tl.load(entry + 2), other=0).to(tl.uint64)
+    byte = tl.load(address.to(tl.pointer_type(tl.uint8)) + columns, mask=columns < num_bytes, other=0).to(tl.uint64)
     shifted = byte << ((columns % 8) * 8).to(tl.uint64)
-    out = sums + 2 * tl.load(entry)
     tl.store(out, tl.sum(tl.where(columns < 8, shifted, 0), axis=0).to(tl.int64, bitcast=True))
     tl.store(out + 1, tl.sum(tl.where(columns >= 8, shifted, 0), axis=0).to(tl.int64, bitcast=True))

@@ -9,7 +9,6 @@ import click
 
 from harness.cli import options as opt
 from harness.process.invocation import Invocation
-from harness.render.console import say
 
 
 @click.command(
@@ -48,7 +47,6 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from functools import partial
 
     from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
-    from harness.lab.experiments.preparation import read_input
     from harness.lab.replay.replay import ReplayOptions, compare_runs, make_plan
     from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
     from harness.render.replay import (
@@ -64,8 +62,8 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     own_id = opt.new_id()
     is_resumed = options.resume_at is not None or options.resume_command is not None
     resume = make_resume_plan(options, invocation) if is_resumed else None
-    plan = make_plan(invocation, options, own_id, lambda: read_input(0, say))
-    place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s, plan.stdin)
+    plan = make_plan(invocation, options, own_id)
+    place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     num_runs = 2 + len(resume.steps) if resume else plan.num_runs
     display = RunLines(num_runs)
 

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
@@ -254,7 +255,8 @@ class AutomaticRecorder:
             self._record_changed(values)
         self._record("loss", seen)
         if seen:
-            self._steps.loss = float_of(seen[-1])
+            loss = seen[-1].tensor
+            self._steps.loss = partial(float_of, seen[-1]._replace(tensor=None if loss is None else loss.detach()))
 
     def after_backward(self) -> None:
         """The gradients are there; those that optimizers have not applied yet within backward."""
@@ -453,9 +455,9 @@ class AutomaticRecorder:
             self._record("optimizer", values)
 
     def _record_changed(self, values: Sequence[Observation]) -> None:
-        changed = [each for each in values if self._weights.get(each.name) != each.digested]
-        self._weights |= {each.name: each.digested for each in changed}
-        self._record("forward", changed)
+        for each in values:
+            self._recorder.record_seen("forward", each, previous=self._weights.get(each.name))
+            self._weights[each.name] = each.digested
 
     def _record_of_closure(self, optimizer: Optimizer) -> None:
         """What one call of a closure has left; the optimizer's settings with the first call of a step."""

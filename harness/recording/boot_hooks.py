@@ -23,10 +23,13 @@ LIBRARIES = {
 """By module: the function of `library_hooks` that hooks it."""
 
 
-def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) -> dict[str, Hook]:
+def import_hooks(
+    orders: Mapping[str, Any], bring_package: Callable[[], str], report: Callable[[str], None]
+) -> dict[str, Hook]:
     """What to call after which module has been imported.
 
     `bring_package` returns the name under which this package can be imported; an empty one if it cannot be used.
+    `report` takes why this process is not recorded.
     """
     recording: list[str] = []
 
@@ -43,7 +46,10 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], str]) ->
 
     def torch_is_there(torch: ModuleType) -> None:
         if is_brought():
-            of("active").start_recording(of("run_spec").RunSpec.of(orders))
+            try:
+                of("active").start_recording(of("run_spec").RunSpec.of(orders))
+            except Exception as error:  # of a package that is half there, say: the program goes on
+                report(f"the recorder cannot start: {type(error).__name__}: {error}")
 
     def generator_is_there(numpy_random: ModuleType) -> None:
         if orders["level"] != "off" and is_brought():

@@ -2,7 +2,7 @@
 
 torch counts the writes that it knows of. Those that go past it, through `.data` or a kernel of one's own, are looked
 for in a sample of the words: they copy or scale whole tensors. What would be missed is a write to a few elements of a
-large tensor, past torch. On a GPU the samples of all values of a hook are taken by the launch that digests the others.
+large tensor, past torch. On a GPU every value is digested anew: it reads 1 GB in 0.3 ms, and nothing has to wait.
 """
 
 import sys
@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from harness.recording.recorder import Asked, Observation, look_and_sample
+from harness.bits.shard_sums import on_host
+from harness.recording.recorder import Asked, Observation, look_at
 from harness.recording.sharded_digest import place
-from harness.recording.tensors import MISSING, Digested, ends_at, on_host
+from harness.recording.tensors import MISSING, Digested, ends_at
 from harness.trace.chain import Scope
 
 MIN_BYTES = 2**16
@@ -29,14 +30,11 @@ class _Mark(NamedTuple):
     num_bytes: int
     version: int
     sample: bytes
-    """On the host; that of a value on a GPU stands beside its mark."""
 
 
 class _Known(NamedTuple):
     mark: _Mark
     digested: Digested
-    sample: bytes
-    """Of a value on a GPU."""
 
 
 class DigestCache:
@@ -84,43 +82,31 @@ class _Part(NamedTuple):
 
 
 def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
-    """What the values of each group are, with one wait for a GPU.
-
-    With a second one if a value was written to in a way that torch does not count.
-    """
+    """What the values of each group are."""
     parts = [
         _Part(group, name, value, None if group.cache is None else _mark(value))
         for group in groups
         for name, value in group.values
     ]
-    sampled = [index for index, part in enumerate(parts) if part.mark and not on_host(_memory(part.value))]
-    fresh = [index for index, part in enumerate(parts) if part.known is None]
-    seen, digests = look_and_sample(
-        [parts[index].asked for index in fresh], [_memory(parts[index].value) for index in sampled]
-    )
-    samples = dict(zip(sampled, digests, strict=True))
-    found = dict(zip(fresh, seen, strict=True))
-    written = [
-        index
-        for index, part in enumerate(parts)
-        if (known := part.known) is not None and samples.get(index, b"") != known.sample
+    known = [part.known for part in parts]
+    fresh = iter(look_at([part.asked for part, each in zip(parts, known, strict=True) if each is None]))
+    results = [
+        _remembered(part, next(fresh)) if each is None else _again(part, each)
+        for part, each in zip(parts, known, strict=True)
     ]
-    if written:
-        found |= dict(zip(written, look_and_sample([parts[index].asked for index in written])[0], strict=True))
-    results = iter([_result(part, found.get(index), samples.get(index, b"")) for index, part in enumerate(parts)])
-    return [[seen for _ in group.values for seen in next(results)] for group in groups]
+    rest = iter(results)
+    return [[seen for _ in group.values for seen in next(rest)] for group in groups]
 
 
-def _result(part: _Part, seen: list[Observation] | None, sample: bytes) -> list[Observation]:
-    """The observations of a value, which the cache remembers; `seen` is None where it has known them."""
-    if seen is None:
-        known = part.known
-        assert known is not None
-        value, scope = place(part.value, part.group.scope)
-        return [Observation(part.name, known.digested, scope, value if isinstance(value, torch.Tensor) else None)]
+def _again(part: _Part, known: _Known) -> list[Observation]:
+    value, scope = place(part.value, part.group.scope)
+    return [Observation(part.name, known.digested, scope, value if isinstance(value, torch.Tensor) else None)]
+
+
+def _remembered(part: _Part, seen: list[Observation]) -> list[Observation]:
     if (cache := part.group.cache) is not None:
         if part.mark is not None and seen[0].digested.dtype not in MISSING:
-            cache.known[part.name] = _Known(part.mark, seen[0].digested, sample)
+            cache.known[part.name] = _Known(part.mark, seen[0].digested)
         else:
             cache.known.pop(part.name, None)
     return seen
@@ -141,7 +127,9 @@ def _mark(tensor: Any) -> _Mark | None:
         return None
     local = _memory(tensor)
     num_bytes = local.numel() * local.element_size()
-    if num_bytes < MIN_BYTES or tensor.is_inference() or local.is_inference() or local.layout is not torch.strided:
+    if not on_host(local) or num_bytes < MIN_BYTES:
+        return None
+    if tensor.is_inference() or local.is_inference() or local.layout is not torch.strided:
         return None
     if type(local).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl or local.is_meta:
         return None
@@ -151,7 +139,5 @@ def _mark(tensor: Any) -> _Mark | None:
         return None
     address = local.data_ptr()
     version = tensor._version if local is tensor else tensor._version + local._version
-    if not on_host(local):
-        return _Mark(address, num_bytes, version, b"")
     places = (address, address + num_bytes // 2, address + num_bytes - SAMPLE_BYTES)
     return _Mark(address, num_bytes, version, b"".join([string_at(at, SAMPLE_BYTES) for at in places]))

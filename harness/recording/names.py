@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
+from harness.bits.shard_sums import on_host
 from harness.recording.gpu_memory import can_ask_driver, is_engines
 from harness.recording.recorder import look
-from harness.recording.tensors import on_host
 
 Named = list[tuple[str, torch.Tensor]]
 Held = tuple[str, Named]
@@ -97,9 +97,13 @@ class ParameterNames:
         alive = [(name, tensor) for reference, name in self._untracked if (tensor := reference()) is not None]
         return [(name, tensor) for name, tensor in alive if self.name(tensor) is None]
 
+    def trained(self) -> list[tuple[str, nn.Module]]:
+        """(name of its mode, module) of each outermost module that owns parameters with a name."""
+        return [(name, root) for name, each in self._trained.items() if (root := each()) is not None]
+
     def modes(self) -> list[tuple[str, str]]:
         """The mode of each trained module, train or eval, and which of its parts are in the other."""
-        return [(name, _mode(root)) for name, each in self._trained.items() if (root := each()) is not None]
+        return [(name, _mode(root)) for name, root in self.trained()]
 
     def without_optimizer(self) -> Named:
         """(name, tensor) of the leaves that backward has met and no optimizer holds."""
@@ -201,7 +205,7 @@ def _kinds(tensors: Named) -> tuple[str, ...]:
 
 
 def _digests(tensors: Named) -> list[bytes]:
-    return [seen.digested.digest for seen in look(tensors)]
+    return [bytes(seen.digested.digest) for seen in look(tensors)]
 
 
 _noted: dict[int, weakref.ref[nn.Module]] = {}

@@ -21,8 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from xxhash import xxh3_128_hexdigest
 
 from harness.bits.digests import DIGEST_BYTES, RAW, XXH3_128
+from harness.bits.shard_sums import on_host
 from harness.recording.sharded_digest import digest_placed
-from harness.recording.tensors import MISSING, dtype_name, ends_at, on_host
+from harness.recording.tensors import MISSING, dtype_name, ends_at
 
 MIN_CACHED_BYTES = 2**16
 NUM_SAMPLED_BYTES = 64
@@ -191,7 +192,7 @@ def _described(tensors: Sequence[torch.Tensor]) -> list[str]:
     return [
         f"{NONE} {each.dtype}"
         if each.dtype in MISSING
-        else f"{each.algorithm} {each.digest.hex()}{next(words) if is_large else ''}"
+        else f"{each.algorithm} {bytes(each.digest).hex()}{next(words) if is_large else ''}"
         for each, is_large in zip(found, are_large, strict=True)
     ]
 

@@ -122,6 +122,8 @@ class ProcessLog:
     def log_values(self, values: Mapping[str, Float]) -> None:
         """Values of the curve, of the step that was appended last; before the first step they are the first's."""
         self.before_values()
+        if self.recorder is not None:
+            self.recorder.flush()
         if self._writer is None:
             self._early |= values
         elif values:
@@ -178,6 +180,8 @@ class ProcessLog:
         if self._is_forked and self._writer is None:  # a worker that has nothing to say
             return
         self.before_close()
+        if self.recorder is not None:
+            self.recorder.flush()
         if not self.is_recording:
             return
         unfinished = None if self.recorder is None else self.recorder.unfinished_step
@@ -259,6 +263,8 @@ class ProcessLog:
     def _leave_to_parent(self) -> None:
         """In a forked child: the log is the parent's. The child may have one of its own, if it ends a step."""
         self._writer, self._early, self._is_forked = None, {}, True
+        if self.recorder is not None:
+            self.recorder.forget()
         self._pid = os.getpid()
         self._report = first_report(self.orders)
 

@@ -4,10 +4,12 @@
     recorder.record("backward", "layers.0.weight", parameter.grad)
     recorder.end_step(loss=loss, reward_mean=reward)
 
-A value is digested when it is recorded, where it lies, and is left as it is; nothing draws a random number.
+A value is digested when it is recorded, where it lies, and is left as it is; nothing draws a random number. A step that
+has values on a GPU is written when the next one ends, or with the next value of the curve: nothing waits for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +21,7 @@ from harness.recording.notices import say_once
 from harness.recording.op_mode import OpMode
 from harness.recording.program_modes import outside_modes
 from harness.recording.run_spec import RunEnded
-from harness.recording.sharded_digest import PlacedShard, digest_and_sample, place
+from harness.recording.sharded_digest import PlacedShard, digest_placed, place
 from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.values import FLOATS, Float
@@ -52,6 +54,28 @@ class Step(NamedTuple):
     number: int
     values: Sequence[RecordedValue]
     tensors: Sequence[Kept]
+
+
+class Held(NamedTuple):
+    """A step that has ended, with digests that a GPU may still be computing."""
+
+    number: int
+    values: Sequence[RecordedValue]
+    previous: Mapping[int, Digested]
+    """By index: what a value was before; it counts only if it differs."""
+    tensors: Sequence[Kept]
+    curve: Mapping[str, Float | Callable[[], Float | None]]
+
+    def settled(self) -> list[RecordedValue]:
+        """The values that count, with their bytes; waits for the GPU."""
+        found, counts = list[RecordedValue](), dict[tuple[Scope, str, str], int]()
+        for index, value in enumerate(self.values):
+            if (before := self.previous.get(index)) is not None and before == Digested(*value[3:7]):
+                continue
+            key = (value.scope, value.phase, value.name)
+            counts[key] = counts.get(key, -1) + 1
+            found.append(value._replace(occurrence=counts[key], digest=bytes(value.digest)))
+        return found
 
 
 class Sink(Protocol):
@@ -98,6 +122,10 @@ class Recorder:
         self._recorded_values: list[RecordedValue] = []
         self._tensors: list[Kept] = []
         self._counts: dict[tuple[Scope, str, str], int] = {}
+        self._previous: dict[int, Digested] = {}
+        self._is_pending = False
+        """Whether a GPU computes digests of this step."""
+        self._held: Held | None = None
 
     @property
     def step(self) -> int | None:
@@ -123,8 +151,8 @@ class Recorder:
     def begin_step(self, step: int) -> None:
         """Begin a step; what was recorded of one that was not ended is dropped."""
         self._stop_operations()
+        self._take()
         self._step = step
-        self._recorded_values, self._tensors, self._counts = [], [], {}
         if (operations := self._operations_of(step)) is not None:
             self._operations = operations
             operations.start()
@@ -153,36 +181,76 @@ class Recorder:
             for seen in look(batch, scope):
                 self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
 
-    def record_seen(self, phase: str, seen: Observation, *, is_kept: bool = False) -> None:
-        """Record a value that `look` has digested; it is kept if `is_kept`, or if all of this step's are."""
+    def record_seen(
+        self, phase: str, seen: Observation, *, is_kept: bool = False, previous: Digested | None = None
+    ) -> None:
+        """Record a value that `look` has digested, unless it is `previous`; `is_kept` keeps it too, as `keeps` does."""
         if self._step is None:
             raise TraceError(f"{phase} {seen.name} outside a step", remedy="call begin_step(step) first")
+        digested, is_kept = seen.digested, seen.tensor is not None and (is_kept or self.keeps_tensors)
+        if is_kept or self._callbacks:
+            digested = digested.settled()
+        if digested.is_pending:
+            self._is_pending = True
+            if previous is not None:
+                self._previous[len(self._recorded_values)] = previous
+        elif previous == digested:
+            return
         count = self._counts.get((seen.scope, phase, seen.name), 0)
         self._counts[seen.scope, phase, seen.name] = count + 1
-        recorded_value = RecordedValue(phase, seen.name, count, *seen.digested, seen.scope)
+        recorded_value = RecordedValue(phase, seen.name, count, *digested, seen.scope)
         self._recorded_values.append(recorded_value)
-        if seen.tensor is not None and (is_kept or self.keeps_tensors):
+        if is_kept and seen.tensor is not None:
             self._tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
         for callback in self._callbacks:
             callback.on_value(recorded_value, seen.text if seen.tensor is None else seen.tensor)
 
     def end_step(self, **values: Any) -> None:
-        """End the step: it is on its way to the disk when this returns. `values` are those of the curve.
+        """End the step: it is on its way to the disk when this returns, unless a GPU computes digests of it.
 
-        TraceError where no step has begun; RunEnded, once it is written, after the last step that is wanted.
+        `values` are those of the curve, or functions that return one once the digests are there. TraceError where no
+        step has begun; RunEnded, once it is written, after the last step that is wanted.
         """
         if self._step is None:
             raise TraceError("a step ended that had not begun", remedy="call begin_step(step) first")
         self._stop_operations()
-        step, recorded_values, tensors = self._step, self._recorded_values, self._tensors
-        self._step, self._recorded_values, self._tensors, self._counts = None, [], [], {}
-        self._sink.append(step, recorded_values, tensors)
-        told = {name: as_float(value) for name, value in values.items() if value is not None}
-        self._sink.log_values(told)
+        curve = {
+            name: value if callable(value) else as_float(value) for name, value in values.items() if value is not None
+        }
+        is_pending = self._is_pending
+        ended = self._take(curve)
+        assert ended is not None
+        self.flush()
+        self._held = ended
+        if is_pending and ended.number != self._last_step:
+            return
+        told = self.flush()
         for callback in self._callbacks:
-            callback.on_end_step(step, told)
-        if step == self._last_step:
+            callback.on_end_step(ended.number, told)
+        if ended.number == self._last_step:
             raise RunEnded
+
+    def flush(self) -> Mapping[str, Float]:
+        """Write the step that has ended last, unless it is written; return its curve. Waits for the GPU."""
+        held, self._held = self._held, None
+        if held is None:
+            return {}
+        self._sink.append(held.number, held.settled(), held.tensors)
+        found = {name: value() if callable(value) else value for name, value in held.curve.items()}
+        told = {name: value for name, value in found.items() if value is not None}
+        self._sink.log_values(told)
+        return told
+
+    def forget(self) -> None:
+        """Drop what is not written: in a forked child it is the parent's."""
+        self._held = None
+
+    def _take(self, curve: Mapping[str, Float | Callable[[], Float | None]] = MappingProxyType({})) -> Held | None:
+        """What was recorded of the step that has begun, which ends with it."""
+        step, taken = self._step, (self._recorded_values, self._previous, self._tensors)
+        self._step, self._recorded_values, self._tensors, self._counts = None, [], [], {}
+        self._previous, self._is_pending = {}, False
+        return None if step is None else Held(step, *taken, curve)
 
     def share(self, num_others: int) -> Sequence[Callable[[], Any]]:
         """Record as rank 0 with that many other processes; return what each of them calls to open its recorder.
@@ -202,9 +270,9 @@ class Recorder:
         if self._step is not None:
             for callback in self._callbacks:
                 callback.on_break_off(self._step, error)
-        step, recorded_values, tensors = self._step, self._recorded_values, self._tensors
-        self._step, self._recorded_values, self._tensors, self._counts = None, [], [], {}
-        return None if step is None else Step(step, recorded_values, tensors)
+        self.flush()
+        taken = self._take()
+        return None if taken is None else Step(taken.number, taken.settled(), taken.tensors)
 
     def _stop_operations(self) -> None:
         operations, self._operations = self._operations, None
@@ -247,21 +315,16 @@ class Asked(NamedTuple):
 
 def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
     """Digest these named values, all at once; a sparse tensor gives two. TraceError for what cannot be recorded."""
-    seen, _ = look_and_sample([Asked(name, value, scope) for name, value in values])
-    return [each for of_one in seen for each in of_one]
+    return [each for of_one in look_at([Asked(name, value, scope) for name, value in values]) for each in of_one]
 
 
-def look_and_sample(
-    values: Sequence[Asked], sampled: Sequence[torch.Tensor] = ()
-) -> tuple[list[list[Observation]], list[bytes]]:
-    """(what each of the values is, digests of some words of each sampled tensor on a GPU), with one wait for all."""
+def look_at(values: Sequence[Asked]) -> list[list[Observation]]:
+    """What each of the values is: with one launch for each GPU, which nothing waits for."""
     with outside_modes():
-        return _look_and_sample(values, sampled)
+        return _look_at(values)
 
 
-def _look_and_sample(
-    values: Sequence[Asked], sampled: Sequence[torch.Tensor]
-) -> tuple[list[list[Observation]], list[bytes]]:
+def _look_at(values: Sequence[Asked]) -> list[list[Observation]]:
     found: list[list[Observation]] = []
     placed: list[tuple[list[Observation], str, PlacedShard]] = []
     for name, value, scope in values:
@@ -272,11 +335,11 @@ def _look_and_sample(
             found[-1].append(Observation(name, _digest_of_text(name, value), scope, text=value))
         else:
             placed += [(found[-1], name + suffix, place(part, scope)) for suffix, part in strided_parts(tensor)]
-    digests, samples = digest_and_sample([each.value for _, _, each in placed], sampled)
+    digests = digest_placed([each.value for _, _, each in placed])
     for (of_one, name, each), digested in zip(placed, digests, strict=True):
         whole = each.value if isinstance(each.value, torch.Tensor) else None
         of_one.append(_observed(name, digested, each.scope, whole))
-    return found, samples
+    return found
 
 
 def _observed(name: str, digested: Digested, scope: Scope, whole: torch.Tensor | None) -> Observation:
@@ -345,7 +408,7 @@ def float_of(seen: Observation) -> Float | None:
     if tensor is None or algorithm != RAW or tensor.numel() != 1 or tensor.is_complex():
         return None
     if dtype in FLOATS:
-        return Float(dtype, int.from_bytes(digested[: tensor.element_size()], "little"))
+        return Float(dtype, int.from_bytes(bytes(digested)[: tensor.element_size()], "little"))
     return as_float(tensor)
 
 

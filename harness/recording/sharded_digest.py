@@ -1,8 +1,8 @@
 """Tensors wherever they are: on the host, on a GPU, in parts over ranks. Many are digested at once.
 
 on the host            xxh3_128 of its bytes, where they lie
-on a GPU               shardsum_128, computed there; all digests of a batch come to the host in one copy
-a part of a DTensor    shardsum_128 of this rank's part: the parts' sums add up to the whole's
+on a GPU               shardsum_128 or packsum_128, computed there; all digests of a batch come to the host in one copy
+a part of a DTensor    the same of this rank's part: the parts' sums add up to the whole's
 """
 
 import sys
@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from harness.bits.digests import DIGEST_BYTES, RAW, SHARDSUM_128
 from harness.bits.errors import TraceError
-from harness.recording.gpu_batch import Sample, Value, lanes_of
-from harness.recording.gpu_digest import Shard, lanes_digest, shard_of
+from harness.bits.shard_sums import Shard, algorithm_of, digests, kernel_problem, on_host, shard_of_all
 from harness.recording.gpu_memory import obstacle
-from harness.recording.tensors import Digested, digest_tensor, dtype_name, missing, on_host
+from harness.recording.notices import say_once
+from harness.recording.tensors import Digested, digest_tensor, dtype_name, missing
 from harness.trace.chain import Scope
 
 
@@ -44,44 +43,57 @@ def place(tensor: torch.Tensor, scope: Scope) -> PlacedShard:
     return PlacedShard(shard, Scope.SHARD if scope is Scope.LOGICAL and shard.is_counted else Scope.PHYSICAL)
 
 
+def shard_of(tensor: torch.Tensor) -> Shard:
+    """A plain tensor as a whole; of a DTensor (FSDP2, tensor parallelism) this rank's part.
+
+    TraceError for a DTensor that is a pending sum, or whose part is not one block of the whole.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is None or not isinstance(tensor, distributed.DTensor):
+        return shard_of_all(tensor)
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if unknown := [placement for placement in placements if type(placement).__name__ not in ("Shard", "Replicate")]:
+        raise TraceError(
+            f"a DTensor that is placed {unknown[0]}", legal="Shard, Replicate", remedy="redistribute it before"
+        )
+    local = tensor.to_local()
+    offset = [0] * local.dim()
+    sizes = list(tensor.shape)
+    coordinate = mesh.get_coordinate()
+    for mesh_dim, placement in enumerate(placements):
+        if placement.is_shard():
+            size, place, num_parts = sizes[placement.dim], coordinate[mesh_dim], mesh.size(mesh_dim)
+            part = -(-size // num_parts)  # as torch.chunk cuts: all parts alike but the last ones
+            first = min(part * place, size)
+            offset[placement.dim] += first
+            sizes[placement.dim] = min(part, size - first)
+    if list(local.shape) != sizes:
+        raise TraceError(f"a part of {tuple(local.shape)} where {tuple(sizes)} was expected", remedy="report it")
+    is_first = all(placement.is_shard() or not coordinate[dim] for dim, placement in enumerate(placements))
+    return Shard(local, tuple(tensor.shape), tuple(offset), is_first)
+
+
 def digest_placed(values: Sequence[torch.Tensor | Shard]) -> list[Digested]:
-    """The digest of each; waits once for every GPU that any of them lies on. What has no memory is `missing`."""
-    return digest_and_sample(values)[0]
-
-
-def digest_and_sample(
-    values: Sequence[torch.Tensor | Shard], sampled: Sequence[torch.Tensor] = ()
-) -> tuple[list[Digested], list[bytes]]:
-    """(the digest of each value; for each sampled tensor a digest of some of its words, b"" without memory)."""
-    digests: dict[int, Digested] = {}
-    on_gpus: dict[torch.device, list[tuple[int, Value]]] = {}
+    """The digest of each, those on a GPU as `Pending`: nothing waits. What has no memory is `missing`."""
+    found: dict[int, Digested] = {}
+    elsewhere: dict[torch.device, list[tuple[int, Shard, str]]] = {}
     for index, value in enumerate(values):
         tensor = value.local if isinstance(value, Shard) else value
         if isinstance(value, torch.Tensor) and on_host(tensor):
-            digests[index] = digest_tensor(tensor)
+            found[index] = digest_tensor(tensor)
         elif why := obstacle(tensor):
-            digests[index] = missing(tuple(value.shape), why)
+            found[index] = missing(tuple(value.shape), why)
         else:
-            on_gpus.setdefault(tensor.device, []).append((index, value))
-    samples: dict[int, bytes] = {}
-    for index, tensor in enumerate(sampled, len(values)):
-        if obstacle(tensor):
-            samples[index] = b""
-        else:
-            on_gpus.setdefault(tensor.device, []).append((index, Sample(tensor)))
-    for device, batch in on_gpus.items():
-        for (index, each), lanes in zip(batch, lanes_of([each for _, each in batch], device), strict=True):
-            if isinstance(each, Sample):
-                samples[index] = lanes_digest(lanes)
-            else:
-                digests[index] = _digested(each, lanes)
-    return [digests[index] for index in sorted(digests)], [samples[index] for index in sorted(samples)]
-
-
-def _digested(value: torch.Tensor | Shard, fetched: torch.Tensor) -> Digested:
-    if isinstance(value, Shard):
-        return Digested(dtype_name(value.local.dtype), value.shape, SHARDSUM_128, lanes_digest(fetched))
-    dtype, shape = dtype_name(value.dtype), tuple(value.shape)
-    if value.nbytes <= DIGEST_BYTES:
-        return Digested(dtype, shape, RAW, bytes(fetched.view(torch.uint8).tolist()))
-    return Digested(dtype, shape, SHARDSUM_128, lanes_digest(fetched))
+            shard = value if isinstance(value, Shard) else shard_of_all(value)
+            algorithm = algorithm_of(shard, is_whole=shard is not value)
+            elsewhere.setdefault(tensor.device, []).append((index, shard, algorithm))
+    for device, batch in elsewhere.items():
+        if device.type == "cuda" and (problem := kernel_problem(device)):
+            say_once(
+                f"digests on {device} take about 0.5 s for 10^9 parameters, since the Triton kernel does not run:"
+                f" {problem}; install triton and a C compiler"
+            )
+        sums = digests([(shard, algorithm) for _, shard, algorithm in batch], device)
+        for (index, shard, algorithm), digest in zip(batch, sums, strict=True):
+            found[index] = Digested(dtype_name(shard.local.dtype), shard.shape, algorithm, digest)
+    return [found[index] for index in range(len(values))]

@@ -7,6 +7,7 @@ import torch
 
 from harness.bits.digests import DIGEST_BYTES, RAW, digest
 from harness.bits.errors import TraceError
+from harness.bits.shard_sums import on_host
 from harness.bits.tensor_digests import host_bytes
 
 DTYPES = {
@@ -33,6 +34,16 @@ class Digested(NamedTuple):
     shape: tuple[int, ...]
     algorithm: str
     digest: bytes
+    """Of a value on a GPU `Pending`, which stands in for it until someone asks."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a GPU may still be computing the digest."""
+        return type(self.digest) is not bytes
+
+    def settled(self) -> "Digested":
+        """The same with the 16 bytes; waits for them."""
+        return self._replace(digest=bytes(self.digest)) if self.is_pending else self
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -46,11 +57,6 @@ NOT_OF_DTYPE = "not implemented for"
 """In what torch says of an operation that a dtype has not, as no other of its errors does."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose tensors are what they seem: a subclass may hold parts, or be a wrapper without memory."""
-
-
-def on_host(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor is the host's."""
-    return tensor.is_cpu
 
 
 def is_plain(value: Any) -> TypeGuard[torch.Tensor]:

@@ -29,8 +29,8 @@ class TraceSteps:
     ) -> None:
         self._log, self._recorder, self._optimizers, self._guard = log, recorder, optimizers, guard
         self.random = RandomStates()
-        self.loss: Float | None = None
-        """Of the last backward in this step, where it is one number."""
+        self.loss: Callable[[], Float | None] | None = None
+        """Returns that of the last backward in this step, where it is one number."""
         self.is_within = False
         """Whether a backward or an optimizer's step has begun since the last step of the trace ended."""
         self.is_over = False

@@ -77,8 +77,6 @@ def _lines(chaos: Chaos) -> Iterator[str]:
     yield from _cut_short(chaos)
     for each in chaos.not_applied:
         yield f"not applied: {one_line(format_perturbation(each.perturbation))}: {one_line(each.why)}"
-    if unvaried := one_line(", ".join(plan.subject.unvaried)):
-        yield f"never varied: {unvaried}: runtime settings without a factor in chaos.factors"
     if finding is not None:
         if finding.outcome.directory is not None and finding.outcome.sign is Sign.MOVED:
             sides = map(path_text, (plan.directory / BASELINE, finding.outcome.directory))
@@ -177,8 +175,8 @@ def command(chaos: Chaos) -> str:
         return again if seed is None else f"PYTHONHASHSEED={seed} {again}"
     only = [word for name, value in finding.perturbation.items() for word in ("--only", f"{name}={written(value)}")]
     words = ["rlharness", "chaos", *subject.typed, *only]
-    if finding.num_steps is not None:
-        words += ["--steps", str(finding.num_steps)]
+    if chaos.plan.num_steps is not None:
+        words += ["--steps", str(chaos.plan.num_steps)]
     return shlex.join(redact_argv([*words, *program]))
 
 
@@ -192,13 +190,12 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         seed=plan.seed,
         factors=[factor.name for factor in plan.factors],
         num_probes_wanted=1 if plan.only is not None else plan.num_probes,
-        never_varied=plan.subject.unvaried,
         finding=chaos.finding and _finding_json(chaos, chaos.finding),
     )
 
 
 def _finding_json(chaos: Chaos, finding: Finding) -> dict[str, Any]:
-    own = attributes(finding, "perturbation", "drawn", "index", "num_steps", "is_smallest", "without")
+    own = attributes(finding, "perturbation", "drawn", "index", "is_smallest", "without")
     own |= {**serialised(finding.outcome), **serialised(finding.tally), "problem": _problem(finding.outcome)}
     return {"sentence": sentence(chaos), **own, "reproduce": command(chaos)}
 

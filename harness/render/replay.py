@@ -120,7 +120,7 @@ def _next_command(replay: Replay) -> NextCommand | str | None:
     found = [each.verdict.first for each in apart if each.verdict.kind is Kind.DIVERGED]
     steps = [place.step for place in found if place is not None and place.what not in STEP_ONLY]
     if plan.against is None and steps and min(steps) != plan.op_step:
-        return f"look closer: {program_command(run_spec, min(steps), plan.timeout_s, plan.stdin)}"
+        return f"look closer: {program_command(run_spec, min(steps), plan.timeout_s)}"
     for run in replay.runs:
         command = next_command(plan.spec_of(run.number), run.recording)
         if command is not None and plan.op_step is None and not replay.interrupted_by:
@@ -129,7 +129,7 @@ def _next_command(replay: Replay) -> NextCommand | str | None:
         return None
     is_first_diverged = apart[0].verdict.kind is Kind.DIVERGED
     if plan.op_step is not None and is_first_diverged and plan.run_spec.level == OFF and not plan.typed:
-        return level_command(run_spec, plan.timeout_s, plan.stdin)
+        return level_command(run_spec, plan.timeout_s)
     return report_command(*(_directory_of(replay, name) for name in (apart[0].a, apart[0].b)))
 
 

@@ -62,7 +62,7 @@ class RecordedValue(NamedTuple):
     shape: tuple[int, ...]
     """Shape of the whole value, also if ranks hold parts of it; () for a scalar."""
     algorithm: str
-    """Algorithm of the digest; `digests.RAW`, `XXH3_128` or `SHARDSUM_128`, or a writer's own."""
+    """Algorithm of the digest: one of `bits.digests`, or a writer's own."""
     digest: bytes
     """16 bytes."""
     scope: Scope = Scope.LOGICAL

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.bits.digests import SHARDSUM_128
+from harness.bits.digests import ADDITIVE
 from harness.bits.errors import TraceError
 from harness.bits.files import open_for_writing, write_replacing
 from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
@@ -207,10 +207,9 @@ class TraceWriter:
         if unknown := {recorded_value.phase for recorded_value in recorded_values} - set(PHASES):
             raise TraceError(f"the phase {min(unknown)!r} does not exist", legal=", ".join(PHASES))
         for recorded_value in recorded_values:
-            if recorded_value.scope is Scope.SHARD and recorded_value.algorithm != SHARDSUM_128:
-                raise TraceError(
-                    f"a shard of {recorded_value.name} has a digest {recorded_value.algorithm}", legal=SHARDSUM_128
-                )
+            if recorded_value.scope is Scope.SHARD and recorded_value.algorithm not in ADDITIVE:
+                found = f"a shard of {recorded_value.name} has a digest {recorded_value.algorithm}"
+                raise TraceError(found, legal=", ".join(ADDITIVE))
 
     def _end(self, error: OSError | TraceError) -> None:
         self.ended_by = (error.strerror if isinstance(error, OSError) else str(error)) or "unknown"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden
+from harness.lab.experiments.flat_config import flattened, keys_with_dots, overridden
 
 SEEDED = settings(derandomize=True, max_examples=2 * settings().max_examples)
 names = st.sampled_from("abcd")
@@ -54,18 +54,3 @@ def test_keys_that_lead_nowhere_are_refused(key: str, said: str) -> None:
 def test_keys_that_would_be_two_places_are_found() -> None:
     assert list(keys_with_dots({"a": {"b.c": {"d": 1}}, "": 2})) == ["a.b.c", ""]
     assert list(keys_with_dots({"a": {"b": [{"x.y": 1}]}})) == [], "below a list there is no dotted key"
-
-
-@pytest.mark.parametrize(
-    ("dotted", "near"),
-    [
-        ("runtime.wrokers", "runtime.workers"),
-        ("rutnime.workers", "runtime.workers"),
-        ("runtime.workers", ""),
-        ("perturbation.num_steps", ""),
-        ("num_steps.deeper", ""),
-        ("new.key", ""),
-    ],
-)
-def test_a_key_that_is_not_there_is_taken_for_a_close_one_of_its_section(dotted: str, near: str) -> None:
-    assert meant({"num_steps": 3, "runtime": {"workers": 1}}, dotted) == near

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.process.run_directory import make_kept_directory
 from tests.support.cli_commands import PRETENDER, Done, type_command
-from tests.support.suite_runs import HARNESS, PATIENCE_S, environment, started, until
+from tests.support.suite_runs import PATIENCE_S, started, until
 from tests.support.terminal import on_terminal, plain
 
 
@@ -57,18 +56,6 @@ def test_runs_that_do_not_agree(tmp_path: Path) -> None:
     (closer,) = [line for line in done.stdout.splitlines() if line.startswith("  look closer: ")]
     command = shlex.join(("--metric", "x=step (.)", "--", *PRETENDER, "--other", "1"))
     assert closer == f"  look closer: rlharness replay --step 1 --trace-ops {command}"
-
-
-@pytest.mark.full
-def test_every_run_is_given_the_same_input(tmp_path: Path) -> None:
-    (tmp_path / "texts").write_text("hello there\n", encoding="utf-8")
-    command = shlex.join([*HARNESS, "replay", "--out", "r", "--", *PRETENDER, "--other", "1"])
-    shell = ("sh", "-c", f"cat texts | {command}")
-    done = subprocess.run(shell, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.DIVERGED, done.stderr
-    for number in (1, 2):
-        assert (tmp_path / "r" / f"run-{number}" / "output.log").read_text("utf-8").startswith("begins hello there\n")
-    assert "--other 1 < r/stdin\n" in done.stdout, "the command that looks closer is given it too"
 
 
 @pytest.mark.parametrize("word", ["skip", pytest.param("lost", marks=pytest.mark.full)])

@@ -13,7 +13,7 @@ from harness.recording.op_log import OpLog
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
-from tests.support.replays import OP, plan_of, report, run_of, with_reports
+from tests.support.replays import OP, plan_of, run_of
 from tests.support.traces import Change, flip_bit, manifest_of, steps_of, write
 
 OTHER = flip_bit(1, "backward", "layers.0.weight")
@@ -94,25 +94,3 @@ def test_operations_of_against_are_those_of_the_trace_itself(tmp_path: Path) -> 
     (comparison,) = compare_runs(replace(plan_of(tmp_path, op_step=1), against=golden), runs).comparisons
     assert comparison.operations[0].first is None
     assert comparison.notes == ()
-
-
-@pytest.mark.parametrize(("level", "hashes"), [("off", "ab"), ("deterministic", "aa"), ("deterministic", "ab")])
-def test_a_level_whose_hash_seed_took_no_effect_is_reported(tmp_path: Path, level: str, hashes: str) -> None:
-    runs = [with_reports(run_of(tmp_path, number), report(number, hashes[number - 1])) for number in (1, 2)]
-    notes = compare_runs(plan_of(tmp_path, level=level), runs).notes
-    assert [note.partition(" in ")[0] for note in notes] == ["PYTHONHASHSEED took no effect"] * (
-        (level, hashes) == ("deterministic", "ab")
-    )
-
-
-WARNED = """a.py:3: UserWarning: scatter_add_cuda_kernel does not have a deterministic implementation, but you set
-b.py:9: UserWarning: put_ does not have a deterministic implementation, but you set
-"""
-
-
-@pytest.mark.parametrize(("level", "notes"), [("off", 0), ("deterministic", 1)])
-def test_operations_that_no_level_holds_are_told(tmp_path: Path, level: str, notes: int) -> None:
-    runs = [run_of(tmp_path, 1, output=WARNED), run_of(tmp_path, 2, output=WARNED * 2)]
-    told = compare_runs(plan_of(tmp_path, level=level), runs).notes
-    assert len(told) == notes
-    assert all("put_, scatter_add_cuda_kernel: " in note for note in told)

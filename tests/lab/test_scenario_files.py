@@ -31,11 +31,6 @@ def test_an_entry_takes_its_payload_in_every_size(file: ScenarioFile) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_no_key_of_it_looks_misspelt(file: ScenarioFile) -> None:
-    assert list(file.read().misspelt({})) == []
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
     scenario = file.read()
     assert scenario.chaos.crash is not None

@@ -151,7 +151,7 @@ def test_recorders_that_outlive_the_program_are_waited_for(tmp_path: Path) -> No
     [
         ([sys.executable, "-c", "pass"], "no Python process with torch was seen"),
         pytest.param(
-            [sys.executable, "-sI", "-c", "pass"], "-sI: this Python does not read PYTHONPATH", marks=pytest.mark.full
+            [sys.executable, "-sI", "-c", "pass"], "python -E, -I and -S ignore PYTHONPATH", marks=pytest.mark.full
         ),
         pytest.param(["true", "-I"], "no Python process with torch was seen", marks=pytest.mark.full),
     ],

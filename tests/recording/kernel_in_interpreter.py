@@ -1,109 +1,100 @@
-"""Compares the kernels with the reference, on the host, in Triton's interpreter; prints how many digests were equal.
+"""Compares the kernel with the reference, on the host, in Triton's interpreter; prints how many digests were equal.
 
 The values lie in the host's memory, which the interpreter reads by address as a GPU would.
 """
 
-from collections.abc import Sequence
-
 import torch
 
-from harness.bits.digests import add_shards, shardsum
-from harness.recording.gpu_batch import GPU, Sample, Value, kernel_problem, lanes_by_kernel, sample_runs
-from harness.recording.gpu_digest import Shard, lanes_by_torch, lanes_digest, lanes_of_shard, words_of
+from harness.bits import shard_sums
+from harness.bits.digests import PACKSUM_128, RAW, SHARDSUM_128, packsum, shardsum
+from harness.bits.shard_sums import Gpu, Shard, digests, kernel_problem, shard_of_all
 from harness.recording.tensors import tensor_bytes
 
 HOST = torch.device("cpu")
 GENERATOR = torch.Generator().manual_seed(1)
-RANGES = ((0, 1), (0, 1024), (0, 3000), (1, 1025), (1023, 1025), (1000, 3000), (2048, 3072), (5, 700))
-NEAR_2_31 = (2**31 - 1500, 2**31 - 1, 2**31, 2**32 - 700)
+RANGES = ((0, 1024), (0, 3000), (4, 1025), (1020, 1025), (1000, 3000), (2048, 3072), (8, 700))
+NEAR_2_31 = (2**31 - 1500, 2**31 - 4, 2**31, 2**32 - 700)
 """First words of shards: sums of 32-bit numbers would wrap within them."""
+BY_KERNEL = list[int]()
 
 
-def digests(values: Sequence[Value]) -> list[bytes]:
-    """The digests that one launch gives, of small values their bytes."""
-    return [lanes_digest(lanes) for lanes in lanes_by_kernel(values, HOST, GPU)]
+class Interpreted(Gpu):
+    devices = ("cpu",)
 
-
-def part(local: torch.Tensor, first: int) -> Shard:
-    """Elements in one dimension, from `first` of a value that goes on after them."""
-    return Shard(local, (first + len(local) + 7,), (first,))
+    def launch(
+        self, rows: torch.Tensor, owners: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor], sums: torch.Tensor
+    ) -> None:
+        BY_KERNEL.append(len(rows))
+        super().launch(rows, owners, keys, sums)
 
 
 def elements(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor of any bits."""
+    """A tensor of any bits, at an address that 16 bytes divide."""
     size = torch.empty(0, dtype=dtype).element_size()
     count = torch.Size(shape).numel() * size
     return torch.randint(256, (count,), dtype=torch.uint8, generator=GENERATOR).view(dtype).view(shape)
 
 
-def ranges_of_every_word_size() -> int:
-    """Parts of one run, in one batch: launched together, each has its own sums."""
-    shards, expected = [], []
+def algorithm_of(tensor: torch.Tensor) -> str:
+    return PACKSUM_128 if tensor.element_size() < 4 else SHARDSUM_128
+
+
+def ranges_of_every_size() -> int:
+    """Parts of one run, in one launch: each has its own sums."""
+    parts, expected = [], []
     for dtype in (torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128):
-        whole = elements(dtype, 3072)
         for first, last in RANGES:
-            local = whole[first:last]  # most of them at addresses that 16 bytes do not divide
-            shards.append(part(local, first))
-            expected.append(shardsum(tensor_bytes(local), local.element_size(), first))
-    assert digests(shards) == expected
-    return len(shards)
+            raw = elements(dtype, 3072 + 16)
+            skipped = first * raw.element_size() % 16 // raw.element_size()  # as the kernel reads it
+            local = raw[skipped : skipped + last - first]
+            algorithm = algorithm_of(local)
+            parts.append((Shard(local, (last + 7,), (first,)), algorithm))
+            reference = packsum if algorithm == PACKSUM_128 else shardsum
+            expected.append(reference(tensor_bytes(local), local.element_size(), first))
+    assert [bytes(each) for each in digests(parts, HOST)] == expected
+    assert BY_KERNEL[-1] == len(parts)
+    return len(parts)
 
 
 def shards_across_word_2_31() -> int:
     """Index arithmetic has 64 bits: of the first word, and of its sum with the words of a run."""
     words = elements(torch.int32, 5000)
-    columns = elements(torch.int32, 3, 1500)
-    for first in NEAR_2_31:
-        assert digests([part(words, first)]) == [shardsum(tensor_bytes(words), 4, first)], first
-        shard = Shard(columns, (3, first + 1500), (0, first))
-        runs = [shardsum(tensor_bytes(row), 4, index * (first + 1500) + first) for index, row in enumerate(columns)]
-        assert digests([shard]) == [add_shards(runs)], first
-    return 2 * len(NEAR_2_31)
+    parts = [(Shard(words, (first + 5000,), (first,)), SHARDSUM_128) for first in NEAR_2_31]
+    for first, found in zip(NEAR_2_31, digests(parts, HOST), strict=True):
+        assert bytes(found) == shardsum(tensor_bytes(words), 4, first), first
+    assert BY_KERNEL[-1] == len(NEAR_2_31)
+    return len(NEAR_2_31)
 
 
-def layouts() -> int:
-    """Views, shards of columns, repeated and turned elements: by strides where the kernel can, else by a copy."""
-    whole = elements(torch.bfloat16, 6, 5, 300)
-    values: list[torch.Tensor | Shard] = [
-        whole[:, 1:3],  # runs at one stride
-        whole[1:4, 1:3, 40:200],  # at two
-        whole.permute(2, 0, 1),  # copied
-        whole[:, :, ::3],
-        whole[:1].expand(4, 5, 300),
-        Shard(whole[1:3, :, 100:200], (6, 5, 300), (1, 0, 100)),
-        Shard(whole[1:3, 2:4, 100:110], (6, 5, 300), (1, 2, 100)),  # its runs are summed by torch
+def values_of_several_tiles_and_layouts() -> int:
+    """Whole tiles, their rest, small values, and what is copied."""
+    cut = elements(torch.bfloat16, 6, 5, 300)
+    values = [
+        elements(torch.float32, 40_000),
+        elements(torch.bfloat16, 70_001),
+        elements(torch.uint8, 131_075),
+        cut[:, 1:3],
+        cut.permute(2, 0, 1),
+        cut[:, :, ::3],
         torch.randn(40, dtype=torch.complex64, generator=GENERATOR).conj(),
-        elements(torch.float32, 4)[:3].reshape(3, 1).t(),  # its bytes
+        elements(torch.float32, 4)[:3].reshape(3, 1).t(),
+        elements(torch.uint8, 40)[3:14],
         torch.tensor(True),
     ]
-    for value, found in zip(values, digests(values), strict=True):
-        if isinstance(value, Shard):
-            assert found == lanes_digest(lanes_of_shard(value))
-        elif value.nbytes > 16:
-            assert found == shardsum(tensor_bytes(value), value.element_size()), value.shape
-        else:
-            lanes = torch.frombuffer(bytearray(bytes(tensor_bytes(value)).ljust(16, b"\0")), dtype=torch.int64)
-            assert found == lanes_digest(lanes)
+    parts = [(shard_of_all(value), RAW if value.nbytes <= 16 else algorithm_of(value)) for value in values]
+    for value, (_, algorithm), found in zip(values, parts, digests(parts, HOST), strict=True):
+        data, size = bytes(tensor_bytes(value)), value.element_size()
+        summed = packsum if algorithm == PACKSUM_128 else shardsum
+        assert bytes(found) == (data.ljust(16, b"\0") if algorithm == RAW else summed(data, size)), value.shape
+    assert BY_KERNEL[-1] == len(values)
     return len(values)
-
-
-def samples() -> int:
-    """A sample is the same by the kernel and by torch, and has the beginning and the end of its value."""
-    tensor = elements(torch.float64, 40_000)
-    (level,) = (runs := sample_runs(tensor)).levels
-    words = words_of(tensor).as_strided((level.repeats, runs.run_words), (level.memory, 1)).reshape(-1)
-    assert digests([Sample(tensor)]) == [lanes_digest(lanes_by_torch(words, runs))]
-    for index in (0, (level.repeats - 1) * level.memory):
-        changed = tensor.clone()
-        changed.view(torch.int32)[index] ^= 1
-        assert digests([Sample(changed)]) != digests([Sample(tensor)])
-    return 3
 
 
 def main() -> None:
     """AssertionError where one differs."""
+    shard_sums.GPU = Interpreted()
     assert kernel_problem(HOST) == "", kernel_problem(HOST)
-    print(ranges_of_every_word_size() + shards_across_word_2_31() + layouts() + samples(), "equal")
+    print(ranges_of_every_size() + shards_across_word_2_31() + values_of_several_tiles_and_layouts(), "equal")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,9 @@ def test_orders_and_reports_survive_their_files() -> None:
 
 
 def test_of_an_entry_nothing_is_watched_that_logs() -> None:
-    watched = [import_hooks({"level": "off", "has_entry": each}, lambda: "harness").keys() for each in (True, False)]
+    watched = [
+        import_hooks({"level": "off", "has_entry": each}, lambda: "harness", print).keys() for each in (True, False)
+    ]
     assert watched[0] == {"torch", "numpy.random"}
     assert watched[0] < watched[1]
 
@@ -125,7 +127,7 @@ def test_a_program_with_a_package_of_that_name_keeps_it_and_is_recorded(is_besid
         "import harness\n"
         "print(harness.mine, [x for x in sys.modules if x.startswith('harness')])\n"
     )
-    told = {"conditions": ["nan"], "report": str(tmp_path / "stop"), "against": ""}
+    told = {"conditions": ["nan"], "report": str(tmp_path / "stop")}
     orders = RunSpec(directory=str(tmp_path), callbacks={BREAKPOINTS: told})
     (tmp_path / RUN).write_text(orders.to_text())
     path = f"{boot_directory()}{os.pathsep}{directories[1]}"
@@ -133,6 +135,17 @@ def test_a_program_with_a_package_of_that_name_keeps_it_and_is_recorded(is_besid
     assert (done.exit_code, done.output, done.errors) == (0, "True ['harness']\n", "")
     assert problems(tmp_path) == [""]
     assert read_trace(tmp_path).steps == (0,)
+
+
+def test_the_tests_of_a_project_with_a_package_of_that_name_run_beside_our_plugin(tmp_path: Path) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("mine = True\n")
+    (tmp_path / "test_a.py").write_text(
+        "import harness, pytest\n@pytest.mark.gpus(0)\ndef test_theirs(): assert harness.mine\n"
+    )
+    command = ["env", "-C", str(tmp_path), "-u", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", sys.executable, "-m", "pytest"]
+    done = run(*command, "--strict-markers")
+    assert done.exit_code == 0, done.output
 
 
 def test_orders_that_are_gone_are_said(tmp_path: Path) -> None:
@@ -179,7 +192,8 @@ def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp
     (tmp_path / RUN).write_text(RunSpec(directory=str(tmp_path)).to_text())
     path = package / "recording" / "boot"
     command = ("env", f"PYTHONPATH={path}", f"{RUN_VARIABLE}={tmp_path / RUN}", sys.executable, str(program))
-    assert run(*command, *SECRETS).output == "ran\n"
+    done = run(*command, *SECRETS)
+    assert (done.output, done.errors) == ("ran\n", "")
     (report,) = read_reports(tmp_path)
     assert report.argv == (str(program),)
 
@@ -187,7 +201,7 @@ def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp
 def test_a_library_of_an_unknown_version_leaves_the_program_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hooks = import_hooks({"level": "off"}, lambda: "harness")
+    hooks = import_hooks({"level": "off"}, lambda: "harness", print)
     monkeypatch.setattr(active, "start_recording", print)
     hooks["torch"](ModuleType("torch"))
     hooks["trl.trainer.rloo_trainer"](SimpleNamespace(__name__="rloo", RLOOTrainer=object))  # type: ignore[arg-type]

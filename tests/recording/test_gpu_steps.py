@@ -1,4 +1,4 @@
-"""What recording a step asks of a GPU: launches, uploads and waits, counted on a stand-in; and what it reads."""
+"""What recording a step asks of a GPU: launches, copies and waits, counted on a stand-in; and what it reads."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from harness.bits.digests import shardsum
 from harness.recording.automatic import AutomaticRecorder
-from harness.recording.gpu_batch import NUM_SAMPLES, SAMPLE_WORDS
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.process import ProcessLog
-from harness.recording.recorder import Recorder, Sink
+from harness.recording.recorder import Recorder, Sink, look
+from harness.recording.run_spec import RunEnded
+from harness.recording.tensors import tensor_bytes
+from harness.trace.values import Float
 from rlcore.log import Record
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
@@ -38,7 +42,9 @@ class Log:
     """The log of a process that records everything and writes nothing."""
 
     def __init__(self) -> None:
-        self.orders = SimpleNamespace(has_entry=False, callbacks={}, keep=(), op_step=None)
+        self.orders = SimpleNamespace(
+            has_entry=False, callbacks={}, keep=(), op_step=None, all_state=False, last_step=None
+        )
         self.callbacks: list[Any] = []
         self.is_recording = True
         self.steps: list[list[Any]] = []
@@ -63,7 +69,7 @@ def program_steps(gpu: CountedGpu, num_steps: int, *, clips: bool = False) -> li
     recorder.see_optimizer(optimizer)
     found: list[Hook] = []
 
-    def call(name: str, hook: Callable[..., None], *arguments: Any) -> None:
+    def call(name: str, hook: Callable[..., Any], *arguments: Any) -> None:
         with torch.no_grad():
             hook(*arguments)
         found.append((name, gpu.taken(), gpu.num_words))
@@ -78,7 +84,12 @@ def program_steps(gpu: CountedGpu, num_steps: int, *, clips: bool = False) -> li
             nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
         call("before step", recorder.before_step, optimizer)
         optimizer.step()
-        call("after step", recorder.after_step, optimizer)
+
+        def after_step(optimizer: torch.optim.Optimizer = optimizer) -> None:
+            recorder.after_step(optimizer)
+            recorder._steps.finish()
+
+        call("after step", after_step)
         optimizer.zero_grad()
     return found[-4:]
 
@@ -106,35 +117,91 @@ class OneByOne:
         self.begin_step, self.record, self.end_step = recorder.begin_step, recorder.record, recorder.end_step
 
 
-def counts(launches: int, waits: int) -> dict[str, int]:
-    return {"launches": launches, "uploads": waits, "waits": waits, "by torch": 0}
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> CountedGpu:
     return pretend_gpu(monkeypatch)
 
 
 WEIGHTS = NUM_LAYERS * (WIDTH + 1) * WIDTH
-LARGE, SMALL = NUM_LAYERS * WIDTH * WIDTH, NUM_LAYERS * WIDTH
-SAMPLES = NUM_LAYERS * NUM_SAMPLES * SAMPLE_WORDS
+
+
+def counts(launches: int, waits: int = 0) -> dict[str, int]:
+    """What hooks ask for once addresses are known."""
+    return {"launches": launches, "uploads": 0, "copies": launches, "waits": waits}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("clips", [False, True])
-def test_a_hook_takes_a_launch_for_each_word_size_and_one_wait(gpu: CountedGpu, clips: bool) -> None:
-    """Gradients are read once unless they are clipped, frozen weights not at all: of both, samples."""
-    hooks = program_steps(gpu, 3, clips=clips)
-    gradients = WEIGHTS if clips else SMALL
+def test_a_hook_takes_one_launch_and_waits_for_the_step_before_it_alone(gpu: CountedGpu, clips: bool) -> None:
+    """Weights and gradients are read twice, frozen weights once; large moments in every eighth step."""
+    hooks = [(name, {**asked, "uploads": 0}, words) for name, asked, words in program_steps(gpu, 3, clips=clips)]
     assert hooks == [
-        ("before backward", counts(2, 1), WEIGHTS + SMALL + SAMPLES),
-        ("after backward", counts(1, 1), WEIGHTS + SAMPLES),
-        ("before step", counts(2, 1), gradients + SAMPLES + SMALL + SAMPLES),
-        ("after step", counts(2, 1), 3 * WEIGHTS),
+        ("before backward", counts(1), 2 * WEIGHTS),
+        ("after backward", counts(1), WEIGHTS),
+        ("before step", counts(1), WEIGHTS),
+        ("after step", counts(1, waits=4), WEIGHTS + 2 * NUM_LAYERS * WIDTH),
     ]
 
 
-def test_an_update_of_the_engine_takes_one_wait_for_gradients_and_one_for_weights(gpu: CountedGpu) -> None:
-    assert engine_step(gpu, Recorder(cast("Sink", Log()))) == ("update", counts(3, 2), 4 * WEIGHTS)
-    one_by_one = engine_step(gpu, OneByOne(Recorder(cast("Sink", Log()))))
-    assert one_by_one == ("update", counts(200, 200), 4 * WEIGHTS)
+def test_an_update_of_the_engine_takes_a_launch_for_gradients_and_one_for_weights(gpu: CountedGpu) -> None:
+    name, asked, words = engine_step(gpu, Recorder(cast("Sink", Log())))
+    assert (name, asked | {"uploads": 0}, words) == ("update", counts(2), 4 * WEIGHTS)
+    name, asked, words = engine_step(gpu, OneByOne(Recorder(cast("Sink", Log()))))
+    assert (name, asked | {"uploads": 0}, words) == ("update", counts(200), 4 * WEIGHTS)
+
+
+# --------------------------------------------------------------------------------------------- written a step later
+
+
+def test_a_step_is_written_when_the_next_one_ends_or_somebody_asks(gpu: CountedGpu) -> None:
+    log = Log()
+    recorder = Recorder(cast("Sink", log))
+    weight = torch.arange(100.0)
+    for step in range(3):
+        recorder.begin_step(step)
+        (seen,) = look([("w", weight)])
+        recorder.record_seen("forward", seen)
+        weight += 1
+        recorder.end_step(loss=lambda step=step: Float.of(float(step)))
+        assert (len(log.steps), gpu.taken()["waits"]) == (step, min(step, 1))
+    assert recorder.flush() == {"loss": Float.of(2.0)}
+    expected = [shardsum(tensor_bytes(torch.arange(100.0) + step), 4) for step in range(3)]
+    assert [each.digest for values in log.steps for each in values] == expected, "as they were when they were recorded"
+
+
+def test_a_step_that_a_callback_looks_at_is_written_at_once(gpu: CountedGpu) -> None:
+    log = Log()
+    recorder = Recorder(cast("Sink", log), callbacks=[RecorderCallback()])
+    recorder.begin_step(0)
+    recorder.record("forward", "w", torch.arange(100.0))
+    recorder.end_step()
+    assert len(log.steps) == 1
+
+
+def test_the_last_step_that_is_wanted_is_written(gpu: CountedGpu) -> None:
+    log = Log()
+    recorder = Recorder(cast("Sink", log), last_step=0)
+    recorder.begin_step(0)
+    recorder.record("forward", "w", torch.arange(100.0))
+    with pytest.raises(RunEnded):
+        recorder.end_step()
+    assert len(log.steps) == 1
+
+
+def test_a_value_that_is_as_it_was_is_left_out_though_nobody_knew_when_it_was_recorded(gpu: CountedGpu) -> None:
+    log = Log()
+    recorder = Recorder(cast("Sink", log))
+    weight, before = torch.arange(100.0), None
+    recorder.begin_step(0)
+    for addend in (0, 0, 1):
+        weight += addend
+        (seen,) = look([("w", weight)])
+        recorder.record_seen("forward", seen, previous=before)
+        before = seen.digested
+    recorder.end_step()
+    assert gpu.taken()["waits"] == 0
+    recorder.flush()
+    assert [(each.occurrence, each.digest) for each in log.steps[0]] == [
+        (0, shardsum(tensor_bytes(torch.arange(100.0)), 4)),
+        (1, shardsum(tensor_bytes(torch.arange(100.0) + 1), 4)),
+    ]

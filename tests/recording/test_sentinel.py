@@ -33,7 +33,7 @@ def trained(ranks: Ranks, directory: Path, case: Case) -> tuple[list[Trained], l
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2", pytest.param("hsdp", marks=FULL)])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", pytest.param("hsdp", marks=FULL), "reduced", "flat"])
 def test_clean_steps_raise_no_alarm_and_keep_their_bits(layout: str, ranks: Ranks, tmp_path: Path) -> None:
     case = Case(layout, num_steps=7, every=2)
     watched, findings = trained(ranks, tmp_path, case)
@@ -50,6 +50,8 @@ def test_clean_steps_raise_no_alarm_and_keep_their_bits(layout: str, ranks: Rank
         ("ddp", "weight"),
         ("fsdp2", "moment"),
         ("hsdp", "weight"),
+        ("reduced", "weight"),
+        ("flat", "moment"),
         pytest.param("ddp", "moment", marks=FULL),
         pytest.param("fsdp2", "weight", marks=FULL),
         pytest.param("hsdp", "moment", marks=FULL),
@@ -72,6 +74,21 @@ def test_a_flip_is_named_within_the_cadence_and_unnoticed_without(
     assert ({each.ended for each in unwatched}, nothing) == ({""}, [])
     if layout == "ddp" and kind == "weight":
         assert len({each.weights for each in unwatched}) == 2, "the ranks trained different models, and nobody noticed"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("layout", "kind"), [("fsdp2", "buffer"), ("reduced", "flag"), ("flat", "buffer")])
+def test_a_buffer_or_a_training_flag_of_one_rank_is_named(layout: str, kind: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Batch statistics, which differ from rank to rank as they should, are no finding."""
+    results, [finding] = trained(ranks, tmp_path, Case(layout, num_steps=7, every=2, flip=f"4:1:{kind}:0:9"))
+    assert {each.ended for each in results} == {"differ"}
+    assert (finding.step, finding.when) == (4, Moment.BEFORE_STEP)
+    [difference] = finding.differences
+    assert (difference.kind, difference.name) == {
+        "buffer": ("buffer", "scale"),
+        "flag": ("training flag of", "3"),
+    }[kind]
+    assert {location.rank for location in finding.suspects} == {1}
 
 
 @dataclass(frozen=True)

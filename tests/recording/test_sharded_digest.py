@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from harness.bits.digests import RAW, SHARDSUM_128, shardsum
-from harness.recording import gpu_batch, gpu_memory
-from harness.recording.gpu_batch import Gpu, kernel_problem, lanes_by_kernel, lanes_of
-from harness.recording.gpu_digest import lanes_digest
+from harness.bits import shard_sums
+from harness.bits.digests import PACKSUM_128, RAW, SHARDSUM_128, packsum, shardsum
+from harness.bits.shard_sums import kernel_problem
+from harness.recording import gpu_memory
 from harness.recording.recorder import look
 from harness.recording.sharded_digest import digest_placed
-from harness.recording.tensors import digest_tensor
+from harness.recording.tensors import digest_tensor, tensor_bytes
 from harness.trace.chain import Scope
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
@@ -19,8 +19,6 @@ HOST = torch.device("cpu")
 @pytest.mark.parametrize("value", [torch.tensor(1.5), torch.arange(4, dtype=torch.int32), torch.tensor([True, False])])
 def test_small_values_travel_as_they_are(value: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = digest_tensor(value)
-    for lanes in (lanes_by_kernel([value], HOST, CountedGpu()), lanes_of([value], HOST)):
-        assert lanes_digest(lanes[0]) == lanes_digest(torch.frombuffer(bytearray(expected.digest), dtype=torch.int64))
     pretend_gpu(monkeypatch)
     assert digest_placed([value]) == [expected]
 
@@ -28,17 +26,21 @@ def test_small_values_travel_as_they_are(value: torch.Tensor, monkeypatch: pytes
 # ------------------------------------------------------------------------------------------------- many at once
 
 
-def test_many_values_on_a_gpu_take_one_launch_for_each_word_size_and_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_values_on_a_gpu_take_one_launch_and_a_wait_only_where_somebody_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = pretend_gpu(monkeypatch)
-    dtypes = (torch.float32, torch.bfloat16)
-    values = [torch.randn(100 + number, 8).to(dtype) for number in range(50) for dtype in dtypes]
+    values = [torch.randn(100 + number, 8).to(dtype) for number in range(50) for dtype in (torch.float32, torch.half)]
     values += [torch.tensor(float(number)) for number in range(50)]
     digests = digest_placed(values)
-    assert gpu.taken() == {"launches": 3, "uploads": 1, "waits": 1, "by torch": 0}
-    assert {each.algorithm for each in digests[:100]} == {SHARDSUM_128}
-    assert {each.algorithm for each in digests[100:]} == {RAW}
+    assert gpu.taken() == {"launches": 1, "uploads": 2, "copies": 1, "waits": 0}
+    assert [each.algorithm for each in digests] == [SHARDSUM_128, PACKSUM_128] * 50 + [RAW] * 50
     for value, digested in zip(values[:100], digests, strict=False):
-        assert digested.digest == shardsum(bytes(value.view(torch.uint8).flatten().tolist()), value.element_size())
+        summed = packsum if value.element_size() < 4 else shardsum
+        assert digested.digest == summed(tensor_bytes(value), value.element_size())
+    assert gpu.taken()["waits"] == 1
+    digest_placed(values)
+    assert gpu.taken() == {"launches": 1, "uploads": 0, "copies": 1, "waits": 0}, "their addresses are known"
 
 
 class Broken(CountedGpu):
@@ -48,43 +50,33 @@ class Broken(CountedGpu):
         super().__init__()
         self.error = error
 
-    def sum_runs(
-        self, table: torch.Tensor, sums: torch.Tensor, *, num_programs: int, word_bytes: int, is_aligned: bool
+    def launch(
+        self, rows: torch.Tensor, owners: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor], sums: torch.Tensor
     ) -> None:
+        self.counts["launches"] += 1
         if self.error is not None:
             raise self.error
         sums += 1
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"), [(RuntimeError("no C compiler"), "RuntimeError: no C compiler"), (None, "its sums are wrong")]
+    ("error", "problem"),
+    [
+        (RuntimeError("no C compiler"), "RuntimeError: no C compiler"),
+        (None, "its sums are wrong"),
+        (torch.OutOfMemoryError("full"), "OutOfMemoryError: full"),
+    ],
 )
-def test_a_kernel_that_does_not_run_is_reported_once_and_replaced(
-    error: Exception | None, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_kernel_that_does_not_run_is_replaced(
+    error: Exception | None, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_batch, "_problems", {})
-    gpu = Broken(error)
-    assert [kernel_problem(HOST, gpu) for _ in range(2)] == [problem] * 2
-    told = capsys.readouterr().err
-    assert told.count("Triton kernel does not run") == told.count(problem) == 1
-    assert gpu.taken()["uploads"] == 1, "it is tried once"
-
-
-def test_a_variant_that_does_not_compile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel is compiled for each size of word, at its first use."""
+    gpu = pretend_gpu(monkeypatch, Broken(error))
+    monkeypatch.setattr(shard_sums, "_problems", {})
+    assert [kernel_problem(HOST) for _ in range(2)] == [problem] * 2
+    is_forgotten = isinstance(error, torch.OutOfMemoryError)  # memory may be there at the next try
+    assert gpu.taken()["launches"] == 1 + is_forgotten
     value = torch.randn(1000)
-    device = torch.device("cuda", 0)
-    monkeypatch.setattr(gpu_batch, "_problems", {device: ""})
-    monkeypatch.setattr(Gpu, "upload", lambda gpu, numbers, device: torch.frombuffer(numbers, dtype=torch.int64))
-    found = lanes_of([value], device, Broken(RuntimeError("variant")))
-    assert lanes_digest(found[0]) == shardsum(bytes(value.view(torch.uint8).tolist()), 4)
-    assert kernel_problem(device) == "RuntimeError: variant"
-
-
-def test_a_lack_of_memory_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_batch, "_problems", {})
-    assert "OutOfMemoryError" in kernel_problem(HOST, Broken(torch.OutOfMemoryError("full")))
-    assert kernel_problem(HOST, CountedGpu()) == ""
+    assert digest_placed([value])[0].digest == shardsum(tensor_bytes(value), 4)
 
 
 # ------------------------------------------------------------------------------------------ memory that is not there

@@ -26,15 +26,6 @@ FOREIGN = RunSpec(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwx
 FACTORS = (Factor("runtime.n", Span(1, 9)), Factor("threads", Span(1, 2)))
 
 
-def test_settings_that_no_factor_varies_are_reported() -> None:
-    searched = chaos(None)
-    plan = replace(searched.plan, subject=replace(searched.plan.subject, unvaried=("output.evaluate_every", "a.b")))
-    text = chaos_text(replace(searched, plan=plan), colour=False)
-    assert "\n  never varied: output.evaluate_every, a.b: runtime settings without a factor" in text
-    assert "never varied" not in chaos_text(searched, colour=False)
-    assert chaos_json(replace(searched, plan=plan))["never_varied"] == ["output.evaluate_every", "a.b"]
-
-
 @pytest.fixture
 def moved(tmp_path: Path) -> Outcome:
     a = trace(tmp_path / "run-1", steps_of(4))
@@ -49,7 +40,7 @@ def chaos(finding: Finding | None, run_spec: RunSpec = ENTRY, **others: Any) -> 
 
 
 def found(outcome: Outcome, perturbation: dict[str, Any], **others: Any) -> Finding:
-    rest = {"tally": Tally(3, 3), "without": Tally(0, 4), "drawn": {**perturbation, "load": 2}, "index": 7}
+    rest = {"tally": Tally(3, 3), "without": Tally(0, 4), "drawn": {**perturbation, "hash_seed": 2}, "index": 7}
     return Finding(perturbation, outcome, **{**rest, **others})
 
 
@@ -60,7 +51,7 @@ def texts(moved: Outcome, directory: Path) -> Iterator[tuple[str, Chaos]]:
     broke = Outcome(Sign.BROKE, 1, problem="exit code 1", directory=directory)
     missed = (NotApplied({"crash": "9.loss"}, "the crash never came: there is no step 9, the last is 2"),)
     only = replace(chaos(None).plan, only={"threads": 2, "runtime.n": 3})
-    yield "one cause", chaos(found(moved, {"runtime.n": 3}, num_steps=3))
+    yield "one cause", chaos(found(moved, {"runtime.n": 3}))
     yield "several causes", chaos(found(moved, {"a.x": 3, "threads": 2, "crash": "2.end"}))
     yield "a run that broke", chaos(found(broke, {"threads": 2}))
     fault = VerdictCode.TRACE_INCOMPLETE(trace="B", message="manifest.json is missing or cut")
@@ -146,21 +137,21 @@ def test_what_never_happened_is_told_and_nothing_is_said_of_it() -> None:
 
 
 def test_json_says_the_same(moved: Outcome) -> None:
-    told = json.loads(json.dumps(chaos_json(chaos(found(moved, {"runtime.n": 3}, num_steps=3)))))
+    told = json.loads(json.dumps(chaos_json(chaos(found(moved, {"runtime.n": 3})))))
     assert (told["exit_code"], told["seed"], told["num_probes"], told["num_probes_wanted"]) == (10, 4, 7, 20)
     finding = told["finding"]
     assert finding["perturbation"] == {"runtime.n": 3}
-    assert (finding["sign"], finding["step"], finding["num_steps"]) == ("moved", 2, 3)
+    assert (finding["sign"], finding["step"]) == ("moved", 2)
     assert (finding["num_failed"], finding["num_runs"]) == (3, 3)
     assert finding["verdict"]["first"]["a"]["name"] == "layers.1.weight"
-    assert finding["reproduce"].endswith("--only runtime.n=3 --steps 3")
+    assert finding["reproduce"].endswith("--only runtime.n=3")
     assert json.loads(json.dumps(chaos_json(chaos(None))))["finding"] is None
 
 
 def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
     lines = SearchLines(replace(chaos(None).plan, num_probes=1))
     same, seen = Outcome(Sign.SAME), Outcome(Sign.MOVED, 2)
-    for perturbation, outcome in (({}, same), ({"threads": 2}, same), ({"load": 1}, seen), ({}, same)):
+    for perturbation, outcome in (({}, same), ({"threads": 2}, same), ({"hash_seed": 1}, seen), ({}, same)):
         lines.begins(perturbation)
         lines.begin(1, has_operations=False)
         lines.progress(1, 29)
@@ -174,7 +165,8 @@ def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pyte
 def test_the_example_of_the_manual_is_what_is_printed() -> None:
     """Its numbers are a machine's; its form is this reporter's."""
     head = between("<!-- example: chaos -->\n```text\n", "```").splitlines()
-    cause = r"the number of workers \(runtime\.world_size=2\)"
-    assert re.fullmatch(rf"DIVERGED  {cause} alone changes the gradient of weight at step 0, in 3 of 3 runs", head[0])
+    assert re.fullmatch(
+        r"DIVERGED  runtime\.world_size=4 alone changes the gradient of weight at step 0, in 3 of 3 runs", head[0]
+    )
     assert head[1] == "  without perturbation: 0 of 4 runs differ"
     assert head[-1].startswith("  reproduce: rlharness chaos ")

@@ -1,9 +1,9 @@
 """Searches for a perturbation that is seen in the bits, and for the smallest part of it that still is.
 
-    baseline ─▶ nothing changed ─▶ probe 1, 2, ... ─▶ nothing changed, several times ─▶ ddmin ─▶ fewer steps ─▶ simplify
+    baseline ─▶ nothing changed ─▶ probe 1, 2, ... ─▶ nothing changed, several times ─▶ ddmin
                      └──── differs: no perturbation is needed ◀───────┘
 
-    payload keys ─▶ call        hash_seed, threads ─▶ variables        nice, cores, load ─▶ launch.py
+    payload keys ─▶ call        hash_seed, threads ─▶ variables
     latency ─▶ recording/latency        crash ─▶ crash.py
 
 Which perturbation is the i-th of a seed depends on nothing else: each factor has random numbers of its own. While a
@@ -12,14 +12,11 @@ search that is cut short keeps the smallest perturbation that was seen to fail.
 """
 
 import json
-import os
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
-from importlib.util import find_spec
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -32,7 +29,7 @@ from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptio
 from harness.lab.experiments.flat_config import flattened, overridden
 from harness.lab.experiments.launcher import Launcher, Run, check_program
 from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.preparation import keep_input, out_directory
+from harness.lab.experiments.preparation import out_directory
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Problem, how_it_ended
 from harness.lab.experiments.scenario import ChaosSection, Range, asked_run, make_scenario_spec
@@ -47,9 +44,6 @@ from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace
 from harness.trace.reasons import CauseCode
 from harness.trace.verdict import Verdict
-
-MAX_SIMPLER = 4
-"""So many simpler values are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +60,6 @@ class Span:
             return self.low + number % (self.high - self.low + 1)
         value = self.low + number % (self.high - self.low)
         return value if value < usual else value + 1
-
-    def simpler(self, value: Any, usual: Any) -> Iterator[int]:
-        """Values nearer to the usual one, the nearest first, each twice as far away as the one before.
-
-        Where nothing is usual, from the lowest on.
-        """
-        middle = usual if isinstance(usual, int) else self.low - 1
-        direction = 1 if value > middle else -1
-        for away in (2**power for power in range(MAX_SIMPLER)):
-            if away < abs(value - middle) and middle + direction * away in self:
-                yield middle + direction * away
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -96,12 +79,6 @@ class Choice:
         others = [option for option in self.options if not is_same(option, usual)] or list(self.options)
         return others[number % len(others)]
 
-    def simpler(self, value: Any, usual: Any) -> Iterator[Any]:
-        """Some values that stand before it, the simplest first."""
-        if value in self:
-            before = self.options[: next(i for i, option in enumerate(self.options) if is_same(option, value))]
-            yield from [option for option in before if not is_same(option, usual)][:MAX_SIMPLER]
-
     def __contains__(self, value: object) -> bool:
         return any(is_same(option, value) for option in self.options)
 
@@ -117,9 +94,8 @@ def is_same(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b
 
 
-HASH_SEED, THREADS, LOAD, CORES, NICE = "hash_seed", "threads", "load", "cores", "nice"
-LATENCY, CRASH = "latency", "crash"
-OUTSIDE = (HASH_SEED, THREADS, LOAD, CORES, NICE, LATENCY, CRASH)
+HASH_SEED, THREADS, LATENCY, CRASH = "hash_seed", "threads", "latency", "crash"
+OUTSIDE = (HASH_SEED, THREADS, LATENCY, CRASH)
 USUAL_HASH_SEED = 0
 """Of every run that has no other: without one, each process would have another."""
 USUAL_QUARTERS = 3
@@ -127,23 +103,6 @@ USUAL_QUARTERS = 3
 
 Perturbation = Mapping[str, Any]
 """By the name of a factor, its value; empty for a run as it always is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Value of another key with which alone a factor has an effect."""
-
-    name: str
-    wanted: Any
-    usual: Any = None
-    """Value in a run as it always is; None where it is not set there."""
-
-    def holds(self, perturbation: Perturbation) -> bool:
-        """Return whether a perturbed run has the value."""
-        return is_same(perturbation.get(self.name, self.usual), self.wanted)
-
-    def __str__(self) -> str:
-        return f"{self.name}={written(self.wanted)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +117,6 @@ class Factor:
     """In how many of four probes it is changed: what makes a run dear comes less often."""
     about: str = ""
     """What a sentence calls it: the trainer's thread count."""
-    where: tuple[Condition, ...] = ()
-    """Conditions that a run must meet, or the factor has no effect."""
-
-    def is_effective(self, perturbation: Perturbation) -> bool:
-        """Return whether it has an effect in a run with this perturbation."""
-        return all(each.holds(perturbation) for each in self.where)
 
     @property
     def is_outside(self) -> bool:
@@ -178,13 +131,9 @@ def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor,
         return int(text) if text.isdecimal() else None
 
     seed, threads = environ.get("PYTHONHASHSEED") or str(USUAL_HASH_SEED), environ.get("OMP_NUM_THREADS", "")
-    cores = [Factor(CORES, Span(1, num_cores - 1), num_cores, num_quarters=2, about="the number of cores")]
     return (
         Factor(HASH_SEED, Span(0, 2**32 - 1), usual(seed), about="the hash seed"),
         Factor(THREADS, Span(1, max(2, num_cores)), usual(threads), about="the thread count"),
-        Factor(LOAD, Span(1, 2 * num_cores), 0, num_quarters=1, about="machine load"),
-        Factor(NICE, Span(1, 19), 0, num_quarters=2, about="the priority"),
-        *(cores if num_cores > 1 else ()),
     )
 
 
@@ -260,57 +209,21 @@ def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
     names = [name.strip() for name in asked.split(",")] if asked is not None else list(known)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"there is no factor {unknown[0]!r} here", legal=", ".join(known) or "none")
-    if not names:
-        raise UsageError("there is nothing to perturb", remedy="declare factors under `chaos` in the scenario's file")
-    found = tuple(known[name] for name in dict.fromkeys(names))
-    values = {each.name: each.values for each in found}
-
-    def missing(factor: Factor) -> Condition | None:
-        """Return a condition that does not hold as a run is, and that no factor can make hold."""
-        lacking = (each for each in factor.where if not each.holds({}))
-        return next((each for each in lacking if each.wanted not in values.get(each.name, ())), None)
-
-    idle = {each.name: condition for each in found if (condition := missing(each))}
-    if asked is not None and idle:
-        name, condition = next(iter(idle.items()))
-        what = f"the factor {name} has no effect in these runs"
-        raise UsageError(what, legal=f"runs with {condition}", remedy=f"--set {condition}")
-    return tuple(each for each in found if each.name not in idle)
+    return tuple(known[name] for name in dict.fromkeys(names))
 
 
-def is_importable(package: str) -> bool:
-    """Return whether there is such a package, without importing it."""
-    return find_spec(package) is not None
-
-
-def payload_factors(
-    section: ChaosSection,
-    usual: Mapping[str, Any],
-    is_installed: Callable[[str], bool] = is_importable,
-    *,
-    size: str = "",
-) -> tuple[Factor, ...]:
-    """Return the factors of a payload in a size, of which `usual` are the values at dotted keys.
-
-    Without those whose package is not installed; one with a package comes less often: its import takes seconds.
-    """
+def payload_factors(section: ChaosSection, usual: Mapping[str, Any], *, size: str = "") -> tuple[Factor, ...]:
+    """Return the factors of a payload in a size, of which `usual` are the values at dotted keys."""
     return tuple(
         Factor(
-            key,
-            Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)),
-            usual.get(key),
-            num_quarters=2 if key in section.packages else USUAL_QUARTERS,
-            about=section.names.get(key, ""),
-            where=tuple(Condition(name, x, usual.get(name)) for name, x in section.where.get(key, {}).items()),
+            key, Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)), usual.get(key)
         )
         for key, values in {**section.factors, **section.sizes.get(size, {})}.items()
-        if key not in section.packages or is_installed(section.packages[key])
     )
 
 
 # ---------------------------------------------------------------------------------------------------- what is perturbed
 
-LAUNCH = str(Path(__file__).with_name("launch.py"))
 DELAYS = "harness.recording.latency:Latency"
 CRASHING_ENTRY = "harness.lab.chaos.crash:run"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -354,8 +267,6 @@ class Subject:
     """Payload overrides of a run that will crash; None: no run can resume from it."""
     latency: tuple[str, ...] = ()
     """module:function of what waits for something outside; none of a command."""
-    unvaried: tuple[str, ...] = ()
-    """Keys of the payload in sections of runtime settings that no factor varies."""
 
     @property
     def is_command(self) -> bool:
@@ -379,13 +290,11 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     if asked is None:
         run_spec = make_command_spec(invocation.trailing, recording)
         return Subject(lambda values: run_spec, outside, recording_words(recording))
-    section, resume = asked.scenario.chaos, asked.scenario.resume
+    section = asked.scenario.chaos
     flat = flattened(asked.scenario.payload(asked.size, asked.overrides))
     usual = {key: json.loads(text) for key, text in flat.items() if text != "{}"}
     latency = (latency_factor(),) if section.latency else ()
     crash = () if section.crash is None else (crash_factor(()),)
-    known = {*section.factors, *((resume.run, resume.step) if resume else ())}
-    free = asked.scenario.runtime_sections
 
     def spec_of(values: Mapping[str, Any]) -> RunSpec:
         return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}), recording)
@@ -396,7 +305,6 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
         (*asked.typed, *recording_words(replace(recording, level=""))),
         section.crash,
         tuple(section.latency),
-        tuple(key for key in usual if key.partition(".")[0] in free and key not in known),
     )
 
 
@@ -419,15 +327,12 @@ def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[s
     return {"OMP_WAIT_POLICY": "passive", **environ, "PYTHONHASHSEED": str(seed), **threads}
 
 
-def launched(run_spec: RunSpec, perturbation: Perturbation, factors: Sequence[Factor] = ()) -> RunSpec:
-    """Return the run spec with its program started by `launch.py`, and with the values of its factors from outside."""
+def with_factors(run_spec: RunSpec, perturbation: Perturbation, factors: Sequence[Factor]) -> RunSpec:
+    """Return the run spec that records the values of its factors from outside."""
     usual = {each.name: each.usual for each in factors if each.is_outside and each.usual is not None}
     known = {**usual, **perturbation}
-    how = (str(perturbation.get(NICE, 0)), str(perturbation.get(CORES, 0)))
     outside = {name: written(known[name]) for name in OUTSIDE if name in known}
-    return replace(
-        run_spec, argv=(sys.executable, LAUNCH, *how, *run_spec.argv), perturbation={**run_spec.perturbation, **outside}
-    )
+    return replace(run_spec, perturbation={**run_spec.perturbation, **outside})
 
 
 def crashing(run_spec: RunSpec, perturbation: Perturbation) -> RunSpec:
@@ -446,29 +351,14 @@ def resuming(run_spec: RunSpec, crashed: Path) -> RunSpec:
     return replace(run_spec, call=replace(call, config=config))
 
 
-def busy_argv(perturbation: Perturbation) -> tuple[str, ...]:
-    """Return the command of the load beside a run; empty for none."""
-    return (sys.executable, "-I", "-S", LAUNCH, str(perturbation[LOAD])) if LOAD in perturbation else ()
-
-
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
 def drawn(factors: Sequence[Factor], seed: int, index: int) -> dict[str, Any]:
-    """Return the `index`-th perturbation of a seed: at least one factor, in the order of `factors`.
-
-    A factor that has no effect with the values drawn for the others is left out.
-    """
-
-    def values(changed: Sequence[Factor]) -> dict[str, Any]:
-        return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
-
+    """Return the `index`-th perturbation of a seed: at least one factor, in the order of `factors`."""
     changed = [each for each in factors if number(seed, index, each.name, "whether") % QUARTERS < each.num_quarters]
-    first = values(changed)
-    if changed := [each for each in changed if each.is_effective(first)]:
-        return values(changed)
-    unconditional = [each for each in factors if each.is_effective({})]
-    return values([unconditional[number(seed, index, "which") % len(unconditional)]])
+    changed = changed or [factors[number(seed, index, "which") % len(factors)]]
+    return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
 
 
 def number(*parts: int | str) -> int:
@@ -481,8 +371,6 @@ BASELINE = "run-1"
 """Directory of the baseline; each other run has a number of its own."""
 DELAYED = "delayed"
 """A file in a run's directory, once a call of it has been delayed."""
-ROOM = 4
-"""A cause is looked for within so many times the steps that it took to show."""
 SIGKILLED = 137
 """128 and the signal's number, as a shell has it."""
 T = TypeVar("T")
@@ -507,17 +395,10 @@ class ChaosPlan:
     """So many steps are run, from the first on; None: all."""
     max_s: float = inf
     """No run begins later."""
-    stdin: Path = Path(os.devnull)
-    """Standard input of every run."""
 
 
-def make_plan(
-    invocation: Invocation, options: ChaosOptions, chaos_id: str, given: Callable[[], bytes] = bytes
-) -> ChaosPlan:
-    """The plan of a command line; makes its directory, and keeps in it what `given` reads as the runs' input.
-
-    UsageError for what cannot be used; nothing is made then.
-    """
+def make_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str) -> ChaosPlan:
+    """Return the plan of a command line, and make its directory; UsageError for what cannot be used."""
     subject, wanted = make_subject(invocation, options), options.of_factors
     if options.num_steps is not None and options.scenario is None:
         raise UsageError("--steps and a command", remedy="pass the number to the command itself")
@@ -526,25 +407,17 @@ def make_plan(
     check_program(subject.run_spec({}), invocation.cwd, invocation.environ)
     factors = chosen(subject.factors, wanted.get("factors"))
     only = parse_only(wanted["only"], subject.factors) if "only" in wanted else None
-    directory, stdin = make_directory(invocation, options, chaos_id, given() if options.scenario is None else b"")
     return ChaosPlan(
         subject,
         factors,
-        directory,
+        out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path,
         only,
         num_probes=wanted.get("count", DEFAULT_COUNT),
         seed=wanted.get("seed", 0),
         num_repeats=wanted.get("repeats", DEFAULT_REPEATS),
         num_steps=options.num_steps,
         max_s=options.max_s,
-        stdin=stdin,
     )
-
-
-def make_directory(invocation: Invocation, options: ChaosOptions, chaos_id: str, data: bytes) -> tuple[Path, Path]:
-    """Make the directory of the runs; return it, and the file in it that every run reads as its input."""
-    directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
-    return directory, keep_input(data, directory)
 
 
 # ----------------------------------------------------------------------------------------------------------- comparison
@@ -668,8 +541,6 @@ class Finding:
     """The perturbation with which it was first seen."""
     index: int | None = None
     """Number of that one among the drawn ones, from 1 on; None where none was drawn."""
-    num_steps: int | None = None
-    """So many steps show it; None: it was run to its end."""
     is_smallest: bool = True
     """Whether the search for a smaller one came to its end."""
 
@@ -762,26 +633,25 @@ class ChaosExecutor(Executor):
         OutOfTimeError where a signal has ended it.
         """
         self._listener.begins({})
-        (run,) = await self._record({}, None if self._plan.num_steps is None else self._plan.num_steps - 1)
+        (run,) = await self._record({})
         if self._session.interrupted_by and not run.recording.is_complete:
             raise OutOfTimeError
         if run.recording.is_complete and run.recording.num_steps:
             self.baseline = read_trace(run.recording.directory)
         return run
 
-    async def probe(self, perturbation: Perturbation, num_steps: int | None = None) -> Outcome:
-        """Run under a perturbation, and compare; only the first `num_steps` steps, if given.
+    async def probe(self, perturbation: Perturbation) -> Outcome:
+        """Run under a perturbation, and compare.
 
         UsageError where the entry refuses what it is given, OutOfTimeError where nothing more is to begin.
         """
         self._listener.begins(perturbation)
-        limit, began_s = min(num_steps or len(self.baseline.steps), len(self.baseline.steps)), self._clock.monotonic_s()
-        is_cut = num_steps is not None or self._plan.num_steps is not None
-        runs = await self._record(perturbation, self.baseline.steps[limit - 1] if is_cut else None)
+        began_s, num_steps = self._clock.monotonic_s(), len(self.baseline.steps)
+        runs = await self._record(perturbation)
         if len(runs) > 1:
-            outcome = compare_crashed(self.baseline, runs[0], runs[1], limit)
+            outcome = compare_crashed(self.baseline, runs[0], runs[1], num_steps)
         else:
-            outcome = compare(self.baseline, runs[0], limit)
+            outcome = compare(self.baseline, runs[0], num_steps)
         if outcome.sign is Sign.SAME and (missed := self._missed(perturbation, runs)):
             outcome = Outcome(Sign.NOT_APPLIED, problem=missed)
         if self._session.interrupted_by and outcome.sign is Sign.BROKE:
@@ -792,22 +662,18 @@ class ChaosExecutor(Executor):
         self._listener.finished(outcome, self._clock.monotonic_s() - began_s)
         return outcome
 
-    async def _record(self, perturbation: Perturbation, last_step: int | None) -> list[Run]:
+    async def _record(self, perturbation: Perturbation) -> list[Run]:
         """Make the run, or the one that crashes and the one that resumes from it."""
+        last_step = None if self._plan.num_steps is None else self._plan.num_steps - 1
         run_spec = self._plan.subject.run_spec(perturbation, last_step)
-        async with AsyncExitStack() as stack:
-            if argv := busy_argv(perturbation):
-                directory = self._plan.directory / f"load-{self.num_runs + 1}"
-                stack.callback(remove_tree, str(directory))
-                await stack.enter_async_context(self._session.beside(argv, directory))
-            if CRASH not in perturbation:
-                return [await self._start(run_spec, perturbation)]
-            crashed = await self._start(crashing(run_spec, perturbation), perturbation)
-            if not has_died(self.baseline, crashed, perturbation[CRASH]):
-                return [crashed]
-            if checkpoint_steps_in(crashed.recording.directory):
-                run_spec = resuming(run_spec, crashed.recording.directory)
-            return [crashed, await self._start(run_spec, perturbation, is_first=False)]
+        if CRASH not in perturbation:
+            return [await self._start(run_spec, perturbation)]
+        crashed = await self._start(crashing(run_spec, perturbation), perturbation)
+        if not has_died(self.baseline, crashed, perturbation[CRASH]):
+            return [crashed]
+        if checkpoint_steps_in(crashed.recording.directory):
+            run_spec = resuming(run_spec, crashed.recording.directory)
+        return [crashed, await self._start(run_spec, perturbation, is_first=False)]
 
     def _missed(self, perturbation: Perturbation, runs: Sequence[Run]) -> str:
         """Return what of a perturbation never happened in its runs; empty where all of it did."""
@@ -821,7 +687,7 @@ class ChaosExecutor(Executor):
         """Make one run; UsageError if its entry refuses to begin, and nothing of the run is left then."""
         mark = str(self._plan.directory / f"run-{self.num_runs + 1}" / DELAYED)
         callbacks = {name: {**fields, "mark": mark} for name, fields in run_spec.callbacks.items()}
-        run_spec = launched(replace(run_spec, callbacks=callbacks), perturbation, self._plan.subject.factors)
+        run_spec = with_factors(replace(run_spec, callbacks=callbacks), perturbation, self._plan.subject.factors)
         run = await self.start(run_spec, environ_of(perturbation, self._environ))
         if is_first and (refusal := read_rejection(run.recording.directory)):
             remove_tree(str(run.recording.directory))
@@ -915,11 +781,11 @@ class PerturbationSearch:
             tally = tally.plus(has_failed=outcome.has_failed)
             if not outcome.has_failed:
                 continue
-            found = Finding(perturbation, outcome, tally, self._without, perturbation, num_steps=plan.num_steps)
+            found = Finding(perturbation, outcome, tally, self._without, perturbation)
             self._note(finding=found)
             if not wanted:
                 self._note(finding=replace(found, tally=Tally(1, 1), index=index, is_smallest=False))
-                await self._explain({each.name: each for each in factors})
+                await self._explain()
             return
 
     async def _fails_unchanged(self, num_runs: int) -> bool:
@@ -935,66 +801,36 @@ class PerturbationSearch:
                 self._without = self._without.plus(has_failed=again.has_failed)
         return False
 
-    async def _explain(self, factors: Mapping[str, Factor]) -> None:
-        """Look for the smallest part of a perturbation that still fails in the same way.
-
-        Fewer factors, fewer steps, values that are simpler and show it as early; then what is left several times.
-        """
-        plan, whole = self._plan, self._finding.perturbation
-        if await self._fails_unchanged(plan.num_repeats):
+    async def _explain(self) -> None:
+        """Look for the smallest part of a perturbation that still fails in the same way, then run it several times."""
+        whole = self._finding.perturbation
+        if await self._fails_unchanged(self._plan.num_repeats):
             return
-        room, num_steps = ROOM * self._num_until_shown(), plan.num_steps
-        if room < len(self._executor.baseline.steps) and not plan.subject.is_command:
-            num_steps = room
-        self._tallies = {_key(whole, each): self._finding.tally for each in (plan.num_steps, num_steps)}
-        self._note(finding=replace(self._finding, without=self._without, num_steps=num_steps))
+        self._note(finding=replace(self._finding, without=self._without))
         await ddmin(tuple(whole), lambda names: self._fails({name: whole[name] for name in names}))
-        await self._cut_steps()
-        for name, value in self._finding.perturbation.items():
-            for simpler in factors[name].values.simpler(value, factors[name].usual):
-                if await self._fails({**self._finding.perturbation, name: simpler}):
-                    break
-        await self._cut_steps()
-        while self._finding.tally.num_runs < plan.num_repeats:
-            await self._run(self._finding.perturbation, self._finding.num_steps)
+        while self._finding.tally.num_runs < self._plan.num_repeats:
+            await self._run(self._finding.perturbation, self._finding.tally)
         self._note(finding=replace(self._finding, is_smallest=True))
 
-    async def _cut_steps(self) -> None:
-        """Go no further than the step that shows it, if it shows then."""
-        num_steps = self._num_until_shown()
-        if not self._plan.subject.is_command and num_steps != self._finding.num_steps:
-            await self._fails(self._finding.perturbation, num_steps)
-
-    async def _fails(self, perturbation: Perturbation, num_steps: int | None = None) -> bool:
+    async def _fails(self, perturbation: Perturbation) -> bool:
         """Return whether a perturbation fails in one of several runs; it is the smallest so far, then."""
+        tally = Tally()
         for _ in range(self._plan.num_repeats):
-            if await self._run(perturbation, num_steps or self._finding.num_steps):
+            tally = await self._run(perturbation, tally)
+            if tally.num_failed:
                 return True
         return False
 
-    async def _run(self, perturbation: Perturbation, num_steps: int | None) -> bool:
-        """Make one run, and count it; return whether it fails in the same way as the first one."""
-        outcome, key = await self._executor.probe(perturbation, num_steps), _key(perturbation, num_steps)
+    async def _run(self, perturbation: Perturbation, tally: Tally) -> Tally:
+        """Make one run; if it fails in the same way as the first one, it is the finding. Return its tally."""
+        outcome = await self._executor.probe(perturbation)
         is_alike = outcome.sign is self._finding.outcome.sign
-        self._tallies[key] = self._tallies.get(key, Tally()).plus(has_failed=is_alike)
+        tally = tally.plus(has_failed=is_alike)
         if is_alike:
-            self._note(finding=replace(self._finding, perturbation=perturbation, outcome=outcome, num_steps=num_steps))
-        tally = self._tallies[_key(self._finding.perturbation, self._finding.num_steps)]
-        self._note(finding=replace(self._finding, tally=tally))
-        return is_alike
-
-    def _num_until_shown(self) -> int:
-        """Return the number of steps until the difference, or until the crash that shows it has happened."""
-        last = self._finding.outcome.step
-        assert last is not None
-        if CRASH in self._finding.perturbation:
-            step, phase = parse_moment(self._finding.perturbation[CRASH])
-            last = max(last, step + (phase == END))
-        return max(1, sum(each <= last for each in self._executor.baseline.steps))
-
-
-def _key(perturbation: Perturbation, num_steps: int | None) -> str:
-    return f"{sorted(perturbation.items())} {num_steps}"
+            self._note(finding=replace(self._finding, perturbation=perturbation, outcome=outcome))
+        if perturbation == self._finding.perturbation:
+            self._note(finding=replace(self._finding, tally=tally))
+        return tally
 
 
 def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = False) -> tuple[Factor, ...]:

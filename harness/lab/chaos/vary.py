@@ -26,18 +26,18 @@ from harness.bits.files import UNLIMITED, read_regular
 from harness.bits.text import count
 from harness.lab.chaos.search import (
     BASELINE,
+    CHAOS,
     ChaosOptions,
     Executor,
     Listener,
     OutOfTimeError,
     ddmin,
     environ_of,
-    launched,
-    make_directory,
 )
 from harness.lab.experiments.command_spec import make_command_spec
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.launcher import Launcher, Run, check_program
+from harness.lab.experiments.preparation import out_directory
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.scenario import asked_run
 from harness.process.clock import Clock
@@ -319,7 +319,6 @@ class VaryPlan:
     options: ChaosOptions
     directory: Path
     """Absolute; holds a directory for each run that is kept."""
-    stdin: Path
 
     @property
     def base_values(self) -> dict[str, str]:
@@ -331,9 +330,7 @@ class VaryPlan:
         return fill(self.argv, {**self.base_values, **values})
 
 
-def make_vary_plan(
-    invocation: Invocation, options: ChaosOptions, chaos_id: str, given: Callable[[], bytes] = bytes
-) -> VaryPlan:
+def make_vary_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str) -> VaryPlan:
     """Return the plan of a command line with --vary; makes its directory.
 
     UsageError for what cannot be used; nothing is made then.
@@ -363,8 +360,8 @@ def make_vary_plan(
 
     base = spec_of(fill(argv, {name: each[0] for name, each in settings.items()}))
     check_program(base, invocation.cwd, invocation.environ)
-    directory, stdin = make_directory(invocation, options, chaos_id, given())
-    return VaryPlan(settings, argv, spec_of, options, directory, stdin)
+    directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
+    return VaryPlan(settings, argv, spec_of, options, directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,7 +552,7 @@ class VarySearch(Executor):
         self._listener.begins(title)
         orders |= {"directory": self._locked(self.num_runs + 1), "num_steps": self._plan.options.num_steps}
         run_spec = replace(self._plan.spec_of(self._plan.command(values)), callbacks={LOCKED_STEPS: orders})
-        run = await self.start(launched(run_spec, {}), self._environ)
+        run = await self.start(run_spec, self._environ)
         self._listener.finished(run, run.duration_s)
         ranks, recording = read_ranks(Path(orders["directory"])), run.recording
         if self._session.interrupted_by and recording.exit_code:

@@ -3,7 +3,6 @@
 A dotted key is a path in it: `training.num_steps` is `num_steps` in the section `training`.
 """
 
-import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -11,9 +10,6 @@ from typing import Any
 from harness.bits.errors import UsageError
 
 Payload = Mapping[str, Any]
-_ABSENT = object()
-CLOSE = 0.8
-"""Of 1: how alike two names of one section are of which one is perhaps the other, misspelt."""
 
 
 def overridden(payload: Payload, values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -44,42 +40,6 @@ def _put(section: dict[str, Any], path: list[str], value: Any, where: str) -> No
         )
     section[name] = dict(inner)
     _put(section[name], rest, value, where)
-
-
-def meant(payload: Payload, dotted: str) -> str:
-    """The key that is in a payload and was perhaps meant by one that is not; empty where there is none.
-
-    A key that is not there may have a default, which only the payload's owner knows: it is no fault by itself.
-    """
-    section: Any = payload
-    path = dotted.split(".")
-    for at, name in enumerate(path):
-        if not isinstance(section, Mapping):
-            return ""
-        if name not in section:
-            near = difflib.get_close_matches(name, map(str, section), n=1, cutoff=CLOSE)
-            return ".".join([*path[:at], *near, *path[at + 1 :]]) if near else ""
-        section = section[name]
-    return ""
-
-
-def has_key(payload: Payload, dotted: str) -> bool:
-    """Return whether a payload holds this dotted key."""
-    return _at(payload, dotted) is not _ABSENT
-
-
-def is_section(payload: Payload, dotted: str) -> bool:
-    """Return whether a dotted key is that of a section; so is a name without dots that a payload leaves out."""
-    found = _at(payload, dotted)
-    return "." not in dotted if found is _ABSENT else isinstance(found, Mapping)
-
-
-def _at(payload: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        if not isinstance(payload, Mapping) or name not in payload:
-            return _ABSENT
-        payload = payload[name]
-    return payload
 
 
 def flattened(payload: Payload, prefix: str = "") -> dict[str, str]:

@@ -6,7 +6,6 @@ killed, there is none          reproduce RUN --step K --interactive, K the one a
 of a command, in step K        replay --step K --trace-ops -- COMMAND
 """
 
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,13 +74,13 @@ def report_command(a: Path, b: Path) -> NextCommand:
     return NextCommand("see both on one page", shlex.join(["rlharness", "report", path_text(a), path_text(b)]))
 
 
-def level_command(run_spec: RunSpec, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> NextCommand:
+def level_command(run_spec: RunSpec, timeout_s: float = inf) -> NextCommand:
     """Return the command that runs a program again at level deterministic."""
     words = ("rlharness", "replay", "--level", DETERMINISTIC)
-    return NextCommand("test whether a level removes it", _program_words(words, run_spec, timeout_s, stdin))
+    return NextCommand("test whether a level removes it", _program_words(words, run_spec, timeout_s))
 
 
-def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
+def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf) -> str:
     """Return the command that records the operations of a step, run again under the same conditions.
 
     A secret of the command is `<redacted>`: the user fills it in.
@@ -89,14 +88,13 @@ def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin:
     words = ["rlharness", "replay", *run_spec.typed, "--step", str(step), "--trace-ops"]
     if run_spec.level != OFF and run_spec.call is None:
         words += ["--level", run_spec.level]
-    return _program_words(words, run_spec, timeout_s, stdin)
+    return _program_words(words, run_spec, timeout_s)
 
 
-def _program_words(begin: Sequence[str], run_spec: RunSpec, timeout_s: float, stdin: Path) -> str:
+def _program_words(begin: Sequence[str], run_spec: RunSpec, timeout_s: float) -> str:
     words = [*begin, *(word for metric in run_spec.metrics for word in ("--metric", metric))]
     if isfinite(timeout_s):
         words += ["--timeout", f"{timeout_s:g}"]
     if run_spec.call is None:
         words += ["--", *run_spec.argv]
-    command = shlex.join(redact_argv(words))
-    return command if stdin == Path(os.devnull) else f"{command} < {shlex.quote(path_text(stdin))}"
+    return shlex.join(redact_argv(words))

@@ -10,10 +10,9 @@ it unless it is asked for. What a run prints goes to output.log in the directory
 """
 
 import asyncio
-import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -115,8 +114,6 @@ class LaunchContext:
     run_id: str
     timeout_s: float = inf
     """Limit on each run."""
-    stdin: Path = Path(os.devnull)
-    """What each reads as its standard input."""
 
 
 def find_program(word: str, cwd: Path, environ: Mapping[str, str]) -> str | None:
@@ -181,7 +178,6 @@ class Launcher:
             timeout_s=context.timeout_s,
             startup_timeout_s=inf,
             grace_s=GRACE_S,
-            stdin=str(context.stdin),
             pid_file=str(prepared.directory / LEADER),
         )
         self.display.begin(number, has_operations=has_operations)
@@ -215,20 +211,6 @@ class Launcher:
         spec = self._spec(argv, directory, context)
         self.interruption.on_cancel = lambda signal_name: self.supervisors.kill(spec.marker)
         return await self.supervisors.run(spec)
-
-    @asynccontextmanager
-    async def beside(self, argv: tuple[str, ...], directory: Path) -> AsyncIterator[None]:
-        """Run a program while the context is entered, then kill it with every process that it has started.
-
-        What it prints goes to output.log in a directory of its own.
-        """
-        spec = self._spec(argv, directory, self.context)
-        going_on = asyncio.create_task(self.supervisors.run(spec))
-        try:
-            yield
-        finally:
-            self.supervisors.kill(spec.marker)
-            await going_on
 
     def _program(self, run_spec: RunSpec, context: LaunchContext) -> str:
         """The path of the program of a run: that of its working directory, else that of the command's."""

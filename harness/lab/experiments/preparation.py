@@ -9,9 +9,8 @@
 """
 
 import os
-import select
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,67 +100,6 @@ def _what_is_in(directory: Path) -> str:
     """As a remedy says it: recorded runs with the command that removes them, all else without one."""
     has_run = any(next(directory.glob(pattern), None) for pattern in (RUN, f"*/{RUN}"))
     return f"what was recorded there: rm -r {shlex.quote(path_text(directory))}" if has_run else "what is there"
-
-
-INPUT = "stdin"
-"""In the directory of a replay, where there was any."""
-MAX_BYTES = 64 * 1024 * 1024
-PATIENCE_S = 2.0
-"""Seconds without input before a note says that rlharness waits for it."""
-_CHUNK_BYTES = 1 << 16
-
-
-def read_input(fd: int, say: Callable[[str], None]) -> bytes:
-    """Everything up to the end of a file that is no terminal; nothing of one that is, or that is not open.
-
-    UsageError for more than MAX_BYTES, or where it cannot be read.
-    """
-    chunks: list[bytes] = []
-    num_bytes = 0
-    try:
-        if os.isatty(fd):
-            return b""
-        if not select.select([fd], [], [], PATIENCE_S)[0]:
-            say("standard input is neither a terminal nor at its end: waiting for the end; < /dev/null gives none")
-        while chunk := os.read(fd, _CHUNK_BYTES):
-            chunks.append(chunk)
-            num_bytes += len(chunk)
-            if num_bytes > MAX_BYTES:
-                raise UsageError(
-                    f"standard input has more than {MAX_BYTES:,} bytes",
-                    remedy="name a file in the command, or give none: < /dev/null",
-                )
-    except OSError as error:
-        if not chunks and not _is_open(fd):
-            return b""
-        raise UsageError(f"standard input cannot be read: {error.strerror}", remedy="give none: < /dev/null") from None
-    return b"".join(chunks)
-
-
-def keep_input(data: bytes, directory: Path) -> Path:
-    """The file that every run reads: in the directory of a replay, or one without content.
-
-    HarnessError where it cannot be written.
-    """
-    if not data:
-        return Path(os.devnull)
-    path = directory / INPUT
-    try:
-        write_replacing(path, data, is_private=True)  # it may hold what a person would not print
-    except OSError as error:
-        raise HarnessError(
-            f"standard input cannot be kept in {path_text(directory)}: {error.strerror}",
-            remedy="name another directory with --out, or give no input: < /dev/null",
-        ) from None
-    return path
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

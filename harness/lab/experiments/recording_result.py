@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import select
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,9 +48,6 @@ RESULT = "recording.json"
 SETTLE_S = 10.0
 """How long recorders may outlive the program that started them: Ray's actors end after their driver."""
 POLL_S = 0.05
-_PYTHON = re.compile(r"(python|pypy)[\d.]*")
-_DEAF = re.compile(r"-[bBdiOPqRsuvx]*[EIS]")
-"""Among the options of Python that take no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,28 +292,11 @@ def _why_nothing(reports: Sequence[Report], run_spec: RunSpec) -> Problem:
             f"no optimizer's step was seen in {processes} with torch",
             "where it steps without torch.optim, have it call the recorder itself (harness.recording.open_recorder)",
         )
-    if word := deaf_word(run_spec.argv):
-        return Problem(f"{word}: this Python does not read PYTHONPATH, which starts the recording", f"leave out {word}")
     return Problem(
         "no Python process with torch was seen",
-        "name a program that imports torch; sudo, env -i, ssh and containers do not pass on PYTHONPATH and"
-        " RLHARNESS_TRACE: put rlharness trace after them",
+        "name a program that imports torch; python -E, -I and -S ignore PYTHONPATH: leave them out; sudo, env -i, ssh"
+        " and containers do not pass on PYTHONPATH and RLHARNESS_TRACE: put rlharness trace after them",
     )
-
-
-def deaf_word(argv: Sequence[str]) -> str:
-    """The option that keeps a Python of this command line from reading PYTHONPATH; empty for none."""
-    is_python = is_value = False
-    for word in argv:
-        if is_value:
-            is_value = False
-        elif is_python and _DEAF.match(word):
-            return word
-        else:
-            is_value = is_python and word in ("-W", "-X")
-            is_option = word.startswith("-") and word[:2] not in ("-c", "-m")
-            is_python = (is_python and is_option) or _PYTHON.fullmatch(Path(word).name) is not None
-    return ""
 
 
 def _name(report: Report) -> str:

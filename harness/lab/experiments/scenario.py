@@ -24,22 +24,20 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from importlib import resources
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
-from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES, read_text
 from harness.bits.redaction import REDACTED, redact_fields
-from harness.bits.text import count, one_line
+from harness.bits.text import count
 from harness.lab.experiments.command_spec import (
     RecordingOptions,
     ScenarioOptions,
@@ -48,7 +46,7 @@ from harness.lab.experiments.command_spec import (
     make_command_spec,
     parse_steps,
 )
-from harness.lab.experiments.flat_config import flattened, has_key, is_section, keys_with_dots, meant, overridden, parts
+from harness.lab.experiments.flat_config import flattened, keys_with_dots, overridden, parts
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 from harness.process.invocation import Invocation, shadowing
@@ -59,26 +57,14 @@ from harness.trace.manifest import ENTRY, LEVEL
 
 SMOKE, FULL = "smoke", "full"
 
-Words = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$"), "one line: the words of a command, as in a shell"]
-SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$"), "the name of a section of config"]
-DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$"), "a dotted key of config"]
-Values = Annotated[dict[str, Any], "values by dotted keys: {training.num_steps: 4}"]
-SIZES = "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"
+DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 """{KEY} in a command."""
 
 
 FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
-Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$"), "one line of text"]
-Function = Annotated[str, Field(pattern=FUNCTION), "module:function"]
-Package = Annotated[str, Field(pattern=r"^\w+$"), "the name of a package, as import has it"]
-Where = Annotated[dict[FactorKey, Any], "values by dotted keys: {sampler.name: vllm}"]
-Crash = Annotated[dict[FactorKey, Any], "values by dotted keys: {output.checkpoint_every: 1}"]
-FACTORS = "dotted keys, each with {min: 1, max: 64} or a list of values"
-SIZES_OF_FACTORS = "names of sizes, each with values of factors: {tiny: {runtime.n: [2, 1]}}"
-NAMES = "dotted keys of its factors, each with what sentences call it"
-PACKAGES = "dotted keys of its factors, each with the package that it needs: {sampler.name: vllm}"
-WHERE = "dotted keys of its factors, each with values of other keys"
+Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
+Function = Annotated[str, Field(pattern=FUNCTION)]
 
 
 class Range(BaseModel):
@@ -96,8 +82,7 @@ class Range(BaseModel):
         return self
 
 
-VALUES = "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
-Declared = Annotated[Range | Annotated[list[Any], Field(min_length=1)], VALUES]
+Declared = Range | Annotated[list[Any], Field(min_length=1)]
 """The values of a factor."""
 
 
@@ -106,19 +91,13 @@ class ChaosSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
-    factors: Annotated[dict[FactorKey, Declared], FACTORS] = Field(default_factory=dict)
+    factors: dict[FactorKey, Declared] = Field(default_factory=dict)
     """By dotted key, in a section of runtime settings: a range of integers, or a list of values, the simplest first."""
-    sizes: Annotated[dict[str, dict[FactorKey, Declared]], SIZES_OF_FACTORS] = Field(default_factory=dict)
+    sizes: dict[str, dict[FactorKey, Declared]] = Field(default_factory=dict)
     """Values of some of the factors in a size, where those of `factors` have no effect, or none that is legal."""
-    names: Annotated[dict[FactorKey, Line], NAMES] = Field(default_factory=dict)
-    """What sentences call some of the factors: the trainer's thread count."""
-    packages: Annotated[dict[FactorKey, Package], PACKAGES] = Field(default_factory=dict)
-    """Packages that some of the factors need; such a factor is left out where its package is not installed."""
-    where: Annotated[dict[FactorKey, Where], WHERE] = Field(default_factory=dict)
-    """Values of other keys with which alone some of the factors have an effect; without them they are not drawn."""
-    latency: Annotated[list[Function], "a list of module:function"] = Field(default_factory=list)
+    latency: list[Function] = Field(default_factory=list)
     """module:function of calls that wait for something outside: tools, reward models. Delays precede its calls."""
-    crash: Crash | None = None
+    crash: dict[FactorKey, Any] | None = None
     """Overrides of a run that will crash, which let another run resume from it; None: no crash."""
 
     def faults(self, free: Collection[str], *, sizes: Collection[str], can_resume: bool) -> Iterator[str]:
@@ -128,13 +107,9 @@ class ChaosSection(BaseModel):
         for key in (*self.factors, *(self.crash or ())):
             if key.partition(".")[0] not in free:
                 yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
-        of_sizes = {f"sizes.{size}": values for size, values in self.sizes.items()}
-        named: Mapping[str, Mapping[str, Any]] = {"names": self.names, "packages": self.packages, "where": self.where}
-        for section, keys in {**named, **of_sizes}.items():
-            for key in keys:
-                if key not in self.factors:
-                    legal = ", ".join(self.factors) or "none"
-                    yield f"chaos.{section}: {key} is not one of its factors, which are {legal}"
+        for size, values in self.sizes.items():
+            if unknown := values.keys() - self.factors:
+                yield f"chaos.sizes.{size}: {', '.join(sorted(unknown))} is not one of its factors"
         if self.crash is not None and not can_resume:
             yield "chaos.crash needs resume: another run has to resume from the crashed one"
 
@@ -162,29 +137,29 @@ class Scenario(BaseModel):
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, json_schema_extra=_needs_a_header
     )
 
-    extends: Annotated[str, "the name of a scenario, or a YAML file beside this one"] = ""
+    extends: str = ""
     """Scenario that this one differs from: its name, or a file beside this one. What is left out here is as there."""
     about: Line | Literal[""] = ""
     """One line for a person."""
     entry: Function | None = None
     """module:function, called in a process of its own."""
-    command: Words | None = None
+    command: Line | None = None
     """Command of a program, in place of an entry: its words as in a shell; {KEY} stands for a value of `config`."""
-    resume_command: Words | None = None
+    resume_command: Line | None = None
     """Command that resumes a run of `command` from its last checkpoint."""
-    determinism: Annotated[Literal["off", "deterministic", "invariant"], "off, deterministic, invariant"] = "off"
+    determinism: Literal["off", "deterministic", "invariant"] = "off"
     """The default level of its runs."""
-    gpus: Annotated[int, Field(ge=0), "a whole number, 0 or more"] = 0
+    gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs that it needs."""
-    sizes: Annotated[dict[str, Values], SIZES] = Field(default_factory=dict)
+    sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """By name, overrides of `config`, by dotted key."""
-    runtime_sections: Annotated[list[SectionName], "a list of sections of config"] = Field(default_factory=list)
+    runtime_sections: list[Annotated[str, Field(pattern=r"^[^.\s]+$")]] = Field(default_factory=list)
     """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
     resume: Resumption | None = None
     """How a run resumes from an earlier one; None if it cannot."""
     chaos: ChaosSection = Field(default_factory=ChaosSection)
     """Parts of the payload that should not affect results, for `rlharness chaos`."""
-    config: Annotated[dict[str, Any], "a mapping of keys to values"] = Field(default_factory=dict)
+    config: dict[str, Any] = Field(default_factory=dict)
     """The payload."""
 
     @model_validator(mode="after")
@@ -239,16 +214,6 @@ class Scenario(BaseModel):
         """The payload in a size, with other values at dotted keys; UsageError for keys that cannot be followed."""
         return overridden(overridden(self.config, self.sizes.get(size, {}), f"the size {size}"), values, "--set")
 
-    def misspelt(self, typed: Mapping[str, Sequence[str]]) -> Iterator[str]:
-        """What is perhaps misspelt of the file's dotted keys and of those that were `typed`, by option: a line each."""
-        factors, crash = self.chaos.factors, self.chaos.crash or {}
-        of_file = {f"sizes.{size}:": tuple(values) for size, values in self.sizes.items()}
-        of_file |= {"chaos.factors:": tuple(factors), "chaos.crash:": tuple(crash)}
-        for where, keys in {**of_file, **typed}.items():
-            for key in keys:
-                if near := meant(self.config, key):
-                    yield f"{where} {key}: config has no such key; did you mean {near}?"
-
     def chosen_size(self, asked: str | None, default: str) -> str:
         """The name of the size to run: what was asked for, else the default, which a scenario need not have."""
         if asked is not None and asked not in self.sizes:
@@ -271,7 +236,7 @@ def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | N
     """
     fields = read_yaml(text, where)
     if not isinstance(fields, dict):
-        raise UsageError(f"{where} is not a mapping", legal=_legal(Scenario), remedy="see rlharness scenarios")
+        raise UsageError(f"{where} is not a mapping", legal=KEYS, remedy="see rlharness scenarios")
     if base_of and isinstance(name := fields.get("extends"), str):
         fields = _merged(base_of(name).model_dump(exclude_unset=True), fields)
     return parse_fields(fields, where)
@@ -282,14 +247,27 @@ def parse_fields(fields: Mapping[str, Any], where: str) -> Scenario:
     try:
         return Scenario.model_validate(fields)
     except ValidationError as error:
-        faults = dict.fromkeys(_fault(dict(fault), fields) for fault in error.errors())
+        faults = [_fault(each["loc"], each["type"], each["msg"], each["input"]) for each in error.errors()]
     raise UsageError(
-        f"{where}: " + "; ".join(what for what, _ in faults),
-        legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
-        remedy="correct the file"
-        if fields.keys() & {"entry", "command"}
-        else "begin it with extends: NAME, what it differs from",
+        f"{where}: {'; '.join(dict.fromkeys(faults))}",
+        legal=KEYS,
+        remedy="correct the file; rlharness schema scenario describes each key",
     )
+
+
+KEYS = f"the keys {', '.join(Scenario.model_fields)}"
+
+
+def _fault(location: tuple[int | str, ...], kind: str, message: str, value: Any) -> str:
+    """Return what is wrong at a place of the file."""
+    dotted = ".".join(str(each) for each in location if "[" not in str(each))  # pydantic's own, as list[any]
+    if not location:  # of several keys, in words of ours
+        return message.removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        known = (*Scenario.model_fields, *(f"chaos.{name}" for name in ChaosSection.model_fields))
+        near = difflib.get_close_matches(dotted, known, n=1)
+        return f"unknown key {dotted!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    return f"{dotted} is missing" if kind == "missing" else f"{dotted} is {value!r}: {message}"
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,61 +277,6 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in own.items()
     }
     return {**base, **both}
-
-
-def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, str]:
-    """What is wrong, and what would be right, in words of the file."""
-    location, kind = tuple(fault["loc"]), fault["type"]
-    if not location:  # of several keys, in words of ours
-        return str(fault["msg"]).removeprefix("Value error, "), ""
-    around, key = location[:-1], location[-1]
-    if key == "[key]":
-        around, key = around[:-1], around[-1]
-        return f"{_dotted(around)} has the key {key!r}", "dotted keys: SECTION.NAME"
-    hints = _hints(location)
-    if len(hints) > len(around) and (section := _section(hints[len(around)])):
-        keys, legal = tuple(section.model_fields), _legal(section)
-        if kind == "missing":
-            return f"{_dotted(location)} is missing", legal
-        if kind == "extra_forbidden":
-            near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
-            meant = f", did you mean {_dotted((*around, near[0]))!r}?" if near else ""
-            return f"unknown key {_dotted(location)!r}{meant}", legal
-    depth, legal = max((depth, text) for depth, each in enumerate(hints) if (text := _legal(each)))
-    value = reduce(getitem, location[:depth], fields)
-    return f"{_dotted(location[:depth])} is {value!r}", legal
-
-
-def _hints(location: Sequence[object]) -> list[Any]:
-    """Return the types of the file, and of what it holds along a location, as far as they are declared."""
-    found: list[Any] = [Scenario]
-    for key in location:
-        types, section = (found[-1], *get_args(found[-1])), _section(found[-1])
-        inside = [get_args(each)[-1] for each in types if get_origin(each) in (dict, list)]
-        if section is not None and key in section.model_fields:
-            inside = [get_type_hints(section, include_extras=True)[str(key)]]
-        if not inside:
-            break
-        found += inside[:1]
-    return found
-
-
-def _section(hint: Any) -> type[BaseModel] | None:
-    """Return the section of the file that a type is, if it is one."""
-    types = (each for each in (hint, *get_args(hint)) if isinstance(each, type))
-    return next((each for each in types if issubclass(each, BaseModel)), None)
-
-
-def _legal(hint: Any) -> str:
-    """Return what is legal: the keys of a section, or what the annotation of a type says; empty if it does not."""
-    if section := _section(hint):
-        return f"the keys {', '.join(section.model_fields)}"
-    metadata = (text for each in (hint, *get_args(hint)) for text in getattr(each, "__metadata__", ()))
-    return next((text for text in metadata if type(text) is str), "")
-
-
-def _dotted(location: tuple[object, ...]) -> str:
-    return ".".join(map(str, location))
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -520,12 +443,10 @@ def asked_scenario(
 ) -> Asked:
     """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for.
 
-    `others` are the alternatives to it. A key that may be misspelt is noted: the entry may know it. `is_isolated`:
-    the working directory comes after this package on the import path.
+    `others` are the alternatives to it. `is_isolated`: the working directory comes after this package on the import
+    path.
     """
     asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
-    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.swept)}):
-        invocation.note(f"note: {one_line(line)}")
     if asked.scenario.entry is not None and not is_isolated:
         check_entries(invocation)
     check_machine(invocation, asked.scenario)
@@ -616,37 +537,15 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
         )
     free = scenario.runtime_sections
     if key.partition(".")[0] not in free:
-        is_there = has_key(scenario.config, key)
-        near = meant(scenario.config, key)
         raise UsageError(
-            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable"
-            if is_there
-            else f"--sweep {key}: the scenario has no such key",
-            legal=_legal_to_sweep(scenario),
-            remedy="rlharness train records each run, and rlharness diff shows their first difference"
-            if is_there or not near
-            else f"did you mean {near}?",
+            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable",
+            legal=f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings",
+            remedy="rlharness train records each run, and rlharness diff shows their first difference",
         )
     found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
         raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
-    if is_section(scenario.config, key) and not all(isinstance(value, Mapping) for value in found):
-        raise UsageError(
-            f"--sweep {key}: it is a section, not a setting",
-            legal=_legal_to_sweep(scenario),
-            remedy=f"name a key of it: --sweep {key}.KEY=V1,V2",
-        )
     return key, tuple(found)
-
-
-def _legal_to_sweep(scenario: Scenario) -> str:
-    """Return the keys that may differ between runs: those of the file, and the sections that may have more."""
-    free = scenario.runtime_sections
-    if not free:
-        return "none: this scenario declares no runtime settings"
-    _, settings = parts(scenario.config, free)
-    named = [key for key in flattened(settings) if key not in free]
-    return f"keys of {', '.join(free)}" + (f", such as {', '.join(named)}" if named else "")
 
 
 def check_entries(invocation: Invocation) -> None:

@@ -70,11 +70,6 @@ from harness.trace.mapped_libraries import deciding
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Difference, Verdict
 
-SECONDS, MEMORY = "seconds", "memory_gb"
-STEP, RUN = "step", "run"
-"""Names beside those of phases: the sum over phases; the whole run, from its start to its end."""
-
-
 # --------------------------------------------------------------------------------------------------------------- policy
 
 BEHAVIOUR, NUMERICS, CONFIGURATION, NOT_COMPARABLE = "behaviour", "numerics", "configuration", "not_comparable"

@@ -4,20 +4,16 @@ The runs that count are those without operations: recording them may change what
 from the root of that step. Starts nothing.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.bits.files import open_regular
-from harness.bits.levels import DETERMINISTIC, OFF
 from harness.lab.experiments.command_spec import ScenarioOptions, make_command_spec
 from harness.lab.experiments.launcher import Run, Variant, check_program
-from harness.lab.experiments.preparation import OutDirectory, keep_input, out_directory, place_of
+from harness.lab.experiments.preparation import OutDirectory, out_directory, place_of
 from harness.lab.experiments.scenario import asked_run, make_scenario_spec
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
@@ -76,8 +72,6 @@ class ReplayPlan:
     op_step: int | None = None
     """The step whose operations are recorded, each time in a run of its own."""
     timeout_s: float = inf
-    stdin: Path = Path(os.devnull)
-    """What every run reads as its standard input."""
     typed: tuple[str, ...] = ()
     """The words by which a scenario is named after `rlharness replay`; of a foreign program none."""
 
@@ -104,10 +98,8 @@ class ReplayPlan:
                 yield Variant(replace(run_spec, op_step=self.op_step), number)
 
 
-def make_plan(
-    invocation: Invocation, options: ReplayOptions, replay_id: str, given: Callable[[], bytes] = bytes
-) -> ReplayPlan:
-    """The plan of a command line; makes its directory, and keeps in it what `given` reads as the runs' input.
+def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) -> ReplayPlan:
+    """Return the plan of a command line, and make its directory.
 
     UsageError and TraceError for what cannot be used; nothing is made then.
     """
@@ -120,7 +112,6 @@ def make_plan(
         )
     trace = _reference(invocation, options)
     num_runs = _num_runs(options, len(run_specs))
-    data = b"" if typed else given()  # the last that may take long or be refused before anything is made
     out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
     return ReplayPlan(
         run_specs=run_specs,
@@ -130,7 +121,6 @@ def make_plan(
         op_step=options.step if options.has_operations else None,
         timeout_s=options.timeout_s,
         out=out,
-        stdin=keep_input(data, out.path),
         typed=typed,
     )
 
@@ -162,12 +152,6 @@ def _num_runs(options: ReplayOptions, num_variants: int) -> int:
             remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a single run",
         )
     return options.num_runs or max(num_variants, 1 if options.against else 2)
-
-
-MAX_OUTPUT_BYTES = 2**30
-"""So much of what a run printed is searched for warnings."""
-MAX_LINE_BYTES = 2**16
-_UNHELD = b" does not have a deterministic implementation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +214,7 @@ def compare_runs(plan: ReplayPlan, runs: Sequence[Run], interrupted_by: str = ""
     if plan.against is not None:
         sides.insert(0, _Side(str(plan.against.directory), plan.against, plan.against))
     comparisons = [_compare(sides[0], side, plan.op_step) for side in sides[1:]]
-    notes = [*_without_level(plan, runs), *_warnings(plan, runs), *_hash_seeds(plan, runs)]
-    return Replay(plan, tuple(runs), tuple(comparisons), tuple(notes), interrupted_by)
+    return Replay(plan, tuple(runs), tuple(comparisons), tuple(_without_level(plan, runs)), interrupted_by)
 
 
 def _read(run: Run | None) -> Trace | None:
@@ -317,35 +300,3 @@ def _without_level(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
             seen = report.level_env if plan.run_spec.call is None or report.rank is not None else {}
             if other := [name for name, value in plan.level_env.items() if seen and seen.get(name) != value]:
                 yield f"{run.name}: process {report.pid} did not get what the level sets: {', '.join(other)}"
-
-
-def _warnings(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
-    """Operations that torch has warned of: what the level cannot hold."""
-    if plan.run_spec.level == OFF:
-        return
-    names: set[str] = set()
-    for run in runs:
-        names.update(name for line in _output_lines(run.output) for name in _unheld(line))
-    if names:
-        yield f"torch has no deterministic implementation of {', '.join(sorted(names))}: these may differ at any level"
-
-
-def _output_lines(path: Path) -> Iterator[bytes]:
-    """The lines of what a run printed, long ones in pieces; as far as they can be read, and not beyond a limit."""
-    with suppress(OSError), open_regular(path) as file:
-        while file.tell() < MAX_OUTPUT_BYTES and (line := file.readline(MAX_LINE_BYTES)):
-            yield line
-
-
-def _unheld(line: bytes) -> Iterator[str]:
-    """The operations of which torch says in a line that they have no deterministic implementation."""
-    *heads, _ = line.split(_UNHELD)
-    for head in heads:
-        yield from (word.decode("utf-8", "replace") for word in head.rsplit(maxsplit=1)[-1:])
-
-
-def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a note if processes hashed strings differently at level `deterministic`, which sets the seed of it."""
-    hashes = {report.string_hash for run in runs for report in run.recording.reports if report.string_hash}
-    if len(hashes) > 1 and plan.run_spec.level == DETERMINISTIC:
-        yield "PYTHONHASHSEED took no effect in some process: it ordered sets of strings differently"

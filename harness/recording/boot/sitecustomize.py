@@ -109,7 +109,7 @@ def main() -> None:
         return PACKAGE.name
 
     load(HERE.parent / "post_import.py").after_import(
-        load(HERE.parent / "boot_hooks.py").import_hooks(orders, bring_package)
+        load(HERE.parent / "boot_hooks.py").import_hooks(orders, bring_package, lambda problem: report(orders, problem))
     )
 
 

@@ -1,9 +1,13 @@
 """Which tensors of an optimizer must agree, on which ranks, and which of them differ.
 
 DistributedDataParallel      all ranks of its process group
+reduced by all_reduce        the ranks of that group, once the program has reduced a parameter's gradient itself
 DTensor (FSDP2, HSDP, TP)    the ranks of its mesh that hold the same shard
 a shard of one rank alone    a single copy, which is compared with itself from one step to the next
 everything else              unknown: ranks may differ on purpose, and nothing is compared
+
+With parameters go the training flags and buffers of their module. A buffer counts from when it has been equal: batch
+statistics are a rank's own.
 
 torch counts the writes that it knows of: a single copy that was written is not compared. Programs also write past
 torch, through `.data`: they do so on several ranks at once, and accidents happen on one. A tensor that changed on
@@ -18,16 +22,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from xxhash import xxh3_128_hexdigest
 
-from harness.recording.names import ParameterNames, living_modules
+from harness.recording.names import ParameterNames, living_modules, unwrapped
 from harness.recording.sentinel.sentinel_report import Difference, suspects_of
 from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import strided_parts
 
-WEIGHT, GRADIENT, MOMENT = "weight", "gradient", "moment"
+WEIGHT, GRADIENT, MOMENT, BUFFER, FLAG = "weight", "gradient", "moment", "buffer", "training flag of"
 Ranks = tuple[int, ...]
 
 
@@ -35,7 +40,7 @@ class Key(NamedTuple):
     """What a digest is of."""
 
     kind: str
-    """weight, gradient or moment."""
+    """weight, gradient, moment, buffer or training flag."""
     name: str
     replicas: Ranks
     """Ranks whose digests must be equal, in order."""
@@ -69,10 +74,41 @@ class Replicas:
         self._names = ParameterNames()
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Ranks]] = {}
         """Ranks by the id of a parameter; none of a DTensor, whose mesh says it, and of one that is unknown."""
+        self._reduced: list[tuple[int, int, Ranks]] = []
+        """(address, elements, ranks) of what the program has reduced since the last step."""
+        self._unlike: set[str] = set()
+        self._equal: set[str] = set()
+        """Names of buffers that differed when they were compared first, and of those that did not."""
 
     def declare(self, parameters: Sequence[torch.Tensor], ranks: Ranks) -> None:
         """Have these parameters compared among these ranks, also without a wrapper."""
         self._known |= {id(each): (weakref.ref(each), ranks) for each in parameters}
+
+    def note_reduced(self, tensor: torch.Tensor, ranks: Ranks) -> None:
+        """The program has had a tensor reduced over these ranks."""
+        self._reduced.append((tensor.untyped_storage().data_ptr(), tensor.numel(), ranks))
+
+    def forget_reduced(self) -> None:
+        """A step has ended."""
+        self._reduced.clear()
+
+    def _find_reduced(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Learn whose gradients were reduced, one by one or as one flat tensor of all."""
+        unknown = [each for each in parameters if self._ranks(each) == () and not _is_placed(each)]
+        gradients = {id(each): each.grad for each in unknown if each.grad is not None}
+        num_elements = sum(each.numel() for each in gradients.values())
+        for address, size, ranks in self._reduced:
+            for each in unknown:
+                grad = gradients.get(id(each))
+                if grad is not None and (size == num_elements or address == grad.untyped_storage().data_ptr()):
+                    self._known[id(each)] = (weakref.ref(each), ranks)
+
+    def admitted(self, copies: Sequence[Copy], found: Sequence[Difference]) -> list[Difference]:
+        """Return the differences that count: those of buffers that have been equal. All ranks decide alike."""
+        differing = {each.name for each in found if each.kind == BUFFER}
+        self._unlike |= differing - self._equal
+        self._equal |= {each.key.name for each in copies if each.key.kind == BUFFER} - differing
+        return [each for each in found if each.kind != BUFFER or each.name not in self._unlike]
 
     def copies(self, optimizer: Optimizer, kinds: Sequence[str]) -> list[Copy]:
         """Return the tensors of an optimizer that are to be compared or watched, in the order of its parameters."""
@@ -81,12 +117,29 @@ class Replicas:
         if unknown := [each for each in parameters if self._ranks(each) is None]:
             wrapped = _wrapped_parameters()
             self._known |= {id(each): (weakref.ref(each), wrapped.get(id(each), ())) for each in unknown}
-        return [
+        self._find_reduced(parameters)
+        of_modules = [
+            copy
+            for _, root in self._names.trained()
+            for kind, name, tensor in _parts(root, kinds)
+            if name not in self._unlike
+            for copy in _copies(kind, name, tensor, tensor, self._domain(root))
+        ]
+        return of_modules + [
             copy
             for parameter in parameters
             for kind, name, tensor in _tensors(optimizer, parameter, self._names.name(parameter) or "", kinds)
             for copy in _copies(kind, name, tensor, parameter, self._ranks(parameter) or ())
         ]
+
+    def _domain(self, root: torch.nn.Module) -> Ranks:
+        """The ranks that hold copies of a module's parameters; none if they are not the same for all."""
+        found = {
+            _ranks_of(each.device_mesh) if _is_placed(each) else self._ranks(each) or ()  # type: ignore[attr-defined]
+            for each in root.parameters()
+            if each.requires_grad
+        }
+        return next(iter(found)) if len(found) == 1 else ()
 
     def _ranks(self, parameter: torch.Tensor) -> Ranks | None:
         reference, ranks = self._known.get(id(parameter), (None, ()))
@@ -103,6 +156,16 @@ def _wrapped_parameters() -> dict[int, Ranks]:
                 if name not in module.parameters_to_ignore:
                     found[id(parameter)] = ranks
     return found
+
+
+def _parts(root: torch.nn.Module, kinds: Sequence[str]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """The training flags and buffers below a module; without statistics that each rank takes of its own batch."""
+    for dotted, module in root.named_modules() if FLAG in kinds else ():
+        prefix = unwrapped(f"{dotted}.")
+        yield FLAG, prefix.removesuffix(".") or type(module).__name__, torch.tensor(module.training)
+        has_statistics = isinstance(module, _NormBase) and not isinstance(module, torch.nn.SyncBatchNorm)
+        for key, buffer in module.named_buffers(recurse=False) if not has_statistics else ():
+            yield BUFFER, f"{prefix}{key}".removeprefix("."), buffer
 
 
 def _tensors(
@@ -155,7 +218,7 @@ def digests_of(copies: Sequence[Copy]) -> dict[Key, str]:
     parts = [(copy.key, suffix, part) for copy in copies for suffix, part in strided_parts(copy.local)]
     found: dict[Key, str] = {}
     for (key, suffix, _), seen in zip(parts, digest_placed([part for *_, part in parts]), strict=True):
-        text = f"{seen.dtype} {list(seen.shape)} {seen.algorithm} {seen.digest.hex()}"
+        text = f"{seen.dtype} {list(seen.shape)} {seen.algorithm} {bytes(seen.digest).hex()}"
         found[key._replace(name=key.name + suffix)] = text
     return found
 

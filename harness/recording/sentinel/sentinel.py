@@ -1,9 +1,9 @@
 """The sentinel: replicas that must agree compare digests around the steps of optimizers.
 
-| at a step of the cadence               | equal         | different                                              |
+| at a step of the cadence                      | equal         | different                                       |
 |---|---|---|
-| before it: weights, gradients, moments | it is applied | the step is not applied, the program ends              |
-| after it: weights, moments             | continues     | the step is repeated: equal → continues, else it ends  |
+| before it: all, gradients and flags included  | it is applied | it is not applied, the program ends             |
+| after it: weights, moments                    | continues     | it is repeated: equal → continues, else it ends |
 
     summaries ─▶ equal: done
         └─▶ tables ─▶ read again ─▶ equal: transient, the program continues
@@ -21,6 +21,7 @@ does not come is waited for as long as the program's own collectives wait.
 
 import atexit
 import copy as copying
+import functools
 import inspect
 import os
 import platform
@@ -45,6 +46,8 @@ from harness.recording.notices import say
 from harness.recording.random_states import read_states
 from harness.recording.run_spec import ReplicasDiffer
 from harness.recording.sentinel.replicas import (
+    BUFFER,
+    FLAG,
     GRADIENT,
     MOMENT,
     WEIGHT,
@@ -77,8 +80,9 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.tensor_file import write_tensors
 
 NOTHING_TO_COMPARE = (
-    "sentinel: nothing to compare: no parameter of this optimizer is in a DistributedDataParallel or is a DTensor"
-    " (fully_shard); declare replicas with harness.recording.watch_replicas"
+    "sentinel: nothing to compare: no parameter of this optimizer is in a DistributedDataParallel, is a DTensor"
+    " (fully_shard) or has its gradient reduced by torch.distributed.all_reduce; declare replicas with"
+    " harness.recording.watch_replicas"
 )
 COMPILED = "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared"
 MAX_BYTES = 2**30
@@ -114,6 +118,19 @@ class Peers:
         except RuntimeError as error:  # torch.distributed.DistError is one
             raise PeerLost(_first_line(error)) from None
         return dict(zip(self.ranks, answers, strict=True))
+
+
+def hook_all_reduce(note: Callable[[torch.Tensor, Ranks], None]) -> None:
+    """Have each tensor that the program reduces noted, with the ranks of its group."""
+    original = distributed.all_reduce
+
+    @functools.wraps(original)
+    def all_reduce(tensor: torch.Tensor, op: Any = distributed.ReduceOp.SUM, group: Any = None, **named: Any) -> Any:
+        note(tensor, tuple(sorted(distributed.get_process_group_ranks(group or distributed.group.WORLD))))
+        return original(tensor, op, group, **named)
+
+    for module in (distributed, distributed.distributed_c10d):
+        module.all_reduce = all_reduce  # type: ignore[attr-defined]
 
 
 def _default_timeout() -> timedelta:
@@ -240,6 +257,7 @@ class Sentinel:
             lambda *step: self._guarded(self._after_closure, *step),
             self._compiled,
         )
+        hook_all_reduce(self.replicas.note_reduced)
         atexit.register(self._say_unreported)
 
     def stop(self) -> None:
@@ -275,7 +293,8 @@ class Sentinel:
         if progress.has_single_copies:
             progress.windows.look(self.replicas.copies(optimizer, (WEIGHT, MOMENT)))
         if progress.is_due:
-            self._check(optimizer, Moment.BEFORE_STEP, (WEIGHT, MOMENT) if has_closure else (WEIGHT, GRADIENT, MOMENT))
+            kinds = (FLAG, BUFFER, WEIGHT, MOMENT) if has_closure else (FLAG, BUFFER, WEIGHT, GRADIENT, MOMENT)
+            self._check(optimizer, Moment.BEFORE_STEP, kinds)
             progress.kept = None if has_closure else KeptStep(optimizer)
 
     def _after_closure(self, optimizer: Optimizer) -> None:
@@ -296,6 +315,7 @@ class Sentinel:
             copies = self.replicas.copies(optimizer, (WEIGHT, MOMENT))
             progress.has_single_copies = any(each.is_single for each in copies)
             progress.windows.note(self._step, copies)
+        self.replicas.forget_reduced()
         self._step += 1
 
     def _check(self, optimizer: Optimizer, when: Moment, kinds: Sequence[str], kept: KeptStep | None = None) -> None:
@@ -361,12 +381,13 @@ class Sentinel:
             self._write_copies(when, copies, found)
             conclude(found, alone, unknown)
         if is_equal({rank: summary for rank, (summary, _) in answers.items()}):
+            self.replicas.admitted(copies, ())
             return None
         first = peers.gather(table)
-        if not (found := differences(first)):  # ranks that keep different parts of the moments
+        if not (found := self.replicas.admitted(copies, differences(first))):  # or ranks keep parts of the moments
             return None
         second = peers.gather(digests_of(copies))
-        if not differences(second):
+        if not self.replicas.admitted((), differences(second)):
             fault, ranks, is_repaired = classify(first, second, found)
             return conclude(found, ranks, (fault, Repeated.READING, is_repaired))
         self._write_copies(when, copies, found)
@@ -448,7 +469,7 @@ class Sentinel:
 
 def _recorded(phase: str, name: str, tensor: torch.Tensor) -> tuple[RecordedValue, memoryview]:
     (seen,) = digest_placed([tensor])
-    return RecordedValue(phase, name, 0, *seen, scope=Scope.PHYSICAL), tensor_bytes(tensor)
+    return RecordedValue(phase, name, 0, *seen.settled(), scope=Scope.PHYSICAL), tensor_bytes(tensor)
 
 
 def _rank() -> int | None:

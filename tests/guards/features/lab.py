@@ -63,9 +63,6 @@ _CHAOS = {
     "chaos": {
         "factors": {"runtime.parts": [4], "output.label": [0, 1]},
         "sizes": {"small": {"runtime.parts": [8]}},
-        "names": {"runtime.parts": "the number of parts"},
-        "packages": {"output.label": "no_such_package_here"},
-        "where": {},
         "latency": ["loop:waits"],
         "crash": {"output.checkpoint_every": 1},
     },
@@ -180,7 +177,7 @@ FEATURES = (
         "command chaos",
         CHAOS,
         "the cause",
-        lambda s: s.code == 10 and "the number of parts" in s.json["finding"]["sentence"],
+        lambda s: s.code == 10 and "runtime.parts=" in s.json["finding"]["sentence"],
     ),
     Feature("chaos --size", CHAOS, "its width", lambda s: _has(s, '"width": 16')),
     Feature("chaos --set", CHAOS, "another seed", lambda s: _has(s, '"seed": 7')),
@@ -202,15 +199,11 @@ FEATURES = (
     Feature("chaos --timeout", CHAOS_LIMIT, "a run that is ended", lambda s: s.code == 12),
     Feature("chaos --max-seconds", FACTORS, "no perturbation", lambda s: s.json["is_out_of_time"]),
     Feature("chaos --no-redact", FACTORS, "the secret", lambda s: _HELD in " ".join(s.json["command"])),
-    Feature("scenario chaos.packages", FACTORS, "no such factor", lambda s: "output.label" not in s.json["factors"]),
     Feature("scenario chaos.latency", FACTORS, "that factor", lambda s: "latency" in s.json["factors"]),
     Feature("scenario chaos.crash", FACTORS, "that factor", lambda s: "crash" in s.json["factors"]),
     Feature("scenario resume", FACTORS, "crashes, which need it", lambda s: "crash" in s.json["factors"]),
     Feature("scenario chaos", FACTORS, "its factors", lambda s: "runtime.parts" in s.json["factors"]),
     Feature("scenario chaos.factors", FACTORS, "that factor", lambda s: "runtime.parts" in s.json["factors"]),
     Feature("scenario chaos.sizes", CHAOS, "the values of the size", lambda s: _has(s, '"parts": 8')),
-    Feature(
-        "scenario chaos.names", CHAOS, "the words", lambda s: "the number of parts" in s.json["finding"]["sentence"]
-    ),
     Feature("scenario gpus", NEEDY, "a refusal", lambda s: s.code == 4 and "64 GPUs" in s.err),
 )

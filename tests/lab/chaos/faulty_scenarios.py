@@ -16,9 +16,6 @@ chaos:
     runtime.training_threads: {{min: 1, max: 2}}
     runtime.world_size: {{min: 1, max: 6}}
     runtime.tool_threads: {{min: 1, max: 4}}
-  names:
-    runtime.training_threads: the trainer's thread count
-    runtime.world_size: the number of workers
   latency: [tests.lab.chaos.faulty_entries:ask]
   crash: {{output.checkpoint_every: 1}}
 config:

@@ -6,7 +6,6 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,9 +17,6 @@ from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
 from tests.lab.chaos.in_process import Silence
 from tests.support.fake_clock import FakeClock
-
-LAUNCHED = 4
-"""Words of a run's command line before the program's own."""
 
 
 class ForkedRuns:
@@ -37,16 +33,13 @@ class ForkedRuns:
         directory = parent / f"run-{number}"
         directory.mkdir(parents=True)
         (orders,) = run_spec.callbacks.values()
-        argv = run_spec.argv[LAUNCHED + 1 :]
+        argv = run_spec.argv[1:]
         process = self._context.Process(target=_run, args=(argv, orders, self._cwd, self._environ, directory / OUTPUT))
         process.start()
         process.join()
         code = process.exitcode or 0
         problems = (Problem(f"the program ended with exit code {code}"),) if code else ()
         return Run(number, False, Recording(directory, code, 1, (0,), 1, problems), 0.1)
-
-    def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
 
 
 def _run(argv: tuple[str, ...], orders: dict[str, Any], cwd: Path, environ: Mapping[str, str], output: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -35,12 +35,9 @@ DISTRIBUTIONS = cache(metadata.packages_distributions)
 
 
 class InProcess:
-    """Runs that are calls, without a load beside them."""
+    """Runs that are calls."""
 
     interrupted_by = ""
-
-    def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
 
     async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
         prepared = prepare(run_spec, parent / f"run-{number}", {})

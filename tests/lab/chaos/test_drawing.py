@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.chaos.search import Choice, Condition, Factor, Span, drawn, number
+from harness.lab.chaos.search import Choice, Factor, Span, drawn, number
 
 FACTORS = (
     Factor("often", Span(1, 100), 1, num_quarters=3),
@@ -30,21 +30,3 @@ def test_what_a_seed_means_stays() -> None:
     """Somebody's perturbation 3 of seed 0 is everybody's, also of later versions."""
     assert number(0, 1, "hash_seed", "value") == 0x1D991460A874580C7846518395C03E36
     assert [drawn(FACTORS, 7, index) for index in (1, 2, 3)] == [{"half": 1}, {"often": 58}, {"often": 39}]
-
-
-WIDE = Condition("kind", "wide", "plain")
-CONDITIONAL = (
-    Factor("kind", Choice(("plain", "wide")), "plain", num_quarters=2),
-    Factor("width", Span(1, 9), where=(WIDE,)),
-    Factor("depth", Span(1, 9), num_quarters=1),
-)
-
-
-@SEEDED
-@given(st.integers(0, 10**9), st.integers(1, 10**6))
-def test_a_factor_is_drawn_only_where_it_has_an_effect(seed: int, index: int) -> None:
-    found = drawn(CONDITIONAL, seed, index)
-    assert found, "something is changed in every one"
-    assert "width" not in found or found["kind"] == "wide"
-    plain = drawn((CONDITIONAL[0], CONDITIONAL[2]), seed, index)
-    assert {name: value for name, value in found.items() if name != "width"} == plain

@@ -1,8 +1,7 @@
 """Which runs a probe is made of, and what is left of them: traces written by hand, nothing started."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -13,7 +12,6 @@ from harness.bits.errors import UsageError
 from harness.lab.chaos.search import (
     CRASHING_ENTRY,
     DELAYS,
-    LAUNCH,
     SIGKILLED,
     ChaosExecutor,
     ChaosPlan,
@@ -46,7 +44,6 @@ class Played:
     refusal: Rejection | None = None
     asked: list[RunSpec] = field(default_factory=list)
     environs: list[Mapping[str, str]] = field(default_factory=list)
-    beside_it: list[str] = field(default_factory=list)
 
     async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
         self.asked.append(run_spec)
@@ -59,12 +56,6 @@ class Played:
             self.refusal.write(directory)
         problems = (Problem(f"exit code {exit_code}"),) if exit_code else ()
         return Run(number, False, Recording(directory, exit_code, num_steps, (0,), 1, problems), 1.0)
-
-    @asynccontextmanager
-    async def beside(self, argv: tuple[str, ...], directory: Path) -> AsyncIterator[None]:
-        self.beside_it.append(" ".join(argv[-2:]))
-        yield
-        self.beside_it.append(f"ended after {len(self.asked)} runs")
 
 
 @dataclass
@@ -91,8 +82,8 @@ class Made:
     def baseline(self) -> Run:
         return asyncio.run(self.bench.record_baseline())
 
-    def probe(self, perturbation: Perturbation, num_steps: int | None = None) -> Outcome:
-        return asyncio.run(self.bench.probe(perturbation, num_steps))
+    def probe(self, perturbation: Perturbation) -> Outcome:
+        return asyncio.run(self.bench.probe(perturbation))
 
 
 def made(directory: Path, runs: Played, max_s: float = 100.0) -> Made:
@@ -117,22 +108,27 @@ def kept(directory: Path) -> list[str]:
 def test_only_what_differs_is_kept_beside_the_baseline(tmp_path: Path) -> None:
     found = made(tmp_path, Played(lambda number, _: (0, number == 3)))
     assert found.baseline().recording.is_complete
-    assert found.probe({"nice": 2}).sign is Sign.SAME
-    assert (found.probe({"nice": 3}).sign, kept(tmp_path)) == (Sign.MOVED, ["run-1", "run-3"])
+    assert found.probe({"threads": 2}).sign is Sign.SAME
+    assert (found.probe({"threads": 3}).sign, kept(tmp_path)) == (Sign.MOVED, ["run-1", "run-3"])
     assert found.bench.num_runs == 3
-    assert found.heard.said == ["begins {}", "begins {'nice': 2}", "ended same", "begins {'nice': 3}", "ended moved"]
+    assert found.heard.said == [
+        "begins {}",
+        "begins {'threads': 2}",
+        "ended same",
+        "begins {'threads': 3}",
+        "ended moved",
+    ]
 
 
 def test_a_perturbation_reaches_the_run(tmp_path: Path) -> None:
     runs = Played()
     found = made(tmp_path, runs)
     found.baseline()
-    found.probe({"hash_seed": 7, "load": 2}, 3)
+    found.probe({"hash_seed": 7, "threads": 2})
     first, second = runs.asked
     assert (first.perturbation["hash_seed"], second.perturbation["hash_seed"]) == ("0", "7")
     assert [each["PYTHONHASHSEED"] for each in runs.environs] == ["0", "7"]
-    assert (first.last_step, second.last_step) == (None, 2)
-    assert runs.beside_it == [f"{LAUNCH} 2", "ended after 2 runs"]
+    assert [each.get("OMP_NUM_THREADS") for each in runs.environs] == [None, "2"]
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
@@ -192,13 +188,13 @@ def test_what_a_signal_has_ended_is_no_finding(tmp_path: Path, when: int) -> Non
         return
     found.baseline()
     with pytest.raises(OutOfTimeError):
-        found.probe({"nice": 2})
-    assert found.heard.said[-1] == "begins {'nice': 2}"
+        found.probe({"threads": 2})
+    assert found.heard.said[-1] == "begins {'threads': 2}"
 
 
 def test_what_an_entry_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
-    found = made(tmp_path, Played(refusal=Rejection("nice 2 is not nice", "1", "be nice")))
+    found = made(tmp_path, Played(refusal=Rejection("two are too many", "1", "have one")))
     found.baseline()
-    with pytest.raises(UsageError, match="the entry refuses to begin with nice=2: nice 2 is not nice") as refused:
-        found.probe({"nice": 2})
-    assert (refused.value.legal, refused.value.remedy, kept(tmp_path)) == ("1", "be nice", ["run-1"])
+    with pytest.raises(UsageError, match="the entry refuses to begin with threads=2: two are too many") as refused:
+        found.probe({"threads": 2})
+    assert (refused.value.legal, refused.value.remedy, kept(tmp_path)) == ("1", "have one", ["run-1"])

@@ -23,29 +23,22 @@ def _threads() -> Iterator[None]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "name", "effect"),
     [
-        ("plain_matmul", "runtime.concurrency=1 alone changes the logits of the rollout at step 1"),
-        ("unsorted_arrival", "runtime.arrival_seed=1 alone changes the prompts of the rollout at step 0"),
-        ("local_denominators", "runtime.microbatch_size=8 alone changes the gradient of weight at step 0"),
-        (
-            "full_sum",
-            "the trainer's thread count (runtime.training_threads=2) alone changes the loss penalty at step 0",
-        ),
-        (
-            "all_reduce_in_fp32",
-            "the number of workers (runtime.world_size=2) alone changes the gradient of weight at step 0",
-        ),
-        ("judges_as_they_answer", "tool latency (latency=1) alone changes the rewards at step 0"),
+        ("plain_matmul", "runtime.concurrency", "changes the logits of the rollout at step 1"),
+        ("unsorted_arrival", "runtime.arrival_seed", "changes the prompts of the rollout at step 0"),
+        ("local_denominators", "runtime.microbatch_size", "changes the gradient of weight at step 0"),
+        ("full_sum", "runtime.training_threads", "changes the loss penalty at step 0"),
+        ("all_reduce_in_fp32", "runtime.world_size", "changes the gradient of weight at step 0"),
+        ("judges_as_they_answer", "latency", "changes the rewards at step 0"),
     ],
 )
-def test_a_fault_is_shrunk_to_its_one_cause(tmp_path: Path, entry: str, said: str) -> None:
+def test_a_fault_is_shrunk_to_its_one_cause(tmp_path: Path, entry: str, name: str, effect: str) -> None:
     chaos = searched(tmp_path, write_scenario(tmp_path, entry))
-    assert chaos.exit_code == ExitCode.DIVERGED
     assert chaos.finding is not None
-    assert sentence(chaos) == f"{said}, in 3 of 3 runs"
+    assert list(chaos.finding.perturbation) == [name]
+    assert sentence(chaos).endswith(f" alone {effect}, in 3 of 3 runs")
     assert (chaos.finding.without.num_failed, chaos.finding.without.num_runs) == (0, 4)
-    assert chaos.finding.num_steps == 1 + int(said[-1]), "no step more than shows it"
     assert chaos.finding.is_smallest
 
 

@@ -1,9 +1,12 @@
 """Replicas on Gloo, to be started by torchrun, with a fault planted on one rank if that is asked for.
 
-torchrun --nproc-per-node 2 replicas.py [--layout ddp|fsdp2|hsdp] [--steps 8] [--flip STEP:RANK:KIND:INDEX:BIT]
+torchrun --nproc-per-node 2 replicas.py [--layout LAYOUT] [--steps 8] [--flip STEP:RANK:KIND:INDEX:BIT]
+
+LAYOUT is ddp, fsdp2 or hsdp; reduced or flat, whose ranks average gradients themselves; or plain, whose ranks do not.
 
 KIND is what is flipped: weight, moment (between steps, past torch), gradient (after its reduction), and of an
-optimizer's computation: step (once), steps (whenever it is repeated). INDEX counts parameters, BIT bits of the tensor.
+optimizer's computation: step (once), steps (whenever it is repeated); buffer and flag, of the model. INDEX counts
+parameters, BIT bits of the tensor.
 """
 
 import argparse
@@ -47,8 +50,11 @@ class FaultyAdamW(torch.optim.AdamW):
 def make_model(layout: str) -> nn.Module:
     """A small model, replicated or sharded as `layout` says; its dropout draws random numbers in each pass."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4), nn.Dropout(0.2))
-    if layout == "plain":
+    model = nn.Sequential(
+        nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4), nn.Dropout(0.2), nn.BatchNorm1d(4, affine=False)
+    )
+    model.register_buffer("scale", torch.ones(3))
+    if layout in ("plain", "reduced", "flat"):
         return model
     if layout == "ddp":
         return DistributedDataParallel(model)
@@ -59,6 +65,18 @@ def make_model(layout: str) -> nn.Module:
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     return model
+
+
+def average_gradients(parameters: Sequence[torch.Tensor], layout: str) -> None:
+    """Average gradients over all ranks, as programs without a wrapper do: one by one, or as one flat tensor."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    flat = torch.cat([each.reshape(-1) for each in gradients])
+    for each in gradients if layout == "reduced" else [flat]:
+        distributed.all_reduce(each)
+        each.div_(distributed.get_world_size())
+    if layout == "flat":
+        for each, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            each.copy_(part.view_as(each))
 
 
 def parse_flip(text: str) -> tuple[int, int, str, int, int]:
@@ -97,15 +115,24 @@ def train(
         is_hit = (step, rank) == (at, victim)
         if is_hit and kind == "weight":
             flip(parameters[index], bit)
+        if is_hit and kind == "flag":
+            model.get_submodule("3").eval()
         if is_hit and kind == "moment":
             flip(optimizer.state[parameters[index]]["exp_avg"], bit)
         features = torch.randn(8, 6, generator=generator)
+        strikes_buffer = is_hit and kind == "buffer"
         strike = [is_hit and kind in ("gradient", "gradients"), kind == "gradients"]
 
-        def closure(features: torch.Tensor = features, strike: list[bool] = strike) -> torch.Tensor:
+        def closure(
+            features: torch.Tensor = features, strike: list[bool] = strike, strikes_buffer: bool = strikes_buffer
+        ) -> torch.Tensor:
             optimizer.zero_grad()
             loss: torch.Tensor = model(features).square().mean()
             loss.backward()  # type: ignore[no-untyped-call]
+            if layout in ("reduced", "flat"):
+                average_gradients(parameters, layout)
+            if strikes_buffer:
+                flip(next(each for name, each in model.named_buffers() if name.endswith("scale")), bit)
             if strike[0]:
                 flip(parameters[index].grad, bit)  # type: ignore[arg-type]
                 strike[0] = strike[1]
