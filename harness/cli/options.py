@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -135,14 +135,6 @@ def show_json(value: Any) -> None:
     show(json.dumps(value))
 
 
-class Result(Protocol):
-    """Result of a command."""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """Exit code of the command."""
-
-
 @dataclass(frozen=True)
 class Output:
     """How a command prints its result."""
@@ -150,13 +142,13 @@ class Output:
     is_json: bool
     colour: bool
 
-    def show(self, found: Result, as_text: Callable[..., str], as_json: Callable[..., Any]) -> ExitCode:
+    def show(self, found: Any, as_text: Callable[..., str], as_json: Callable[..., Any]) -> ExitCode:
         """Print a result on standard output, and return its exit code."""
         if self.is_json:
             show_json(as_json(found))
         else:
             show(as_text(found, colour=self.colour))
-        return found.exit_code
+        return ExitCode(found.exit_code)
 
 
 def output(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,8 +66,8 @@ def _facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list
         lines[0] += f", {sequential_s / plan.makespan_s:.1f}x faster than one file at a time"
         lines += _bound_facts(plan, paths, estimates)
         if guess := estimated(len(estimates), len(plan.order)):
-            lines.append(f"durations    {guess}")
-            lines[-1] += f", {UNKNOWN_S:g} s assumed for each that never ran"
+            unknown = f", {UNKNOWN_S:g} s assumed for each" if len(estimates) >= len(plan.order) else ""
+            lines.append(f"durations    {guess}{unknown}")
     return lines + _named("cannot run", [(paths[index], reason) for index, reason in plan.never])
 
 
