@@ -181,8 +181,6 @@ def _share(phase: _Phase) -> float:
 
 SYNC = "sync"
 DECIDING = (BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS)
-MAX_SETTINGS = 5
-"""Maximum number of changed settings with a reason of their own."""
 
 
 class Change(Enum):
@@ -253,7 +251,6 @@ class GateCode(FindingCode):
         "two runs of the {side} do not agree with each other: nothing follows from how the sides differ",
     )
     SETTING_CHANGED = "setting_changed", "{name} was {base} and is {head}"
-    MORE_SETTINGS_CHANGED = "more_settings_changed", "and {num_settings} more keys"
     SCENARIO_NEW = "scenario_new", "the base has no such scenario"
     SCENARIO_REMOVED = "scenario_removed", "the head no longer has this scenario"
     NO_BASE = "no_base", "there is no base: no commit before this one, no branch of origin", "--base REV names one"
@@ -355,11 +352,7 @@ def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Comp
     names = sorted(name for name in base.keys() | head.keys() if base.get(name) != head.get(name))
     if not names:
         return None
-    reasons = [
-        GateCode.SETTING_CHANGED(name=name, base=base.get(name), head=head.get(name)) for name in names[:MAX_SETTINGS]
-    ]
-    if len(names) > MAX_SETTINGS:
-        reasons.append(GateCode.MORE_SETTINGS_CHANGED(num_settings=len(names) - MAX_SETTINGS))
+    reasons = [GateCode.SETTING_CHANGED(name=name, base=base.get(name), head=head.get(name)) for name in names]
     entries = [identity.get(ENTRY, "") for identity in (base, head)]
     return Comparison(Change.CONFIGURATION if entries[0] == entries[1] else Change.NOT_COMPARABLE, tuple(reasons))
 
