@@ -2,7 +2,7 @@
 
     good, good again, bad ─▶ search ─▶ probe: worktree or packages ─▶ run ─▶ criterion ─▶ search ─▶ ... ─▶ first bad
 
-    git rev-list A..B ─▶ commits ─▶ git worktree add ─▶ --setup
+    git rev-list --bisect-all ─▶ commits ─▶ git worktree add ─▶ --setup
     pip index versions NAME ─▶ A, ..., B ─▶ pip install --dry-run: what would change here ─▶ pip install --target DIR
 
 Every probe runs the scenario or the command as it is in the working tree, with the code of its own revision. The good
@@ -10,12 +10,8 @@ end runs twice, since bits that come and go cannot be bisected. Of a package onl
 environment is installed, so that everything else, torch above all, is the same in every probe. The environment itself
 is never written to.
 
-    good ── 1 ── 2 ──────── 5 ── bad          suspects: what bad has and good has not
-                  \\── 3 ── 4 ──/
-
-A commit is bad where an ancestor of it is: then half of the suspects go with each probe that is chosen well. Probed
-bad, only its ancestors stay; probed good, its ancestors go, and so does it. One that cannot be run says nothing; the
-next best is taken. Versions of a package are a history in one line.
+A commit is bad where an ancestor of it is: then half of the suspects, those that the bad one has and no good one has,
+go with each probe that git chooses. One that cannot be run says nothing; the next best is taken.
 """
 
 import json
@@ -23,16 +19,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property, partial
-from graphlib import TopologicalSorter
-from itertools import count, pairwise
+from functools import partial
+from itertools import count
 from math import inf, isnan
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -74,8 +68,6 @@ from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Kind, Verdict
 
-T = TypeVar("T", bound=Hashable)
-
 
 class Outcome(Enum):
     """What a probe has shown."""
@@ -84,81 +76,6 @@ class Outcome(Enum):
     BAD = "bad"
     SKIP = "skip"
     """It could not be run, and says nothing."""
-
-
-@dataclass(frozen=True)
-class Search(Generic[T]):
-    """How far a search has come. Each probe gives another one."""
-
-    parents: Mapping[T, Sequence[T]]
-    """Of every commit that `bad` has and the good one has not, and of `bad`; others are not looked at."""
-    bad: T
-    """The earliest that is known to be bad."""
-    suspects: frozenset[T]
-    """Among which the first bad one is; `bad` is one of them."""
-    skipped: frozenset[T] = field(default_factory=frozenset)
-
-    @classmethod
-    def of(cls, parents: Mapping[T, Sequence[T]], bad: T) -> "Search[T]":
-        """The search that begins; `bad` and all its ancestors in `parents` are suspects."""
-        return cls(parents, bad, ancestors(parents, bad, frozenset(parents)))
-
-    def after(self, commit: T, outcome: Outcome) -> "Search[T]":
-        """The search once a suspect was probed."""
-        assert commit in self.suspects and commit != self.bad
-        if outcome is Outcome.SKIP:
-            return Search(self.parents, self.bad, self.suspects, self.skipped | {commit})
-        found = ancestors(self.parents, commit, self.suspects)
-        if outcome is Outcome.BAD:
-            return Search(self.parents, commit, found, self.skipped & found)
-        return Search(self.parents, self.bad, self.suspects - found, self.skipped - found)
-
-    @property
-    def candidates(self) -> tuple[T, ...]:
-        """Which the first bad one may be, once nothing can be probed any more: one, unless some could not be run."""
-        return tuple(self._masks())
-
-    @cached_property
-    def next_probe(self) -> T | None:
-        """The commit whose outcome halves the suspects best; None where nothing is left to be asked."""
-        masks = self._masks()
-        asked = [commit for commit in masks if commit != self.bad and commit not in self.skipped]
-
-        def gain(commit: T) -> int:
-            return min(masks[commit].bit_count(), len(masks) - masks[commit].bit_count())
-
-        return max(asked, key=gain, default=None)
-
-    def _masks(self) -> dict[T, int]:
-        """For each suspect, parents first, the set of itself and its ancestors among them, a bit for each."""
-        masks: dict[T, int] = {}
-        for at, commit in enumerate(TopologicalSorter(self.parents).static_order()):
-            if commit in self.suspects:
-                masks[commit] = 1 << at
-                for parent in self.parents.get(commit, ()):
-                    masks[commit] |= masks.get(parent, 0)
-        return masks
-
-    @property
-    def num_left(self) -> int:
-        """About how many probes are still wanted."""
-        return max(0, (len(self.suspects) - 1).bit_length())
-
-
-def ancestors(parents: Mapping[T, Sequence[T]], commit: T, among: frozenset[T]) -> frozenset[T]:
-    """A commit and all of its ancestors that can be reached within `among`."""
-    found, to_see = {commit}, [commit]
-    while to_see:
-        for parent in parents.get(to_see.pop(), ()):
-            if parent in among and parent not in found:
-                found.add(parent)
-                to_see.append(parent)
-    return frozenset(found)
-
-
-def in_a_line(names: Sequence[T]) -> dict[T, tuple[T, ...]]:
-    """The history of what comes one after the other, the first being good."""
-    return {name: (before,) for before, name in pairwise(names)}
 
 
 # ------------------------------------------------------------------------------------------------------------ criterion
@@ -286,7 +203,15 @@ class CommitCandidates:
 
     def __post_init__(self) -> None:
         self.good, self.bad = (end.name for end in self.ends)
-        self.parents, self._num_prepared = self.checkout.history(*self.ends), 0
+        self._num_prepared = 0
+
+    def suspects(self, bad: str, goods: Sequence[str]) -> list[str]:
+        """Return the commits that `bad` has and none of `goods` has, the earliest first."""
+        return self.checkout.commits(bad, goods, "--topo-order", "--reverse")
+
+    def by_gain(self, bad: str, goods: Sequence[str]) -> list[str]:
+        """Return the same, the one that halves them best first."""
+        return self.checkout.commits(bad, goods, "--bisect-all")
 
     def describe(self, name: str) -> str:
         """3f9c2a7 The clip is lower."""
@@ -376,7 +301,15 @@ class PackageCandidates:
     def __post_init__(self) -> None:
         self._numbers, self._requirements = count(1), dict[str, list[str]]()
         self.good, self.bad = self.versions[0], self.versions[-1]
-        self.parents: Mapping[str, Sequence[str]] = in_a_line(self.versions)
+
+    def suspects(self, bad: str, goods: Sequence[str]) -> list[str]:
+        """Return the versions after the last of `goods` up to `bad`."""
+        return list(self.versions[max(map(self.versions.index, goods)) + 1 : self.versions.index(bad) + 1])
+
+    def by_gain(self, bad: str, goods: Sequence[str]) -> list[str]:
+        """Return the same, the one in the middle first."""
+        left = self.suspects(bad, goods)
+        return sorted(left, key=lambda version: abs(2 * left.index(version) + 2 - len(left)))
 
     def describe(self, name: str) -> str:
         """einops 0.8.1."""
@@ -627,15 +560,19 @@ class RevisionSearch:
         good = await self._good_end(run_spec)
         bad = await self._probe(candidates.bad, "bad", run_spec)
         self._check_end(bad)
-        search = Search.of(candidates.parents, candidates.bad)
-        probes: list[Probe] = []
-        while (name := search.next_probe) is not None and not self.session.interrupted_by:
-            probe = await self._probe(name, f"{search.num_left} to go", run_spec)
+        found, goods, probes = candidates.bad, [candidates.good], list[Probe]()
+        while not self.session.interrupted_by:
+            asked = {found, *(probe.name for probe in probes)}
+            left = [name for name in candidates.by_gain(found, goods) if name not in asked]
+            if not left:
+                break
+            probe = await self._probe(left[0], f"{len(left).bit_length()} to go", run_spec)
             if self.session.interrupted_by:
                 break
             probes.append(probe)
-            search = search.after(name, probe.outcome)
-        return self._told(scenario, search, good, bad, probes)
+            found = probe.name if probe.outcome is Outcome.BAD else found
+            goods += [probe.name] if probe.outcome is Outcome.GOOD else []
+        return self._told(scenario, found, goods, (good, bad), probes)
 
     async def _good_end(self, run_spec: RunSpec) -> Probe:
         """The good end, which is shown to agree with itself."""
@@ -718,16 +655,15 @@ class RevisionSearch:
         self.lines.end(f"{self.lines.title}: {judged.outcome.value}, {judged.reason}")
         return Probe(name, told, judged.outcome, judged.reason, directory)
 
-    def _told(self, scenario: str, search: Search[str], good: Probe, bad: Probe, probes: list[Probe]) -> Bisection:
-        by_name = {probe.name: probe for probe in (good, *probes, bad)}
-        found = by_name[search.bad]
-        parents = self.candidates.parents.get(search.bad, ())
-        before = [by_name[name] for name in parents if name in by_name and by_name[name].outcome is Outcome.GOOD]
-        last_good = before[0] if before else good
+    def _told(
+        self, scenario: str, name: str, goods: list[str], ends: tuple[Probe, Probe], probes: list[Probe]
+    ) -> Bisection:
+        (good, bad), by_name = ends, {probe.name: probe for probe in (ends[0], *probes, ends[1])}
+        found, last_good = by_name[name], by_name[goods[-1]]
         assert found.directory is not None and last_good.directory is not None
         left = [
-            by_name.get(name) or Probe(name, self.candidates.describe(name), Outcome.SKIP, "not looked at")
-            for name in search.candidates
+            by_name.get(each) or Probe(each, self.candidates.describe(each), Outcome.SKIP, "not looked at")
+            for each in self.candidates.suspects(name, goods)
         ]
         return Bisection(
             scenario=scenario,

@@ -41,7 +41,8 @@ def next_command(run_spec: RunSpec, recording: Recording, stop: Stop | None = No
     if stop is None and not (recording.exit_code and recording.ranks):
         return None
     if run_spec.call is None:
-        step = _reported_step(recording) if stop is None else stop.step
+        reported = (each.unfinished_step for each in recording.reports if each.unfinished_step is not None)
+        step = min(reported, default=None) if stop is None else stop.step
         if step is None or is_interrupted:
             return None
         return NextCommand("look closer", program_command(run_spec, step))
@@ -57,11 +58,6 @@ def next_command(run_spec: RunSpec, recording: Recording, stop: Stop | None = No
     behind = max(read_trace(recording.directory).steps, default=-1) + 1
     words = ("rlharness", "reproduce", run, "--step", str(behind), "--interactive")
     return NextCommand("debug the step that it died in", shlex.join(words))
-
-
-def _reported_step(recording: Recording) -> int | None:
-    """The step in which the first process of a command has died that reports one; None for none."""
-    return min((each.unfinished_step for each in recording.reports if each.unfinished_step is not None), default=None)
 
 
 def step_command(directory: Path, step: int) -> str:

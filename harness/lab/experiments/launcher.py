@@ -207,9 +207,19 @@ class Launcher:
 
         What it prints goes to output.log in a directory of its own. `environ` and `cwd` replace the context's.
         """
-        context = replace(self.context, environ=environ or self.context.environ, cwd=cwd or self.context.cwd)
-        spec = self._spec(argv, directory, context)
-        self.interruption.on_cancel = lambda signal_name: self.supervisors.kill(spec.marker)
+        directory.mkdir(parents=True)
+        marker = f"{self.context.run_id}-{directory.name}"
+        spec = ProcessSpec(
+            argv=argv,
+            cwd=str(cwd or self.context.cwd),
+            env={**(environ or self.context.environ), ATTEMPT_MARKER: marker},
+            directory=str(directory.absolute()),
+            marker=marker,
+            timeout_s=inf,
+            startup_timeout_s=inf,
+            grace_s=0.0,
+        )
+        self.interruption.on_cancel = lambda signal_name: self.supervisors.kill(marker)
         return await self.supervisors.run(spec)
 
     def _program(self, run_spec: RunSpec, context: LaunchContext) -> str:
@@ -238,21 +248,6 @@ class Launcher:
         """Return what a signal does to a run: the first ends it in order, the second at once."""
         ends = iter([self.supervisors.cancel])
         return lambda signal_name: next(ends, self.supervisors.kill)(marker)
-
-    def _spec(self, argv: tuple[str, ...], directory: Path, context: LaunchContext) -> ProcessSpec:
-        """Of a program whose output goes to a directory that this makes."""
-        directory.mkdir(parents=True)
-        marker = f"{context.run_id}-{directory.name}"
-        return ProcessSpec(
-            argv=argv,
-            cwd=str(context.cwd),
-            env={**context.environ, ATTEMPT_MARKER: marker},
-            directory=str(directory.absolute()),
-            marker=marker,
-            timeout_s=inf,
-            startup_timeout_s=inf,
-            grace_s=0.0,
-        )
 
 
 @contextmanager

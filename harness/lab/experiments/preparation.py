@@ -23,8 +23,7 @@ from harness.bits.text import path_text
 from harness.process.child_env import ATTEMPT_MARKER
 from harness.process.run_directory import HOME, make_kept_directory
 from harness.process.scratch import remove_tree
-from harness.recording.entry_call import CALL, REJECTION
-from harness.recording.run_spec import PROCESSES, RUN, RUN_VARIABLE, RunSpec, boot_directory
+from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +146,3 @@ def notes_on(environ: Mapping[str, str]) -> list[str]:
     if address := environ.get("RAY_ADDRESS"):
         return [f"RAY_ADDRESS={redact_text(address)}: actors of a cluster that runs already are not recorded"]
     return []
-
-
-def abandon(prepared: Prepared) -> None:
-    """Take back what `prepare` has made, and what a process that did not begin has reported.
-
-    What an entry has written itself stays, and so does a directory that was there before.
-    """
-    for name in (RUN, CALL, REJECTION):
-        (prepared.directory / name).unlink(missing_ok=True)
-    remove_tree(str(prepared.directory / PROCESSES))
-    prepared.out.remove_if_empty()

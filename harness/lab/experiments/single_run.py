@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiments.hints import NextCommand, next_command
-from harness.lab.experiments.preparation import abandon, notes_on, prepare
+from harness.lab.experiments.preparation import notes_on, prepare
 from harness.lab.experiments.recording_result import Recording, await_recorders, finish
 from harness.process.clock import SystemClock
 from harness.process.supervisor.foreground import run_in_foreground
@@ -119,10 +119,10 @@ def run_here(
     try:
         status = run_in_foreground(run_spec.argv, prepared.env, on_start, stdout=stdout)
     except UsageError:
-        abandon(prepared)
+        prepared.out.give_back()
         raise
     if refusal := read_rejection(prepared.directory):
-        abandon(prepared)
+        prepared.out.give_back()
         raise refusal.error()
     with suppress(KeyboardInterrupt):  # somebody does not want to wait
         await_recorders(prepared.directory, SystemClock())

@@ -144,14 +144,10 @@ class Checkout:
             return True
         return False
 
-    def history(self, good: Commit, bad: Commit) -> dict[str, tuple[str, ...]]:
-        """The parents of every commit that `bad` has and `good` has not, by its hash."""
-        lines = self._git("rev-list", "--parents", f"{good.name}..{bad.name}").splitlines()
-        return {words[0]: tuple(words[1:]) for words in map(str.split, lines)}
-
-    def changed(self, one: Commit, other: Commit) -> list[str]:
-        """Paths of the files that are not the same at two commits, relative to the root."""
-        return self._git("diff", "--name-only", "-z", one.name, other.name).split("\0")[:-1]
+    def commits(self, bad: str, goods: Sequence[str], *options: str) -> list[str]:
+        """Return the commits that `bad` has and none of `goods` has, in the order of these options of git rev-list."""
+        lines = self._git("rev-list", *options, bad, "--not", *goods).splitlines()
+        return [line.split()[0] for line in lines]
 
     def add_worktree(self, commit: Commit, path: Path) -> None:
         """Check a commit out into a new directory. GitError where git cannot."""

@@ -1,7 +1,7 @@
 """What a change has done to a scenario, from what its runs are to each other. Pure.
 
 the same side differs from itself                      nondeterministic
-no bit differs; or none of what both sides record      equal
+no bit differs                                         equal
 tokens, rewards, signs of advantages, what is read,    behaviour
 shapes, steps, floats beyond rounding, or a text of a
 sync with all values before it equal
@@ -21,7 +21,7 @@ from math import isfinite, isinf, prod
 
 from harness.bits.findings import Finding, FindingCode
 from harness.trace.attribution import TEXTS
-from harness.trace.chain import CHAINED, PHASES, Key, RecordedValue, Scope, raw_value
+from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, raw_value
 from harness.trace.element_diff import compare, numbers
 from harness.trace.manifest import ENTRY
 from harness.trace.reader import Trace
@@ -181,8 +181,6 @@ def _share(phase: _Phase) -> float:
 
 SYNC = "sync"
 DECIDING = (BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS)
-MAX_SETTINGS = 5
-"""Maximum number of changed settings with a reason of their own."""
 
 
 class Change(Enum):
@@ -253,7 +251,6 @@ class GateCode(FindingCode):
         "two runs of the {side} do not agree with each other: nothing follows from how the sides differ",
     )
     SETTING_CHANGED = "setting_changed", "{name} was {base} and is {head}"
-    MORE_SETTINGS_CHANGED = "more_settings_changed", "and {num_settings} more keys"
     SCENARIO_NEW = "scenario_new", "the base has no such scenario"
     SCENARIO_REMOVED = "scenario_removed", "the head no longer has this scenario"
     NO_BASE = "no_base", "there is no base: no commit before this one, no branch of origin", "--base REV names one"
@@ -276,14 +273,7 @@ class GateCode(FindingCode):
         "golden_has_no_tensors",
         "a golden holds no tensors: --base REV shows how far floats differ",
     )
-    GOLDENS_KEPT = (
-        "goldens_kept",
-        "{scenario}: goldens of other machines or environments stay as they were: {keys}; accept it there too",
-    )
     NUMERICS_DIFFER = "numerics_differ", "the head's process differs from the base's in {names}"
-    RECORDED_ALONE = "recorded_alone", "recorded at the {side} alone: {names}"
-    COMMON_VALUES_EQUAL = "common_values_equal", "everything that both record is the same"
-    NOTHING_IN_COMMON = "nothing_in_common", "there is no value that both sides record"
     SAME_TREE = (
         "same_tree",
         "the base is the checked-out commit, without uncommitted changes: both sides are the same tree",
@@ -362,11 +352,7 @@ def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Comp
     names = sorted(name for name in base.keys() | head.keys() if base.get(name) != head.get(name))
     if not names:
         return None
-    reasons = [
-        GateCode.SETTING_CHANGED(name=name, base=base.get(name), head=head.get(name)) for name in names[:MAX_SETTINGS]
-    ]
-    if len(names) > MAX_SETTINGS:
-        reasons.append(GateCode.MORE_SETTINGS_CHANGED(num_settings=len(names) - MAX_SETTINGS))
+    reasons = [GateCode.SETTING_CHANGED(name=name, base=base.get(name), head=head.get(name)) for name in names]
     entries = [identity.get(ENTRY, "") for identity in (base, head)]
     return Comparison(Change.CONFIGURATION if entries[0] == entries[1] else Change.NOT_COMPARABLE, tuple(reasons))
 
@@ -408,37 +394,3 @@ def beyond_rounding(rounding: Rounding) -> Finding:
     if isinf(rounding.share):
         return GateCode.ZERO_AT_BASE(phase=rounding.phase)
     return GateCode.BEYOND_ROUNDING(phase=rounding.phase, share=rounding.share)
-
-
-def equal_in_common(verdict: Verdict, base: Trace, head: Trace) -> Comparison | None:
-    """That two sides compute the same while one records more, in whatever step: that changes no run.
-
-    Not comparable without a value that both record. None where something differs that both record, or their steps or
-    ranks do.
-    """
-    if base.steps != head.steps or base.ranks.keys() != head.ranks.keys():
-        return None
-    alone: dict[str, dict[str, None]] = {"base": {}, "head": {}}
-    has_common = False
-    for step in base.steps:
-        for rank in base.logs(step):
-            x, y = (_values(trace, step, rank) for trace in (base, head))
-            if any(x[key] != y[key] for key in x.keys() & y.keys()):
-                return None
-            has_common = has_common or not x.keys().isdisjoint(y)
-            for names, mine, other in ((alone["base"], x, y), (alone["head"], y, x)):
-                names.update(dict.fromkeys(f"{key[0]} {key[1]}" for key in mine if key not in other))
-    notes = [GateCode.RECORDED_ALONE(side=side, names=tuple(names)) for side, names in alone.items() if names]
-    if not has_common:
-        return Comparison(Change.NOT_COMPARABLE, (GateCode.NOTHING_IN_COMMON(),), tuple(notes), verdict)
-    notes += [GateCode.COMMON_VALUES_EQUAL(), *noted(verdict)]
-    return Comparison(Change.EQUAL, notes=tuple(notes), verdict=verdict)
-
-
-def _values(trace: Trace, step: int, rank: int) -> dict[Key, tuple[object, ...]]:
-    """What counts of a step, by key."""
-    return {
-        value.key: (value.dtype, value.shape, value.algorithm, value.digest)
-        for value in trace.columns(step, rank).values()
-        if value.scope in CHAINED
-    }

@@ -44,7 +44,6 @@ from harness.lab.gate.change import (
     change_of_identity,
     classify_change,
     earliest_phase,
-    equal_in_common,
     measure_rounding,
     step_bytes,
 )
@@ -175,7 +174,6 @@ class Gate:
 # ------------------------------------------------------------------------------------------------------------- the runs
 
 BASE, HEAD = "base", "head"
-ALONE = (Difference.VALUE_ONLY_IN_A, Difference.VALUE_ONLY_IN_B)
 
 
 class Interrupted(Exception):
@@ -263,8 +261,6 @@ async def compare_sides(recorder: Recorder, contexts: Mapping[str, GateContext],
     first = verdict.first
     if first is None:
         return classify_change(verdict, None)
-    if first.what in ALONE and (equal := equal_in_common(verdict, traces[BASE], traces[HEAD])) is not None:
-        return equal
     # Tensors say more where both sides have the value that differs, and it is not too much to keep.
     if first.what is not Difference.VALUE or max(step_bytes(each, first.step) for each in traces.values()) > MAX_BYTES:
         if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
@@ -461,7 +457,6 @@ async def run_gate(
             try:
                 if options.golden:
                     result = await _compare_with_golden(recorder, context, goldens[context.name], options, author)
-                    notes.extend(result.notes)
                     if result.comparison.change is not Change.NOT_COMPARABLE:
                         return replace(result, notes=shared, replay=replayed)
                     shared += result.comparison.reasons
@@ -494,7 +489,7 @@ async def run_gate(
 
 def bisect_words(checkout: Checkout, base: Commit, head: Commit, setup: str) -> tuple[str, ...]:
     """Return the command that finds the commit of a change, without its scenario; empty for a single commit."""
-    if not checkout.is_ancestor(base, head) or len(checkout.history(base, head)) < 2:
+    if not checkout.is_ancestor(base, head) or len(checkout.commits(head.name, [base.name])) < 2:
         return ()
     prepared = ("--setup", setup) if setup else ()
     return ("rlharness", "bisect", "--good", base.short, "--bad", head.short, *prepared)
@@ -546,7 +541,7 @@ def _read_goldens(options: GateOptions, contexts: Iterable[GateContext]) -> dict
 async def _compare_with_golden(
     recorder: Recorder, context: GateContext, goldens: dict[str, Golden], options: GateOptions, author: Acceptance
 ) -> GateScenario:
-    """A scenario and its golden; NOT_COMPARABLE where there is none for it here. Its notes are the gate's."""
+    """A scenario and its golden; NOT_COMPARABLE where there is none for it here."""
     assert options.golden is not None
     place = golden_directory(options.golden, context.name, context.size)
     if not goldens and not options.accepts:
@@ -558,7 +553,7 @@ async def _compare_with_golden(
         return GateScenario(context.name, unlike)
     now = golden_of(recorder.traces(HEAD)[0], context.name, context.size)
     key = fitting_key(goldens, now)
-    before, others = goldens.get(key), tuple(each for each in goldens if each != key)
+    before = goldens.get(key)
     against = f"golden {key}"
     if not options.accepts:
         if before is None:
@@ -568,8 +563,7 @@ async def _compare_with_golden(
     golden = accepted(now, before, author)
     if golden is not before:
         write_golden(place / key, golden)
-    kept = (GateCode.GOLDENS_KEPT(scenario=context.name, keys=others),) if others else ()
-    return GateScenario(context.name, acceptance(before, now), against=against, golden=golden, notes=kept)
+    return GateScenario(context.name, acceptance(before, now), against=against, golden=golden)
 
 
 def fitting_key(goldens: Mapping[str, Golden], now: Golden) -> str:

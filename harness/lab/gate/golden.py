@@ -38,7 +38,6 @@ from harness.trace.curve_diff import is_cost
 from harness.trace.element_diff import numbers
 from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
-from harness.trace.reasons import VerdictCode
 from harness.trace.values import FLOATS
 from harness.trace.verdict import ADVANTAGE_SIGNS
 
@@ -160,7 +159,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Comparison:
         return other
     step = _first(golden, now, STEP)
     if step is None:
-        return Comparison(Change.EQUAL, notes=tuple(_logged_apart(golden, now)))
+        return Comparison(Change.EQUAL)
     phases = [phase for phase in PHASES if _first(golden, now, phase) == step]
     reasons = [CODE_OF_KIND[kind](first_step=at) for kind in DECIDING if (at := _first(golden, now, kind)) is not None]
     if _has_unknown_signs(golden, now):
@@ -171,19 +170,6 @@ def compare_with_golden(golden: Golden, now: Golden) -> Comparison:
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     notes = () if reasons else (GateCode.GOLDEN_HAS_NO_TENSORS(),)
     return Comparison(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
-
-
-def _logged_apart(golden: Golden, now: Golden) -> Iterator[Finding]:
-    """Yield the note that logged values differ while recorded ones do not, as `rlharness diff` has it."""
-    for one, other in zip(golden.curve, now.curve, strict=True):
-        names = sorted(
-            name
-            for name in one.values.keys() & other.values.keys()
-            if not is_cost(name) and one.values[name] != other.values[name]
-        )
-        if names:
-            yield VerdictCode.CURVE_DIFFERS(step=one.step, names=tuple(names))
-            return
 
 
 def acceptance(before: Golden | None, now: Golden) -> Comparison:

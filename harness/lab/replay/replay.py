@@ -110,7 +110,7 @@ def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) ->
         raise UsageError(
             "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step that diverged"
         )
-    trace = _reference(invocation, options)
+    trace = read_trace(place_of(invocation.cwd, options.against)) if options.against else None
     num_runs = _num_runs(options, len(run_specs))
     out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
     return ReplayPlan(
@@ -123,11 +123,6 @@ def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) ->
         out=out,
         typed=typed,
     )
-
-
-def _reference(invocation: Invocation, options: ReplayOptions) -> Trace | None:
-    """The trace of --against; TraceError where it cannot be read."""
-    return read_trace(place_of(invocation.cwd, options.against)) if options.against else None
 
 
 def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[RunSpec, ...], tuple[str, ...]]:
@@ -250,12 +245,10 @@ def _compare(a: _Side, b: _Side, op_step: int | None) -> Comparison:
     if verdict.kind is Kind.DIVERGED and not has_vanished:
         named = replace(verdict, operations=next((x for x in found if x.first is not None), None))
         verdict = replace(verdict, causes=tuple(causes(a.trace, b.trace, named)))
-    may_be_why = suspects(all_operations, has_gpu=_has_gpu(a.with_operations)) if has_vanished else None
+    manifest = a.with_operations.manifest
+    has_gpu = manifest is None or GPU in manifest.fingerprint.numerics
+    may_be_why = suspects(all_operations, has_gpu=has_gpu) if has_vanished else None
     return Comparison(a.name, b.name, verdict, tuple(found), nan, doubts, may_be_why)
-
-
-def _has_gpu(trace: Trace) -> bool:
-    return trace.manifest is None or GPU in trace.manifest.fingerprint.numerics
 
 
 def _number(trace: Trace, rank: int) -> int:

@@ -100,7 +100,6 @@ class StepPlan:
     is_from_checkpoint: bool = False
     """Whether it begins with a checkpoint, and not with the beginning of the run."""
     has_operations: bool = False
-    timeout_s: float = inf
 
     @property
     def with_operations(self) -> RunSpec:
@@ -126,7 +125,6 @@ def plan_step(run: RecordedRun, step: int | None, options: ReproduceOptions) -> 
         run_spec=replace(run.spec_to(start or 0, overrides), last_step=last, keep=(last,)),
         is_from_checkpoint=start is not None,
         has_operations=options.has_operations,
-        timeout_s=options.timeout_s,
     )
 
 

@@ -16,9 +16,9 @@ from harness.lab.bisect.bisection import (
     EndsError,
     NothingToFindError,
     Outcome,
+    PackageCandidates,
     RevisionSearch,
     UnavailableError,
-    in_a_line,
     parse_criterion,
 )
 from harness.lab.experiments.launcher import Launcher
@@ -34,13 +34,21 @@ class Versions:
 
     names: Sequence[str]
     missing: frozenset[str] = frozenset()
-    """The parents of those that have others than the one before."""
     entered: list[str] = field(default_factory=list)
     num_open: int = 0
 
     def __post_init__(self) -> None:
         self.good, self.bad = self.names[0], self.names[-1]
-        self.parents: Mapping[str, Sequence[str]] = in_a_line(self.names)
+
+    def suspects(self, bad: str, goods: Sequence[str]) -> list[str]:
+        return PackageCandidates.suspects(cast(Any, self), bad, goods)
+
+    def by_gain(self, bad: str, goods: Sequence[str]) -> list[str]:
+        return PackageCandidates.by_gain(cast(Any, self), bad, goods)
+
+    @property
+    def versions(self) -> list[str]:
+        return list(self.names)
 
     def describe(self, name: str) -> str:
         return f"tiny {name}"
