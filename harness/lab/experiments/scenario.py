@@ -43,6 +43,7 @@ from harness.lab.experiments.command_spec import (
     ScenarioOptions,
     checked_metric,
     command_identity,
+    command_name,
     make_command_spec,
     parse_steps,
 )
@@ -411,8 +412,8 @@ class Asked:
 
 def asked_run(
     invocation: Invocation, command: str, name: str | None, options: ScenarioOptions, *, is_isolated: bool = False
-) -> Asked | None:
-    """Return the scenario to run; None for the command after --. UsageError for neither, both, or unusable options."""
+) -> Asked:
+    """Return the scenario to run, or one of the command after --; UsageError for neither, both, or unusable options."""
     if name is not None and invocation.trailing:
         raise UsageError(
             f"both the scenario {name} and a command are given",
@@ -430,7 +431,8 @@ def asked_run(
             legal="a scenario; a command takes its own options",
             remedy="rlharness scenarios lists the scenarios",
         )
-    return None
+    scenario = Scenario.model_construct(command=shlex.join(invocation.trailing))  # braces of others are no placeholders
+    return Asked(command_name(invocation.trailing), scenario, "", (), {}, {})
 
 
 def asked_scenario(
