@@ -23,7 +23,7 @@ from harness.render.console import show
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
+    from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -58,7 +58,7 @@ def complete_scenario(_: click.Context, __: click.Parameter, incomplete: str) ->
     """Return the scenarios whose names begin so, without those that a shell would not take as they are; else files."""
     from click.shell_completion import CompletionItem
 
-    from harness.lab.experiments.scenario_names import scenario_names
+    from harness.lab.experiment.scenario_names import scenario_names
 
     with suppress(OSError):  # the working directory is gone or cannot be read
         names = [each for each in scenario_names(Path.cwd()) if each.startswith(incomplete) and _PLAIN.fullmatch(each)]
@@ -203,7 +203,7 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def take_recording(given: dict[str, Any]) -> "RecordingOptions":
     """Take the options of a recording out of those that were given."""
-    from harness.lab.experiments.command_spec import RecordingOptions
+    from harness.lab.experiment.command_spec import RecordingOptions
 
     fields = ("level", "metrics", "keep", "op_step", "all_state", "sentinel")
     return RecordingOptions(**{each: value for each in fields if (value := given.pop(each, None)) is not None})
@@ -211,7 +211,7 @@ def take_recording(given: dict[str, Any]) -> "RecordingOptions":
 
 def take_scenario(given: dict[str, Any]) -> "ScenarioOptions":
     """Take the options of a scenario and its recording out of those that were given."""
-    from harness.lab.experiments.command_spec import ScenarioOptions
+    from harness.lab.experiment.command_spec import ScenarioOptions
 
     own = {each: given.pop(each) for each in ("size", "overrides", "sweep") if each in given}
     return ScenarioOptions(recording=take_recording(given), **own)

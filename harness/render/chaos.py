@@ -24,7 +24,7 @@ from harness.lab.chaos.search import (
     written,
 )
 from harness.lab.chaos.vary import Kind, Varied, VaryPlan, assignment
-from harness.lab.experiments.launcher import OUTPUT, Run
+from harness.lab.experiment.launcher import OUTPUT, Run
 from harness.process.clock import Clock
 from harness.process.program_output import output_tail
 from harness.render.console import say

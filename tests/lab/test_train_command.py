@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.preparation import prepare
-from harness.lab.experiments.recording_result import finish
+from harness.lab.experiment.preparation import prepare
+from harness.lab.experiment.recording_result import finish
 from harness.recording.entry_call import EntryCall
 from harness.recording.process import write_report
 from harness.recording.run_spec import PROCESSES, Report, RunSpec

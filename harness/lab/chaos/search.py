@@ -25,14 +25,14 @@ from typing import Any, Protocol, TypeVar
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.crash import END
-from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
-from harness.lab.experiments.flat_config import flattened, overridden
-from harness.lab.experiments.launcher import Launcher, Run, check_program
-from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.recorded_run import checkpoint_steps_in
-from harness.lab.experiments.recording_result import Problem, how_it_ended
-from harness.lab.experiments.scenario import ChaosSection, Range, asked_run, make_scenario_spec
+from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+from harness.lab.experiment.flat_config import flattened, overridden
+from harness.lab.experiment.launcher import Launcher, Run, check_program
+from harness.lab.experiment.plain_yaml import read_yaml
+from harness.lab.experiment.preparation import out_directory
+from harness.lab.experiment.recorded_run import checkpoint_steps_in
+from harness.lab.experiment.recording_result import Problem, how_it_ended
+from harness.lab.experiment.scenario import ChaosSection, Range, asked_run, make_scenario_spec
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation, num_cores
 from harness.process.scratch import remove_tree

@@ -34,12 +34,12 @@ from harness.lab.chaos.search import (
     ddmin,
     environ_of,
 )
-from harness.lab.experiments.command_spec import make_command_spec
-from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.launcher import Launcher, Run, check_program
-from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.scenario import asked_run
+from harness.lab.experiment.command_spec import make_command_spec
+from harness.lab.experiment.flat_config import flattened
+from harness.lab.experiment.launcher import Launcher, Run, check_program
+from harness.lab.experiment.preparation import out_directory
+from harness.lab.experiment.recording_result import Problem
+from harness.lab.experiment.scenario import asked_run
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.process.scratch import remove_tree

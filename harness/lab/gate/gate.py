@@ -20,11 +20,11 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
-from harness.lab.experiments.command_spec import ScenarioOptions
-from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
-from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.scenario import (
+from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
+from harness.lab.experiment.preparation import out_directory
+from harness.lab.experiment.recording_result import Problem
+from harness.lab.experiment.scenario import (
     SMOKE,
     Asked,
     ScenarioFile,
@@ -35,7 +35,7 @@ from harness.lab.experiments.scenario import (
     find_scenario,
     make_scenario_spec,
 )
-from harness.lab.experiments.worktrees import Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
+from harness.lab.experiment.worktrees import Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
 from harness.lab.gate.change import (
     MAX_BYTES,
     Change,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.command_spec import ScenarioOptions
-from harness.lab.experiments.launcher import Run, Variant, check_program
-from harness.lab.experiments.preparation import OutDirectory, out_directory, place_of
-from harness.lab.experiments.scenario import asked_run, make_scenario_spec
+from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.launcher import Run, Variant, check_program
+from harness.lab.experiment.preparation import OutDirectory, out_directory, place_of
+from harness.lab.experiment.scenario import asked_run, make_scenario_spec
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff

@@ -38,7 +38,7 @@ from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES, read_text
 from harness.bits.redaction import REDACTED, redact_fields
 from harness.bits.text import count
-from harness.lab.experiments.command_spec import (
+from harness.lab.experiment.command_spec import (
     RecordingOptions,
     ScenarioOptions,
     checked_metric,
@@ -47,9 +47,9 @@ from harness.lab.experiments.command_spec import (
     make_command_spec,
     parse_steps,
 )
-from harness.lab.experiments.flat_config import flattened, keys_with_dots, overridden, parts
-from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
+from harness.lab.experiment.flat_config import flattened, keys_with_dots, overridden, parts
+from harness.lab.experiment.plain_yaml import read_yaml
+from harness.lab.experiment.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 from harness.process.invocation import Invocation, shadowing
 from harness.recording.entry_call import FUNCTION, EntryCall
 from harness.recording.run_spec import RunSpec
@@ -382,7 +382,7 @@ def _in(place: Traversable) -> Iterator[ScenarioFile]:
 
 # ------------------------------------------------------------------------------------------------------------ run specs
 
-CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
+CHILD = (sys.executable, "-m", "harness.lab.experiment.scenario_main")
 ISOLATED = (sys.executable, "-P", *CHILD[1:])
 """The same process that imports what its PYTHONPATH says, whatever lies in its working directory."""
 
