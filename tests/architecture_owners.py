@@ -27,7 +27,7 @@ KERNELS_FILES = (  # below /proc and /sys, which no process can replace
 )
 PACKAGE_DATA = (  # files of an installed package
     *("harness/render/pages.py", "harness/cli/demo.py"),
-    *("harness/runner/sessions/plugin_facts.py", "harness/lab/experiments/scenario.py"),
+    *("harness/runner/sessions/plugin_facts.py", "harness/lab/experiment/scenario.py"),
 )
 OPEN_ALREADY = (  # descriptors, and new files in directories that are this process's own
     *(
@@ -66,7 +66,7 @@ OWNED = (
     Owned(
         "harness/",
         ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
-        ("harness/__main__.py", "harness/lab/experiments/scenario_main.py", "harness/recording/run_spec.py"),
+        ("harness/__main__.py", "harness/lab/experiment/scenario_main.py", "harness/recording/run_spec.py"),
     ),
     # One way to give a whole file its name. The others move directories, links and files that are held open.
     Owned(

@@ -49,7 +49,7 @@ def test_the_command_line_is_light() -> None:
 
 def test_a_program_starts_before_what_reports_on_it_is_imported() -> None:
     names = ("pydantic", "yaml", "harness.render.recording", "harness.lab.replay.replay")
-    code = "import harness.cli.trace, harness.lab.experiments.single_run, sys"
+    code = "import harness.cli.trace, harness.lab.experiment.single_run, sys"
     code += f"; print([m for m in {names!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -13,8 +13,8 @@ import pytest
 from harness import __version__, fixtures
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import cli
-from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.scenario import Scenario, parse_scenario
+from harness.lab.experiment.plain_yaml import read_yaml
+from harness.lab.experiment.scenario import Scenario, parse_scenario
 from harness.machine.inventory import Gpu
 from harness.plugin import need_of_mark
 from harness.process import child_env

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from harness.cli.main import cli
-from harness.lab.experiments.scenario import Scenario
+from harness.lab.experiment.scenario import Scenario
 from rlcore.config import RunConfig
 
 ROOT = Path(__file__).parent.parent

@@ -56,7 +56,7 @@ def chaos(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
 
     from harness.lab.chaos.search import Chaos, ChaosExecutor, PerturbationSearch, make_plan
     from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
-    from harness.lab.experiments.launcher import LaunchContext, Launcher, run_experiment
+    from harness.lab.experiment.launcher import LaunchContext, Launcher, run_experiment
     from harness.process.clock import SystemClock
     from harness.render.chaos import SearchLines, chaos_json, chaos_text, varied_json, varied_text
 

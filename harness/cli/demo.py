@@ -38,7 +38,7 @@ def demo(invocation: Invocation, /, *, out: str) -> int:
     from importlib.util import find_spec
 
     from harness.bits.text import one_line, path_text
-    from harness.lab.experiments.preparation import OutDirectory, place_of
+    from harness.lab.experiment.preparation import OutDirectory, place_of
     from harness.process.supervisor.foreground import run_in_foreground
     from harness.runner.records.recorded_run import read_recorded_run
 

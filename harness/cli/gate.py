@@ -55,8 +55,8 @@ def gate(invocation: Invocation, output: opt.Output, /, *, out: str | None, **gi
     """
     import asyncio
 
-    from harness.lab.experiments.launcher import LaunchContext
-    from harness.lab.experiments.worktrees import Checkout
+    from harness.lab.experiment.launcher import LaunchContext
+    from harness.lab.experiment.worktrees import Checkout
     from harness.lab.gate.gate import run_gate
     from harness.process.clock import SystemClock
     from harness.render.console import is_on_github
@@ -79,7 +79,7 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
     """Return the command line over [tool.rlharness.gate] over the defaults; UsageError if they exclude each other."""
     from dataclasses import replace
 
-    from harness.lab.experiments.preparation import place_of
+    from harness.lab.experiment.preparation import place_of
     from harness.lab.gate.gate import LEAST_AGREEING, GateOptions, policy_of
     from harness.runner.config import load_config
 

@@ -19,7 +19,7 @@ from harness.process.run_directory import new_run_id
 from harness.render.console import show
 
 if TYPE_CHECKING:
-    from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
+    from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -166,7 +166,7 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def take_recording(given: dict[str, Any]) -> "RecordingOptions":
     """Take the options of a recording out of those that were given."""
-    from harness.lab.experiments.command_spec import RecordingOptions
+    from harness.lab.experiment.command_spec import RecordingOptions
 
     fields = ("level", "metrics", "keep", "op_step", "all_state", "sentinel")
     return RecordingOptions(**{each: value for each in fields if (value := given.pop(each, None)) is not None})
@@ -174,7 +174,7 @@ def take_recording(given: dict[str, Any]) -> "RecordingOptions":
 
 def take_scenario(given: dict[str, Any]) -> "ScenarioOptions":
     """Take the options of a scenario and its recording out of those that were given."""
-    from harness.lab.experiments.command_spec import ScenarioOptions
+    from harness.lab.experiment.command_spec import ScenarioOptions
 
     own = {each: given.pop(each) for each in ("size", "overrides", "sweep") if each in given}
     return ScenarioOptions(recording=take_recording(given), **own)

@@ -46,7 +46,7 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from contextlib import closing
     from functools import partial
 
-    from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
+    from harness.lab.experiment.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
     from harness.lab.replay.replay import ReplayOptions, compare_runs, make_plan
     from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
     from harness.render.replay import (

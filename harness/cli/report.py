@@ -45,7 +45,7 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
 
     from harness.bits.files import open_regular, write_replacing
     from harness.bits.text import count, one_line, path_text
-    from harness.lab.experiments.preparation import place_of
+    from harness.lab.experiment.preparation import place_of
     from harness.render.divergence import LABELS, headline
     from harness.render.report_page import GENERATOR, page
     from harness.render.serialise import attributes, serialised
@@ -90,7 +90,7 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
 def read_report(cwd: Path, typed: Sequence[str]) -> "Report":
     """Read the runs that were typed, and compare each with the first; the directory of a replay stands for its runs."""
     from harness.bits.text import path_text
-    from harness.lab.experiments.preparation import place_of
+    from harness.lab.experiment.preparation import place_of
     from harness.lab.report.subjects import Pair, Report, Subject, letter
     from harness.trace.diff import diff
     from harness.trace.layout import MANIFEST, log_name

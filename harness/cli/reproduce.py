@@ -49,8 +49,8 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
     """
     import asyncio
 
-    from harness.lab.experiments.launcher import LaunchContext, check_program
-    from harness.lab.experiments.preparation import out_directory
+    from harness.lab.experiment.launcher import LaunchContext, check_program
+    from harness.lab.experiment.preparation import out_directory
     from harness.lab.reproduce import reproduction
     from harness.render.replay import step_json, step_text
     from harness.render.run_lines import RunLines
@@ -78,7 +78,7 @@ def debug(invocation: Invocation, output: opt.Output, options: "ReproduceOptions
     """
     import asyncio
 
-    from harness.lab.experiments.launcher import LaunchContext, check_program, open_launcher
+    from harness.lab.experiment.launcher import LaunchContext, check_program, open_launcher
     from harness.lab.reproduce.debugger import Answer, Session, open_lines
     from harness.process.user_cache import cache_path
     from harness.render.run_lines import RunLines

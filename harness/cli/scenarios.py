@@ -19,7 +19,7 @@ from harness.render.console import show
 def scenarios(invocation: Invocation, /, *, check: bool, is_json: bool) -> int:
     """List the scenarios that can be trained and replayed by name."""
 
-    from harness.lab.experiments.scenario import all_scenarios
+    from harness.lab.experiment.scenario import all_scenarios
 
     shown = {"about", "entry", "command", "determinism", "gpus", "runtime_sections"}
     found: list[dict[str, Any]] = []

@@ -44,7 +44,7 @@ def schema(invocation: Invocation, /, *, name: str | None) -> int:
 
 def schema_names(cwd: Path) -> dict[str, str]:
     """Return the names of all schemas, each with what it describes."""
-    from harness.lab.experiments.scenario import all_scenarios
+    from harness.lab.experiment.scenario import all_scenarios
 
     entries: set[str | None] = set()
     for file in all_scenarios(cwd):
@@ -60,7 +60,7 @@ def schema_names(cwd: Path) -> dict[str, str]:
 
 def make_schema(name: str, cwd: Path) -> dict[str, Any]:
     """Return the schema of a name; UsageError for an entry that cannot be imported or has no schema."""
-    from harness.lab.experiments.scenario import Scenario
+    from harness.lab.experiment.scenario import Scenario
     from harness.runner.config_schema import make_config_schema, titled
 
     if name == PYPROJECT:

@@ -33,9 +33,9 @@ def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     Exits with the exit code of the program, or with 12 if the recording is incomplete, or with 10 if --sentinel ended
     the program because replicas differ.
     """
-    from harness.lab.experiments.command_spec import make_command_spec
-    from harness.lab.experiments.preparation import place_of
-    from harness.lab.experiments.single_run import parse_conditions, run_here
+    from harness.lab.experiment.command_spec import make_command_spec
+    from harness.lab.experiment.preparation import place_of
+    from harness.lab.experiment.single_run import parse_conditions, run_here
 
     run_spec = make_command_spec(invocation.trailing, opt.take_recording(given))
     conditions = parse_conditions(given["break_on"], given["until"])

@@ -26,10 +26,10 @@ def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, 
     """
     from dataclasses import asdict
 
-    from harness.lab.experiments.preparation import place_of
-    from harness.lab.experiments.recording_result import recording_json
-    from harness.lab.experiments.scenario import FULL, asked_scenario, make_scenario_spec
-    from harness.lab.experiments.single_run import parse_conditions, run_here
+    from harness.lab.experiment.preparation import place_of
+    from harness.lab.experiment.recording_result import recording_json
+    from harness.lab.experiment.scenario import FULL, asked_scenario, make_scenario_spec
+    from harness.lab.experiment.single_run import parse_conditions, run_here
     from harness.render.recording import end_lines, recording_lines
 
     options = opt.take_scenario(given)

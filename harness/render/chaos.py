@@ -21,7 +21,7 @@ from harness.lab.chaos.search import (
     written,
 )
 from harness.lab.chaos.vary import Kind, Varied, VaryPlan, assignment
-from harness.lab.experiments.launcher import OUTPUT, Run
+from harness.lab.experiment.launcher import OUTPUT, Run
 from harness.render.console import painted, say
 from harness.render.divergence import noun, verdict_text
 from harness.render.replay import ending_lines

@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.bits.text import count, one_line, path_text, ranges
-from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.single_run import TerminalRun
+from harness.lab.experiment.recording_result import Recording
+from harness.lab.experiment.single_run import TerminalRun
 from harness.recording.conditions import Condition, Stop
 from harness.recording.sentinel.sentinel_report import finding_line
 

@@ -9,8 +9,8 @@ from typing import Any
 from harness.bits.levels import OFF
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiments.hints import NextCommand, level_command, next_command, program_command, report_command
-from harness.lab.experiments.launcher import Run
+from harness.lab.experiment.hints import NextCommand, level_command, next_command, program_command, report_command
+from harness.lab.experiment.launcher import Run
 from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
 from harness.lab.reproduce.reproduction import (

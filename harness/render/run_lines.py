@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from harness.bits.text import count, one_line
-from harness.lab.experiments.launcher import Run, run_of_all
+from harness.lab.experiment.launcher import Run, run_of_all
 from harness.render import console
 
 EVERY_S = 30.0

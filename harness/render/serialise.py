@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.recording_result import Recording, recording_json
+from harness.lab.experiment.launcher import Run
+from harness.lab.experiment.recording_result import Recording, recording_json
 from harness.render.divergence import headline
 from harness.trace import values
 from harness.trace.chain import Scope

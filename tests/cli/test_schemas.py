@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
 from harness.cli.schema import make_schema
-from harness.lab.experiments.plain_yaml import read_yaml
+from harness.lab.experiment.plain_yaml import read_yaml
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "harness" / "schemas"

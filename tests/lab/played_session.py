@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.lab.experiments.launcher import OUTPUT, Run
-from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiment.launcher import OUTPUT, Run
+from harness.lab.experiment.recording_result import Problem, Recording
 from harness.recording.entry_call import Rejection
 from harness.recording.run_spec import RunSpec
 from harness.trace.tensor_file import Kept

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.command_spec import (
+from harness.lab.experiment.command_spec import (
     RecordingOptions,
     checked_metric,
     command_identity,
@@ -15,7 +15,7 @@ from harness.lab.experiments.command_spec import (
     make_command_spec,
     parse_steps,
 )
-from harness.lab.experiments.preparation import prepare
+from harness.lab.experiment.preparation import prepare
 from harness.recording.run_spec import RunSpec
 
 SEEDED = settings(derandomize=True)

@@ -12,7 +12,7 @@ import pytest
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
-from harness.lab.experiments.recorded_run import read_recorded_run, unfinished_step
+from harness.lab.experiment.recorded_run import read_recorded_run, unfinished_step
 from harness.lab.reproduce.reproduction import ReproduceOptions, plan_step
 from harness.recording.entry_call import EntryCall
 from tests.support.traces import trace_of_values, value

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.flat_config import flattened, keys_with_dots, overridden
+from harness.lab.experiment.flat_config import flattened, keys_with_dots, overridden
 
 SEEDED = settings(derandomize=True, max_examples=2 * settings().max_examples)
 names = st.sampled_from("abcd")

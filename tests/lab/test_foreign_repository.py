@@ -87,7 +87,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
 def test_the_gate_tells_a_comment_from_a_changed_loss(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, told = answer(capsys, "gate", "--base", "HEAD~1", "--runs", "1", *COMMAND)
     assert (code, told["scenarios"][0]["change"]) == (0, "equal"), told  # type: ignore[index]
-    code, told = answer(capsys, "gate", "--base", "HEAD~3", "--runs", "1", "small", "--slowdown", "9")
+    code, told = answer(capsys, "gate", "--base", "HEAD~3", "--runs", "1", "small")
     assert (code, told["scenarios"][0]["change"]) == (ExitCode.DIVERGED, "behaviour"), told  # type: ignore[index]
 
 

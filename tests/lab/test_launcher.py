@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.launcher import Run, exit_code, problems_of_end, refuse
-from harness.lab.experiments.preparation import OutDirectory
-from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiment.launcher import Run, exit_code, problems_of_end, refuse
+from harness.lab.experiment.preparation import OutDirectory
+from harness.lab.experiment.recording_result import Recording
 from harness.process.supervisor_client import ProcessEnd
 from harness.recording.entry_call import Rejection
 

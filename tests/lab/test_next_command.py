@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import cli
-from harness.lab.experiments.hints import next_command, program_command
-from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiment.hints import next_command, program_command
+from harness.lab.experiment.recording_result import Recording
 from harness.recording.conditions import Stop
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import Report, RunSpec

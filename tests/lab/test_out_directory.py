@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import HarnessError, UsageError
-from harness.lab.experiments.preparation import OutDirectory, out_directory, prepare
+from harness.lab.experiment.preparation import OutDirectory, out_directory, prepare
 from harness.recording.run_spec import RunSpec
 from tests.support.file_limits import largest_file
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.plain_yaml import read_yaml
+from harness.lab.experiment.plain_yaml import read_yaml
 
 SEEDED = settings(derandomize=True, max_examples=2 * settings().max_examples)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)

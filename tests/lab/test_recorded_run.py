@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import TraceError, UsageError
-from harness.lab.experiments.recorded_run import CHECKPOINTS, read_recorded_run
+from harness.lab.experiment.recorded_run import CHECKPOINTS, read_recorded_run
 from tests.support.recorded_runs import CALL, recorded
 from tests.support.traces import manifest_of, steps_of, write
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.experiments import recording_result
-from harness.lab.experiments.recording_result import await_recorders, read_reports
+from harness.lab.experiment import recording_result
+from harness.lab.experiment.recording_result import await_recorders, read_reports
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from tests.support.fake_clock import FakeClock
 from tests.support.file_limits import largest_file

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.launcher import OUTPUT, Run
+from harness.lab.experiment.launcher import OUTPUT, Run
 from harness.lab.replay.replay import Replay, compare_runs
 from harness.recording.op_log import OpLog
 from harness.trace.ops import OpDifference

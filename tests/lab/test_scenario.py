@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.scenario import A_COMMAND, all_scenarios, find_scenario, parse_scenario
+from harness.lab.experiment.scenario import A_COMMAND, all_scenarios, find_scenario, parse_scenario
 from tests.lab.scenario_texts import TINY, write_tiny
 
 PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "runtime_sections: [runtime, output]")

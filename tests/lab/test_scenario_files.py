@@ -7,7 +7,7 @@ import pytest
 from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES
 from harness.lab.chaos.search import Choice, payload_factors
-from harness.lab.experiments.scenario import FULL, SMOKE, ScenarioFile, all_scenarios, find_scenario
+from harness.lab.experiment.scenario import FULL, SMOKE, ScenarioFile, all_scenarios, find_scenario
 from rlcore.config import LEVELS, RUNTIME_SECTIONS, RunConfig, read_config
 from rlcore.errors import InvalidValueError
 

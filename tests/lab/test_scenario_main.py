@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import TraceError, UsageError
-from harness.lab.experiments import scenario_main
-from harness.lab.experiments.scenario_main import as_rejection, call_entry, load_entry
+from harness.lab.experiment import scenario_main
+from harness.lab.experiment.scenario_main import as_rejection, call_entry, load_entry
 from harness.recording.entry_call import INTERRUPTED, EntryCall, Rejection, read_rejection
 from harness.recording.recorder import NullRecorder
 from tests.lab.tiny_entry import MendableError

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions
-from harness.lab.experiments.preparation import prepare
-from harness.lab.experiments.scenario import asked_scenario, make_scenario_spec
+from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+from harness.lab.experiment.preparation import prepare
+from harness.lab.experiment.scenario import asked_scenario, make_scenario_spec
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
 from tests.lab.scenario_texts import TINY, write_tiny
@@ -129,7 +129,7 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
     with pytest.raises(UsageError, match="needs 64 GPUs, and 0 are free here"):
         asked_scenario(invocation, "tiny", options(), "smoke")
     write_tiny(tmp_path)
-    monkeypatch.setattr("harness.lab.experiments.scenario.find_spec", lambda name: None)
+    monkeypatch.setattr("harness.lab.experiment.scenario.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="torch is not installed"):
         asked_scenario(invocation, "tiny", options(), "smoke")
     (tmp_path / "harness").mkdir()

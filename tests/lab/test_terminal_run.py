@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.single_run import TerminalRun
+from harness.lab.experiment.recording_result import Problem, Recording
+from harness.lab.experiment.single_run import TerminalRun
 from harness.recording.conditions import Stop
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec

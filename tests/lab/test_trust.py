@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.scenario import all_scenarios, parse_scenario
-from harness.lab.experiments.trust import MAX_SHOWN, check_run, unnamed_in
+from harness.lab.experiment.scenario import all_scenarios, parse_scenario
+from harness.lab.experiment.trust import MAX_SHOWN, check_run, unnamed_in
 from harness.process.invocation import Invocation
 from harness.recording.entry_call import EntryCall
 from tests.support.recorded_runs import recorded

@@ -100,7 +100,6 @@ def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_
     [
         ("reproduce", "foreign", "--step", "1", "--json"),
         ("reproduce", "own", "--step", "1", "--against", "foreign"),
-        ("reproduce", "foreign", "--break-on", "nan"),
         ("reproduce", "foreign", "--step", "1", "--interactive"),
         ("reproduce", "own", "--step", "1", "--interactive", "--against", "foreign"),
     ],
@@ -122,9 +121,9 @@ def test_every_command_that_runs_a_recorded_run_again_asks(project: Path, words:
 @pytest.mark.full
 @pytest.mark.timeout(240)
 def test_what_is_to_be_typed_after_a_run_has_stopped_is_not_asked_about(project: Path) -> None:
-    stopped = type_command(project, "replay", "toy", "--until", "reward<1", "--out", "out")
+    stopped = type_command(project, "train", "toy", "--until", "reward<1", "--out", "out")
     assert stopped.code == ExitCode.OK, stopped.stdout + stopped.stderr
-    (line,) = [line for line in stopped.stdout.splitlines() if "look closer: rlharness " in line]
+    (line,) = [line for line in stopped.stderr.splitlines() if "look closer: rlharness " in line]
 
-    closer = type_command(project, *shlex.split(line.partition("rlharness ")[2]))
+    closer = type_command(project, *shlex.split(line.partition("look closer: rlharness ")[2]))
     assert (closer.code, "trust" in closer.stderr) == (ExitCode.OK, False), closer.stdout + closer.stderr

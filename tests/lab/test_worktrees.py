@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.experiments.worktrees import PACKAGE, Checkout, Side, open_worktrees
+from harness.lab.experiment.worktrees import PACKAGE, Checkout, Side, open_worktrees
 from tests.support.projects import IDENTITY, Project
 
 
@@ -56,7 +56,7 @@ def test_what_a_killed_run_has_left_is_forgotten_and_others_are_not_touched(proj
     tmpdir = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # a longer path would be passed over
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from harness.lab.experiments.worktrees import Checkout, open_worktrees\n"
+        "from harness.lab.experiment.worktrees import Checkout, open_worktrees\n"
         "found = Checkout(Path.cwd(), os.environ)\n"
         "with open_worktrees(found) as worktrees, worktrees.at(found.commit('HEAD')):\n"
         "    os.kill(os.getpid(), 9)\n"

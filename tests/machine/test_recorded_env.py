@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.experiments import preparation
+from harness.lab.experiment import preparation
 from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory
 from tests.support.manual import text
 

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from harness.lab.experiments.recording_result import read_reports
-from harness.lab.experiments.single_run import BREAKPOINTS
+from harness.lab.experiment.recording_result import read_reports
+from harness.lab.experiment.single_run import BREAKPOINTS
 from harness.recording import active
 from harness.recording.boot_hooks import import_hooks
 from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.lab.experiments.recording_result import finish
+from harness.lab.experiment.recording_result import finish
 from harness.recording.cuda_state import gpus_in_use
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder

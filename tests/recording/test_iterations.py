@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.lab.experiments.recording_result import Recording, finish
+from harness.lab.experiment.recording_result import Recording, finish
 from harness.recording import training_threads
 from harness.recording.optimizer_steps import JoinedSteps, OptimizerNames
 from harness.recording.process import write_report

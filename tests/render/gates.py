@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.worktrees import Commit
+from harness.lab.experiment.worktrees import Commit
 from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.gate import DEFAULT, Gate, GateScenario
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.lab.bisect.bisection import Bisection, Criterion, Outcome, Probe
-from harness.lab.experiments.worktrees import Commit
+from harness.lab.experiment.worktrees import Commit
 from harness.render.bisect import bisection_json, bisection_text
 from harness.trace.diff import diff
 from tests.support.traces import flip_bit, steps_of, trace

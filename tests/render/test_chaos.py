@@ -11,7 +11,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotApplied, Outcome, Sign, Span, Subject, Tally
-from harness.lab.experiments.launcher import OUTPUT
+from harness.lab.experiment.launcher import OUTPUT
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
 from harness.render.chaos import SearchLines, chaos_json, chaos_text, command, effect, sentence

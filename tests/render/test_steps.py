@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.recorded_run import RecordedRun
-from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiment.launcher import Run
+from harness.lab.experiment.recorded_run import RecordedRun
+from harness.lab.experiment.recording_result import Problem, Recording
 from harness.lab.reproduce.reproduction import (
     Ending,
     OtherRun,

@@ -10,7 +10,7 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.preparation import out_directory
+from harness.lab.experiment.preparation import out_directory
 from harness.process import scratch
 from harness.process.run_directory import MARK, NUM_KEPT, make_kept_directory, make_run_directory
 from harness.process.scratch import read_mounts, remove_tree

@@ -17,7 +17,7 @@ from harness.bits.errors import (
     TraceError,
     UsageError,
 )
-from harness.lab.experiments.plain_yaml import read_yaml
+from harness.lab.experiment.plain_yaml import read_yaml
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
 from harness.recording.metrics import numbers_of_json

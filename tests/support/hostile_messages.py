@@ -11,7 +11,7 @@ from harness.doctor.directories import read_trial
 from harness.doctor.gpus import read_torch
 from harness.doctor.host import Answer
 from harness.doctor.numerics import check_numerics
-from harness.lab.experiments.recording_result import read_reports
+from harness.lab.experiment.recording_result import read_reports
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.process.program_output import output_tail
 from harness.recording.conditions import Stop, read_stop

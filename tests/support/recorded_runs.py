@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
+from harness.lab.experiment.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
 from harness.recording.entry_call import EntryCall
 from tests.support.traces import manifest_of, steps_of, write
 

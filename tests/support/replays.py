@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from harness.lab.experiments.launcher import OUTPUT, Run
-from harness.lab.experiments.preparation import OutDirectory
-from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiment.launcher import OUTPUT, Run
+from harness.lab.experiment.preparation import OutDirectory
+from harness.lab.experiment.recording_result import Problem, Recording
 from harness.lab.replay.replay import ReplayPlan
 from harness.recording.op_log import OpLog
 from harness.recording.run_spec import Report, RunSpec

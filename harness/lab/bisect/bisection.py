@@ -36,8 +36,8 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.files import read_text
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
-from harness.lab.experiments.command_spec import ScenarioOptions, make_command_spec
-from harness.lab.experiments.launcher import (
+from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.launcher import (
     OUTPUT,
     LaunchContext,
     Launcher,
@@ -45,9 +45,9 @@ from harness.lab.experiments.launcher import (
     check_program,
     open_launcher,
 )
-from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.scenario import asked_run, make_scenario_spec
-from harness.lab.experiments.worktrees import (
+from harness.lab.experiment.preparation import out_directory
+from harness.lab.experiment.scenario import asked_run, make_scenario_spec
+from harness.lab.experiment.worktrees import (
     Checkout,
     Commit,
     GitError,
@@ -501,9 +501,8 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
 def _run_spec(invocation: Invocation, asked_for: BisectOptions) -> RunSpec:
     """The scenario as it is in the working tree, or the command; UsageError where it cannot be run as asked for."""
     options = asked_for.given
-    if asked := asked_run(invocation, "bisect", asked_for.scenario, options, is_isolated=True):
-        return make_scenario_spec(asked, options.recording, is_isolated=True)
-    run_spec = make_command_spec(invocation.trailing, options.recording)
+    asked = asked_run(invocation, "bisect", asked_for.scenario, options, is_isolated=True)
+    run_spec = make_scenario_spec(asked, options.recording, is_isolated=True)
     check_program(run_spec, invocation.cwd, invocation.environ)
     return run_spec
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.lab.experiments.scenario_main import load_entry
+from harness.lab.experiment.scenario_main import load_entry
 
 END = "end"
 """Instead of a phase: the crash comes right after the step is recorded."""

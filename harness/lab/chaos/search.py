@@ -25,14 +25,14 @@ from typing import Any, Protocol, TypeVar
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.crash import END
-from harness.lab.experiments.command_spec import RecordingOptions, ScenarioOptions, make_command_spec
-from harness.lab.experiments.flat_config import flattened, overridden
-from harness.lab.experiments.launcher import Launcher, Run, check_program
-from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.recorded_run import checkpoint_steps_in
-from harness.lab.experiments.recording_result import Problem, how_it_ended
-from harness.lab.experiments.scenario import ChaosSection, Range, asked_run, make_scenario_spec
+from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+from harness.lab.experiment.flat_config import flattened, overridden
+from harness.lab.experiment.launcher import Launcher, Run, check_program
+from harness.lab.experiment.plain_yaml import read_yaml
+from harness.lab.experiment.preparation import out_directory
+from harness.lab.experiment.recorded_run import checkpoint_steps_in
+from harness.lab.experiment.recording_result import Problem, how_it_ended
+from harness.lab.experiment.scenario import ChaosSection, Range, asked_run, make_scenario_spec
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation, num_cores
 from harness.process.scratch import remove_tree
@@ -287,9 +287,6 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     recording = options.scenario_options.recording
     outside = outside_factors(num_cores(), invocation.environ)
     asked = asked_run(invocation, "chaos", options.scenario, options.scenario_options)
-    if asked is None:
-        run_spec = make_command_spec(invocation.trailing, recording)
-        return Subject(lambda values: run_spec, outside, recording_words(recording))
     section = asked.scenario.chaos
     flat = flattened(asked.scenario.payload(asked.size, asked.overrides))
     usual = {key: json.loads(text) for key, text in flat.items() if text != "{}"}
@@ -302,7 +299,7 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     return Subject(
         spec_of,
         (*payload_factors(section, usual, size=asked.size), *outside, *latency, *crash),
-        (*asked.typed, *recording_words(replace(recording, level=""))),
+        (*asked.typed, *recording_words(replace(recording, level="") if asked.typed else recording)),
         section.crash,
         tuple(section.latency),
     )

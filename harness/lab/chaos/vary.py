@@ -34,12 +34,12 @@ from harness.lab.chaos.search import (
     ddmin,
     environ_of,
 )
-from harness.lab.experiments.command_spec import make_command_spec
-from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.launcher import Launcher, Run, check_program
-from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.scenario import asked_run
+from harness.lab.experiment.command_spec import make_command_spec
+from harness.lab.experiment.flat_config import flattened
+from harness.lab.experiment.launcher import Launcher, Run, check_program
+from harness.lab.experiment.preparation import out_directory
+from harness.lab.experiment.recording_result import Problem
+from harness.lab.experiment.scenario import asked_run
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
 from harness.process.scratch import remove_tree
@@ -335,18 +335,18 @@ def make_vary_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str)
 
     UsageError for what cannot be used; nothing is made then.
     """
-    argv, recording = invocation.trailing, options.scenario_options.recording
-    if asked := asked_run(invocation, "chaos --vary", options.scenario, options.scenario_options):
-        if asked.scenario.command is None:
-            raise UsageError(
-                f"--vary and the scenario {options.scenario}",
-                legal="--vary of a command after --, or of a scenario that has a command",
-                remedy=f"rlharness replay {options.scenario} --sweep runtime.concurrency=1,16 compares runs of it",
-            )
-        varied = {text.partition("=")[0].strip() for text in options.vary}
-        values = flattened(asked.scenario.payload(asked.size, asked.overrides))
-        argv = asked.scenario.words({key: json.loads(text) for key, text in values.items() if key not in varied})
-        recording = replace(recording, level=recording.level or asked.scenario.determinism)
+    recording = options.scenario_options.recording
+    asked = asked_run(invocation, "chaos --vary", options.scenario, options.scenario_options)
+    if asked.scenario.command is None:
+        raise UsageError(
+            f"--vary and the scenario {options.scenario}",
+            legal="--vary of a command after --, or of a scenario that has a command",
+            remedy=f"rlharness replay {options.scenario} --sweep runtime.concurrency=1,16 compares runs of it",
+        )
+    varied = {text.partition("=")[0].strip() for text in options.vary}
+    values = flattened(asked.scenario.payload(asked.size, asked.overrides))
+    argv = asked.scenario.words({key: json.loads(text) for key, text in values.items() if key not in varied})
+    recording = replace(recording, level=recording.level or asked.scenario.determinism)
     if options.of_factors:
         raise UsageError(
             f"{', '.join(f'--{name}' for name in options.of_factors)} with --vary",

@@ -20,11 +20,11 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
-from harness.lab.experiments.command_spec import ScenarioOptions, command_name, make_command_spec
-from harness.lab.experiments.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
-from harness.lab.experiments.preparation import out_directory
-from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.scenario import (
+from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
+from harness.lab.experiment.preparation import out_directory
+from harness.lab.experiment.recording_result import Problem
+from harness.lab.experiment.scenario import (
     SMOKE,
     Asked,
     ScenarioFile,
@@ -35,7 +35,7 @@ from harness.lab.experiments.scenario import (
     find_scenario,
     make_scenario_spec,
 )
-from harness.lab.experiments.worktrees import Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
+from harness.lab.experiment.worktrees import Checkout, Commit, Side, imports_checkout, open_worktrees, set_up
 from harness.lab.gate.change import (
     MAX_BYTES,
     Change,
@@ -347,10 +347,9 @@ def head_contexts(head: Side, options: GateOptions) -> list[GateContext]:
     """Return what runs in the working tree; UsageError where it cannot be run here as it was asked for."""
     invocation = options.invocation
     if invocation.trailing:
-        asked_run(invocation, "gate", next(iter(options.names), None), options.given)
-        run_spec = make_command_spec(invocation.trailing, options.given.recording)
-        check_program(run_spec, head.cwd, head.command_environ)
-        return [GateContext(command_name(invocation.trailing), "", head, run_spec)]
+        command = _context(asked_run(invocation, "gate", next(iter(options.names), None), options.given), head, options)
+        check_program(command.run_spec, head.cwd, head.command_environ)
+        return [command]
     names = scenario_names(head, options)
     asked = [asked_scenario(invocation, name, options.given, SMOKE, is_isolated=True) for name in names]
     return [_context(each, head, options) for each in asked]

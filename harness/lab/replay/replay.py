@@ -11,10 +11,10 @@ from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.command_spec import ScenarioOptions, make_command_spec
-from harness.lab.experiments.launcher import Run, Variant, check_program
-from harness.lab.experiments.preparation import OutDirectory, out_directory, place_of
-from harness.lab.experiments.scenario import asked_run, make_scenario_spec
+from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.launcher import Run, Variant, check_program
+from harness.lab.experiment.preparation import OutDirectory, out_directory, place_of
+from harness.lab.experiment.scenario import asked_run, make_scenario_spec
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
 from harness.trace.diff import diff
@@ -130,8 +130,6 @@ def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Ru
     keep = () if options.step is None else (str(options.step),)
     recording = replace(options.scenario_options.recording, keep=keep)
     asked = asked_run(invocation, "replay", options.scenario, options.scenario_options)
-    if asked is None:
-        return (make_command_spec(invocation.trailing, recording),), ()
     return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
 
 

@@ -33,7 +33,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, read_text
 from harness.bits.text import path_text
-from harness.lab.experiments.launcher import Launcher, Run, check_program
+from harness.lab.experiment.launcher import Launcher, Run, check_program
 from harness.lab.replay.replay import ReplayOptions, ReplayPlan
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail

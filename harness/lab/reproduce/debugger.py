@@ -21,8 +21,8 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.text import count, path_text
-from harness.lab.experiments.launcher import Launcher, Run
-from harness.lab.experiments.preparation import out_directory
+from harness.lab.experiment.launcher import Launcher, Run
+from harness.lab.experiment.preparation import out_directory
 from harness.lab.reproduce.reproduction import REPRODUCTIONS, ReproduceOptions, free_overrides, named_run
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.invocation import Invocation

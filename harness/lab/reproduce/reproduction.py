@@ -17,9 +17,9 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.redaction import REDACTED, redact_argv
-from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.hints import NextCommand, next_command, step_command
-from harness.lab.experiments.launcher import (
+from harness.lab.experiment.flat_config import flattened
+from harness.lab.experiment.hints import NextCommand, next_command, step_command
+from harness.lab.experiment.launcher import (
     LaunchContext,
     Launcher,
     Run,
@@ -28,8 +28,8 @@ from harness.lab.experiments.launcher import (
     open_launcher,
     record_variants,
 )
-from harness.lab.experiments.preparation import OutDirectory, place_of
-from harness.lab.experiments.recorded_run import (
+from harness.lab.experiment.preparation import OutDirectory, place_of
+from harness.lab.experiment.recorded_run import (
     RecordedRun,
     check_step,
     is_unfinished,
@@ -37,8 +37,8 @@ from harness.lab.experiments.recorded_run import (
     root_of,
     trace_of_step,
 )
-from harness.lab.experiments.scenario import check_entries, override_of
-from harness.lab.experiments.trust import check_run
+from harness.lab.experiment.scenario import check_entries, override_of
+from harness.lab.experiment.trust import check_run
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
 from harness.trace.chain import CHAINED

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.redaction import redact_values, secrets_kept
-from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.scenario import find_scenario, spec_of_call
+from harness.lab.experiment.flat_config import flattened
+from harness.lab.experiment.scenario import find_scenario, spec_of_call
 from harness.recording.entry_call import EntryCall
 from harness.trace.chain import chain_start
 

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from harness.bits.redaction import redact_argv, redact_fields, redact_text, redact_values
-from harness.lab.experiments.command_spec import command_identity
+from harness.lab.experiment.command_spec import command_identity
 from tests.bits.redaction.trainer_lines import LINES
 
 

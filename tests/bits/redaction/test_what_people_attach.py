@@ -15,7 +15,7 @@ import harness.cli.main as main_module
 from harness.bits.errors import UsageError
 from harness.bits.redaction import REDACTED
 from harness.doctor.environment import check_ray_variables, classify_address
-from harness.lab.experiments.preparation import notes_on
+from harness.lab.experiment.preparation import notes_on
 from harness.machine.findings import Finding, Severity
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text

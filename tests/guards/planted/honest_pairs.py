@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.lab.experiments.flat_config import overridden
+from harness.lab.experiment.flat_config import overridden
 from tests.guards.planted.perturbations import Perturbation, drawn
 from tests.guards.planted.settings import CHECKPOINT_EVERY, CRASH_AFTER, payload
 from tests.guards.planted.trials import differing

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from harness.lab.experiments.flat_config import overridden
+from harness.lab.experiment.flat_config import overridden
 
 LEVEL = "invariant"
 NUM_STEPS = 5

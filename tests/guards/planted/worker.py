@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from harness.lab.experiments.flat_config import flattened, parts
+from harness.lab.experiment.flat_config import flattened, parts
 from harness.recording.recorder import Kept, Recorder
 from harness.trace.chain import RecordedValue
 from harness.trace.manifest import Fingerprint, Manifest

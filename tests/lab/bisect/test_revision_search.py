@@ -21,8 +21,8 @@ from harness.lab.bisect.bisection import (
     UnavailableError,
     parse_criterion,
 )
-from harness.lab.experiments.launcher import Launcher
-from harness.lab.experiments.worktrees import Side
+from harness.lab.experiment.launcher import Launcher
+from harness.lab.experiment.worktrees import Side
 from harness.recording.run_spec import RunSpec
 from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from harness.lab.chaos.search import ChaosOptions
 from harness.lab.chaos.vary import Varied, VarySearch, make_vary_plan
-from harness.lab.experiments.launcher import OUTPUT, Launcher, Run
-from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiment.launcher import OUTPUT, Launcher, Run
+from harness.lab.experiment.recording_result import Problem, Recording
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
 from tests.lab.chaos.in_process import Silence

@@ -18,10 +18,10 @@ from harness.lab.chaos.search import (
     PerturbationSearch,
     make_subject,
 )
-from harness.lab.experiments.launcher import Launcher, Run
-from harness.lab.experiments.preparation import prepare
-from harness.lab.experiments.recording_result import finish
-from harness.lab.experiments.scenario_main import call_entry
+from harness.lab.experiment.launcher import Launcher, Run
+from harness.lab.experiment.preparation import prepare
+from harness.lab.experiment.recording_result import finish
+from harness.lab.experiment.scenario_main import call_entry
 from harness.process.invocation import Invocation
 from harness.recording.callbacks import make_callbacks
 from harness.recording.latency import found

@@ -54,11 +54,9 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
     done = chaos(tmp_path, name, *words, "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = finding(done)
-    assert (
-        found["sentence"]
-        == "a crash (crash=1.rollout) alone changes the actions of the rollout at step 1, in 1 of 1 run"
-    )
-    assert found["reproduce"] == "rlharness chaos forgotten_generator --only crash=1.rollout"
+    sentence = "a crash (crash=3.end) alone changes the actions of the rollout at step 3, in 1 of 1 run"
+    assert found["sentence"] == sentence
+    assert found["reproduce"] == "rlharness chaos forgotten_generator --only crash=3.end"
     shown = again(tmp_path, found["reproduce"])
     assert shown.code == ExitCode.DIVERGED
     assert finding(shown)["sentence"] == found["sentence"]
@@ -71,11 +69,11 @@ def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> Non
     name = write_scenario(tmp_path, "set_order")
     done = chaos(tmp_path, name, "--factors", "hash_seed,runtime.concurrency", "--repeats", "1")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
-    assert done.stdout.startswith(
-        "DIVERGED  the hash seed (hash_seed=1) alone changes the prompts of the rollout at step 0, in 1 of 1 run\n"
-    )
-    assert re.search(r"^      hash_seed +A 0  B 1$", done.stdout, re.MULTILINE), done.stdout
-    assert "reproduce: rlharness chaos set_order --only hash_seed=1\n" in done.stdout
+    cause = r"DIVERGED  the hash seed \(hash_seed=(\d+)\) alone changes the prompts of the rollout at step 0, in 1 of 1 run\n"
+    found = re.match(cause, done.stdout)
+    assert found, done.stdout
+    assert re.search(rf"^      hash_seed +A 0  B {found[1]}$", done.stdout, re.MULTILINE), done.stdout
+    assert f"reproduce: rlharness chaos set_order --only hash_seed={found[1]}\n" in done.stdout
 
 
 @pytest.mark.full
@@ -86,7 +84,8 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
     done = chaos(tmp_path, "--factors", "hash_seed,threads", "--repeats", "1", "--json", *program)
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     assert list(finding(done)["perturbation"]) == ["hash_seed"]
-    assert finding(done)["reproduce"].endswith(f"--only hash_seed=1 -- {sys.executable} train.py")
+    seed = finding(done)["perturbation"]["hash_seed"]
+    assert finding(done)["reproduce"].endswith(f"--only hash_seed={seed} -- {sys.executable} train.py")
     harmless = chaos(tmp_path, "--only", "threads=2", "--repeats", "1", *program)
     assert harmless.code == ExitCode.OK, harmless.stdout + harmless.stderr
     assert harmless.stdout.startswith("NOTHING FOUND  no bit changed in 3 runs with threads=2")

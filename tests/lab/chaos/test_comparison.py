@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.lab.chaos.search import Outcome, Sign, compare, compare_crashed, has_died
-from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiment.launcher import Run
+from harness.lab.experiment.recording_result import Problem, Recording
 from harness.trace.reader import Trace, read_trace
 from harness.trace.reasons import VerdictCode
 from harness.trace.writer import TraceWriter

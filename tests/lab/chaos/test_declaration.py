@@ -4,7 +4,7 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.lab.chaos.search import Choice, Factor, Span, payload_factors
-from harness.lab.experiments.scenario import parse_scenario
+from harness.lab.experiment.scenario import parse_scenario
 
 HEAD = "about: x\nentry: a:b\ndeterminism: off\nruntime_sections: [spread, output]\n"
 

@@ -22,8 +22,8 @@ from harness.lab.chaos.search import (
     Subject,
     outside_factors,
 )
-from harness.lab.experiments.launcher import Launcher, Run
-from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiment.launcher import Launcher, Run
+from harness.lab.experiment.recording_result import Problem, Recording
 from harness.recording.entry_call import EntryCall, Rejection
 from harness.recording.run_spec import RunSpec
 from tests.support.fake_clock import FakeClock

@@ -29,8 +29,8 @@ from harness.lab.chaos.search import (
     crash_factor,
     with_moments,
 )
-from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiment.launcher import Run
+from harness.lab.experiment.recording_result import Problem, Recording
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
 from harness.trace.reader import Trace

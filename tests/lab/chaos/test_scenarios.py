@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.scenario import all_scenarios
+from harness.lab.experiment.scenario import all_scenarios
 from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")

@@ -102,16 +102,6 @@ def test_an_entry_with_another_name_is_not_comparable(project: Project) -> None:
 
 
 @pytest.mark.full
-def test_a_base_that_shares_no_value_with_the_head_is_not_comparable(project: Project) -> None:
-    project.change("Other names", '", "', '", "new_', "sums.py")
-    done = gate(project, "--json")
-    assert (done.code, only(done)["change"], codes(only(done))) == (
-        *(ExitCode.NOT_COMPARABLE, "not_comparable"),
-        ["nothing_in_common"],
-    )
-
-
-@pytest.mark.full
 def test_what_does_not_run_always_fails_and_an_old_one_that_did_not_is_not_comparable(project: Project) -> None:
     project.change("Broken", "SCALE = 1.0", "SCALE = 1 / 0")
     done = gate(project, "--fail-on", "none", "--json")

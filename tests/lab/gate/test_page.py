@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.lab.experiments.scenario import find_scenario
+from harness.lab.experiment.scenario import find_scenario
 from harness.lab.gate.gate import DEFAULT, REASONS
 from harness.runner.config import load_config
 from tests.support.cli_commands import type_command

@@ -9,10 +9,10 @@ import pytest
 from harness.bits.errors import UsageError
 from harness.cli.gate import gate_options
 from harness.cli.main import cli
-from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.scenario import ISOLATED
-from harness.lab.experiments.worktrees import Checkout, Side, imports_checkout, open_worktrees
+from harness.lab.experiment.launcher import Run
+from harness.lab.experiment.recording_result import Recording
+from harness.lab.experiment.scenario import ISOLATED
+from harness.lab.experiment.worktrees import Checkout, Side, imports_checkout, open_worktrees
 from harness.lab.gate.change import GateCode, change_of_identity
 from harness.lab.gate.gate import DEFAULT, GateOptions, base_context, head_contexts, scenario_names
 from harness.process.invocation import Invocation

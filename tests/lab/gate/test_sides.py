@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 
 from harness.bits.findings import Finding
-from harness.lab.experiments.launcher import Launcher
-from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.worktrees import Side
+from harness.lab.experiment.launcher import Launcher
+from harness.lab.experiment.recording_result import Problem
+from harness.lab.experiment.worktrees import Side
 from harness.lab.gate import gate
 from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.gate import (

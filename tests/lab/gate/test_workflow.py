@@ -13,7 +13,7 @@ import yaml
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import cli
-from harness.lab.experiments.worktrees import Checkout
+from harness.lab.experiment.worktrees import Checkout
 from harness.lab.gate.gate import GATES
 from harness.process.run_directory import HOME
 from tests.support.cli_commands import type_command

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.launcher import Run
-from harness.lab.experiments.recorded_run import RecordedRun
-from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiment.launcher import Run
+from harness.lab.experiment.recorded_run import RecordedRun
+from harness.lab.experiment.recording_result import Recording
 from harness.lab.reproduce.reproduction import Ending, Repeated, StepPlan, classify_other, compare_step
 from harness.recording.entry_call import EntryCall
 from harness.recording.op_log import OpLog

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiments.hints import NextCommand, next_command
-from harness.lab.experiments.preparation import notes_on, prepare
-from harness.lab.experiments.recording_result import Recording, await_recorders, finish
+from harness.lab.experiment.hints import NextCommand, next_command
+from harness.lab.experiment.preparation import notes_on, prepare
+from harness.lab.experiment.recording_result import Recording, await_recorders, finish
 from harness.process.clock import SystemClock
 from harness.process.supervisor.foreground import run_in_foreground
 from harness.recording.conditions import (

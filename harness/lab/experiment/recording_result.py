@@ -14,7 +14,7 @@ from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED, read_text, write_replacing
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, ranges
-from harness.lab.experiments.recorded_run import recorded_steps_of
+from harness.lab.experiment.recorded_run import recorded_steps_of
 from harness.process.clock import Clock
 from harness.process.exhaustion import shortage_at
 from harness.process.supervisor.process_tree import read_process

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.bits.errors import HarnessError, UsageError
-from harness.lab.experiments.launcher import OUTPUT, Launcher, Run, exit_code
-from harness.lab.experiments.recording_result import how_it_ended
+from harness.lab.experiment.launcher import OUTPUT, Launcher, Run, exit_code
+from harness.lab.experiment.recording_result import how_it_ended
 from harness.process.program_output import output_tail
 from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
 from harness.recording.run_spec import RunSpec

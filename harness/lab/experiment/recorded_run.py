@@ -14,8 +14,8 @@ from harness.bits.errors import TraceError, UsageError
 from harness.bits.files import MALFORMED, MAX_JSON_BYTES, read_regular
 from harness.bits.redaction import REDACTED, redact_argv
 from harness.bits.text import path_text
-from harness.lab.experiments.command_spec import command_identity
-from harness.lab.experiments.flat_config import flattened, overridden
+from harness.lab.experiment.command_spec import command_identity
+from harness.lab.experiment.flat_config import flattened, overridden
 from harness.recording.entry_call import CALL, EntryCall
 from harness.recording.run_spec import RUN, TRAIN, RunSpec
 from harness.trace.excerpt import excerpt
@@ -80,7 +80,7 @@ class RecordedRun:
                 f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them",
                 remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}",
             )
-        from harness.lab.experiments.scenario import spec_of_call  # brings pydantic: half of a command's start
+        from harness.lab.experiment.scenario import spec_of_call  # brings pydantic: half of a command's start
 
         return replace(spec_of_call(call, self.level), last_step=step, typed=self.typed)
 

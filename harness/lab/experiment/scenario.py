@@ -38,17 +38,18 @@ from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES, read_text
 from harness.bits.redaction import REDACTED, redact_fields
 from harness.bits.text import count
-from harness.lab.experiments.command_spec import (
+from harness.lab.experiment.command_spec import (
     RecordingOptions,
     ScenarioOptions,
     checked_metric,
     command_identity,
+    command_name,
     make_command_spec,
     parse_steps,
 )
-from harness.lab.experiments.flat_config import flattened, keys_with_dots, overridden, parts
-from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
+from harness.lab.experiment.flat_config import flattened, keys_with_dots, overridden, parts
+from harness.lab.experiment.plain_yaml import read_yaml
+from harness.lab.experiment.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 from harness.process.invocation import Invocation, shadowing
 from harness.recording.entry_call import FUNCTION, EntryCall
 from harness.recording.run_spec import RunSpec
@@ -381,7 +382,7 @@ def _in(place: Traversable) -> Iterator[ScenarioFile]:
 
 # ------------------------------------------------------------------------------------------------------------ run specs
 
-CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
+CHILD = (sys.executable, "-m", "harness.lab.experiment.scenario_main")
 ISOLATED = (sys.executable, "-P", *CHILD[1:])
 """The same process that imports what its PYTHONPATH says, whatever lies in its working directory."""
 
@@ -411,8 +412,8 @@ class Asked:
 
 def asked_run(
     invocation: Invocation, command: str, name: str | None, options: ScenarioOptions, *, is_isolated: bool = False
-) -> Asked | None:
-    """Return the scenario to run; None for the command after --. UsageError for neither, both, or unusable options."""
+) -> Asked:
+    """Return the scenario to run, or one of the command after --; UsageError for neither, both, or unusable options."""
     if name is not None and invocation.trailing:
         raise UsageError(
             f"both the scenario {name} and a command are given",
@@ -430,7 +431,8 @@ def asked_run(
             legal="a scenario; a command takes its own options",
             remedy="rlharness scenarios lists the scenarios",
         )
-    return None
+    scenario = Scenario.model_construct(command=shlex.join(invocation.trailing))  # braces of others are no placeholders
+    return Asked(command_name(invocation.trailing), scenario, "", (), {}, {})
 
 
 def asked_scenario(

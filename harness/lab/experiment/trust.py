@@ -19,8 +19,8 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.redaction import redact_argv, redact_values
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun
-from harness.lab.experiments.scenario import Scenario, all_scenarios
+from harness.lab.experiment.recorded_run import CHECKPOINTS, RecordedRun
+from harness.lab.experiment.scenario import Scenario, all_scenarios
 from harness.process.invocation import Invocation
 from harness.recording.entry_call import EntryCall
 

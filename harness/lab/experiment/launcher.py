@@ -20,8 +20,8 @@ from typing import Protocol, TypeVar
 
 from harness.bits.errors import UsageError
 from harness.bits.files import UNLIMITED, read_regular
-from harness.lab.experiments.preparation import OutDirectory, notes_on, prepare
-from harness.lab.experiments.recording_result import Problem, Recording, finish
+from harness.lab.experiment.preparation import OutDirectory, notes_on, prepare
+from harness.lab.experiment.recording_result import Problem, Recording, finish
 from harness.process.child_env import ATTEMPT_MARKER
 from harness.process.clock import Clock, SystemClock
 from harness.process.growing_file import GrowingFile

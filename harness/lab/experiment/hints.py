@@ -15,8 +15,8 @@ from pathlib import Path
 from harness.bits.levels import DETERMINISTIC, OFF
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
-from harness.lab.experiments.recorded_run import checkpoint_steps_in, unfinished_step
-from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiment.recorded_run import checkpoint_steps_in, unfinished_step
+from harness.lab.experiment.recording_result import Recording
 from harness.recording.conditions import Stop
 from harness.recording.entry_call import INTERRUPTED
 from harness.recording.run_spec import RunSpec
