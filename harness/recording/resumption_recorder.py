@@ -1,6 +1,6 @@
 """Records of each optimizer step what a resumed run has to find again: a line of JSON for each step.
 
-    forward(inputs) ─▶ backward(loss) ─▶ step(): weights, state, gradients, settings ─▶ steps-PID.jsonl
+    forward(inputs) ─▶ backward(loss) ─▶ step(): weights, state, gradients, settings ─▶ steps-RANK-PID.jsonl
 
 A trace has what changed in a step. A line has all that a process holds before a step: a resumed run begins anywhere,
 and is compared with every step of the straight one. Values are digests; numbers are kept, and decide nothing by their
@@ -38,6 +38,7 @@ from harness.recording.hooks import (
 from harness.recording.names import ParameterNames
 from harness.recording.nested_values import named_values
 from harness.recording.optimizer_values import REMEMBERED
+from harness.recording.process import rank_and_world_size
 from harness.recording.program_modes import outside_modes
 from harness.recording.random_states import read_states
 from harness.recording.tensors import tensor_bytes
@@ -224,7 +225,8 @@ class ResumptionRecorder(RecorderCallback):
 
     def _write(self, line: Line) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        with (self._directory / f"steps-{self._pid}.jsonl").open("a", encoding="utf-8") as file:
+        rank, _ = rank_and_world_size(os.environ)
+        with (self._directory / f"steps-{rank}-{self._pid}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, default=str, separators=(",", ":")) + "\n")
 
 

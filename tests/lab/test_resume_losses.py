@@ -1,10 +1,21 @@
 """What a resumed run lost, from lines made by hand: six steps of two weights, one batch of two rows each."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.lab.replay.resumption import LossCode, Record, Resumption, compare_resumed, first_unequal, some, unrepeated
+from harness.lab.replay.resumption import (
+    LossCode,
+    NoComparison,
+    Record,
+    Resumption,
+    compare_ranks,
+    compare_resumed,
+    first_unequal,
+    some,
+    unrepeated,
+)
 
 NUM_STEPS = 6
 
@@ -180,6 +191,23 @@ def test_what_does_not_repeat_itself_is_not_lost() -> None:
     assert unrepeated(STRAIGHT, again) == {"ema"}
     lines = [line(3, saves=[{"ema": "#y"}]), line(4), line(5)]
     assert not compared(STRAIGHT, lines, frozenset({"ema"})).losses
+
+
+def test_a_loss_of_one_rank_is_named_before_what_follows_from_it_on_all() -> None:
+    rest = [line(4), line(5)]
+    moved = line(3, gradients=["other", "gb3"])
+    start_over = line(3, gradients=["other", "gb3"], calls=line(0)["calls"])
+    both = Record([moved, *rest], {**line(6), "is_tail": True}, others=[Record([start_over, *rest])])
+    straight = replace(STRAIGHT, others=[STRAIGHT])
+    found = compare_ranks(straight, both, straight, 3)
+    assert [(each.code, each.rank) for each in found.losses] == [
+        (LossCode.DATA_START_OVER, 1),
+        (LossCode.SAMPLES, 1),
+        (LossCode.LOSS, 0),
+    ]
+    assert found.losses[0].sentence == "rank 1: the batch is that of step 0: the data start over"
+    with pytest.raises(NoComparison, match="different numbers of ranks"):
+        compare_ranks(straight, replace(both, others=()), straight, 3)
 
 
 def test_two_straight_runs_that_differ() -> None:

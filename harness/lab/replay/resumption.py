@@ -99,11 +99,13 @@ class Loss:
     step: int
     """At which it shows first, as the straight run counts."""
     values: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = 0
+    """The first one that has it."""
 
     @property
     def sentence(self) -> str:
         """The loss in words."""
-        return self.code.value.format(**self.values)
+        return (f"rank {self.rank}: " if self.rank else "") + self.code.value.format(**self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,13 @@ class Record:
     steps: Sequence[Line]
     tail: Line | None = None
     """What was left when the process ended; None if it did not end in order."""
+    others: Sequence["Record"] = ()
+    """Of the other ranks, in order."""
+
+    @property
+    def ranks(self) -> Sequence["Record"]:
+        """Return this and the others."""
+        return (self, *self.others)
 
     def label(self, at: int) -> int:
         """Return the number of a step among those of its optimizer."""
@@ -591,7 +600,7 @@ class ResumeVerdict:
         return ExitCode.INTERRUPTED if self.interrupted_by else codes.get(self.kind, ExitCode.NOT_COMPARABLE)
 
 
-class _NoComparison(Exception):
+class NoComparison(Exception):
     """There is nothing to compare; `args` are the reason and the end of an output."""
 
 
@@ -654,7 +663,7 @@ async def record_resumed(
         runs.append(run)
         ended(run, "straight" if side is sides[0] else "resumed" if end_at is None else "interrupted")
         if launcher.interrupted_by:
-            raise _NoComparison(f"interrupted by {launcher.interrupted_by}")
+            raise NoComparison(f"interrupted by {launcher.interrupted_by}")
         return read_record(lines, run.name)
 
     try:
@@ -663,7 +672,7 @@ async def record_resumed(
         straight = await record(sides[0], resumes=False)
         _require_steps("the straight run", straight, runs[-1])
         verdict = await _resume(resume, straight, runs, lambda *how, **word: record(sides[1], *how, **word))
-    except _NoComparison as found:
+    except NoComparison as found:
         verdict = ResumeVerdict(ResumeKind.CANNOT_TELL, *found.args)
     except UsageError:
         plan.out.give_back()
@@ -679,12 +688,13 @@ async def _resume(
 ) -> ResumeVerdict:
     first, *others = resume.steps
     ended = await record(first, resumes=False)
-    if (step := first_unequal(straight, ended)) is not None:
-        raise _NoComparison(
-            f"the program does not repeat itself: weights of two straight runs differ before step {step}"
-        )
+    for one, again in zip(straight.ranks, ended.ranks, strict=False):
+        if (step := first_unequal(one, again)) is not None:
+            raise NoComparison(
+                f"the program does not repeat itself: weights of two straight runs differ before step {step}"
+            )
     if not (ended.tail and "is_ended" in ended.tail):
-        raise _NoComparison(f"the run ended by itself before it had taken {first} steps", _output(runs[-1]))
+        raise NoComparison(f"the run ended by itself before it had taken {first} steps", _output(runs[-1]))
     if not ended.saves:  # perhaps it saves on SIGTERM alone
         ended = await record(first, resumes=False, is_asked=True)
     written = ended.saves[-1] if ended.saves else None
@@ -698,19 +708,40 @@ async def _resume(
         reason = f"no checkpoint was seen within {first} steps; the straight run writes one after {steps} steps"
         return ResumeVerdict(ResumeKind.NOTHING_TO_RESUME, reason, _output(runs[-1]))
     _require_steps("the resumed run", resumed, runs[-1])
-    found = compare_resumed(straight, resumed, written, unrepeated(straight, ended))
-    if found is None:
-        raise _NoComparison("the resumed run has weights, optimizer state and batches of no step of the straight run")
+    found = compare_ranks(straight, resumed, ended, written)
     kind = ResumeKind.LOST if found.losses else ResumeKind.EQUAL
     return ResumeVerdict(kind, resumption=found, num_repeated=max(0, resume.steps[-1] - found.step))
 
 
+def compare_ranks(straight: Record, resumed: Record, ended: Record, written: int | None) -> Resumption:
+    """Return what rank 0 of the resumed run lost, and what other ranks lost beside it.
+
+    NoComparison if ranks are missing, or nothing says where one resumed.
+    """
+    if not len(straight.ranks) == len(resumed.ranks) == len(ended.ranks):
+        numbers = f"{len(straight.ranks)} straight, {len(ended.ranks)} until it was ended, {len(resumed.ranks)} resumed"
+        raise NoComparison(f"the runs have different numbers of ranks that took steps: {numbers}")
+    found = None
+    for rank, (a, b, again) in enumerate(zip(straight.ranks, resumed.ranks, ended.ranks, strict=True)):
+        of_rank = compare_resumed(a, b, written, unrepeated(a, again))
+        if of_rank is None:
+            raise NoComparison(
+                "the resumed run has weights, optimizer state and batches of no step of the straight run"
+                + (f", on rank {rank}" if rank else "")
+            )
+        new = [replace(each, rank=rank) for each in of_rank.losses if found and each not in found.losses]
+        found = replace(found, losses=(*found.losses, *new)) if found else of_rank
+    assert found is not None
+    # Reduced gradients differ on all ranks, whichever has lost something.
+    return replace(found, losses=tuple(sorted(found.losses, key=lambda each: each.code is LossCode.LOSS)))
+
+
 def _require_steps(name: str, record: Record, run: Run) -> None:
-    """Raise _NoComparison if a run failed, or took no optimizer step."""
+    """Raise NoComparison if a run failed, or took no optimizer step."""
     if run.recording.exit_code or not record.steps:
         problems = run.recording.problems if run.recording.exit_code else ()
         what = problems[0].what if problems else "it took no optimizer step"
-        raise _NoComparison(f"{name} failed: {what}", _output(run))
+        raise NoComparison(f"{name} failed: {what}", _output(run))
 
 
 def _output(run: Run) -> tuple[str, ...]:
@@ -718,22 +749,25 @@ def _output(run: Run) -> tuple[str, ...]:
 
 
 def read_record(directory: Path, name: str) -> Record:
-    """Return the lines that one run has left; without any, an empty record.
+    """Return the lines that the ranks of one run have left; without any, an empty record.
 
-    Raises _NoComparison if several processes took steps, or the recorder failed.
+    Raises NoComparison if several processes of one rank took steps, or the recorder failed.
     """
-    paths = sorted(directory.glob("steps-*.jsonl"))
-    if len(paths) > 1:
-        raise _NoComparison(
-            f"{len(paths)} processes of {name} took optimizer steps; only runs that train in one can be compared"
-        )
+    paths = {path: int(path.stem.split("-")[1]) for path in directory.glob("steps-*.jsonl")}
+    if len({*paths.values()}) < len(paths):
+        raise NoComparison(f"{len(paths)} processes of {name} took optimizer steps, and not each has a RANK of its own")
+    records = [_read_rank(path, name) for path in sorted(paths, key=paths.__getitem__)]
+    return replace(records[0], others=records[1:]) if records else Record(())
+
+
+def _read_rank(path: Path, name: str) -> Record:
     try:
-        lines = [json.loads(line) for path in paths for line in read_text(path).splitlines()]
+        lines = [json.loads(line) for line in read_text(path).splitlines()]
     except (OSError, *MALFORMED) as error:
-        raise _NoComparison(f"the lines of {name} cannot be read: {error!r:.100}") from None
+        raise NoComparison(f"the lines of {name} cannot be read: {error!r:.100}") from None
     last = lines[-1] if lines else {}
     if "problem" in last:
-        raise _NoComparison(f"{name}: {last['problem']}")
+        raise NoComparison(f"{name}: {last['problem']}")
     has_tail = "is_tail" in last or "is_ended" in last
     return Record(lines[: len(lines) - has_tail], last if has_tail else None)
 
