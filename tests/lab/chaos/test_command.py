@@ -69,7 +69,7 @@ def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> Non
     name = write_scenario(tmp_path, "set_order")
     done = chaos(tmp_path, name, "--factors", "hash_seed,runtime.concurrency", "--repeats", "1")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
-    cause = r"DIVERGED  the hash seed \(hash_seed=(\d+)\) alone changes the prompts of the rollout at step 0, in 1 of 1 run\n"
+    cause = r"DIVERGED  the hash seed \(hash_seed=(\d+)\) alone changes the prompts of the rollout at step 0, in 1 of 1"
     found = re.match(cause, done.stdout)
     assert found, done.stdout
     assert re.search(rf"^      hash_seed +A 0  B {found[1]}$", done.stdout, re.MULTILINE), done.stdout
