@@ -25,15 +25,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rlcore.errors import LevelError
 from rlcore.numerics.level import active
+from rlcore.numerics.row_sum import row_sum
 
 VERSION = 1
 """Of the order of additions: a change that moves a bit counts it up."""
 LOWEST = (8, 0)
 """Compute capability: bf16 on tensor cores, and copies to shared memory beside them."""
+COPIES_BLOCKS = (9, 0)
+"""From here on a unit of the GPU copies blocks of a matrix (TMA); before, addresses are worked out."""
 ROWS_AT_ONCE = 32
 """Rows that one program adds up for the gradient of a norm's weight."""
 COLUMNS_AT_ONCE = 4096
-"""Of a row, read together; the widest row that a norm takes is four times that."""
+"""Of a row of logits, read together."""
 LOG2_E = log2(e)
 BLOCK_ALIGNMENT = 16
 """Bytes: rows of a matrix begin at multiples, which the copy unit of a GPU wants."""
@@ -58,7 +61,7 @@ class Machine(NamedTuple):
     def products(self, dtype: torch.dtype) -> tuple[Tile, ...]:
         """Return the tiles of products, from large to small. 8.6, 8.9 and 12.x have 99 KiB of shared memory."""
         if dtype.itemsize >= 4:
-            return (Tile(64, 64, 32, 4, 2),)
+            return (Tile(64, 64, 16, 8, 2),)
         is_small = self.capability in ((8, 6), (8, 9)) or self.capability[0] >= 12
         largest = Tile(128, 128, 64, 8, 2) if is_small else Tile(128, 256, 64, 8, 3)
         return largest, Tile(64, 128, 64, 4, 3), Tile(64, 32, 64, 4, 6)
@@ -66,7 +69,7 @@ class Machine(NamedTuple):
     def attention(self, dtype: torch.dtype) -> tuple[Tile, ...]:
         """Return the tiles of attention: queries, keys. All have the same keys, whose blocks decide the bits."""
         if dtype.itemsize >= 4:
-            return (Tile(16, 32, 0, 4, 1),)
+            return (Tile(16, 32, 0, 8, 1),)
         return Tile(128, 64, 0, 8, 2), Tile(64, 64, 0, 4, 2)
 
 
@@ -110,11 +113,26 @@ def _precision(x: Tensor) -> str:
 # ------------------------------------------------------------------------------------------------------------ products
 
 
-@triton.jit(do_not_specialize=["M", "K"])
+@triton.jit
+def read_block(x, row, column, num_rows, num_columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    """A block of a matrix, zeros beyond its ends: of a descriptor, or by addresses where `stride` is one of rows."""
+    if stride is None:
+        found = x.load([row, column])
+    else:
+        i, j = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+        is_there = (i < num_rows)[:, None] & (j < num_columns)[None, :]
+        found = tl.load(x + i.to(tl.int64)[:, None] * stride + j[None, :], is_there, 0.0)
+    return found
+
+
+@triton.jit
 def product_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     x,
     w,
     y,
+    x_stride,
+    w_stride,
+    y_stride,
     M,
     N,
     K,
@@ -139,15 +157,20 @@ def product_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         total = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
             if IS_X_TURNED:
-                a = x.load([k, row]).T
+                a = read_block(x, k, row, K, M, x_stride, BK, BM).T
             else:
-                a = x.load([row, k])
+                a = read_block(x, row, k, M, K, x_stride, BM, BK)
             if IS_W_TURNED:
-                b = w.load([k, column])
+                b = read_block(w, k, column, K, N, w_stride, BK, BN)
             else:
-                b = w.load([column, k]).T
+                b = read_block(w, column, k, N, K, w_stride, BN, BK).T
             total = tl.dot(a, b, total, input_precision=PRECISION)
-        y.store([row, column], total.to(y.dtype))
+        if y_stride is None:
+            y.store([row, column], total.to(y.dtype))
+        else:
+            i, j = row + tl.arange(0, BM), column + tl.arange(0, BN)
+            out = y + i.to(tl.int64)[:, None] * y_stride + j[None, :]
+            tl.store(out, total.to(y.dtype.element_ty), (i < M)[:, None] & (j < N)[None, :])
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -185,10 +208,13 @@ def product(
         (w, (by.depth, by.columns) if is_w_turned else (by.columns, by.depth)),
         (y, (by.rows, by.columns)),
     )
-    described = [TensorDescriptor(t, [*t.shape], [*t.stride()], [*block]) for t, block in blocks]
+    if found.capability >= COPIES_BLOCKS:
+        given = [*(TensorDescriptor(t, [*t.shape], [*t.stride()], [*block]) for t, block in blocks), None, None, None]
+    else:
+        given = [x, w, y, *(t.stride(0) for t in (x, w, y))]
     with _on(x):
         product_tiles[(min(num_tiles(by), found.num_sms * max(1, 16384 // (by.rows * by.columns))),)](
-            *described,
+            *given,
             rows,
             columns,
             depth,
@@ -494,8 +520,9 @@ def norm_rows(x, w, y, inverses, width, num_weights, eps, BLOCK: tl.constexpr): 
     value = tl.load(x + row * width + at, at < width, 0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     tl.store(inverses + row, inverse)
-    weight = tl.load(w + row % num_weights * width + at, at < width, 0.0)
-    tl.store(y + row * width + at, (value * inverse).to(y.dtype.element_ty) * weight, at < width)
+    weight = tl.load(w + row % num_weights * width + at, at < width, 0.0).to(tl.float32)
+    normal = (value * inverse).to(y.dtype.element_ty).to(tl.float32)
+    tl.store(y + row * width + at, (normal * weight).to(y.dtype.element_ty), at < width)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -542,8 +569,6 @@ class _RMSNorm(torch.autograd.Function):
             norm_gradients[(num_parts, num_weights)](
                 x, weight, grad, inverses, dx, dw, len(inverses), *ctx.given, ROWS=ROWS_AT_ONCE, **_row(width)
             )
-        from rlcore.numerics.row_sum import row_sum
-
         return dx, row_sum(dw).to(weight.dtype), None
 
 
@@ -553,11 +578,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _row(width: int) -> dict[str, int]:
-    """Return the block that holds a row of this width, and its warps. Raises LevelError for a wider one."""
-    if width > 4 * COLUMNS_AT_ONCE:
-        raise LevelError(f"a norm over {width} numbers on a GPU", legal=f"up to {4 * COLUMNS_AT_ONCE}")
+    """Return the block that holds a row of this width, and its warps."""
     block = triton.next_power_of_2(width)
-    return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
+    return {"BLOCK": block, "num_warps": max(1, min(16, block // 256))}
 
 
 @triton.jit
@@ -732,12 +755,7 @@ def write_rows(target: Tensor, places: Tensor, source: Tensor) -> None:
         copy_rows[(len(source),)](source, places, target, source.shape[1], **_row(source.shape[1]))
 
 
-def cases_of_tiles(shapes: Sequence[tuple[int, int]], num_rows: int, draw: Any) -> Any:
-    """Yield for the probe each product by each tile, and by the one for its shape."""
-    for inputs, outputs in dict.fromkeys(shapes):
-        x, weight = draw(num_rows, inputs), draw(outputs, inputs)
-        whole = product(x, weight)
-        for tile in machine(x.device).products(x.dtype):
-            yield f"{inputs} to {outputs} in tiles of {tile.rows} by {tile.columns}", [product(x, weight, tile=tile)], [
-                whole
-            ]
+def products_by_tile(x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """Return the same product by each tile that a strategy may choose, by name."""
+    tiles = _allowed(machine(x.device).products(x.dtype))
+    return {f"tiles of {tile.rows} by {tile.columns}": product(x, weight, tile=tile) for tile in tiles}
