@@ -629,7 +629,7 @@ def vocabulary_rows(logits, sums, entropies, vocab_size, BLOCK: tl.constexpr):  
         mean = tl.zeros((1,), tl.float32)
         for n in range(0, vocab_size, BLOCK):
             value = tl.load(logits + n + at, n + at < vocab_size, float("-inf")).to(tl.float32) - found
-            mean += tl.sum(tl.where(value > float("-inf"), tl.exp(value) * value, 0.0), 0)
+            mean += tl.sum(tl.exp(value) * tl.where(value > float("-inf"), value, 0.0), 0)
         tl.store(entropies + row + tl.arange(0, 1), -mean)
 
 
@@ -644,8 +644,8 @@ def vocabulary_gradients(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     share, slope = tl.exp(value), tl.load(of_token + row)
     found = tl.where(at == tl.load(tokens + row), slope, 0.0) - slope * share
     if of_entropy is not None:
-        inner = tl.where(value > float("-inf"), share * (value + tl.load(entropies + row)), 0.0)
-        found -= tl.load(of_entropy + row) * inner
+        inner = tl.where(value > float("-inf"), value, 0.0) + tl.load(entropies + row)
+        found -= tl.load(of_entropy + row) * share * inner
     tl.store(out + row * vocab_size + at, found.to(out.dtype.element_ty), at < vocab_size)
 
 
