@@ -113,7 +113,7 @@ def _precision(x: Tensor) -> str:
 # ------------------------------------------------------------------------------------------------------------ products
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def read_block(x, row, column, num_rows, num_columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """A block of a matrix, zeros beyond its ends: of a descriptor, or by addresses where `stride` is one of rows."""
     if stride is None:
@@ -125,7 +125,7 @@ def read_block(x, row, column, num_rows, num_columns, stride, ROWS: tl.constexpr
     return found
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def product_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     x,
     w,
@@ -253,27 +253,27 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------- attention
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def group_rows(tile, kv_head, GROUP: tl.constexpr, BM: tl.constexpr):  # type: ignore[no-untyped-def]
     """(query, head) of each row of a tile: the heads that share a kv head stand side by side."""
     row = tile * BM + tl.arange(0, BM)
     return row // GROUP, kv_head * GROUP + row % GROUP
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def addresses(x, batch, head, row, by_batch, by_head, by_row, D: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """Addresses [rows, D] of rows of one sample; `head` is one for all rows or one for each."""
     first = x + batch * by_batch + head.to(tl.int64) * by_head + row.to(tl.int64) * by_row
     return first[:, None] + tl.arange(0, D)[None, :]
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def probabilities(scores, scale, top, BM: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
     """2^(score * scale - top), in one fused step wherever it is compiled."""
     return tl.exp2(tl.fma(scores, tl.full((BM, BN), 1.0, tl.float32) * scale, -top))
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys"])  # type: ignore[untyped-decorator]
 def attend_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     q,
     k,
@@ -339,7 +339,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     tl.store(tops + (batch * KV_HEADS * GROUP + head) * num_queries + i, top + tl.log2(weight), is_real)
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator]
 def attend_gradient_of_queries(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     q,
     k,
@@ -391,7 +391,7 @@ def attend_gradient_of_queries(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     tl.store(dq + own, (total * (scale * 0.6931471805599453)).to(dq.dtype.element_ty), is_real[:, None] & columns)
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator]
 def attend_gradient_of_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     q,
     k,
@@ -513,7 +513,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- row by row
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def norm_rows(x, w, y, inverses, width, num_weights, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """One row divided by its root mean square, and weighted; row r has weight r % num_weights."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -525,7 +525,7 @@ def norm_rows(x, w, y, inverses, width, num_weights, eps, BLOCK: tl.constexpr): 
     tl.store(y + row * width + at, (normal * weight).to(y.dtype.element_ty), at < width)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def norm_gradients(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     x, w, grad, inverses, dx, dw, num_rows, width, num_weights, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -583,7 +583,7 @@ def _row(width: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 256))}
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def swiglu_rows(x, grad, y, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """y [rows, width] of x [rows, gates then ups]; with `grad` [rows, width], y is the gradient of x."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -611,7 +611,7 @@ def swiglu(gate_up: Tensor, grad: Tensor | None = None) -> Tensor:
     return y
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def vocabulary_rows(logits, sums, entropies, vocab_size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Log of the sum of exponentials of one row of logits, and where asked for its entropy in nats."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -633,7 +633,7 @@ def vocabulary_rows(logits, sums, entropies, vocab_size, BLOCK: tl.constexpr):  
         tl.store(entropies + row + tl.arange(0, 1), -mean)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def vocabulary_gradients(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     logits, tokens, sums, entropies, of_token, of_entropy, out, vocab_size, BLOCK: tl.constexpr
 ):
@@ -710,7 +710,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, *, has_entropy: bool = False)
     return _TokenLogprobs.apply(logits, tokens, has_entropy)  # type: ignore[no-untyped-call,no-any-return]
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def sum_rows(x, y, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum of one row."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -741,7 +741,7 @@ def last_sum(x: Tensor) -> Tensor:
     return _LastSum.apply(x)  # type: ignore[no-untyped-call,no-any-return]
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def copy_rows(source, places, target, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Row r of the source to row places[r] of the target."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)

@@ -28,7 +28,8 @@ class DecodeGraphs:
     """The graphs of a decoder over one cache, captured when they are first wanted."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder, self._cache = decoder, None
+        self._decoder = decoder
+        self._cache: KeyValueCache | None = None
         self._graphs: dict[int, Graph] = {}
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int], cache: KeyValueCache) -> Tensor:
@@ -52,7 +53,7 @@ class DecodeGraphs:
         return self._decoder.logits(self._decoder.decode(tokens.unsqueeze(1), at)[:, 0])
 
     def _capture(self, given: Tensor, cache: KeyValueCache) -> Graph:
-        stream = torch.cuda.Stream(given.device)
+        stream = torch.cuda.Stream(given.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(given.device))
         with torch.cuda.stream(stream):
             self.step(given, cache)  # compiles the kernels, which a capture cannot

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ def compiling(capability: int) -> Iterator[dict[str, Compiled]]:
         found[name] = _of(name, capability, compiled)
 
     driver.set_active(Driver(capability))
-    gpu.machine = lambda device: gpu.Machine(divmod(capability, 10), NUM_SMS[capability])
+    gpu.machine = lambda device: gpu.Machine(divmod(capability, 10), NUM_SMS[capability])  # type: ignore[assignment]
     JITFunction.run = compile_only
     try:
         yield found
@@ -121,7 +122,7 @@ def launch_others(dtype: torch.dtype) -> None:
     attention(q[:, :, :1], k, k, torch.empty(8, dtype=torch.int64, device="meta"))
     with_gradients(attention, torch.empty_like(q), q, k, k)
     x, weight = _draw(4096, 1024, dtype), _draw(1024, dtype)
-    with_gradients(lambda *given: rms_norm(*given, 1e-6), x, x, weight)
+    with_gradients(partial(rms_norm, eps=1e-6), x, x, weight)
     gpu.swiglu(x)
     gpu.swiglu(x, _draw(4096, 512, dtype))
     logits, tokens = _draw(512, 151936, dtype), torch.empty(512, dtype=torch.int64, device="meta")

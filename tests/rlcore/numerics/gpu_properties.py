@@ -7,6 +7,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import reduce
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +50,7 @@ def by_rows(x: Tensor, weight: Tensor, *, split: bool = False) -> Tensor:
     ends = (0, x.shape[1] // 2, x.shape[1]) if split else (0, x.shape[1])
     parts = [
         reduce(torch.add, (wide[:, k : k + 1] * other[:, k] for k in range(begin, end)), torch.zeros(1))
-        for begin, end in zip(ends, ends[1:], strict=False)
+        for begin, end in pairwise(ends)
     ]
     result = reduce(torch.add, parts)
     if x.dtype == torch.bfloat16:  # which the interpreter cuts off
@@ -74,7 +76,11 @@ def test_a_product_has_the_bits_of_its_written_order_in_every_tile(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_of_a_product_and_its_gradient_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
-    x, weight, grad = drawn(150, 72, dtype=dtype), drawn(90, 72, dtype=dtype, seed=1), drawn(150, 90, dtype=dtype, seed=2)
+    x, weight, grad = (
+        drawn(150, 72, dtype=dtype),
+        drawn(90, 72, dtype=dtype, seed=1),
+        drawn(150, 90, dtype=dtype, seed=2),
+    )
     y, dx, _ = with_gradients(linear, grad, x, weight)
     for rows in ([0], [149], [3, 3, 0], [*range(64, 129)], random.Random(1).sample(range(150), 70)):
         part, dpart, _ = with_gradients(linear, grad[rows], x[rows], weight)
@@ -84,7 +90,7 @@ def test_a_row_of_a_product_and_its_gradient_do_not_depend_on_the_batch(dtype: t
 def test_a_product_that_splits_k_by_the_batch_is_seen_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = gpu.product
 
-    def split(x: Tensor, weight: Tensor, **given: bool) -> Tensor:
+    def split(x: Tensor, weight: Tensor, **given: Any) -> Tensor:
         if given or len(x) > 16:
             return plain(x, weight, **given)
         half = x.shape[1] // 2
@@ -228,4 +234,8 @@ def test_gradients_repeat_and_their_sum_does_not_depend_on_the_order_of_microbat
 
 
 if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-q", "-n0", "-p", "no:cacheprovider", "-o", "python_files=*.py", "-m", "", *sys.argv[1:]]))
+    sys.exit(
+        pytest.main(
+            [__file__, "-q", "-n0", "-p", "no:cacheprovider", "-o", "python_files=*.py", "-m", "", *sys.argv[1:]]
+        )
+    )
