@@ -261,9 +261,12 @@ def group_rows(tile, kv_head, GROUP: tl.constexpr, BM: tl.constexpr):  # type: i
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def addresses(x, batch, head, row, by_batch, by_head, by_row, D: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    """Addresses [rows, D] of rows of one sample; `head` is one for all rows or one for each."""
-    first = x + batch * by_batch + head.to(tl.int64) * by_head + row.to(tl.int64) * by_row
+def addresses(x, batch, head, row, strides, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Addresses [rows, D] of rows of one sample; `head` is one for all rows or one for each.
+
+    Strides are those of samples, heads and rows.
+    """
+    first = x + batch * strides[0] + head.to(tl.int64) * strides[1] + row.to(tl.int64) * strides[2]
     return first[:, None] + tl.arange(0, D)[None, :]
 
 
@@ -284,18 +287,10 @@ def attend_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     num_queries,
     num_keys,
     scale,
-    q_b,
-    q_h,
-    q_i,
-    k_b,
-    k_h,
-    k_i,
-    v_b,
-    v_h,
-    v_i,
-    y_b,
-    y_h,
-    y_i,
+    q_strides,
+    k_strides,
+    v_strides,
+    y_strides,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -316,7 +311,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     i, head = group_rows(tile, kv_head, GROUP, BM)
     is_real = i < num_queries
     columns = (tl.arange(0, D) < WIDTH)[None, :]
-    block = tl.load(addresses(q, batch, head, i, q_b, q_h, q_i, D), is_real[:, None] & columns, 0.0)
+    block = tl.load(addresses(q, batch, head, i, q_strides, D), is_real[:, None] & columns, 0.0)
     last = start + tl.minimum(i, num_queries - 1)
     top = tl.full((BM,), float("-inf"), tl.float32)
     weight = tl.zeros((BM,), tl.float32)
@@ -324,8 +319,8 @@ def attend_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     for n in range(0, start + tl.minimum((tile * BM + BM - 1) // GROUP, num_queries - 1) + 1, BN):
         j = n + tl.arange(0, BN)
         is_there = (j < num_keys)[:, None] & columns
-        key = tl.load(addresses(k, batch, kv_head, j, k_b, k_h, k_i, D), is_there, 0.0)
-        value = tl.load(addresses(v, batch, kv_head, j, v_b, v_h, v_i, D), is_there, 0.0)
+        key = tl.load(addresses(k, batch, kv_head, j, k_strides, D), is_there, 0.0)
+        value = tl.load(addresses(v, batch, kv_head, j, v_strides, D), is_there, 0.0)
         scores = tl.dot(block, key.T, input_precision=PRECISION)
         scores = tl.where(j[None, :] <= last[:, None], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -334,7 +329,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         weight = tl.fma(weight, fade, tl.sum(portions, 1))
         total = tl.dot(portions.to(value.dtype), value, total * fade[:, None], input_precision=PRECISION)
         top = higher
-    out = addresses(y, batch, head, i, y_b, y_h, y_i, D)
+    out = addresses(y, batch, head, i, y_strides, D)
     tl.store(out, (total / weight[:, None]).to(y.dtype.element_ty), is_real[:, None] & columns)
     tl.store(tops + (batch * KV_HEADS * GROUP + head) * num_queries + i, top + tl.log2(weight), is_real)
 
@@ -369,7 +364,7 @@ def attend_gradient_of_queries(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     i, head = group_rows(tile, kv_head, GROUP, BM)
     is_real = i < length
     columns = (tl.arange(0, D) < WIDTH)[None, :]
-    own = addresses(0, batch, head, i, length * heads * WIDTH, WIDTH, heads * WIDTH, D)
+    own = addresses(0, batch, head, i, (length * heads * WIDTH, WIDTH, heads * WIDTH), D)
     block = tl.load(q + own, is_real[:, None] & columns, 0.0)
     slope = tl.load(grad + own, is_real[:, None] & columns, 0.0)
     result = tl.load(y + own, is_real[:, None] & columns, 0.0)
@@ -380,7 +375,7 @@ def attend_gradient_of_queries(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     total = tl.zeros((BM, D), tl.float32)
     for n in range(0, tl.minimum((tile * BM + BM - 1) // GROUP, length - 1) + 1, BN):
         j = n + tl.arange(0, BN)
-        at = addresses(0, batch, kv_head, j, length * KV_HEADS * WIDTH, WIDTH, KV_HEADS * WIDTH, D)
+        at = addresses(0, batch, kv_head, j, (length * KV_HEADS * WIDTH, WIDTH, KV_HEADS * WIDTH), D)
         is_there = (j < length)[:, None] & columns
         key, value = tl.load(k + at, is_there, 0.0), tl.load(v + at, is_there, 0.0)
         scores = tl.dot(block, key.T, input_precision=PRECISION)
@@ -416,7 +411,7 @@ def attend_gradient_of_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     heads: tl.constexpr = KV_HEADS * GROUP
     j = tl.program_id(0) * BN + tl.arange(0, BN)
     columns = (tl.arange(0, D) < WIDTH)[None, :]
-    own = addresses(0, batch, kv_head, j, length * KV_HEADS * WIDTH, WIDTH, KV_HEADS * WIDTH, D)
+    own = addresses(0, batch, kv_head, j, (length * KV_HEADS * WIDTH, WIDTH, KV_HEADS * WIDTH), D)
     is_there = (j < length)[:, None] & columns
     key, value = tl.load(k + own, is_there, 0.0), tl.load(v + own, is_there, 0.0)
     of_key = tl.zeros((BN, D), tl.float32)
@@ -424,7 +419,7 @@ def attend_gradient_of_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     for tile in range(tl.program_id(0) * BN * GROUP // BM, tl.cdiv(length * GROUP, BM)):
         i, head = group_rows(tile, kv_head, GROUP, BM)
         is_real = i < length
-        at = addresses(0, batch, head, i, length * heads * WIDTH, WIDTH, heads * WIDTH, D)
+        at = addresses(0, batch, head, i, (length * heads * WIDTH, WIDTH, heads * WIDTH), D)
         block = tl.load(q + at, is_real[:, None] & columns, 0.0)
         slope = tl.load(grad + at, is_real[:, None] & columns, 0.0)
         of_row = (batch * heads + head) * length + i
@@ -451,7 +446,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> tuple[Ten
     with _on(q):
         attend_tiles[(triton.cdiv(num_queries * group, by.rows), batch * kv_heads)](
             *(q, k, v, y, tops, starts, num_queries, k.shape[2], LOG2_E / sqrt(width)),
-            *(stride for x in (q, k, v, y) for stride in x.stride()[:3]),
+            *(x.stride()[:3] for x in (q, k, v, y)),
             **_of_heads(q, kv_heads, by),
         )
     return y, tops
