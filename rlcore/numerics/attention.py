@@ -50,7 +50,7 @@ def visible(starts: Tensor, num_queries: int, num_keys: int) -> Tensor:
 
 
 def write_rows(target: Tensor, places: Tensor, source: Tensor) -> None:
-    """target[places] = source, of contiguous [rows, width], by distinct places."""
+    """target[places] = source, of [rows, width], by distinct places; the target is contiguous."""
     if not uses_triton():
         target.index_copy_(0, places, source)
         return

@@ -125,7 +125,6 @@ def read_block(x, row, column, num_rows, num_columns, stride, ROWS: tl.constexpr
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
 def product_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     x,
     w,
@@ -173,10 +172,16 @@ def product_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             tl.store(out, total.to(y.dtype.element_ty), (i < M)[:, None] & (j < N)[None, :])
 
 
+by_blocks = triton.jit(do_not_specialize=["M", "K"])(product_tiles)
+"""Numbers of rows compile no variants: none of them is an address."""
+by_addresses = triton.jit(product_tiles)
+
+
 def _aligned(x: Tensor) -> Tensor:
     """Return a matrix whose rows begin at multiples of 16 bytes and lie in memory as they are read."""
     wanted = BLOCK_ALIGNMENT // x.element_size()
-    if x.stride(1) == 1 and not x.stride(0) % wanted and not x.data_ptr() % BLOCK_ALIGNMENT:
+    is_dense = x.stride(1) == 1 and x.stride(0) >= x.shape[1]
+    if is_dense and not x.stride(0) % wanted and not x.data_ptr() % BLOCK_ALIGNMENT:
         return x
     wide = x.new_empty(x.shape[0], x.shape[1] + -x.shape[1] % wanted)[:, : x.shape[1]]
     return wide.copy_(x)
@@ -208,12 +213,13 @@ def product(
         (w, (by.depth, by.columns) if is_w_turned else (by.columns, by.depth)),
         (y, (by.rows, by.columns)),
     )
-    if found.capability >= COPIES_BLOCKS:
+    kernel = by_blocks if found.capability >= COPIES_BLOCKS else by_addresses
+    if kernel is by_blocks:
         given = [*(TensorDescriptor(t, [*t.shape], [*t.stride()], [*block]) for t, block in blocks), None, None, None]
     else:
         given = [x, w, y, *(t.stride(0) for t in (x, w, y))]
     with _on(x):
-        product_tiles[(min(num_tiles(by), found.num_sms * max(1, 16384 // (by.rows * by.columns))),)](
+        kernel[(min(num_tiles(by), found.num_sms * max(1, 16384 // (by.rows * by.columns))),)](
             *given,
             rows,
             columns,
@@ -745,7 +751,8 @@ def copy_rows(source, places, target, width, BLOCK: tl.constexpr):  # type: igno
 
 
 def write_rows(target: Tensor, places: Tensor, source: Tensor) -> None:
-    """target[places] = source, of contiguous [rows, width], by distinct places: without the sort that torch makes."""
+    """target[places] = source, of [rows, width], by distinct places, without torch's sort; the target is contiguous."""
+    source = source.contiguous()  # rows of one head of several are a view
     with _on(source):
         copy_rows[(len(source),)](source, places, target, source.shape[1], **_row(source.shape[1]))
 

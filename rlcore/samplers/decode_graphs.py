@@ -60,6 +60,8 @@ class DecodeGraphs:
         torch.cuda.current_stream(given.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).graph.pool() if self._graphs else None  # one is replayed at a time
-        with torch.cuda.device(given.device), torch.cuda.graph(graph, pool=pool):
+        # Replicas have a thread each: only what this one does is held against its capture.
+        mode = "thread_local"
+        with torch.cuda.device(given.device), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             logits = self.step(given, cache)
         return Graph(graph, given, logits)

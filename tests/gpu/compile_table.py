@@ -1,8 +1,9 @@
 """Compiles every kernel of level invariant for GPUs that are not here, by Triton's own ptxas: no GPU is needed.
 
 `python tests/gpu/compile_table.py [CAPABILITY ...]` (80 90 100 120 unless given) prints a table in Markdown: registers
-of a thread, bytes that spill, KiB of shared memory, and the matrix instructions. Operations run on tensors without
-memory, of Qwen3-0.6B's shapes in bf16 and smaller ones in fp32, so that kernels are specialised as in a run.
+of a thread + bytes that spill / KiB of shared memory, the most of a kernel's specialisations, and the matrix
+instructions. Operations run on tensors without memory, of Qwen3-0.6B's shapes, so that kernels are specialised as in a
+run. Kernels that read rows come last, in one sentence.
 """
 
 import re
@@ -70,18 +71,17 @@ class Driver:
 
 
 @contextmanager
-def compiling(capability: int) -> Iterator[dict[str, Compiled]]:
-    """Compile what is launched inside, and launch nothing."""
-    found: dict[str, Compiled] = {}
+def compiling(capability: int) -> Iterator[dict[str, list[Compiled]]]:
+    """Compile what is launched inside, and launch nothing; specialisations by kernel."""
+    found: dict[str, list[Compiled]] = {}
     run, machine = JITFunction.run, gpu.machine
 
     def compile_only(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
         compiled = run(kernel, *given, grid=(1,), warmup=True, **named)
         constants = [str(named[name]) for name in ("BM", "BN", "BLOCK") if name in named]
         kinds = "fp32" if named.get("PRECISION") == "ieee" else ""
-        turned = "".join("xw"[index] for index, name in enumerate(("IS_X_TURNED", "IS_W_TURNED")) if named.get(name))
-        name = " ".join(filter(None, (kernel.fn.__name__, "x".join(constants), turned, kinds)))
-        found[name] = _of(name, capability, compiled)
+        name = " ".join(filter(None, (kernel.fn.__name__, "x".join(constants), kinds)))
+        found.setdefault(name, []).append(_of(name, capability, compiled))
 
     driver.set_active(Driver(capability))
     gpu.machine = lambda device: gpu.Machine(divmod(capability, 10), NUM_SMS[capability])  # type: ignore[assignment]
@@ -140,20 +140,32 @@ def _draw(*shape: Any) -> Tensor:
 def table(capabilities: list[int]) -> str:
     """Return the table: a row for each kernel, a column for each capability."""
     found: dict[str, dict[int, str]] = {}
+    kinds: dict[int, set[str]] = {}
     for capability in capabilities:
         with following(GPU_STRATEGIES[0]), compiling(capability) as compiled:
             for dtype in (torch.bfloat16, torch.float32):
                 launch_products(dtype)
                 launch_others(dtype)
-        for each in compiled.values():
-            spilled = f", {each.spilled_bytes} B spill" if each.spilled_bytes else ""
-            too_much = ", TOO MUCH" if each.shared_kib > SHARED_KIB[capability] else ""
-            text = f"{each.registers} / {each.shared_kib:.0f} {each.instructions}{spilled}{too_much}"
-            found.setdefault(each.kernel, {})[capability] = text.strip()
-    head = ["kernel", *(f"sm_{capability}" for capability in capabilities)]
+        for name, some in compiled.items():
+            registers, shared_kib = max(each.registers for each in some), max(each.shared_kib for each in some)
+            spilled = max(each.spilled_bytes for each in some)
+            text = f"{registers}{f'+{spilled}' if spilled else ''}/{shared_kib:.0f}"
+            text += " TOO MUCH" if shared_kib > SHARED_KIB[capability] else ""
+            found.setdefault(name, {})[capability] = text
+            kinds.setdefault(capability, set()).update(each.instructions for each in some)
+    head = ["kernel", *(f"sm_{each} {' '.join(sorted(filter(None, kinds[each])))}" for each in capabilities)]
+    plain = [
+        name for name, cells in found.items() if all(cell.endswith("/0") and "+" not in cell for cell in cells.values())
+    ]
     lines = [head, ["---"] * len(head)]
-    lines += [[f"`{name}`", *(cells.get(each, "") for each in capabilities)] for name, cells in found.items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines += [
+        [f"`{name}`", *(cells.get(each, "") for each in capabilities)]
+        for name, cells in found.items()
+        if name not in plain
+    ]
+    most = max(int(re.split(r"[+/]", cell)[0]) for name in plain for cell in found[name].values())
+    others = f"{len(plain)} kernels that read rows have at most {most} registers."
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", others])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Level invariant on a GPU, in under four minutes: bits, costs, and rollouts beside transformers' `generate`.
 
+    export PYTHONPATH=$PWD
     python tests/gpu/invariant.py [PART ...] [--budget 220]
     TRITON_INTERPRET=1 python tests/gpu/invariant.py --device cpu       # the same at tiny sizes, for its logic
 
@@ -26,7 +27,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from facts import Part
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,10 +44,11 @@ from rlcore.samplers.decode_graphs import DecodeGraphs
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.seeds import completion_key
 from rlcore.types import Prompt, SampleRequest, SamplingParams
+from tests.gpu.facts import Part
 
 SMALL = DecoderConfig("qwen3", 151936, 1024, 28, 16, 8, 128, 3072, max_length=2048, rope_theta=1e6)
 LARGE = DecoderConfig("qwen3", 151936, 4096, 2, 32, 8, 128, 12288, max_length=2048, rope_theta=1e6, is_tied=False)
-TINY = DecoderConfig("qwen3", 67, 32, 1, 4, 2, 16, 48, max_length=64)
+TINY = DecoderConfig("qwen3", 67, 32, 1, 2, 1, 16, 48, max_length=64)
 
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -70,6 +71,7 @@ class Tokenizer:
     """Tokens without text, none of which ends a completion."""
 
     eos_id = pad_id = -1
+    stop_ids = ()
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -77,7 +79,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return []
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def encode_prompt(self, prompt: Any) -> tuple[str, list[int]]:
+        return "", []
+
+    def decode(self, tokens: Sequence[int]) -> str:
         return ""
 
 
@@ -86,6 +91,10 @@ class Measuring:
 
     def __init__(self, part: Part) -> None:
         self.part, self.sizes = part, Sizes(part.is_gpu)
+
+    def sampler(self, decoder: Decoder, **options: int) -> TorchSampler:
+        tokenizer: Any = Tokenizer(decoder.config.vocab_size)
+        return TorchSampler(decoder, tokenizer, **options)
 
     def level(self, name: str, config: DecoderConfig) -> AbstractContextManager[object]:
         """Enter a level as a run does; in the interpreter, the kernels without their probe."""
@@ -139,7 +148,7 @@ def bits(own: Measuring) -> None:
             for concurrency in own.sizes.batches:
                 order = random.Random(concurrency).sample(range(len(wanted)), len(wanted))
                 preempted = {"preempt_every": 9} if concurrency == own.sizes.batches[-1] else {}
-                sampler = TorchSampler(decoder, Tokenizer(config.vocab_size), concurrency=concurrency, **preempted)
+                sampler = own.sampler(decoder, concurrency=concurrency, **preempted)
                 found = dict(zip(order, sampler.sample([wanted[index] for index in order]), strict=True))
                 rollouts.append([found[index] for index in range(len(wanted))])
             first = rollouts[0]
@@ -251,7 +260,7 @@ def cost(own: Measuring) -> None:
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
     """Capture a step, of either level, as a CUDA graph."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         step()
     torch.cuda.synchronize()
@@ -265,7 +274,7 @@ def generate(own: Measuring) -> None:
     config, sizes = own.sizes.small, own.sizes
     wanted = requests(own, sizes.generated)
     with own.level("invariant", config):
-        sampler = TorchSampler(own.model(config), Tokenizer(config.vocab_size), concurrency=sizes.num_prompts)
+        sampler = own.sampler(own.model(config), concurrency=sizes.num_prompts)
         seconds = own.part.seconds(lambda: sampler.sample(wanted), 1)
     ours = sizes.num_prompts * sizes.generated / seconds
     own.part.fact("tokens per second at level invariant", round(ours))

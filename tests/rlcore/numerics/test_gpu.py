@@ -27,7 +27,7 @@ def test_a_kernel_compiles_for_a_gpu_that_is_not_here() -> None:
         "from rlcore.numerics.probe import GPU_STRATEGIES; from tests.gpu.compile_table import compiling\n"
         "x = torch.empty(64, 64, dtype=torch.bfloat16, device='meta')\n"
         "with following(GPU_STRATEGIES[1]), compiling(90) as found: gpu.product(x, x)\n"
-        "(each,) = found.values(); print(each.kernel, each.instructions)"
+        "((each,),) = found.values(); print(each.kernel, each.instructions)"
     )
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
