@@ -267,7 +267,7 @@ def group_rows(tile, kv_head, GROUP: tl.constexpr, BM: tl.constexpr):  # type: i
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def addresses(x, batch, head, row, strides, D: tl.constexpr):  # type: ignore[no-untyped-def]
+def addresses(x, batch, head, row, strides, D: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     """Addresses [rows, D] of rows of one sample; `head` is one for all rows or one for each.
 
     Strides are those of samples, heads and rows.

@@ -129,12 +129,12 @@ class ContinuousBatch:
         lengths = [each.num_tokens - 1 for each in self._running]
         longest = max(lengths)
         self._make_room(longest + 1)
-        last = [each.tokens[-1] for each in self._running]
         if self._graphs is not None:
-            logits = self._graphs.logits(last, lengths, self._cache)
+            logits = self._graphs.logits([each.tokens[-1] for each in self._running], lengths, self._cache)
         else:
             at = CachePositions.of(self._cache, torch.tensor(lengths, device=self._device), 1, longest=longest)
-            hidden = self._decoder.decode(torch.tensor(last, device=self._device).unsqueeze(1), at)
+            last = torch.tensor([[each.tokens[-1]] for each in self._running], device=self._device)
+            hidden = self._decoder.decode(last, at)
             logits = self._decoder.logits(hidden[:, 0])
         self._num_decoded += 1
         self._drawing = self._drawing or self._drawing_of(self._running)

@@ -33,7 +33,7 @@ def check_level_of_sampler(config: RunConfig, level: str) -> None:
         )
     if config.sampler.name == "vllm" and config.model.device != "cpu" and level == "invariant":
         raise InvalidValueError(
-            "sampler.name vllm at level invariant on a GPU: rlcore's kernels have not been shown to hold in its process",
+            "sampler.name vllm at level invariant on a GPU: rlcore's kernels were never seen to hold in its process",
             legal="torch at level invariant on a GPU; vllm on a CPU, and at off and deterministic",
             remedy="--set sampler.name=torch, or --level deterministic",
         )
