@@ -165,7 +165,7 @@ def table(capabilities: list[int]) -> str:
     ]
     most = max(int(re.split(r"[+/]", cell)[0]) for name in plain for cell in found[name].values())
     others = f"{len(plain)} kernels that read rows have at most {most} registers."
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", others])
+    return "\n".join([*(f"|{'|'.join(line)}|" for line in lines), "", others])
 
 
 if __name__ == "__main__":
