@@ -23,7 +23,7 @@ from rlcore.models.config import (
     written_config,
 )
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.row_sum import last_sum
+from rlcore.numerics.norms import last_sum
 
 CLASSIFIERS = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in ARCHITECTURES}
 """Architecture of a classifier -> that of its decoder."""

@@ -22,9 +22,9 @@ from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig, LoraConfig, RopeScaling
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.norms import last_sum, rms_norm
 from rlcore.numerics.product import linear
-from rlcore.numerics.row_sum import expand_rows, last_sum
+from rlcore.numerics.row_sum import expand_rows
 
 INITIAL_STD = 0.02
 ELEMENTS_AT_ONCE = 16384

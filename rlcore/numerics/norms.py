@@ -1,4 +1,4 @@
-"""RMSNorm, a row at a time (Zhang and Sennrich 2019)."""
+"""RMSNorm (Zhang and Sennrich 2019) and sums, a row at a time."""
 
 from typing import Any
 
@@ -52,3 +52,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not torch.is_grad_enabled():
         return _normalised(x, eps)[0].to(x.dtype) * weight
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def last_sum(x: Tensor) -> Tensor:
+    """Sum over the last dimension, row by row: fp32 or fp64 [..., width] -> [...]."""
+    if not uses_triton():
+        return x.sum(-1)
+    from rlcore.numerics import gpu
+
+    return gpu.last_sum(x)

@@ -1,4 +1,4 @@
-"""Sums over rows, and within one, in one order; a vector's gradient is a sum over rows."""
+"""Sums over rows in one order whatever the number of threads, and what a vector has as its gradient: such a sum."""
 
 from functools import reduce
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from rlcore.numerics.level import uses_triton
 
 ROWS_AT_ONCE = 8192
 """Rows folded together: bounds the scratch memory, and is part of what the bits depend on."""
@@ -21,15 +19,6 @@ def row_sum(x: Tensor) -> Tensor:
     """
     parts = (_fold(chunk.to(torch.float32, copy=True)) for chunk in torch.split(x, ROWS_AT_ONCE))
     return reduce(torch.add, parts).to(x.dtype)
-
-
-def last_sum(x: Tensor) -> Tensor:
-    """Sum over the last dimension, row by row: fp32 or fp64 [..., width] -> [...]."""
-    if not uses_triton():
-        return x.sum(-1)
-    from rlcore.numerics import gpu
-
-    return gpu.last_sum(x)
 
 
 def _fold(x: Tensor) -> Tensor:

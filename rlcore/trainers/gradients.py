@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from harness.bits.tensor_digests import tensor_digests
 from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.errors import NonFiniteError
-from rlcore.numerics.row_sum import last_sum
+from rlcore.numerics.norms import last_sum
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.weights.source import LiveWeights
 

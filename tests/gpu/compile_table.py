@@ -27,9 +27,8 @@ from rlcore.numerics import gpu
 from rlcore.numerics.attention import attention, write_rows
 from rlcore.numerics.level import following
 from rlcore.numerics.log_softmax import token_logprobs_and_entropy
-from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.norms import last_sum, rms_norm
 from rlcore.numerics.probe import GPU_STRATEGIES, with_gradients
-from rlcore.numerics.row_sum import last_sum
 
 CAPABILITIES = (80, 90, 100, 120)
 SHARED_KIB = {80: 163, 90: 227, 100: 227, 120: 99}

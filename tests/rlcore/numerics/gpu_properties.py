@@ -22,10 +22,9 @@ from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.level import following
 from rlcore.numerics.log_softmax import log_softmax, token_logprobs, token_logprobs_and_entropy
-from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.norms import last_sum, rms_norm
 from rlcore.numerics.probe import GPU_STRATEGIES, with_gradients
 from rlcore.numerics.product import linear
-from rlcore.numerics.row_sum import last_sum
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.decode_graphs import DecodeGraphs
 from tests.support.triton_interpreter import products_in_order
