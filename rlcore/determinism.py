@@ -3,7 +3,7 @@
 off            nothing is promised
 deterministic  two runs of one configuration on one machine agree: torch's deterministic algorithms
 invariant      bits follow from the configuration and the machine's numerics alone: the operations of rlcore.numerics,
-               certified for this model; on CPUs
+               certified for this model; on CPUs, and on GPUs by kernels of Triton
 """
 
 import os
@@ -48,8 +48,8 @@ def at_level(
         invariance_report = None
         if level == "invariant":
             shapes, heads = config.product_shapes, (config.head_shape,)
-            invariance_report = _certified(dtype, shapes=shapes, heads=heads, length=length)
-            for count in sorted(set(threads) - set(THREADS)):
+            invariance_report = _certified(dtype, shapes=shapes, heads=heads, length=length, device=device)
+            for count in sorted(set(threads) - set(THREADS)) if torch.device(device).type == "cpu" else ():
                 _check_threads(invariance_report, count)
         with invariant(invariance_report) if invariance_report else nullcontext():
             yield invariance_report
@@ -76,8 +76,8 @@ def _check_variables(level: str, environ: Mapping[str, str]) -> None:
 def check_level_of_device(level: str, device: str) -> None:
     """See that a level can be held on a device, before anything is computed there; asks no driver.
 
-    Raises LevelError: for level invariant on a GPU, with variables that move its bits, or with MKL in another mode; and
-    for another level without the workspace that cuBLAS needs.
+    Raises LevelError: for level invariant on a device without kernels for it, with variables that move its bits, or
+    with MKL in another mode; and on a GPU without the workspace that cuBLAS needs.
     """
     if level == INVARIANT:
         check_invariant_device(device)
@@ -92,6 +92,15 @@ def check_level_of_device(level: str, device: str) -> None:
             legal=_WORKSPACE.legal,
             remedy=f"export {_WORKSPACE.name}=:4096:8 before Python starts; rlharness train sets it",
         )
+
+
+def kernels_of(level: str, device: str) -> dict[str, str]:
+    """Return the names and versions of a level's own kernels on a device, for the fingerprint; empty for libraries'."""
+    if level != INVARIANT or torch.device(device).type != "cuda":
+        return {}
+    from rlcore.numerics.gpu import kernels
+
+    return {"kernels": kernels()}
 
 
 def check_level(level: str) -> None:

@@ -22,7 +22,7 @@ from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
 from rlcore.data.content import content_of
 from rlcore.data.environments import check_environment
 from rlcore.data.tasks import Task, make_task
-from rlcore.determinism import at_level, check_level_of_device
+from rlcore.determinism import at_level, check_level_of_device, kernels_of
 from rlcore.distributed.restarts import run_with_restarts
 from rlcore.errors import CheckpointError, InvalidValueError, RewardError
 from rlcore.log import Clock, DescribedRecorder, Recorder, RunLog, announcement
@@ -68,7 +68,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     threads = config.runtime.training_threads, config.runtime.sampling_threads
     dtype, device, length = decoder.embedding.dtype, config.model.device, longest_sequence(task, num_new)
     held = at_level(level, decoder.config, dtype=dtype, device=device, length=length, threads=threads)
-    log, content = RunLog(directory, config.output), content_of(config, task)
+    log, content = RunLog(directory, config.output), content_of(config, task) | kernels_of(level, device)
     if isinstance(recorder, DescribedRecorder):
         recorder.describe(content)
 

@@ -37,7 +37,7 @@ from rlcore.data.trajectory import Trajectory, best_completions, by_request
 from rlcore.errors import InvalidValueError, LevelError, PlacementError, RewardError
 from rlcore.log import Clock, Record, RunLog, mean
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.log_softmax import log_softmax
+from rlcore.numerics.log_softmax import token_logprobs_and_entropy
 from rlcore.numerics.probe import num_threads
 from rlcore.resume import DIRECTORY, save_checkpoint
 from rlcore.samplers.base import NextTokenSampler
@@ -332,9 +332,8 @@ def read_tokens(
     hidden = policy.hidden(microbatch.tokens[:, :-1])[:, microbatch.first - 1 :]
     logits = policy.logits(hidden)
     given = temperature if isinstance(temperature, Sequence) else [temperature] * len(logits)
-    vocabulary = log_softmax(at_temperature(logits, by_temperature(given, logits.device)))
-    drawn = vocabulary.gather(-1, microbatch.tokens[:, microbatch.first :].unsqueeze(-1)).squeeze(-1)
-    return drawn, -(vocabulary.exp() * vocabulary).sum(-1)
+    logits = at_temperature(logits, by_temperature(given, logits.device))
+    return token_logprobs_and_entropy(logits, microbatch.tokens[:, microbatch.first :])
 
 
 def read_logprobs(temperature: float, policy: nn.Module, microbatch: Microbatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether level invariant can be held here: what the engine's probe certifies on this machine, asked of a child."""
+"""Whether level invariant can be held here: what the engine's probe certifies on each device, asked of a child."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,32 +18,38 @@ EXTRA = "pip install 'rlharness[engine]'"
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Report of the child on one type."""
+    """Report of the child on one type on one device."""
 
     dtype: str
     device: str = "cpu"
     strategy: str = ""
     """Empty where none holds."""
-    length: int = 0
-    """The most keys attention was looked at with."""
     duration_s: float = 0.0
-    naive: Sequence[dict[str, Any]] = field(default=())
+    sizes: Sequence[dict[str, Any]] = field(default=())
+    """By operation: up to how many rows, or keys of attention, torch's own keeps a row's bits, and the strategy's."""
     problem: str = ""
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "Survey":
         """Return the report in a line; what has another type there counts as absent."""
         found = {name: line[name] for name, kind in _TYPES.items() if isinstance(line.get(name), kind)}
-        naive = [each for each in found.pop("naive", []) if isinstance(each, dict) and each.keys() >= _OF_AN_OPERATION]
-        return cls(**found, duration_s=as_float(line.get("duration_s", 0.0)), naive=naive)
+        sizes = [each for each in found.pop("sizes", []) if isinstance(each, dict) and each.keys() >= _OF_AN_OPERATION]
+        return cls(**found, duration_s=as_float(line.get("duration_s", 0.0)), sizes=sizes)
+
+    def __str__(self) -> str:
+        held = [
+            f"{_NAMES.get(each['operation'], each['operation'])} {each['torch']} / {each['ours']}"
+            for each in self.sizes
+        ]
+        return f"{self.dtype} on {self.device}: {self.strategy} holds, rows keep their bits up to {', '.join(held)}"
 
 
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("dtype", "device", "strategy", "problem"), str),
-    "length": int,
-    "naive": list,
+    "sizes": list,
 }
-_OF_AN_OPERATION = {"operation", "num_different", "num_cases"}
+_OF_AN_OPERATION = {"operation", "torch", "ours"}
+_NAMES = {"linear": "rows of products", "attention": "keys of attention", "rows": "rows of norms, SwiGLU and softmax"}
 
 
 async def inspect_numerics(host: Host) -> Sequence[Finding]:
@@ -63,31 +69,16 @@ def check_numerics(answer: Answer) -> Finding:
         return Finding(
             "numerics",
             Severity.BROKEN,
-            "; ".join(f"{survey.dtype}: {survey.problem}" for survey in lacking),
+            "; ".join(f"{survey.dtype} on {survey.device}: {survey.problem}" for survey in lacking),
             breaks="training at level invariant, which refuses to start",
             remedy="determinism: deterministic, in the scenario; or another build of torch",
         )
-    held = ", ".join(f"{survey.strategy} holds for {survey.dtype}" for survey in surveys)
-    length, device = min(survey.length for survey in surveys), surveys[0].device
     took_s = sum(survey.duration_s for survey in surveys)
     return Finding(
         "numerics",
         Severity.FINE,
-        f"{held} on {device} (checked for {took_s:.1f} s, up to {length} positions); {_without(surveys)}",
+        f"{'; '.join(map(str, surveys))} (torch's own operations / rlcore's; checked for {took_s:.1f} s)",
     )
-
-
-def _without(surveys: Sequence[Survey]) -> str:
-    """What torch's own operations do."""
-    told = [
-        f"{each['operation']} of {survey.dtype} in {each['num_different']} of {each['num_cases']} cases"
-        for survey in surveys
-        for each in survey.naive
-        if each["num_different"]
-    ]
-    if not told:
-        return "torch's own operations held in every case too"
-    return f"torch's own operations are not batch-invariant: {', '.join(told)}"
 
 
 def _no_answer(answer: Answer) -> Finding:

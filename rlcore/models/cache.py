@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
+from rlcore.numerics.attention import write_rows
 
 KEYS_AT_ONCE = 16
 """A capacity, and what is read of it, is a multiple: then no padding has to copy it."""
@@ -101,5 +102,5 @@ class CachePositions:
         batch, width = k.shape[0], k.shape[-1]
         whole = self.cache.keys[layer], self.cache.values[layer]
         for stored, new in zip(whole, (k, v), strict=True):
-            stored.view(-1, width).index_copy_(0, self.places, new.reshape(-1, width))
+            write_rows(stored.view(-1, width), self.places, new.reshape(-1, width))
         return whole[0][:batch, :, : self.num_keys], whole[1][:batch, :, : self.num_keys]

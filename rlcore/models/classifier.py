@@ -23,6 +23,7 @@ from rlcore.models.config import (
     written_config,
 )
 from rlcore.models.decoder import Decoder
+from rlcore.numerics.norms import last_sum
 
 CLASSIFIERS = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in ARCHITECTURES}
 """Architecture of a classifier -> that of its decoder."""
@@ -52,7 +53,7 @@ class Classifier(nn.Module):
         """
         hidden = self.decoder.hidden(tokens)
         last = hidden[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
-        return (last.float() * self.score.float()).sum(-1)
+        return last_sum(last.float() * self.score.float())
 
 
 def _parts(config: DecoderConfig) -> list[Part]:

@@ -22,7 +22,7 @@ from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig, LoraConfig, RopeScaling
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.norms import last_sum, rms_norm
 from rlcore.numerics.product import linear
 from rlcore.numerics.row_sum import expand_rows
 
@@ -280,7 +280,7 @@ class ValueHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [...]; a sum over the last dimension, which is taken row by row, not a product."""
         wide = hidden.float()
-        values = (wide * expand_rows(self.weight.float(), wide)).sum(-1, keepdim=True)
+        values = last_sum(wide * expand_rows(self.weight.float(), wide)).unsqueeze(-1)
         return (values + expand_rows(self.bias.float(), values)).squeeze(-1)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from rlcore.numerics.level import is_invariant
+from rlcore.numerics.level import is_invariant, uses_triton
 
 ELEMENTS_AT_ONCE = 32_767
 """Of torch's loops over elements, one less than what it divides among threads."""
@@ -38,6 +38,10 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def _swiglu(gate_up: Tensor) -> Tensor:
     """[rows, 2 * width] -> [rows, width]."""
+    if uses_triton():
+        from rlcore.numerics import gpu
+
+        return gpu.swiglu(gate_up)
     gates, ups = gate_up.chunk(2, 1)
     products = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
     for gate, up, y in _blocks(gates, ups, products):
@@ -55,6 +59,10 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
+        if uses_triton():
+            from rlcore.numerics import gpu
+
+            return gpu.swiglu(gate_up, grads)
         inner = torch.empty_like(gate_up)
         for gate, up, grad, to_gate, to_up in _blocks(*gate_up.chunk(2, 1), grads, *inner.chunk(2, 1)):
             torch.mul(F.silu(gate), grad, out=to_up)

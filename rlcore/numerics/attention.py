@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.errors import LevelError
-from rlcore.numerics.level import Strategy, active, in_tiles, padded
+from rlcore.numerics.level import Strategy, active, in_tiles, padded, uses_triton
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -25,6 +25,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
         raise LevelError(
             f"attention over {k.shape[2]} keys", legal=f"up to {most}, as certified", remedy="certify(length=...)"
         )
+    if strategy.is_triton:
+        from rlcore.numerics import gpu
+
+        return gpu.attention(q, k, v, seen)
     return (_tiled_attention if strategy.is_tiled else _padded_attention)(strategy, q, k, v, seen)
 
 
@@ -35,9 +39,24 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Ten
 
 
 def visible(starts: Tensor, num_queries: int, num_keys: int) -> Tensor:
-    """Which keys each query sees: bool [batch, 1, queries, keys]; query i of sample b stands at starts[b] + i."""
+    """Which keys each query sees, for `attention`; query i of sample b stands at starts[b] + i.
+
+    A mask, bool [batch, 1, queries, keys]; kernels of a GPU take the starts themselves.
+    """
+    if uses_triton():
+        return starts
     positions = starts[:, None] + torch.arange(num_queries, device=starts.device)
     return (torch.arange(num_keys, device=starts.device) <= positions[..., None]).unsqueeze(1)
+
+
+def write_rows(target: Tensor, places: Tensor, source: Tensor) -> None:
+    """target[places] = source, of [rows, width], by distinct places; the target is contiguous."""
+    if not uses_triton():
+        target.index_copy_(0, places, source)
+        return
+    from rlcore.numerics import gpu
+
+    gpu.write_rows(target, places, source)
 
 
 def _full_pass(q: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class Strategy:
     queries: int = 4
     keys: int = 16
     is_tiled: bool = False
+    is_triton: bool = False
+    """Computed by `rlcore.numerics.gpu`; `is_tiled` then takes one tile for every shape."""
     longest: int | None = None
     """The most keys that attention may have; None: any number."""
 
@@ -54,6 +57,11 @@ def active() -> Strategy | None:
 def is_invariant() -> bool:
     """Return whether a strategy is at work in this context."""
     return active() is not None
+
+
+def uses_triton() -> bool:
+    """Return whether `rlcore.numerics.gpu` computes in this context."""
+    return (strategy := active()) is not None and strategy.is_triton
 
 
 @contextmanager
@@ -89,16 +97,21 @@ def in_tiles(x: Tensor, multiple: int, dim: int) -> tuple[Tensor, ...]:
 
 
 def check_invariant_device(device: str) -> None:
-    """Raise LevelError for a device on which nothing keeps the bits of a row: any but a CPU.
+    """Raise LevelError for a device on which nothing keeps the bits of a row: any but a CPU, and a GPU with Triton.
 
-    A GPU's libraries choose tiles, splits and blocks of reductions by the number of rows. A probe sees some numbers of
-    rows; a run has others.
+    A GPU's libraries choose tiles, splits and blocks of reductions by the number of rows. The driver is not asked.
     """
-    if torch.device(device).type != "cpu":
+    kind = torch.device(device).type
+    if kind == "cuda" and find_spec("triton") is None:
         raise LevelError(
-            f"level invariant on {device}: rlcore has no batch-invariant kernels for GPUs, whose libraries choose the"
-            " order of additions by the number of rows",
-            legal="cpu at level invariant; cuda at levels off and deterministic",
+            f"level invariant on {device}: its kernels are Triton's, which is not installed",
+            legal="torch built for CUDA, which brings Triton along",
+            remedy="pip install 'rlharness[cuda]', or --level deterministic",
+        )
+    if kind not in ("cpu", "cuda"):
+        raise LevelError(
+            f"level invariant on {device}: rlcore has no batch-invariant kernels for it",
+            legal="cpu and cuda at level invariant",
             remedy="--set model.device=cpu, or --level deterministic",
         )
 

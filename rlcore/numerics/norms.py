@@ -1,4 +1,4 @@
-"""RMSNorm, a row at a time (Zhang and Sennrich 2019)."""
+"""RMSNorm (Zhang and Sennrich 2019) and sums, a row at a time."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlcore.numerics.level import uses_triton
 from rlcore.numerics.row_sum import row_sum
 
 
@@ -44,6 +45,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x [..., width]; weight [width], or of the last dimensions of x: [heads, width].
     """
+    if uses_triton():
+        from rlcore.numerics import gpu
+
+        return gpu.rms_norm(x, weight, eps)
     if not torch.is_grad_enabled():
         return _normalised(x, eps)[0].to(x.dtype) * weight
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def last_sum(x: Tensor) -> Tensor:
+    """Sum over the last dimension, row by row: fp32 or fp64 [..., width] -> [...]."""
+    if not uses_triton():
+        return x.sum(-1)
+    from rlcore.numerics import gpu
+
+    return gpu.last_sum(x)

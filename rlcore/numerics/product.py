@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rlcore.errors import LevelError
-from rlcore.numerics.level import active, in_tiles, padded
+from rlcore.numerics.level import active, in_tiles, padded, uses_triton
 from rlcore.numerics.row_sum import expand_rows
 
 HAS_MKL: bool = torch._C.has_mkl
@@ -121,12 +121,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     strategy, rows = active(), x.reshape(-1, x.shape[-1])
     if strategy is None:
         y = product(rows, weight)
+    elif uses_triton():
+        from rlcore.numerics import gpu
+
+        y = gpu.linear(rows, weight)
     elif strategy.is_tiled:
         y = _TiledProduct.apply(rows, weight, strategy.rows)  # type: ignore[no-untyped-call]
     else:
         y = product(padded(rows, strategy.rows, 0), weight)
         y = y if y.shape[0] == rows.shape[0] else y[: rows.shape[0]]
-    y = y.view(*x.shape[:-1], weight.shape[0])
+    y = y.reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + (bias if strategy is None else expand_rows(bias, y))
 
 

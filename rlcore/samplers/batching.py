@@ -18,7 +18,9 @@ from torch import Tensor
 
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
+from rlcore.numerics.level import uses_triton
 from rlcore.samplers.base import RunningSequence
+from rlcore.samplers.decode_graphs import DecodeGraphs
 from rlcore.samplers.drawing import GumbelNoise, Plan, draw, signed, states
 from rlcore.types import SampleRequest, Tokenizer
 
@@ -46,6 +48,12 @@ class ContinuousBatch:
         self._cache = KeyValueCache.empty(decoder.config, 0, 0, like=decoder.embedding)
         self._device = decoder.embedding.device
         self._noise = GumbelNoise.of(decoder.config.vocab_size, self._device)
+        self._graphs = DecodeGraphs(decoder) if self._device.type == "cuda" and uses_triton() else None
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether it decodes by CUDA graphs, which take long to capture: worth keeping for the next requests."""
+        return self._graphs is not None
 
     def put(self, request: SampleRequest) -> int:
         """Let a request wait; it is admitted as soon as there is a row. Return its number, by which it is known."""
@@ -121,12 +129,16 @@ class ContinuousBatch:
         lengths = [each.num_tokens - 1 for each in self._running]
         longest = max(lengths)
         self._make_room(longest + 1)
-        at = CachePositions.of(self._cache, torch.tensor(lengths, device=self._device), 1, longest=longest)
-        last = torch.tensor([[each.tokens[-1]] for each in self._running], device=self._device)
-        hidden = self._decoder.decode(last, at)
+        if self._graphs is not None:
+            logits = self._graphs.logits([each.tokens[-1] for each in self._running], lengths, self._cache)
+        else:
+            at = CachePositions.of(self._cache, torch.tensor(lengths, device=self._device), 1, longest=longest)
+            last = torch.tensor([[each.tokens[-1]] for each in self._running], device=self._device)
+            hidden = self._decoder.decode(last, at)
+            logits = self._decoder.logits(hidden[:, 0])
         self._num_decoded += 1
         self._drawing = self._drawing or self._drawing_of(self._running)
-        return self._draw(self._decoder.logits(hidden[:, 0]), self._drawing, 0)
+        return self._draw(logits, self._drawing, 0)
 
     def _draw(self, logits: Tensor, drawing: Drawing, first: int) -> list[RunningSequence]:
         """Draw a token for each row from `first` on; take out those that are done, and return them."""

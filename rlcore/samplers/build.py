@@ -31,6 +31,12 @@ def check_level_of_sampler(config: RunConfig, level: str) -> None:
             legal="own at level invariant; stock at off and deterministic",
             remedy="--set sampler.model=own, or --level deterministic",
         )
+    if config.sampler.name == "vllm" and config.model.device != "cpu" and level == "invariant":
+        raise InvalidValueError(
+            "sampler.name vllm at level invariant on a GPU: rlcore's kernels were never seen to hold in its process",
+            legal="torch at level invariant on a GPU; vllm on a CPU, and at off and deterministic",
+            remedy="--set sampler.name=torch, or --level deterministic",
+        )
 
 
 def build_sampler(

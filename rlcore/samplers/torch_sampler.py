@@ -27,14 +27,18 @@ class TorchSampler(DecoderSampler):
         self, decoder: Decoder, tokenizer: Tokenizer, *, concurrency: int = 64, preempt_every: int = 0
     ) -> None:
         self._decoder = copy.deepcopy(decoder).requires_grad_(False)
+        self._kept: ContinuousBatch | None = None
         target = LocalTarget(self._decoder)
         super().__init__(decoder.config, tokenizer, target, concurrency=concurrency, preempt_every=preempt_every)
 
     def _sample(self, requests: Sequence[SampleRequest]) -> list[Trajectory]:
-        batch = ContinuousBatch(
+        batch, self._kept = self._kept, None
+        batch = batch or ContinuousBatch(
             self._decoder, self._tokenizer, concurrency=self._concurrency, preempt_every=self._preempt_every
         )
         finished = batch.run(requests)
+        if batch.has_graphs:
+            self._kept = batch
         return [self._trajectory(each) for each in finished]
 
     def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:

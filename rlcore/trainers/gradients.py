@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from harness.bits.tensor_digests import tensor_digests
 from rlcore.data.microbatches import Microbatch, divide_among_workers
 from rlcore.errors import NonFiniteError
+from rlcore.numerics.norms import last_sum
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.weights.source import LiveWeights
 
@@ -143,7 +144,7 @@ def global_norm(gradients: Iterable[Tensor]) -> float:
 
 def squared_rows(gradient: Tensor) -> Tensor:
     """Return the sum of squares of each row, fp64; a vector is one row."""
-    return gradient.double().square().reshape(-1, gradient.shape[-1] if gradient.dim() else 1).sum(-1)
+    return last_sum(gradient.double().square().reshape(-1, gradient.shape[-1] if gradient.dim() else 1))
 
 
 def non_finite_loss(loss: Tensor, microbatch: Microbatch) -> tuple[int, NonFiniteError] | None:

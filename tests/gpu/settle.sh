@@ -15,7 +15,7 @@ out="$(cd "${1:-gpu_facts}" && pwd)"
 export GPU_FACTS="$out/facts.jsonl" PYTHONPATH="$PWD" PYTHONUNBUFFERED=1 CUDA_DEVICE_ORDER=PCI_BUS_ID
 py="${PYTHON:-python3}"
 device="${DEVICE:-cuda}"
-all="machine runner digest recording programs engine numbers tests vllm kill documented"
+all="machine runner digest invariant recording programs engine numbers tests vllm kill documented"
 stages="${STAGES:-$all}"
 for stage in $stages; do
     case " $all " in *" $stage "*) ;; *) echo "no stage $stage; there are: $all" >&2 && exit 4 ;; esac
@@ -91,6 +91,14 @@ programs() { # programs that fork, set CUDA_VISIBLE_DEVICES late, checkpoint ree
 engine() { # the engine on a GPU, and what its levels cost
     pytest test_engine 400 tests/gpu/test_engine_on_gpus.py
     pytest test_training 200 tests/gpu/test_training_on_gpus.py
+}
+
+invariant() { # level invariant: bits in any batch, what it costs, rollouts beside transformers' generate; four minutes
+    run invariant 250 "$py" "$here/invariant.py" --device "$device"
+    rlharness sweep.invariant 60 replay grpo_reverse_text --size tiny --level invariant --set model.device="$device" \
+        --sweep runtime.concurrency=1,16 --out "$out/sweep.invariant"
+    rlharness sweep.off 60 replay grpo_reverse_text --size tiny --level off --set model.device="$device" \
+        --sweep runtime.concurrency=1,16 --out "$out/sweep.off" # 10: it diverges
 }
 
 numbers() { # which operations of torch keep the bits of a row, and which gradients repeat

@@ -42,14 +42,11 @@ def test_a_run_repeats_every_bit_on_a_gpu(scenario: str, tmp_path: Path) -> None
     rlharness("replay", scenario, "--size", "smoke", "--out", tmp_path / "replay", *ON_GPU, *REPEATED)
 
 
-def test_level_invariant_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    words = ("train", "grpo_reverse_text", "--size", "smoke", "--level", "invariant", "--out", tmp_path / "run")
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *map(str, words), *ON_GPU], capture_output=True, text=True, check=False
-    )
-    assert done.returncode != 0
-    assert "level invariant on cuda" in done.stderr
-    assert "--level deterministic" in done.stderr
+@pytest.mark.parametrize("swept", ["runtime.concurrency=1,16", "runtime.token_budget=2048,8192"])
+def test_at_level_invariant_runtime_settings_move_no_bit_on_a_gpu(swept: str, tmp_path: Path) -> None:
+    """By rlcore's own kernels; torch's depend on the batch, see the next test."""
+    words = ("--level", "invariant", "--sweep", swept, "--size", "smoke")
+    rlharness("replay", "grpo_reverse_text", "--out", tmp_path / "replay", *ON_GPU, *words)
 
 
 def test_without_the_level_concurrency_moves_bits_on_a_gpu(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from rlcore.determinism import at_level, check_level_of_device
+from rlcore.determinism import at_level, check_level_of_device, kernels_of
 from rlcore.distributed.process_report import effective_values
 from rlcore.entrypoint import check_device
 from rlcore.errors import LevelError
@@ -42,20 +42,29 @@ class Cuda:
         return False
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps"])
-def test_level_invariant_is_refused_on_a_gpu_and_no_driver_is_asked(
-    device: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("cuda", "kernels are Triton's, which is not installed"), ("mps", "no batch-invariant kernels")],
+)
+def test_level_invariant_is_refused_on_a_device_without_kernels_and_no_driver_is_asked(
+    device: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = Cuda(monkeypatch)
+    monkeypatch.setattr("rlcore.numerics.level.find_spec", lambda name: None)
     for enter in (
         lambda: at_level("invariant", CONFIG, device=device, length=64).__enter__(),
         lambda: check_device(device, "invariant"),
     ):
-        with pytest.raises(LevelError, match=f"level invariant on {device}: .* no batch-invariant kernels") as caught:
+        with pytest.raises(LevelError, match=f"level invariant on {device}: .*{reason}") as caught:
             enter()  # type: ignore[no-untyped-call]
         assert "--level deterministic" in caught.value.remedy
-        assert caught.value.legal.startswith("cpu at level invariant")
     assert cuda.asked == []
+
+
+def test_kernels_of_a_gpu_are_in_the_fingerprint_of_a_run_at_level_invariant_alone() -> None:
+    pytest.importorskip("triton")
+    assert kernels_of("invariant", "cuda:0")["kernels"].startswith("rlcore.numerics.gpu 1, triton ")
+    assert kernels_of("invariant", "cpu") == kernels_of("deterministic", "cuda") == {}
 
 
 @pytest.mark.parametrize(("value", "is_refused"), [("", True), (":8:8", True), (":16:8", False), (":4096:8", False)])
@@ -87,7 +96,7 @@ def test_the_probe_looks_with_the_algorithms_that_the_run_has(monkeypatch: pytes
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def certified_on_a_cpu(dtype: torch.dtype) -> InvarianceReport:
+def certified_on_a_cpu(dtype: torch.dtype, *, device: str) -> InvarianceReport:
     return InvarianceReport(Strategy(), dtype, (), (), 64)
 
 
@@ -97,7 +106,7 @@ def test_a_process_on_a_cpu_asks_for_no_gpu(
     """To ask breaks a later fork, and makes CUDA read CUDA_VISIBLE_DEVICES."""
     cuda = Cuda(monkeypatch)
     monkeypatch.setattr("rlcore.numerics.probe.certify", certified_on_a_cpu)
-    main()
+    main("cpu")
     assert [json.loads(line)["device"] for line in capsys.readouterr().out.splitlines()] == ["cpu", "cpu"]
     machine()
     effective_values(os.environ)

@@ -44,14 +44,13 @@ def _readers_of_children() -> list[Reader]:
         {"version": "2.13.0", "cuda": "13.0"},
         {"is_available": False, "warning": "", "archs": ["sm_90"]},
     )
-    naive = {"operation": "matmul", "num_different": 2, "num_cases": 4}
+    size = {"operation": "linear", "torch": 0, "ours": 256}
     survey = {
         "dtype": "float32",
         "device": "cpu",
         "strategy": "padded",
-        "length": 64,
         "duration_s": 0.5,
-        "naive": [naive],
+        "sizes": [size],
     }
 
     def of(read: Callable[[Answer], object]) -> Callable[[str], object]:

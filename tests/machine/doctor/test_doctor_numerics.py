@@ -13,18 +13,13 @@ from harness.doctor.numerics import SURVEY, check_numerics, inspect_numerics
 from harness.machine.findings import Finding, Severity
 from tests.support.finding_checks import sound
 
-NAIVE = [
-    {"operation": "linear", "num_cases": 22, "num_different": 9, "first": "1 rows of 64 to 64, threads 1"},
-    {"operation": "attention", "num_cases": 64, "num_different": 48, "first": "position 1"},
+SIZES = [
+    {"operation": "linear", "torch": 0, "ours": 256},
+    {"operation": "attention", "torch": 16, "ours": 64},
+    {"operation": "rows", "torch": 256, "ours": 256},
 ]
-FP32 = {"dtype": "float32", "device": "cpu", "machine": "torch 2.13.0", "strategy": "pad16", "length": 128}
-HELD = FP32 | {"duration_s": 1.25, "naive": NAIVE}
-ALSO = HELD | {
-    "dtype": "bfloat16",
-    "strategy": "pad16_keys512",
-    "length": 64,
-    "naive": [NAIVE[0] | {"num_different": 0}],
-}
+HELD = {"dtype": "float32", "device": "cpu", "strategy": "pad16", "length": 128, "duration_s": 1.25, "sizes": SIZES}
+ALSO = HELD | {"dtype": "bfloat16", "device": "cuda", "strategy": "triton", "sizes": SIZES[:1]}
 LACKING = {"dtype": "bfloat16", "device": "cpu", "machine": "torch 2.13.0", "problem": "no strategy keeps the bits"}
 
 
@@ -33,20 +28,19 @@ def judged(*lines: dict[str, Any], **answer: Any) -> Finding:
     return finding
 
 
-def test_what_holds_is_told_with_what_it_is_for() -> None:
+def test_each_strategy_is_reported_with_the_sizes_up_to_which_rows_keep_their_bits() -> None:
     finding = judged(HELD, ALSO)
     assert (finding.check, finding.severity) == ("numerics", Severity.FINE)
     assert finding.measured == (
-        "pad16 holds for float32, pad16_keys512 holds for bfloat16 on cpu (checked for 2.5 s, up to 64 positions); "
-        "torch's own operations are not batch-invariant: "
-        "linear of float32 in 9 of 22 cases, attention of float32 in 48 of 64 cases"
+        "float32 on cpu: pad16 holds, rows keep their bits up to rows of products 0 / 256, keys of attention 16 / 64, "
+        "rows of norms, SwiGLU and softmax 256 / 256; bfloat16 on cuda: triton holds, rows keep their bits up to "
+        "rows of products 0 / 256 (torch's own operations / rlcore's; checked for 2.5 s)"
     )
-    assert judged(ALSO).measured.endswith("; torch's own operations held in every case too")
 
 
 def test_a_type_without_a_strategy_is_broken() -> None:
     finding = judged(HELD, LACKING)
-    assert (finding.severity, finding.measured) == (Severity.BROKEN, "bfloat16: no strategy keeps the bits")
+    assert (finding.severity, finding.measured) == (Severity.BROKEN, "bfloat16 on cpu: no strategy keeps the bits")
     assert "invariant" in finding.breaks
     assert "determinism: deterministic" in finding.remedy
 

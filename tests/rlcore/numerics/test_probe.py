@@ -47,7 +47,7 @@ def by_queries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_padding_holds_here(dtype: torch.dtype) -> None:
     found = certify(dtype, **SMALL)
     assert found.strategy in STRATEGIES
-    measured = probe.measure(found.strategy, probe.THREADS, dtype, length=found.length, **SMALL)
+    measured = probe.measure(found)
     assert [(m.operation, m.num_different) for m in measured] == [("linear", 0), ("attention", 0), ("rows", 0)]
     with invariant(found):
         assert active() == replace(found.strategy, longest=found.length)
@@ -90,7 +90,7 @@ def test_a_length_that_cuts_sums_otherwise_takes_another_padding() -> None:
     assert (short.length, long.length) == (128, 640)
     if short.strategy == long.strategy:
         pytest.skip(f"{short.strategy.name} holds for long sequences too on this machine")
-    measured = probe.measure(short.strategy, probe.THREADS, torch.float32, length=640, **SMALL)
+    measured = probe.measure(replace(short, length=640))
     assert [m.operation for m in measured if m.num_different] == ["attention"]
 
 
