@@ -131,7 +131,7 @@ def test_both_tiers_are_configured_and_run() -> None:
     assert [mark.partition(":")[0] for mark in INI["markers"]] == ["full"]
     script = (ROOT / ".ci" / "run").read_text("utf-8")
     assert re.findall(r"^rlharness run (.*) \|\| status=", script, re.MULTILINE) == [
-        '--plain --cpu-units "$(($(nproc) + 1))" --junit "$scratch/junit.xml" --durations 20 ${is_full:+-m ""}'
+        '--plain --cpu-units "$(($(nproc) + 1))" --junit "$scratch/junit.xml" ${is_full:+-m ""}'
     ]
     order = ["-m venv .venv\n", "\ntests/guards/run --quick\n", "\nrlharness demo ", "\nrlharness run "]
     assert sorted(order, key=script.index) == order, "the README's two commands, in a checkout with its environment"
