@@ -47,7 +47,7 @@ def plain_pytest(directory: Path, *words: str, python: tuple[str, ...] = ("-m", 
 def test_the_installed_entry_point_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     declared = project["entry-points"]["pytest11"]
-    assert declared == {"harness.plugin": "_rlharness_pytest"}, "another name is registered twice beside -p harness.plugin"
+    assert declared == {"harness.plugin": "_rlharness_pytest"}, "another is registered twice beside -p harness.plugin"
     points = metadata.distribution("rlharness").entry_points.select(group="pytest11")
     assert {point.name: point.value for point in points} == declared, "install the project again"
 
