@@ -120,7 +120,8 @@ def launch_tiles(rows: Tensor, owners: Tensor, keys: tuple[Tensor, Tensor], sums
     Shapes: rows int64 [n, 7]: number of the first tile, row of `sums`, and what `shard_sums` says of a part; owners
     int32 [tiles]; keys int64 [2, 1024] of places and [blocks, 2] of blocks.
     """
-    sum_tiles[(len(owners),)](rows, owners, *keys, sums, FIELDS=rows.shape[1])
+    with _current(rows.device):
+        sum_tiles[(len(owners),)](rows, owners, *keys, sums, FIELDS=rows.shape[1])
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -4,17 +4,17 @@
 
 | value | algorithm | read by |
 |---|---|---|
-| on a GPU, of at most 16 bytes | `raw` | the kernel |
-| on a GPU, of larger elements or smaller ones than 4 bytes | `shardsum_128`, `packsum_128` | the kernel |
-| on a GPU, but in other places than a run of 16 bytes each; or without Triton | the same | torch's operations |
-| a part of a whole on the host | `shardsum_128` | torch's operations |
+| on a GPU, at most 16 bytes | `raw` | the kernel |
+| on a GPU, elements of 4 bytes and more | `shardsum_128` | the kernel |
+| on a GPU, elements of 1 and 2 bytes | `packsum_128` | the kernel |
+| on a GPU, not one run of the whole at an address that suits, or without Triton | the same | torch's operations |
+| a part on the host | `shardsum_128` | torch's operations |
 
 Parts of one whole add up: nothing is gathered.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, cast
@@ -102,7 +102,7 @@ def sums_by_torch(shard: Shard, algorithm: str) -> torch.Tensor:
         data = _plain(shard.local).reshape(-1).view(torch.uint8)
         filled[: len(data)] = data
         return filled.view(torch.int64)
-    total = torch.zeros(2, dtype=torch.int64, device=device)
+    halves = torch.zeros(2, dtype=torch.int64, device=device)
     for piece in _pieces(shard):
         (first, last), size = _span(piece), piece.local.element_size()
         ones, index, num_words = _words(piece) + 1, _indices(piece), max(1, size // WORD_BYTES)
@@ -113,8 +113,8 @@ def sums_by_torch(shard: Shard, algorithm: str) -> torch.Tensor:
         blocks = torch.arange(first // BLOCK_WORDS, last // BLOCK_WORDS + 1, device=device)
         at, places = index // BLOCK_WORDS - first // BLOCK_WORDS, index % BLOCK_WORDS
         for half, seed in enumerate(V_SEEDS):
-            total[half] += (ones * _place_keys(device)[half][places] * _keys(seed, blocks)[at]).sum()
-    return total
+            halves[half] += (ones * _place_keys(device)[half][places] * _keys(seed, blocks)[at]).sum()
+    return halves
 
 
 def _span(shard: Shard) -> tuple[int, int]:
@@ -341,13 +341,7 @@ def _launch(rows: Key, sums: torch.Tensor) -> None:
     if len(_tables) > MAX_TABLES:
         _tables.popitem(last=False)
     num_blocks = max(row[4] + row[3] // BLOCK_BYTES for row in rows) + 1
-    with _current(device):
-        GPU.launch(*table, (_place_keys(device), _block_keys(device, num_blocks)), sums)
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the one that Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    GPU.launch(*table, (_place_keys(device), _block_keys(device, num_blocks)), sums)
 
 
 _problems: dict[torch.device, str] = {}

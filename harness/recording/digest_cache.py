@@ -37,15 +37,8 @@ class _Known(NamedTuple):
     digested: Digested
 
 
-class DigestCache:
-    """Remembers values by name, and returns the digest of unchanged ones. It holds no value."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, _Known] = {}
-
-    def look(self, values: Sequence[tuple[str, torch.Tensor]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
-        """The same as `recorder.look`; of what is as it was, the digest is used again. Remembers all of them."""
-        return look_at_groups([Group(values, scope, self)])[0]
+DigestCache = dict[str, _Known]
+"""Values by name; none of them is held."""
 
 
 class Group(NamedTuple):
@@ -73,7 +66,7 @@ class _Part(NamedTuple):
         """What the cache knows of the value, if it is as it was."""
         if self.mark is None or self.group.cache is None or self.group.is_anew:
             return None
-        known = self.group.cache.known.get(self.name)
+        known = self.group.cache.get(self.name)
         return known if known is not None and known.mark == self.mark else None
 
     @property
@@ -106,9 +99,9 @@ def _again(part: _Part, known: _Known) -> list[Observation]:
 def _remembered(part: _Part, seen: list[Observation]) -> list[Observation]:
     if (cache := part.group.cache) is not None:
         if part.mark is not None and seen[0].digested.dtype not in MISSING:
-            cache.known[part.name] = _Known(part.mark, seen[0].digested)
+            cache[part.name] = _Known(part.mark, seen[0].digested)
         else:
-            cache.known.pop(part.name, None)
+            cache.pop(part.name, None)
     return seen
 
 

@@ -22,7 +22,7 @@ from harness.recording.cuda_state import gpus_in_use
 from harness.recording.notices import say
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
-from harness.recording.recorder import Kept, Recorder, Step
+from harness.recording.recorder import Held, Kept, Recorder
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace.chain import RecordedValue
 from harness.trace.fingerprint import fingerprint
@@ -116,14 +116,14 @@ class ProcessLog:
 
     def repeat(self) -> None:
         """Take steps again that were recorded: those since the checkpoint from which the run starts again."""
+        self._flush()
         if self.is_recording and self._writer is not None:
             self._writer.repeat()
 
     def log_values(self, values: Mapping[str, Float]) -> None:
         """Values of the curve, of the step that was appended last; before the first step they are the first's."""
         self.before_values()
-        if self.recorder is not None:
-            self.recorder.flush()
+        self._flush()
         if self._writer is None:
             self._early |= values
         elif values:
@@ -131,7 +131,7 @@ class ProcessLog:
         for callback in self.callbacks:
             callback.on_values(values)
 
-    def keep_unfinished(self, step: Step | None) -> None:
+    def keep_unfinished(self, step: Held | None) -> None:
         """Write what was recorded of a step in whose middle the program has ended: a trace below this one."""
         if not self.is_recording or step is None:
             return
@@ -140,7 +140,7 @@ class ProcessLog:
             assert self._manifest is not None
             rank = self._report.rank or 0
             with TraceWriter(self._directory / UNFINISHED, self._manifest, rank=rank, say=say) as writer:
-                writer.append(step.number, step.values, tensors=step.tensors)
+                writer.append(step.number, step.settled(), tensors=step.tensors)
         except TraceError as error:
             say(f"the recorded values of step {step.number} are lost: {error.what}")
 
@@ -180,8 +180,7 @@ class ProcessLog:
         if self._is_forked and self._writer is None:  # a worker that has nothing to say
             return
         self.before_close()
-        if self.recorder is not None:
-            self.recorder.flush()
+        self._flush()
         if not self.is_recording:
             return
         unfinished = None if self.recorder is None else self.recorder.unfinished_step
@@ -195,6 +194,11 @@ class ProcessLog:
                 self._report = replace(self._report, problem=self._writer.ended_by)
         self._report = replace(self._report, is_closed=True, unfinished_step=unfinished, sources=sources())
         self.save_report()
+
+    def _flush(self) -> None:
+        """Write the step that the recorder still holds."""
+        if self.recorder is not None:
+            self.recorder.flush()
 
     def _note_gpus(self) -> None:
         """Report the GPUs that the program uses by now, if it uses others than were reported."""

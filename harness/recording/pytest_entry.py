@@ -13,9 +13,10 @@ PRIVATELY = Path("harness", "recording", "private_package.py")
 
 def _package() -> str:
     """The name under which our package can be imported here."""
-    path = next(each for entry in sys.path if (each := Path(entry, PRIVATELY).resolve()).exists())
+    path = next((each for entry in sys.path if (each := Path(entry, PRIVATELY).resolve()).exists()), None)
     spec = importlib.util.find_spec("harness")
-    if spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == path.parents[1]:
+    origin = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+    if path is None or (origin is not None and origin.parent == path.parents[1]):
         return "harness"
     loaded = importlib.util.spec_from_file_location("_rlharness_private_package", path)
     assert loaded is not None and loaded.loader is not None

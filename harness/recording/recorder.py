@@ -48,14 +48,6 @@ class Observation(NamedTuple):
     """The value itself, where it is a text, bytes or a list of texts."""
 
 
-class Step(NamedTuple):
-    """What was recorded of one step."""
-
-    number: int
-    values: Sequence[RecordedValue]
-    tensors: Sequence[Kept]
-
-
 class Held(NamedTuple):
     """A step that has ended, with digests that a GPU may still be computing."""
 
@@ -224,9 +216,9 @@ class Recorder:
         self._held = ended
         if is_pending and ended.number != self._last_step:
             return
-        told = self.flush()
+        logged = self.flush()
         for callback in self._callbacks:
-            callback.on_end_step(ended.number, told)
+            callback.on_end_step(ended.number, logged)
         if ended.number == self._last_step:
             raise RunEnded
 
@@ -237,9 +229,9 @@ class Recorder:
             return {}
         self._sink.append(held.number, held.settled(), held.tensors)
         found = {name: value() if callable(value) else value for name, value in held.curve.items()}
-        told = {name: value for name, value in found.items() if value is not None}
-        self._sink.log_values(told)
-        return told
+        logged = {name: value for name, value in found.items() if value is not None}
+        self._sink.log_values(logged)
+        return logged
 
     def forget(self) -> None:
         """Drop what is not written: in a forked child it is the parent's."""
@@ -261,7 +253,7 @@ class Recorder:
             raise TraceError("a recorder of another program's steps is shared", legal="one of open_recorder()")
         return self._share(num_others)
 
-    def break_off(self, error: BaseException | None = None) -> Step | None:
+    def break_off(self, error: BaseException | None = None) -> Held | None:
         """End the step in its middle, where the program has gone no further: `error` says why, if it was not in order.
 
         What was recorded of it; None where no step has begun.
@@ -271,8 +263,7 @@ class Recorder:
             for callback in self._callbacks:
                 callback.on_break_off(self._step, error)
         self.flush()
-        taken = self._take()
-        return None if taken is None else Step(taken.number, taken.settled(), taken.tensors)
+        return self._take()
 
     def _stop_operations(self) -> None:
         operations, self._operations = self._operations, None
@@ -318,13 +309,9 @@ def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> lis
     return [each for of_one in look_at([Asked(name, value, scope) for name, value in values]) for each in of_one]
 
 
+@outside_modes()
 def look_at(values: Sequence[Asked]) -> list[list[Observation]]:
     """What each of the values is: with one launch for each GPU, which nothing waits for."""
-    with outside_modes():
-        return _look_at(values)
-
-
-def _look_at(values: Sequence[Asked]) -> list[list[Observation]]:
     found: list[list[Observation]] = []
     placed: list[tuple[list[Observation], str, PlacedShard]] = []
     for name, value, scope in values:
@@ -381,6 +368,7 @@ def as_tensor(value: Any) -> torch.Tensor | None:
     return None
 
 
+@outside_modes()
 def as_float(value: Any) -> Float:
     """A value of the curve by its bits, in its own dtype; a Python number is a float64.
 
@@ -388,11 +376,6 @@ def as_float(value: Any) -> Float:
     """
     if isinstance(value, Float):
         return value
-    with outside_modes():
-        return _as_float(value)
-
-
-def _as_float(value: Any) -> Float:
     tensor = as_tensor(value)
     if tensor is None or tensor.numel() != 1 or tensor.is_complex():
         raise TraceError(f"the value {value!r} of a curve", legal="one number")

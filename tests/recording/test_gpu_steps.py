@@ -1,6 +1,8 @@
 """What recording a step asks of a GPU: launches, copies and waits, counted on a stand-in; and what it reads."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,12 +11,14 @@ import torch
 from torch import nn
 
 from harness.bits.digests import shardsum
+from harness.lab.experiment.recording_result import read_reports
 from harness.recording.automatic import AutomaticRecorder
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder, Sink, look
-from harness.recording.run_spec import RunEnded
+from harness.recording.run_spec import RunEnded, RunSpec
 from harness.recording.tensors import tensor_bytes
+from harness.trace import read_trace
 from harness.trace.values import Float
 from rlcore.log import Record
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
@@ -94,34 +98,12 @@ def program_steps(gpu: CountedGpu, num_steps: int, *, clips: bool = False) -> li
     return found[-4:]
 
 
-def engine_step(gpu: CountedGpu, recorder: Any) -> Hook:
-    """What one update of rlcore's engine records: 40 gradients, 40 weights, each with AdamW's three states."""
-    model = Model().trained
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(4, WIDTH)).sum().backward()
-    optimizer.step()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    states = {name: (parameter, *optimizer.state[parameter].values()) for name, parameter in model.named_parameters()}
-    record = Record(recorder)
-    record.begin_step(0)
-    record.all("backward", gradients.items())
-    record.all("optimizer", ((name, value) for name, values in states.items() for value in values))
-    words, gpu.num_words = gpu.num_words, 0
-    return "update", gpu.taken(), words
-
-
-class OneByOne:
-    """A recorder of three calls."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.begin_step, self.record, self.end_step = recorder.begin_step, recorder.record, recorder.end_step
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> CountedGpu:
     return pretend_gpu(monkeypatch)
 
 
+GOES_ON, ENDS = nullcontext(), pytest.raises(RunEnded)
 WEIGHTS = NUM_LAYERS * (WIDTH + 1) * WIDTH
 
 
@@ -144,10 +126,17 @@ def test_a_hook_takes_one_launch_and_waits_for_the_step_before_it_alone(gpu: Cou
 
 
 def test_an_update_of_the_engine_takes_a_launch_for_gradients_and_one_for_weights(gpu: CountedGpu) -> None:
-    name, asked, words = engine_step(gpu, Recorder(cast("Sink", Log())))
-    assert (name, asked | {"uploads": 0}, words) == ("update", counts(2), 4 * WEIGHTS)
-    name, asked, words = engine_step(gpu, OneByOne(Recorder(cast("Sink", Log()))))
-    assert (name, asked | {"uploads": 0}, words) == ("update", counts(200), 4 * WEIGHTS)
+    """40 gradients, 40 weights, each with AdamW's three states."""
+    model = Model().trained
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, WIDTH)).sum().backward()
+    optimizer.step()
+    record = Record(Recorder(cast("Sink", Log())))
+    record.begin_step(0)
+    record.all("backward", ((name, each.grad) for name, each in model.named_parameters() if each.grad is not None))
+    named = [(name, (each, *optimizer.state[each].values())) for name, each in model.named_parameters()]
+    record.all("optimizer", ((name, value) for name, values in named for value in values))
+    assert ({**gpu.taken(), "uploads": 0}, gpu.num_words) == (counts(2), 4 * WEIGHTS)
 
 
 # --------------------------------------------------------------------------------------------- written a step later
@@ -169,21 +158,16 @@ def test_a_step_is_written_when_the_next_one_ends_or_somebody_asks(gpu: CountedG
     assert [each.digest for values in log.steps for each in values] == expected, "as they were when they were recorded"
 
 
-def test_a_step_that_a_callback_looks_at_is_written_at_once(gpu: CountedGpu) -> None:
-    log = Log()
-    recorder = Recorder(cast("Sink", log), callbacks=[RecorderCallback()])
+@pytest.mark.parametrize(
+    ("how", "end"), [({"callbacks": [RecorderCallback()]}, nullcontext()), ({"last_step": 0}, ENDS)]
+)
+def test_a_step_that_a_callback_looks_at_and_the_last_one_are_written_at_once(
+    how: Any, end: Any, gpu: CountedGpu
+) -> None:
+    recorder = Recorder(cast("Sink", log := Log()), **how)
     recorder.begin_step(0)
     recorder.record("forward", "w", torch.arange(100.0))
-    recorder.end_step()
-    assert len(log.steps) == 1
-
-
-def test_the_last_step_that_is_wanted_is_written(gpu: CountedGpu) -> None:
-    log = Log()
-    recorder = Recorder(cast("Sink", log), last_step=0)
-    recorder.begin_step(0)
-    recorder.record("forward", "w", torch.arange(100.0))
-    with pytest.raises(RunEnded):
+    with end:
         recorder.end_step()
     assert len(log.steps) == 1
 
@@ -205,3 +189,25 @@ def test_a_value_that_is_as_it_was_is_left_out_though_nobody_knew_when_it_was_re
         (0, shardsum(tensor_bytes(torch.arange(100.0)), 4)),
         (1, shardsum(tensor_bytes(torch.arange(100.0) + 1), 4)),
     ]
+
+
+def test_a_step_that_is_held_is_written_before_the_steps_of_a_restart(gpu: CountedGpu, tmp_path: Path) -> None:
+    log = ProcessLog(RunSpec(directory=str(tmp_path)))
+    log.recorder = recorder = Recorder(log)
+
+    def take(step: int) -> None:
+        recorder.begin_step(step)
+        recorder.record("forward", "w", torch.arange(100.0) + step)
+        recorder.end_step()
+
+    for step in (0, 1):
+        take(step)
+    log.repeat()
+    for step in (1, 2):
+        take(step)
+    log.close()
+    assert read_trace(tmp_path).ranks[0].columns(1).values()[0].digest == shardsum(
+        tensor_bytes(torch.arange(100.0) + 1), 4
+    )
+    assert (read_trace(tmp_path).steps, log.is_recording) == ((0, 1, 2), False)
+    assert not read_reports(tmp_path)[0].problem

@@ -84,10 +84,9 @@ def test_a_buffer_or_a_training_flag_of_one_rank_is_named(layout: str, kind: str
     assert {each.ended for each in results} == {"differ"}
     assert (finding.step, finding.when) == (4, Moment.BEFORE_STEP)
     [difference] = finding.differences
-    assert (difference.kind, difference.name) == {
-        "buffer": ("buffer", "scale"),
-        "flag": ("training flag of", "3"),
-    }[kind]
+    assert (difference.kind, difference.name) == (
+        ("buffer", "scale") if kind == "buffer" else ("training flag of", "3")
+    )
     assert {location.rank for location in finding.suspects} == {1}
 
 

@@ -9,18 +9,11 @@ from harness.bits.shard_sums import kernel_problem
 from harness.recording import gpu_memory
 from harness.recording.recorder import look
 from harness.recording.sharded_digest import digest_placed
-from harness.recording.tensors import digest_tensor, tensor_bytes
+from harness.recording.tensors import tensor_bytes
 from harness.trace.chain import Scope
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
 HOST = torch.device("cpu")
-
-
-@pytest.mark.parametrize("value", [torch.tensor(1.5), torch.arange(4, dtype=torch.int32), torch.tensor([True, False])])
-def test_small_values_travel_as_they_are(value: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = digest_tensor(value)
-    pretend_gpu(monkeypatch)
-    assert digest_placed([value]) == [expected]
 
 
 # ------------------------------------------------------------------------------------------------- many at once

@@ -4,11 +4,17 @@ import pytest
 import torch
 
 from harness.recording.digest_cache import MIN_BYTES, DigestCache, Group, look_at_groups
-from harness.recording.recorder import look
+from harness.recording.recorder import Observation, look
 from harness.trace.chain import Scope
 from tests.recording.counted_gpu import pretend_gpu
 
 LARGE = MIN_BYTES // 4
+
+
+def look_again(
+    cache: DigestCache, values: list[tuple[str, torch.Tensor]], scope: Scope = Scope.LOGICAL
+) -> list[Observation]:
+    return look_at_groups([Group(values, scope, cache)])[0]
 
 
 def value() -> torch.Tensor:
@@ -17,9 +23,9 @@ def value() -> torch.Tensor:
 
 def test_what_is_as_it_was_is_told_as_it_was() -> None:
     unchanged, tensor = DigestCache(), value()
-    first = unchanged.look([("w", tensor)])
+    first = look_again(unchanged, [("w", tensor)])
     assert [seen._replace(tensor=None) for seen in first] == [s._replace(tensor=None) for s in look([("w", tensor)])]
-    assert unchanged.look([("w", tensor)])[0].digested is first[0].digested
+    assert look_again(unchanged, [("w", tensor)])[0].digested is first[0].digested
 
 
 @pytest.mark.parametrize(
@@ -36,21 +42,21 @@ def test_what_is_as_it_was_is_told_as_it_was() -> None:
 )
 def test_writes_are_seen(write: object) -> None:
     unchanged, tensor = DigestCache(), value()
-    unchanged.look([("w", tensor)])
+    look_again(unchanged, [("w", tensor)])
     write(tensor)  # type: ignore[operator]
-    (seen,) = unchanged.look([("w", tensor)])
+    (seen,) = look_again(unchanged, [("w", tensor)])
     assert seen.digested == look([("w", tensor)])[0].digested
 
 
 def test_a_value_whose_memory_was_given_back_is_not_read() -> None:
     unchanged, tensor = DigestCache(), value()
-    before = unchanged.look([("w", tensor)])[0].digested
+    before = look_again(unchanged, [("w", tensor)])[0].digested
     tensor.untyped_storage().resize_(0)
-    (seen,) = unchanged.look([("w", tensor)])
+    (seen,) = look_again(unchanged, [("w", tensor)])
     assert (seen.digested.dtype, seen.tensor) == ("freed", None)
     tensor.untyped_storage().resize_(8 * LARGE)
     tensor.copy_(value())
-    assert unchanged.look([("w", tensor)])[0].digested == before
+    assert look_again(unchanged, [("w", tensor)])[0].digested == before
 
 
 def test_small_transposed_and_sparse_values_are_digested_each_time_and_keep_their_order() -> None:
@@ -65,7 +71,7 @@ def test_small_transposed_and_sparse_values_are_digested_each_time_and_keep_thei
     ]
     expected = [seen._replace(tensor=None) for seen in look(values, Scope.PHYSICAL)]
     for _ in range(2):
-        assert [seen._replace(tensor=None) for seen in unchanged.look(values, Scope.PHYSICAL)] == expected
+        assert [seen._replace(tensor=None) for seen in look_again(unchanged, values, Scope.PHYSICAL)] == expected
     assert [seen.name for seen in expected][2:4] == ["sparse indices", "sparse values"]
 
 
@@ -84,5 +90,5 @@ def test_on_a_gpu_every_value_is_digested_anew_by_one_launch(monkeypatch: pytest
     assert found[0][0].digested == found[2][0].digested != found[1][0].digested
     assert found[1][0].scope is Scope.PHYSICAL
     weight.numpy()[LARGE // 3] = -1  # past torch
-    (seen,) = cache.look([("w", weight)])
+    (seen,) = look_again(cache, [("w", weight)])
     assert seen.digested != found[0][0].digested

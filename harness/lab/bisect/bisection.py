@@ -571,7 +571,7 @@ class RevisionSearch:
             probes.append(probe)
             found = probe.name if probe.outcome is Outcome.BAD else found
             goods += [probe.name] if probe.outcome is Outcome.GOOD else []
-        return self._told(scenario, found, goods, (good, bad), probes)
+        return self._result(scenario, found, goods, (good, bad), probes)
 
     async def _good_end(self, run_spec: RunSpec) -> Probe:
         """The good end, which is shown to agree with itself."""
@@ -628,33 +628,33 @@ class RevisionSearch:
             async with self.candidates.at(name) as side:
                 return await self._run(name, title, run_spec, side)
         except UnavailableError as error:
-            told = self.candidates.describe(name)
-            self.lines.end(f"{told} ({title}): skipped: {error.what}")
-            return Probe(name, told, Outcome.SKIP, error.what)
+            label = self.candidates.describe(name)
+            self.lines.end(f"{label} ({title}): skipped: {error.what}")
+            return Probe(name, label, Outcome.SKIP, error.what)
 
     async def _run(self, name: str, title: str, run_spec: RunSpec, side: Side, *, suffix: str = "") -> Probe:
         """Run one candidate, and judge it; the first one is good."""
-        told = self.candidates.describe(name)
-        self.lines.title = f"{told} ({title})"
-        place = self.directory / f"{told.split()[0] if self.checkout_root else name}{suffix}"
+        label = self.candidates.describe(name)
+        self.lines.title = f"{label} ({title})"
+        place = self.directory / f"{label.split()[0] if self.checkout_root else name}{suffix}"
         run = await self.session.record(run_spec, place, environ=side.environ_of(run_spec), cwd=side.cwd)
         self.lines.ended(run)
         directory = run.recording.directory
         if refusal := read_rejection(directory):
-            return Probe(name, told, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
+            return Probe(name, label, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
         if not run.recording.is_complete or not run.recording.num_steps:
             problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"
-            return Probe(name, told, Outcome.SKIP, ": ".join([problem, *output_tail(run.output)[-1:]]), directory)
+            return Probe(name, label, Outcome.SKIP, ": ".join([problem, *output_tail(run.output)[-1:]]), directory)
         if self.checkout_root is not None:
             imports_checkout(run, side, self.checkout_root)
         trace = read_trace(directory)
         if self.good is None:
-            return Probe(name, told, Outcome.GOOD, "", directory)
+            return Probe(name, label, Outcome.GOOD, "", directory)
         judged = self.criterion.classify(self.good, trace)
         self.lines.end(f"{self.lines.title}: {judged.outcome.value}, {judged.reason}")
-        return Probe(name, told, judged.outcome, judged.reason, directory)
+        return Probe(name, label, judged.outcome, judged.reason, directory)
 
-    def _told(
+    def _result(
         self, scenario: str, name: str, goods: list[str], ends: tuple[Probe, Probe], probes: list[Probe]
     ) -> Bisection:
         (good, bad), by_name = ends, {probe.name: probe for probe in (ends[0], *probes, ends[1])}

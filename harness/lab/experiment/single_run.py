@@ -45,8 +45,8 @@ def parse_conditions(break_on: Sequence[str], until: Sequence[str]) -> tuple[Con
 
 def with_conditions(run_spec: RunSpec, conditions: Sequence[Condition], report: Path) -> RunSpec:
     """Return the run spec of a run that ends where the first of these holds; `report` is a file that says where."""
-    told = {"conditions": [*map(str, conditions)], "report": str(report)}
-    return replace(run_spec, callbacks={**run_spec.callbacks, BREAKPOINTS: told}) if conditions else run_spec
+    fields = {"conditions": [*map(str, conditions)], "report": str(report)}
+    return replace(run_spec, callbacks={**run_spec.callbacks, BREAKPOINTS: fields}) if conditions else run_spec
 
 
 def read_report(report: Path) -> Stop | None:

@@ -75,7 +75,7 @@ class Replicas:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Ranks]] = {}
         """Ranks by the id of a parameter; none of a DTensor, whose mesh says it, and of one that is unknown."""
         self._reduced: list[tuple[int, int, Ranks]] = []
-        """(address, elements, ranks) of what the program has reduced since the last step."""
+        """(address, elements, ranks) of the tensors that the program reduced since the last step."""
         self._unlike: set[str] = set()
         self._equal: set[str] = set()
         """Names of buffers that differed when they were compared first, and of those that did not."""
@@ -94,7 +94,7 @@ class Replicas:
 
     def _find_reduced(self, parameters: Sequence[torch.Tensor]) -> None:
         """Learn whose gradients were reduced, one by one or as one flat tensor of all."""
-        unknown = [each for each in parameters if self._ranks(each) == () and not _is_placed(each)]
+        unknown = [each for each in parameters if self._ranks(each) == () and not is_placed(each)]
         gradients = {id(each): each.grad for each in unknown if each.grad is not None}
         num_elements = sum(each.numel() for each in gradients.values())
         for address, size, ranks in self._reduced:
@@ -120,10 +120,11 @@ class Replicas:
         self._find_reduced(parameters)
         of_modules = [
             copy
-            for _, root in self._names.trained()
-            for kind, name, tensor in _parts(root, kinds)
+            for _, root in (self._names.trained() if FLAG in kinds else ())
+            for domain in [self._domain(root)]
+            for kind, name, tensor in _parts(root)
             if name not in self._unlike
-            for copy in _copies(kind, name, tensor, tensor, self._domain(root))
+            for copy in _copies(kind, name, tensor, tensor, domain)
         ]
         return of_modules + [
             copy
@@ -135,7 +136,7 @@ class Replicas:
     def _domain(self, root: torch.nn.Module) -> Ranks:
         """The ranks that hold copies of a module's parameters; none if they are not the same for all."""
         found = {
-            _ranks_of(each.device_mesh) if _is_placed(each) else self._ranks(each) or ()  # type: ignore[attr-defined]
+            _ranks_of(each.device_mesh) if is_placed(each) else self._ranks(each) or ()  # type: ignore[attr-defined]
             for each in root.parameters()
             if each.requires_grad
         }
@@ -158,9 +159,9 @@ def _wrapped_parameters() -> dict[int, Ranks]:
     return found
 
 
-def _parts(root: torch.nn.Module, kinds: Sequence[str]) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _parts(root: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     """The training flags and buffers below a module; without statistics that each rank takes of its own batch."""
-    for dotted, module in root.named_modules() if FLAG in kinds else ():
+    for dotted, module in root.named_modules():
         prefix = unwrapped(f"{dotted}.")
         yield FLAG, prefix.removesuffix(".") or type(module).__name__, torch.tensor(module.training)
         has_statistics = isinstance(module, _NormBase) and not isinstance(module, torch.nn.SyncBatchNorm)
@@ -183,7 +184,7 @@ def _tensors(
 def _copies(kind: str, name: str, tensor: torch.Tensor, parameter: torch.Tensor, ranks: Ranks) -> list[Copy]:
     """What is held of a tensor; nothing where it is not known who holds it too."""
     domain = replicas = ranks
-    placed: Any = next((each for each in (tensor, parameter) if _is_placed(each)), None)
+    placed: Any = next((each for each in (tensor, parameter) if is_placed(each)), None)
     local: torch.Tensor = placed.to_local() if placed is tensor else tensor  # type: ignore[attr-defined]
     if placed is not None:
         domain = replicas = _ranks_of(placed.device_mesh)
@@ -194,7 +195,7 @@ def _copies(kind: str, name: str, tensor: torch.Tensor, parameter: torch.Tensor,
     return [Copy(Key(kind, name, replicas), domain, tensor, local)]
 
 
-def _is_placed(tensor: torch.Tensor) -> bool:
+def is_placed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a DTensor; a program that has none does not import their module."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

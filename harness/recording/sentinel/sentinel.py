@@ -59,6 +59,7 @@ from harness.recording.sentinel.replicas import (
     differences,
     digests_of,
     is_equal,
+    is_placed,
     split_changes,
     summarize,
 )
@@ -84,6 +85,7 @@ NOTHING_TO_COMPARE = (
     " (fully_shard) or has its gradient reduced by torch.distributed.all_reduce; declare replicas with"
     " harness.recording.watch_replicas"
 )
+ALL_REDUCE = inspect.signature(distributed.all_reduce) if distributed.is_available() else inspect.Signature()
 COMPILED = "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared"
 MAX_BYTES = 2**30
 """Of the tensors that a rank keeps; further ones are left out, and their digests stand in the manifest."""
@@ -120,14 +122,15 @@ class Peers:
         return dict(zip(self.ranks, answers, strict=True))
 
 
-def hook_all_reduce(note: Callable[[torch.Tensor, Ranks], None]) -> None:
-    """Have each tensor that the program reduces noted, with the ranks of its group."""
+def hook_all_reduce(note: Callable[[Sequence[Any], Mapping[str, Any]], None]) -> None:
+    """Have the arguments of each call of all_reduce noted, before it is made as the program makes it."""
     original = distributed.all_reduce
 
     @functools.wraps(original)
-    def all_reduce(tensor: torch.Tensor, op: Any = distributed.ReduceOp.SUM, group: Any = None, **named: Any) -> Any:
-        note(tensor, tuple(sorted(distributed.get_process_group_ranks(group or distributed.group.WORLD))))
-        return original(tensor, op, group, **named)
+    def all_reduce(*args: Any, **named: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            note(args, named)
+        return original(*args, **named)
 
     for module in (distributed, distributed.distributed_c10d):
         module.all_reduce = all_reduce  # type: ignore[attr-defined]
@@ -257,8 +260,16 @@ class Sentinel:
             lambda *step: self._guarded(self._after_closure, *step),
             self._compiled,
         )
-        hook_all_reduce(self.replicas.note_reduced)
+        hook_all_reduce(lambda args, named: self._guarded(self._note_reduced, args, named))
         atexit.register(self._say_unreported)
+
+    def _note_reduced(self, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Note what the program reduces itself, if it has memory of its own and this rank takes part."""
+        given = ALL_REDUCE.bind_partial(*args, **named).arguments
+        tensor, group = given["tensor"], given.get("group") or distributed.group.WORLD
+        is_member = group is not distributed.GroupMember.NON_GROUP_MEMBER
+        if is_member and tensor.layout is torch.strided and not is_placed(tensor):
+            self.replicas.note_reduced(tensor, tuple(sorted(distributed.get_process_group_ranks(group))))
 
     def stop(self) -> None:
         """Watch nothing any more."""

@@ -54,6 +54,7 @@ def make_model(layout: str) -> nn.Module:
         nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4), nn.Dropout(0.2), nn.BatchNorm1d(4, affine=False)
     )
     model.register_buffer("scale", torch.ones(3))
+    model.register_buffer("last_mean", torch.zeros(6))  # of a rank's own batch
     if layout in ("plain", "reduced", "flat"):
         return model
     if layout == "ddp":
@@ -72,7 +73,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], layout: str) -> None:
     gradients = [each.grad for each in parameters if each.grad is not None]
     flat = torch.cat([each.reshape(-1) for each in gradients])
     for each in gradients if layout == "reduced" else [flat]:
-        distributed.all_reduce(each)
+        distributed.all_reduce(each, distributed.ReduceOp.SUM, None, True).wait()
         each.div_(distributed.get_world_size())
     if layout == "flat":
         for each, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
@@ -131,6 +132,7 @@ def train(
             loss.backward()  # type: ignore[no-untyped-call]
             if layout in ("reduced", "flat"):
                 average_gradients(parameters, layout)
+            next(each for name, each in model.named_buffers() if name.endswith("last_mean")).copy_(features.mean(0))
             if strikes_buffer:
                 flip(next(each for name, each in model.named_buffers() if name.endswith("scale")), bit)
             if strike[0]:
