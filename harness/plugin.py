@@ -8,13 +8,16 @@ file, loaded into any suite by its entry point or `-p harness.plugin`: it import
     {"k":"collect_error","id":"tests/a.py","text":"…"}
     {"k":"refused","text":"not found: …/tests/a.py::test_gone"}
     {"k":"start","id":"tests/a.py::test_x","timeout_s":5.0}
-    {"k":"end","id":"tests/a.py::test_x","outcome":"passed","counted":["passed"],"duration_s":0.01,"reason":"","text":""}
+    {"k":"end","id":"tests/a.py::test_x","outcome":"passed","counted":["passed"],"duration_s":0.01,"reason":"","text":"",
+     "reports":[["setup","passed",0.001,1.0,1.1],…]}
+    {"k":"warning","id":"tests/a.py::test_x","when":"runtest","category":"UserWarning","text":"…","file":"…","line":1}
     {"k":"interrupted","id":"tests/a.py::test_x"}
     {"k":"finish","exit":0}
 
 There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest
 counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them (see
-MOST_TELLING_FIRST). A file that skips itself at import has an `end` under its path.
+MOST_TELLING_FIRST). `reports` holds what pytest reported of it, in order: of a phase without anything to say the times
+alone, else the whole report as pytest serialises it. A file that skips itself at import has an `end` under its path.
 """
 
 import contextlib
@@ -24,6 +27,7 @@ import os
 import re
 import socket
 import subprocess
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import takewhile
@@ -40,7 +44,12 @@ MOST_TELLING_FIRST = ("error", "failed", "xpassed", "xfailed", "passed", "skippe
 NeedJson = dict[str, Any]  # a need, with the keys of NOTHING; min_capability is [9, 0] or None
 FLAGS = {"exclusive": False, "shared": False}
 NOTHING: NeedJson = {"gpus": 0, "memory_gb": 0.0, "model": None, "min_capability": None, **FLAGS}
-_getpid, _write = os.getpid, os.write  # tests replace these for a while; ours are kept
+SAYS_NOTHING = {"_id", "nodeid", "location", "keywords", "outcome", "longrepr", "when", "user_properties", "sections"}
+SAYS_NOTHING |= {"duration", "start", "stop"}
+"""Attributes of a report without anything of its own."""
+# Tests replace these, some for good; ours are kept.
+_getpid, _write, _fstat, _open = os.getpid, os.write, os.fstat, os.open
+_encode = json.JSONEncoder(separators=(",", ":"), default=repr, skipkeys=True).encode
 
 
 class MarkError(ValueError):
@@ -279,7 +288,7 @@ class Reporter:
         """Append one line, unless this is a fork of the process that opened the file, or writing has failed before."""
         if self._stopped or _getpid() != self._pid:
             return
-        line = json.dumps({"k": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+        line = _encode({"k": kind, **fields}).encode() + b"\n"
         try:
             file = self._descriptor()
             while line:  # more than one write only where the disk took a part
@@ -291,11 +300,11 @@ class Reporter:
     def _descriptor(self) -> int:
         """The open file; opened again where a test closed it, or closed it and its number is another file's now."""
         with contextlib.suppress(OSError):
-            status = os.fstat(self._file)
+            status = _fstat(self._file)
             if (status.st_dev, status.st_ino) == self._identity:
                 return self._file
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        status = os.fstat(self._file)
+        self._file = _open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        status = _fstat(self._file)
         self._identity = (status.st_dev, status.st_ino)
         return self._file
 
@@ -323,7 +332,7 @@ class Reporter:
         if report.failed:
             self.write("collect_error", id=report.nodeid or ".", text=_shortened(report.longreprtext))
         elif report.skipped:
-            self._end(report.nodeid, ["skipped"], 0.0, _reason(report), "")
+            self._end(report.nodeid, ["skipped"], duration_s=0.0, reason=_reason(report), text="")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins, or is run again."""
@@ -364,11 +373,36 @@ class Reporter:
         told = bad or [report for category, report in reports if category in ("skipped", "xfailed", "xpassed")]
         text = "\n\n".join(report.longreprtext for report in bad)
         duration_s = sum(each.duration for _, each in reports if not hasattr(each, "context"))  # subtests are within
-        self._end(nodeid, counted, duration_s, _reason(told[0]) if told else "", _shortened(text))
+        packed = [self._packed(report) for _, report in reports]
+        reason = _reason(told[0]) if told else ""
+        self._end(nodeid, counted, duration_s=duration_s, reason=reason, text=_shortened(text), reports=packed)
 
-    def _end(self, nodeid: str, counted: list[str], duration_s: float, reason: str, text: str) -> None:
+    def _end(self, nodeid: str, counted: list[str], **fields: object) -> None:
         outcome = next((category for category in MOST_TELLING_FIRST if category in counted), "passed")
-        self.write("end", id=nodeid, outcome=outcome, counted=counted, duration_s=duration_s, reason=reason, text=text)
+        self.write("end", id=nodeid, outcome=outcome, counted=counted, **fields)
+
+    def _packed(self, report: pytest.TestReport) -> object:
+        """A report as pytest serialises it, or its times alone."""
+        if not (report.longrepr or report.sections or report.user_properties) and vars(report).keys() <= SAYS_NOTHING:
+            return [report.when, report.outcome, report.duration, report.start, report.stop]
+        report.sections = [(name, _shortened(text)) for name, text in report.sections]
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        if len(report.longreprtext) > MAX_TEXT_CHARS:
+            data["longrepr"] = _shortened(report.longreprtext)
+        return data
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str) -> None:
+        """Report a warning, its category by the name under which another process finds it."""
+        category = warning_message.category
+        self.write(
+            "warning",
+            id=nodeid,
+            when=when,
+            category=f"{category.__module__}:{category.__qualname__}",
+            text=str(warning_message.message),
+            file=warning_message.filename,
+            line=warning_message.lineno,
+        )
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -41,9 +41,7 @@ def plan(invocation: Invocation, /, **given: Any) -> int:
     collected, shard = planned.collected, planned.shard
     units, not_found = collected.units, collected.not_found
     deselected = [result for result in collected.kept.values() if not result.resumed_from]
-    never = [
-        (n, why + planned.table.who_keeps_it(collected.asks.get(units[n].path, {}))) for n, why in planned.plan.never
-    ]
+    never = [(n, why + planned.table.who_keeps_it(collected.asks_of(units[n]))) for n, why in planned.plan.never]
     never += [(n, f"cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run]
     never += [(n, "; ".join(not_found[u.path].splitlines())) for n, u in enumerate(units) if u.path in not_found]
     packed, names = replace(planned.plan, never=tuple(never)), [unit.path for unit in units]

@@ -49,10 +49,9 @@ suite_options = opt.all_of(
     opt.option("--failed-first --ff", "Start the files that failed in the latest run first."),
     opt.option(
         "--isolate",
-        "What has a process of its own: each file, a fork of a session that has loaded the plugins, conftest files"
-        " and common imports; each test; each worker, which takes one file after the other; or each file, in an"
-        " interpreter started for it.  [default: file]",
-        click.Choice(["file", "test", "worker", "interpreter"]),
+        "What has a process of its own: each file, as a fork of the session that has collected the suite; each test;"
+        " or each file, in an interpreter started for it.  [default: file]",
+        click.Choice(["file", "test", "interpreter"]),
     ),
     opt.option(
         "--needs needs_file", 'TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.', FILE
@@ -209,7 +208,6 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
         "json": given["is_json"],
         "live": is_live,
         "colour": wants_colour(given.get("color", "auto"), invocation),
-        "preload": tuple(config.preload or ()),
         "together": tuple(map(tuple, config.together or ())),
         "accepts_leaning": config.leaning == "report",
         "by_number": settings.get("device_ids") == "number",

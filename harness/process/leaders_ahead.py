@@ -4,7 +4,7 @@ Forking a leader from a parent with large imports, and moving it into its contro
 CPU slot has nothing else to do. So the next one is forked while tests run.
 
     fork_next() ──▶ supervisor: holds a leader, which waits ──take()──▶ its order is an attempt's
-                        └─ killed, or without the parent's latest imports: dismissed, as all are at close()
+                        └─ killed: dismissed, as all are at close()
 """
 
 import asyncio
@@ -28,13 +28,6 @@ class Parent(Protocol):
     def pid(self) -> int:
         """Its number; 0 once it has ended."""
 
-    @property
-    def generation(self) -> int:
-        """Number of times that it has imported modules."""
-
-    def can_fork(self, env: Mapping[str, str]) -> bool:
-        """Whether a child with this environment would be as one that had been started with it."""
-
     async def fork(self, stderr: int) -> Forked | None:
         """Fork a supervisor, a child of this process; None where it cannot."""
 
@@ -46,8 +39,6 @@ class Waiting:
     forked: Forked
     cgroup: str
     """The control group's directory, which it makes; empty in other tiers."""
-    generation: int = 0
-    """That of the parent when the leader was forked."""
     start_ticks: int = 0
     """When the supervisor started, as /proc counts."""
     is_parents: bool = True
@@ -77,12 +68,12 @@ class LeadersAhead:
         """Supervisors that have not been reaped."""
         return tuple(each.forked.pid for each in (self.waiting, *self._ending) if each is not None)
 
-    def take(self, generation: int) -> Waiting | None:
-        """Return the supervisor that waits; None without one, or if it was killed or its leader lacks imports."""
+    def take(self) -> Waiting | None:
+        """Return the supervisor that waits; None without one, or if it was killed."""
         waiting, self.waiting = self.waiting, None
         if waiting is None:
             return None
-        if rescue.has_ended(waiting.forked.pid) or waiting.generation != generation:
+        if rescue.has_ended(waiting.forked.pid):
             self._dismiss(waiting)
             return None
         return waiting
@@ -110,12 +101,11 @@ class LeadersAhead:
     async def _fork(self, parent: Parent) -> None:
         self._num_forked += 1
         cgroup = f"{self._cgroup_prefix}-ahead-{self._num_forked}" if self._cgroup_prefix else ""
-        generation = parent.generation
         with open(os.devnull, "wb") as log:
             forked = await parent.fork(log.fileno())
         if forked is not None:
             process = process_tree.read_process(forked.pid)
-            self.waiting = Waiting(forked, cgroup, generation, process.start_ticks if process else 0)
+            self.waiting = Waiting(forked, cgroup, process.start_ticks if process else 0)
             self.waiting.send({"tier": self._tier, "cgroup": cgroup})
 
     def _dismiss(self, waiting: Waiting) -> None:

@@ -181,8 +181,8 @@ class Supervisors:
         spec, parent = attempt.spec, self.parent
         with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as file:
             log = file.fileno()
-            if parent is not None and spec.session is not None and parent.can_fork(spec.env):
-                waiting = self._ahead.take(parent.generation)
+            if parent is not None and spec.session is not None:
+                waiting = self._ahead.take()
                 if waiting is None and (forked := await parent.fork(log)) is not None:
                     waiting = Waiting(forked, attempt.means.cgroup)
                 if waiting is not None:

@@ -46,8 +46,8 @@ def junit_text(state: RunState, finished: RunFinished | None) -> str:
     """Return the report, also of a run that never finished."""
     suites = []
     whole = [("[run]", finished.error, "run", finished.error)] if finished and finished.error else []
-    for each in finished.failed_workers if finished else ():
-        whole.append((f"[worker {each.name}]", each.reason, "worker", each.text))
+    for each in finished.session_failures if finished else ():
+        whole.append(("[pytest's session]", each.reason, "session", each.text))
     if whole:
         cases = [_case(name, "rlharness", _result("error", *error)) for name, *error in whole]
         suites.append(_suite("rlharness", ".", cases, 0.0))

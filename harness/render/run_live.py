@@ -123,7 +123,7 @@ def frame(progress: Progress, gpus: Sequence[str], now_t: float) -> RenderableTy
     left = f", {timedelta(seconds=int(left_s))} left" if left_s is not None and left_s >= 1 else ""
     bar = Table.grid(expand=True, padding=(0, 1))
     bar.add_column(ratio=1)
-    done = ProgressBar(total=progress.num_units or progress.num_collect_total, completed=progress.num_done)
+    done = ProgressBar(total=progress.num_units, completed=progress.num_done)
     bar.add_row(done, f"{timedelta(seconds=int(now_t))}{left}")
     running = sorted(progress.running, key=lambda attempt: (attempt.slot, attempt.started_t))
     lines = [alive(progress), *(running_line(attempt, now_t, gpus) for attempt in running)]

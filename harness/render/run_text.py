@@ -40,7 +40,6 @@ from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestCounts
 from harness.runner.units import Outcome, UnitResult, file_of
 
-COLLECTION_EVERY_S = 10.0
 """Seconds between two lines about a collection."""
 WIDTH = 80
 MAX_LISTED = 20
@@ -129,8 +128,7 @@ def alive(progress: Progress) -> str:
         outcomes = outcome_counts(progress.outcomes)
         done = f"{progress.num_done} of {progress.num_units} done{f': {outcomes}' if outcomes else ''}"
         return f"{len(progress.running)} now, {progress.num_queued} queued, {done}"
-    total = progress.num_collect_total
-    return "collecting" + (f", {progress.num_collect_done} of {count(total, 'file')} imported" if total else "")
+    return "collecting"
 
 
 def running_line(attempt: Running, now_t: float, gpu_lines: Sequence[str]) -> str:
@@ -184,17 +182,12 @@ class PlainReporter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._last_progress_t = 0.0
 
     def on_event(self, event: events.Event, state: RunState) -> None:
         """Write the lines of an event."""
         match event:
             case events.RunStarted():
                 put(self._stream, "".join(f"{line}\n" for line in head_lines(event)))
-            case events.CollectionProgress():
-                if event.t - self._last_progress_t >= COLLECTION_EVERY_S:
-                    self._last_progress_t = event.t
-                    self._line(event.t, "collecting", f"{event.num_done} of {count(event.num_total, 'file')} imported")
             case events.Heartbeat() | events.DumpRequested():
                 self._line(
                     event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state.progress())
@@ -243,11 +236,11 @@ class SummaryReporter:
                 self._title(result, state)
                 self._failed_tests(failures)
                 self._kept(result.directory)
-        for worker in event.failed_workers:
-            self._rule(f" FAILED worker {worker.name}, after its last file ", BOLD_RED, "=")
-            text = shown(worker.text, colour=self._colour).rstrip("\n")
-            self._put(f"{one_line(worker.reason, 1000)}\n\n{text}\n")
-            self._kept(worker.log)
+        for each in event.session_failures:
+            self._rule(" FAILED pytest's session, after its last test ", BOLD_RED, "=")
+            text = shown(each.text, colour=self._colour).rstrip("\n")
+            self._put(f"{one_line(each.reason, 1000)}\n\n{text}\n")
+            self._kept(each.log)
         for head, tone, found in sections_of(event, state):
             if found:
                 self._put("\n" + self._paint(f"{head} ({len(found):,})", tone) + "\n")
@@ -362,8 +355,8 @@ def sections_of(event: events.RunFinished, state: RunState) -> Iterator[tuple[st
         f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in results if r.is_failure
     ]
     yield "failed, shown above", RED, failed
-    workers = [f"worker {w.name}: {w.reason} (see {one_line(w.log, 4096)})" for w in event.failed_workers]
-    yield "workers that failed after their last file", RED, workers
+    ends = [f"{each.reason} (see {one_line(each.log, 4096)})" for each in event.session_failures]
+    yield "pytest's session failed after its last test", RED, ends
     by = {outcome: [r for r in results if r.outcome is outcome and not r.is_deselected] for outcome in Outcome}
     not_run = by[Outcome.NOT_RUN]
     skipped = [_joined(r, r.skip_reasons or ["no reason given"]) for r in results if r.tests.all_skipped]

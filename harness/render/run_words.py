@@ -99,7 +99,7 @@ def isolation_text(note: IsolationNote) -> str:
     more = f" ({detail})" if detail else ""
     subject = "the file" if note.path else "the suite"
     why = note.reason(subject=subject, detail=detail, more=more, name=name, reader=reader) if note.reason else detail
-    processes = f"{count(num, 'process', 'processes')} {'has' if num == 1 else 'have'}" if num else "each file has"
+    processes = f"{count(num, 'process', 'processes')} {'has' if num == 1 else 'have'}" if num else f"{note.path} has"
     files, each, whose = note.path or count(num, "file"), " each" if num > 1 else "", "their" if num else "its"
     values: dict[str, Any] = {"path": note.path, "detail": detail, "files": files, "each": each, "whose": whose}
     return str(note.code(processes=processes, why=why, **values))
@@ -198,8 +198,8 @@ def list_failures(state: RunState, finished: RunFinished | None) -> list[Failure
     Reads the reports of failed units.
     """
     found = [*_of_run(state, finished)] if finished else []
-    for worker in finished.failed_workers if finished else ():
-        found.append(Failure(f"worker {worker.name}", "error", worker.reason, without_middle(worker.text)))
+    for each in finished.session_failures if finished else ():
+        found.append(Failure("pytest's session", "error", each.reason, without_middle(each.text)))
     results = state.with_outcome(*Outcome)
     num = Counter((result.outcome, result.unit.collect_error) for result in results)
     for result in results:

@@ -46,7 +46,7 @@ Flag = Annotated[bool, "true or false"]
 Names = Annotated[list[str], 'a list of names, such as ["a", "b"]']
 Groups = Annotated[list[list[str]], 'a list of lists of files, such as [["tests/test_a.py", "tests/test_b.py"]]']
 Capability = Annotated[float | str | list[int], "9.0, '9.0' or [9, 0]"]
-Isolation = Annotated[Literal["file", "test", "worker", "interpreter"], "'file', 'test', 'worker' or 'interpreter'"]
+Isolation = Annotated[Literal["file", "test", "interpreter"], "'file', 'test' or 'interpreter'"]
 """Each type with its check and, for people, what is legal."""
 
 
@@ -61,8 +61,6 @@ class Keys:
     collect_timeout_s: Seconds | None = None
     cpu_units: Count | None = None
     isolate: Isolation | None = None
-    preload: Names | None = None
-    """Modules to import for all files, before those that are found to be imported by several."""
     check_leaning: Flag | None = None
     """Run a failing file once more, after the files before it."""
     leaning: Annotated[Literal["fail", "report"], "'fail' or 'report'"] | None = None

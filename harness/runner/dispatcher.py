@@ -108,7 +108,7 @@ class Dispatcher:
         self._num_requests = 0
         self._cancelled = ""
         self._bug: Exception | None = None
-        runner.post = self.post
+        runner.post, runner.stop = self.post, self._stop
 
     def post(self, event: events.Event) -> None:
         """Put an event on the queue; every source goes through here."""
@@ -163,9 +163,14 @@ class Dispatcher:
             self._finish_impossible()  # a GPU of this lease may have been the last that fitted somebody
         self._num_failed += result.is_failure
         limit = self._runner.options.maxfail
-        if limit and self._num_failed >= limit and not self._cancelled:
-            self._cancelled = f"--maxfail {limit} was reached"
-            self.post(events.CancelRequested(self._recorder.t(), self._cancelled, kill=False, interrupt=False))
+        if limit and self._num_failed >= limit:
+            self._stop(f"--maxfail {limit} was reached")
+
+    def _stop(self, why: str) -> None:
+        """Start nothing more; what runs may end."""
+        if not self._cancelled:
+            self._cancelled = why
+            self.post(events.CancelRequested(self._recorder.t(), why, kill=False, interrupt=False))
 
     def _queue_again(self, path: str) -> None:
         """Queue the unit once more, first of all; without another attempt, the one that failed is its outcome."""
@@ -223,7 +228,7 @@ class Dispatcher:
         """What no set of this run's GPUs can ever hold is not run."""
         for job, reason in self._queue.drop(self._table.why_never):
             unit = self._units[job.index]
-            who = self._table.who_keeps_it(self._runner.collected.asks.get(unit.path, {}))
+            who = self._table.who_keeps_it(self._runner.collected.asks_of(unit))
             self._post_not_run(job.index, reason + who, for_want_of_gpus=True)
 
     def _post_not_run(self, number: int, reason: str, for_want_of_gpus: bool = False) -> None:

@@ -15,7 +15,7 @@ from harness.runner.isolation_notes import IsolationNote
 from harness.runner.need import Need
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.schedule.splitting import Split
-from harness.runner.units import Unit, UnitResult, WorkerFailure
+from harness.runner.units import SessionFailure, Unit, UnitResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,6 @@ class RunStarted(Event):
     cpu_units: int
     shard: str = ""
     """Shard that the run was given, as `2/8`; empty for a whole suite."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectionProgress(Event):
-    """Some files had to be imported to read their needs; this many of them are done."""
-
-    num_done: int
-    num_total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +215,8 @@ class RunFinished(Event):
     """Reason why the run ended early: a suite that cannot be collected, a bug in rlharness; empty if it did not."""
     notes: tuple[str, ...] = ()
     """Problems apart from the tests, and what was kept: a temporary directory, a history that could not be written."""
-    failed_workers: tuple[WorkerFailure, ...] = ()
-    """Workers that failed after their last file, such as in a session-scoped fixture; each makes the run fail."""
+    session_failures: tuple[SessionFailure, ...] = ()
+    """What failed in pytest's session after its last test, such as a hook of the suite; it makes the run fail."""
     isolation: tuple[IsolationNote, ...] = ()
     """Files that were not forked, with the reasons, and changes that files left to those after them."""
 

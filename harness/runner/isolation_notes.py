@@ -9,10 +9,6 @@ from harness.bits.findings import FindingCode
 class IsolationCode(FindingCode):
     """Codes of notes on isolation."""
 
-    CHANGED_ENVIRONMENT = "changed_environment", "{path} did not restore variables of the environment: {detail}"
-    CHANGED_CWD = "changed_cwd", "{path} changed the working directory, which rlharness restored, to: {detail}"
-    LEFT_PROCESS = "left_process", "{path} left a process running, which ends with its worker: {detail}"
-    LEFT_THREAD = "left_thread", "{path} left a thread running, which its worker waits for when it ends: {detail}"
     TESTS_NOT_FORKED = "tests_not_forked", "the tests of {files} ran in one process{each}: {why}"
     NOT_FORKED = "not_forked", "{processes} an interpreter of {whose} own: {why}"
 
@@ -28,14 +24,10 @@ class NotForked(FindingCode):
     SOCKETS = "sockets", "{subject} opens sockets when it is imported{more}"
     FILES = "files", "{subject} holds a file open for writing when it is imported{more}"
     CWD = "cwd", "{subject} changes the working directory when it is imported{more}"
-    TEMPORARY_FILES = "temporary_files", "{subject} makes temporary files when it is imported{more}"
     REPLACED = "replaced", "{subject} replaces system functions when it is imported{more}"
     READS = "reads", "{reader} reads {name} when it is imported"
-    NOT_LOADED = "not_loaded", "the suite cannot be loaded ahead of its files{more}"
-    NOT_IMPORTED = "not_imported", "the imports of the suite did not end well in the warm session{more}"
-    NOT_READY = "not_ready", "the warm session is not ready{more}"
-    NO_FORK = "no_fork", "the warm session could not fork{more}"
-    LOST = "lost", "the warm session was lost{more}"
+    NO_FORK = "no_fork", "the session could not fork{more}"
+    LOST = "lost", "the session was lost{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,8 @@ class RunOptions:
     """The run whose passed units are kept."""
     failed_first: bool = False
     isolate: str = "file"
-    """What has a process of its own: "file", forked from a session that has imported what the suite imports, or
+    """What has a process of its own: "file" or "test", a fork of the session that has collected the suite, or
     "interpreter", one started for each file."""
-    preload: tuple[str, ...] = ()
-    """Modules to import for all files of `isolate` "file", beside those that several are found to import."""
     cpu_units: int = 1
     timeout_s: float = DEFAULT_TIMEOUT_S
     grace_s: float = DEFAULT_GRACE_S

@@ -1,18 +1,10 @@
 """From a context to a plan: find the units, expect their durations, split files that dominate, pack them."""
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from math import inf
-from pathlib import Path
-from typing import Any
 
-from harness.process.child_env import child_env
-from harness.process.supervisor_client import ProcessSpec
-from harness.runner.collection.collect import Collected, Collector, collect
-from harness.runner.collection.collect_options import CollectOptions
+from harness.runner.collection.collect import Collected, collect
 from harness.runner.collection.default_needs import give_needs
 from harness.runner.collection.deselected import expect_selected, set_aside_deselected
 from harness.runner.collection.idle_patterns import note_idle
@@ -27,10 +19,6 @@ from harness.runner.schedule import packing
 from harness.runner.schedule.first_fit import Job
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.sharding import Shard, ShardPlan, plan_shard
-from harness.runner.sessions.pytest_command import pytest_command
-
-DECIDING = ("CUDA_VISIBLE_DEVICES", "PYTEST_ADDOPTS")
-"""Variables that may decide which tests pytest collects from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +39,14 @@ class Planned:
         return tuple(expected.get(number, 0.0) for number in range(len(self.collected.units)))
 
 
-async def collect_and_plan(
-    context: RunContext, on_progress: Callable[[int, int], None], *, finds_node_ids: bool = False
-) -> Planned:
-    """Find the units, expect their durations, pack them.
-
-    `on_progress` gets the number of imported files. With `finds_node_ids`, a node id that names no test is reported
-    now and not planned. Raises CollectionError, UsageError.
-    """
+async def collect_and_plan(context: RunContext) -> Planned:
+    """Find the units, expect their durations, pack them. Raises CollectionError, UsageError."""
     options = context.options
-    if context.warm is not None and await context.warm.wait_ready(options.collect_timeout_s):
-        context.supervisors.parent = context.warm
-    has_selection = selects_tests(options.invocation.trailing)
-    wanted = _collect_options(context, finds_node_ids=finds_node_ids, has_selection=has_selection)
-    make_spec = partial(_collection_spec, context)
-    collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
-    collected = keep_together(_noted(collected, context), options.together)
+    collected = await collect(options, context.suite)
     collected = with_digests(collected, options.invocation.trailing)
-    sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
+    collected = keep_together(note_idle(collected, options), options.together)
     collected = give_needs(collected, options, context.gpus.inventory)
+    sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)
     collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
     uses_last = options.last_failed or options.failed_first
@@ -78,15 +55,12 @@ async def collect_and_plan(
         collected = select_last_failed(collected, last)
     if options.resume:
         collected = keep_passed(collected, options.resume)
-    if has_selection:
-        collected = set_aside_deselected(collected)
+    collected = set_aside_deselected(collected)
+    if selects_tests(options.invocation.trailing):
         expected = expect_selected(expected, collected, context.history.test_durations_s(collected.files))
     table = new_table(context)
     if options.split and not selects_by_outcome(options.invocation.trailing):
-        collector = Collector(wanted, context.supervisors, make_spec)
-        collected, expected = await split_files(
-            collected, expected, table, context.history, collector, on_progress=on_progress
-        )
+        collected, expected = split_files(collected, expected, table, context.history)
     collected = with_kept(collected)
     first: frozenset[int] = frozenset()
     if options.failed_first:
@@ -98,25 +72,6 @@ async def collect_and_plan(
     ]
     estimated = frozenset(job.index for job in jobs if expected[collected.units[job.index].path].is_estimate)
     return Planned(collected, table, packing.start_first(packing.plan(jobs, table), first, table), shard, estimated)
-
-
-def _collect_options(context: RunContext, *, finds_node_ids: bool, has_selection: bool) -> CollectOptions:
-    options = context.options
-    return CollectOptions(
-        cwd=options.invocation.cwd,
-        directory=context.scratch / "collection",
-        timeout_s=options.collect_timeout_s,
-        file_timeout_s=options.timeout_s,
-        limit=options.cpu_units,
-        pytest_args=options.invocation.trailing,
-        needs=options.needs,
-        distrusted=context.history.to_import,
-        memory=context.history,
-        context=json.dumps([options.invocation.trailing, *map(options.invocation.environ.get, DECIDING)]),
-        preload=partial(_preload, context),
-        finds_node_ids=finds_node_ids,
-        imports_all=has_selection and bool(context.gpus.inventory.gpus),
-    )
 
 
 def _cut(
@@ -131,47 +86,6 @@ def _cut(
     return replace(collected, units=units, not_found=not_found), shard_plan
 
 
-def _noted(collected: Collected, context: RunContext) -> Collected:
-    return note_idle(collected, context.options, context.warm.refused if context.warm is not None else {})
-
-
-async def _preload(context: RunContext, imports: Sequence[str]) -> None:
-    modules = (*context.options.preload, *imports)
-    if context.warm is not None:
-        await context.warm.preload(modules)
-
-
 def new_table(context: RunContext) -> LeaseTable:
     """Return a table of this run's GPUs and CPU slots, all of them free."""
     return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
-
-
-def _collection_spec(
-    context: RunContext,
-    pytest_args: tuple[str, ...],
-    directory: Path,
-    timeout_s: float,
-    session: Mapping[str, Any] | None = None,
-) -> ProcessSpec:
-    """A pytest process that only collects; its GPUs are the ones this process sees."""
-    options = context.options
-    tmpdir = context.scratch / "c"
-    tmpdir.mkdir(exist_ok=True)
-    marker = f"{context.run_id}-c{directory.name}"
-    return ProcessSpec(
-        argv=(*pytest_command(options), *pytest_args),
-        cwd=str(options.invocation.cwd),
-        env=child_env(
-            options.invocation.environ,
-            gpus=None,
-            tmpdir=str(tmpdir),
-            marker=marker,
-            master_port=context.ports.master_port(0),
-        ),
-        directory=str(directory),
-        marker=marker,
-        timeout_s=timeout_s,
-        startup_timeout_s=inf,
-        grace_s=options.grace_s,
-        session=session,
-    )

@@ -48,7 +48,9 @@ class ListedTest:
     nodeid: str
     need: Need
     ties: tuple[str, ...] = ()
-    """What ties it to other tests: those with a tie in common run in one process (`harness.runner.sessions.parts`)."""
+    """What ties it to other tests: those with a tie in common run in one process (`harness.runner.sessions.ties`)."""
+    number: int = 0
+    """Its place among all tests of the suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +98,6 @@ class TestReport:
     """(node id, text) of everything that could not be collected."""
     refused: str = ""
     """Pytest's complaints about its arguments, a line each; empty if it accepted them."""
-    asks: dict[str, Need] = field(default_factory=dict)
-    """Need of each test, by its name in the file; empty unless the file is imported for its need."""
-    file_need: Need | None = None
-    """Need of the selected tests of a file that is only collected."""
-    listed: list[ListedTest] = field(default_factory=list)
-    """The selected tests of a file that is only collected."""
-    imported: tuple[str, ...] = ()
-    """Modules that a fork of the warm session has imported itself."""
     num_unreadable: int = 0
     """Whole lines that are no record."""
     unread: str = ""
@@ -239,14 +233,6 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | 
             report.nodeids, report.collected = nodeids, True
         case "collect_error":
             report.collect_errors += ((_text(record["id"]), _text(record["text"])),)
-        case "asks":
-            report.file_need = Need.from_json(dict(record["need"]))
-            report.asks = {_text(test): Need.from_json(dict(need)) for test, need in dict(record["by_test"]).items()}
-        case "test":
-            ties = tuple(_text(tie) for tie in record["ties"])
-            report.listed.append(ListedTest(_text(record["id"]), Need.from_json(dict(record["need"])), ties))
-        case "imported":
-            report.imported = tuple(_text(module) for module in record["modules"])
         case "refused":
             report.refused = _text(record["text"])
         case "start":

@@ -7,8 +7,9 @@ the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever en
 """
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,8 +40,7 @@ from harness.runner.run_context import RunContext, open_run_context, read_run_gp
 from harness.runner.schedule.first_fit import Job, Queue
 from harness.runner.schedule.makespan_bounds import lower_bound
 from harness.runner.sessions.combined_coverage import combine_coverage
-from harness.runner.sessions.workers import Workers, worker_command
-from harness.runner.units import WorkerFailure
+from harness.runner.units import SessionFailure
 
 MakeReporters = Callable[[Path, Clock], list[Guarded]]
 """Makes the reporters of a run, given its directory: in the order in which each is given every event."""
@@ -82,9 +82,7 @@ async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | s
                 return interruption.by
             opened = open_run_context(options, SystemClock(), gpus, claims, is_run=False)
             context = await stack.enter_async_context(opened)
-            planned = await interruption.unless_interrupted(
-                collect_and_plan(context, lambda num_done, num_total: None, finds_node_ids=True)
-            )
+            planned = await interruption.unless_interrupted(collect_and_plan(context))
             if planned is None:
                 return interruption.by
             return planned, tuple(dict.fromkeys((*context.notes, *planned.collected.notes, *context.history.notes)))
@@ -103,7 +101,7 @@ class _Run:
         self.state = RunState()
         self.notes: tuple[str, ...] = ()
         self.isolation: tuple[IsolationNote, ...] = ()
-        self.failed_workers: tuple[WorkerFailure, ...] = ()
+        self.session_failures: tuple[SessionFailure, ...] = ()
         self.reporters = reporters
         self.recorder = Recorder(self.state, reporters, context.clock)
 
@@ -152,16 +150,21 @@ class _Run:
         try:
             await dispatcher.run()
         finally:
-            if runner.workers is not None:
-                await runner.workers.close()
-                runner.notes += runner.workers.notes
-                runner.isolation += runner.workers.isolation
-                self.failed_workers = tuple(runner.workers.failures)
+            await self._finish_session()
             kept = (note for note in context.history.notes if note not in context.notes)
             combined = await self._combine_coverage(planned.collected)
             self.notes = (*_undone(planned.collected), *runner.notes, *context.ports.notes, *combined, *kept)
-            self.isolation = (*merge_notes(runner.isolation), *(context.warm.notes if context.warm is not None else ()))
+            self.isolation = (*merge_notes(runner.isolation), *context.suite.isolation)
         self.state.check_sum()
+
+    async def _finish_session(self) -> None:
+        """Let pytest end its session, keep what it printed, and note an end that no test explains."""
+        suite, log = self.context.suite, self.directory / "session.log"
+        reason = await suite.finish(self.options.grace_s, any(r.is_failure for r in self.state.results.values()))
+        with suppress(OSError):
+            shutil.copyfile(suite.log, log)
+        if reason:
+            self.session_failures = (SessionFailure(str(log), reason, suite.output()),)
 
     async def _combine_coverage(self, collected: Collected) -> tuple[str, ...]:
         """Combine what pytest-cov has measured in each process; the note on it."""
@@ -174,25 +177,17 @@ class _Run:
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
         """What there is to run, and what the network asks of it."""
         context = self.context
-        planned = await collect_and_plan(context, self._on_progress)
+        planned = await collect_and_plan(context)
         collected = planned.collected
         return planned, await network_pins(collected.units, collected.rootdir, self.options.invocation, context.clock)
 
-    def _on_progress(self, num_done: int, num_total: int) -> None:
-        self.recorder.take(events.CollectionProgress(self.recorder.t(), num_done, num_total))
-
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:
         context = self.context
-        workers = None
-        if self.options.isolate == "worker":
-            argv = worker_command(self.options, collected.pytest_args)
-            workers = Workers(context.supervisors, context.run_id, self.directory / "workers", context.scratch, argv)
         return UnitRunner(
             options=self.options,
             collected=collected,
-            attempts=workers or context.supervisors,
-            workers=workers,
-            own_attempts=context.supervisors,
+            attempts=context.supervisors,
+            suite=context.suite,
             watch=context.gpus.watch(context.clock),
             ports=context.ports,
             run_id=context.run_id,
@@ -202,7 +197,6 @@ class _Run:
             pins=pins,
             num_slots=new_table(context).cpu_units + len(context.gpus.inventory.gpus),
             num_gpus=0 if context.gpus.inventory.pretended else len(context.gpus.inventory.gpus),
-            warm=context.warm,
             check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle,
             retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),
         )
@@ -251,7 +245,7 @@ class _Run:
             self.state,
             allow_missing_gpus=self.options.allow_missing_gpus,
             internal_error=failure is not None and not is_users,
-            has_failed_workers=bool(self.failed_workers),
+            session_failed=bool(self.session_failures),
         )
         ran = [result for result in self.state.results.values() if result.duration_s and not result.resumed_from]
         bound = lower_bound([Job(n, r.unit.need, r.duration_s) for n, r in enumerate(ran)], new_table(self.context))
@@ -264,7 +258,7 @@ class _Run:
         )
         error = "" if failure is None else str(failure) if is_users else f"{type(failure).__name__}: {failure}"
         return replace(
-            figures, error=error, notes=self.notes, isolation=self.isolation, failed_workers=self.failed_workers
+            figures, error=error, notes=self.notes, isolation=self.isolation, session_failures=self.session_failures
         )
 
 

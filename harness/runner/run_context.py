@@ -22,7 +22,7 @@ from harness.process.scratch import let_go, make_scratch_root, remove_abandoned,
 from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
 from harness.runner.options import RunOptions
 from harness.runner.records.history import History
-from harness.runner.sessions.warm_parent import WarmParent, start_warm_session
+from harness.runner.sessions.suite import Suite
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
@@ -59,8 +59,8 @@ class RunContext:
     supervisors: Supervisors
     ports: PortBlocks
     history: History
-    warm: WarmParent | None
-    """The warm session, started and not yet waited for; None where every file is to have an interpreter."""
+    suite: Suite
+    """The session that collects the suite, started and not yet waited for."""
     notes: tuple[str, ...]
     """Notes for the user on how the machine was read."""
 
@@ -123,13 +123,13 @@ async def open_run_context(
         ports = PortBlocks(claims, read_ephemeral_range())
         has_gpus = bool(gpus.inventory.gpus)
         # First of all, since it takes longest; what follows happens meanwhile.
-        warm = start_warm_session(options, run_id, Path(scratch), master_port=ports.master_port(0), has_gpus=has_gpus)
-        if warm is not None:
-            stack.enter_context(closing(warm))
+        suite = Suite(options, run_id, Path(scratch), master_port=ports.master_port(0), has_gpus=has_gpus)
+        stack.enter_context(closing(suite))
         backends = probe_backends(options.containment)
         history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
         stack.enter_context(history)
         supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
+        supervisors.parent = suite
         yield RunContext(
             options=options,
             clock=clock,
@@ -140,7 +140,7 @@ async def open_run_context(
             supervisors=supervisors,
             ports=ports,
             history=history,
-            warm=warm,
+            suite=suite,
             notes=tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note),
         )
 

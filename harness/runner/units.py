@@ -181,12 +181,11 @@ class UnitResult:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailure:
-    """The failure of a worker when it had no file."""
+class SessionFailure:
+    """The failure of pytest's session after its last test."""
 
-    name: str
     log: str
-    """Path of its own output."""
+    """Path of its output."""
     reason: str
     text: str
-    """Traceback of the error, or without one the end of its output."""
+    """End of its output."""

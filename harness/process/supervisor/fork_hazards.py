@@ -1,8 +1,7 @@
 """What a process would share with its forks and must not, found where it is: in the process from which they are forked.
 
-Threads, CUDA, sockets, files that are written, child processes, temporary files, the working directory, replaced system
-functions; and the variables of the
-environment that differ between the forks and have been read already.
+Threads, CUDA, sockets, files that are written, child processes, the working directory, replaced system functions; and
+the variables of the environment that differ between the forks and have been read already.
 """
 
 import ctypes
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -67,11 +66,11 @@ class Watch:
         self.environ = dict(os.environ)
         """The environment as it was at the start."""
         self._cwd = os.getcwd()
-        self._files = dict(open_files())
+        self.known_files = {*open_files()}
+        """Descriptors that may be shared."""
+        self._streams = {_identity(fd) for fd in (1, 2)}
         self.reads: dict[str, str] = {}
         """Variables of `varying` that were read, with the module that read each first."""
-        self.importing = ""
-        """The package that is imported now, to which reads are put down; empty for the reading module itself."""
         self._originals = {name: pkgutil.resolve_name(name) for name in USED_BY_SUPERVISORS}
         self._plain = type(os.environ)
         os.environ.__class__ = _Watched
@@ -79,34 +78,47 @@ class Watch:
 
     def note(self, key: str, reader: str) -> None:
         """Note that `reader` has read the variable `key`."""
-        self.reads.setdefault(key, self.importing or reader)
+        self.reads.setdefault(key, reader)
 
     def end(self) -> None:
         """Watch no more."""
         os.environ.__class__ = self._plain
 
-    def hazards(self) -> Iterator[tuple[str, str]]:
-        """(code, detail) of what a fork would share now and must not."""
+    def hazard(self, own_children: Sequence[int] = ()) -> tuple[str, str] | None:
+        """(code, detail) of the first thing that a fork would share now and must not; None for nothing.
+
+        `own_children` are processes that the caller has started itself.
+        """
         if (num := num_threads_kept()) > 1:
             names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
-            yield THREADS, ", ".join(names) or f"{num - 1} of a library"
+            return THREADS, ", ".join(names) or f"{num - 1} of a library"
         if cuda_is_initialized():
-            yield "cuda", ""
-        if children := process_tree.children(os.getpid()):
-            yield "processes", process_tree.command_line(children[0].pid)
-        if len(sockets := [fd for fd, target in open_files().items() if target.startswith("socket:")]) > 1:
-            yield "sockets", str(len(sockets) - 1)
-        for fd, target in open_files().items():
-            if fd > 2 and self._files.get(fd) != target and _is_written(fd):
-                yield "files", target
-        if (cwd := os.getcwd()) != self._cwd:
-            yield "cwd", cwd
+            return "cuda", ""
+        if others := [pid for pid in _children() if pid not in own_children]:
+            return "processes", process_tree.command_line(others[0])
+        for fd in {int(entry) for entry in os.listdir("/proc/self/fd")} - self.known_files:
+            with suppress(OSError):
+                target = os.readlink(f"/proc/self/fd/{fd}")
+                if target.startswith(("socket:", "anon_inode:[eventpoll]")):
+                    return "sockets", "1"
+                if _is_written(fd) and _identity(fd) not in self._streams:
+                    return "files", target
+                self.known_files.add(fd)
         with suppress(OSError):
-            if found := sorted(os.listdir(self.environ.get("TMPDIR", ""))):
-                yield "temporary_files", found[0]
+            if (cwd := os.getcwd()) != self._cwd:
+                return "cwd", cwd
         for name, original in self._originals.items():
             if pkgutil.resolve_name(name) is not original:
-                yield "replaced", name.replace(":", ".")
+                return "replaced", name.replace(":", ".")
+        return None
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(each) for each in file.read().split()]
+    except OSError:  # a kernel without it
+        return [process.pid for process in process_tree.children(os.getpid())]
 
 
 def num_threads_kept() -> int:
@@ -135,6 +147,11 @@ def open_files() -> Mapping[int, str]:
     return found
 
 
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
 def _is_written(fd: int) -> bool:
     """Whether a descriptor is of a regular file that can be written, such as a database."""
     with suppress(OSError):
@@ -144,9 +161,8 @@ def _is_written(fd: int) -> bool:
 
 def cuda_is_initialized() -> bool:
     """Whether this process has initialised the CUDA driver, which no fork of it could use."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        path = next((line.split(maxsplit=5)[5].strip() for line in file if "libcuda.so" in line), "")
-    if not path:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
         return False
-    num_devices = ctypes.c_int(0)
-    return bool(ctypes.CDLL(path).cuDeviceGetCount(ctypes.byref(num_devices)) != CUDA_NOT_INITIALIZED)
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int(0))) != CUDA_NOT_INITIALIZED)

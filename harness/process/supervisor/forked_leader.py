@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -83,13 +84,15 @@ def set_random_state(state: tuple[Any, ...] | None) -> None:
 
 
 def begin_fork() -> None:
-    """In a fork that is no leader: forget what is to happen at the end of the process from which it was forked."""
+    """In a fork: forget what is to happen at the end of the process from which it was forked, but for Python's own."""
     atexit._clear()
-
-
-def leave() -> NoReturn:
-    """End the process from which leaders are forked: what is to happen at the end of a process, happens in them."""
-    os._exit(0)
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    if logging := sys.modules.get("logging"):
+        atexit.register(logging.shutdown)
+    if util := sys.modules.get("multiprocessing.util"):
+        atexit.register(util._exit_function)
 
 
 def end(code: int) -> NoReturn:

@@ -43,9 +43,12 @@ def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozens
     return living
 
 
-def kill_bearing(marker: str) -> list[Process]:
-    """Kill once the processes that carry `marker`, and their descendants; returns who lived before: [] is the proof."""
-    bearers = process_tree.bearing(marker)
+def kill_bearing(marker: str, spare: int = 0) -> list[Process]:
+    """Kill once the processes that carry `marker`, and their descendants; returns who lived before: [] is the proof.
+
+    `spare` is the number of one that is left alone.
+    """
+    bearers = [process for process in process_tree.bearing(marker) if process.pid != spare]
     below = process_tree.descendants(*(process.pid for process in bearers)) if bearers else []
     found = [process for process in (*bearers, *below) if process.pid != os.getpid()]
     for process in found:

@@ -1,23 +1,22 @@
 """The order for one attempt: command, paths, environment and limits."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.process.child_env import OMP_NUM_THREADS, child_env, xdist_variables
 from harness.process.ports import PortBlocks
-from harness.process.supervisor_client import ProcessSpec
+from harness.process.supervisor_client import ProcessSpec, Supervisors
 from harness.runner.collection.collect import Collected
 from harness.runner.options import RunOptions
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
 from harness.runner.selections import split_node_id, split_selections
-from harness.runner.sessions.part_file import PART_FILE
-from harness.runner.sessions.plugin_names import FOR_TESTS, FORKED_TESTS, OWN_COVERAGE, PARTS, odd_name_plugins
+from harness.runner.sessions.plugin_names import FORKED_TESTS, OWN_COVERAGE, XDIST, odd_name_plugins
 from harness.runner.sessions.pytest_command import pytest_command
-from harness.runner.sessions.workers import Attempts
-from harness.runner.units import Unit
+from harness.runner.sessions.suite import Suite
+from harness.runner.units import Unit, files_of
 
 COVERAGE_FILE = "COVERAGE_FILE"
 UNITS = "units"
@@ -30,7 +29,8 @@ class AttemptSpecs:
 
     options: RunOptions
     collected: Collected
-    attempts: Attempts
+    attempts: Supervisors
+    suite: Suite
     ports: PortBlocks
     run_id: str
     run_directory: Path
@@ -61,37 +61,46 @@ class AttemptSpecs:
         return self.scratch / self.name(number)
 
     def spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
+        """Return the order for the present attempt at a unit: the fork of the session, and the command without one."""
         invocation, directory, tmpdir = self.options.invocation, self.directory(number), self.tmpdir(number)
         report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
-        paths = [self.from_cwd(path) for path in unit.selection or unit.together or (unit.file_path,)]
-        options = {"rlharness_report": report, "basetemp": basetemp, "rlharness_as_found": not is_named}
-        plugins = (*FOR_TESTS, *odd_name_plugins(paths, invocation.cwd))
-        part = str(directory / PART_FILE) if unit.part or self.retries.rest(number) else None
+        rest = self.retries.rest(number)
+        tests = self.collected.tests_of(unit, rest)
+        if rest or unit.part:
+            asked: Sequence[str] = rest or [test.nodeid for test in tests or ()]
+        else:
+            asked = unit.selection or unit.together or (unit.file_path,)
+        paths = [self.from_cwd(path) for path in asked]
         is_measured = self.collected.coverage is not None
         own_file = {COVERAGE_FILE: str(directory / ".coverage")} if is_measured else {}
         grace_s = self.options.grace_s if self.options.isolate == "test" else None
+        env = self._env(lease, str(tmpdir), self.marker(number)) | own_file
+        files = tuple(dict.fromkeys(split_node_id(each, self.collected.rootdir)[0] for each in asked))
         return ProcessSpec(
             argv=(
                 *pytest_command(self.options),
-                *(word for name in ("harness.plugin", *plugins) for word in ("-p", name)),
+                *(word for name in ("harness.plugin", XDIST) for word in ("-p", name)),
+                *(word for name in odd_name_plugins(paths, invocation.cwd) for word in ("-p", name)),
                 *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
                 *(("-p", OWN_COVERAGE) if is_measured else ()),
                 *(() if is_named else ("--rlharness-as-found",)),
-                *(("-p", PARTS, f"--rlharness-part={part}") if part else ()),
                 *(("-p", FORKED_TESTS, f"--rlharness-fork-tests={grace_s}") if grace_s is not None else ()),
                 *invocation.trailing,
                 *self.collected.pytest_args,
                 *paths,
             ),
-            session={
-                "args": paths,
-                "options": options
-                | ({"rlharness_part": part} if part else {})
-                | ({"rlharness_fork_tests": grace_s} if grace_s is not None else {}),
-                "plugins": [*plugins] + [PARTS] * bool(part) + [FORKED_TESTS] * (grace_s is not None),
+            session=None
+            if tests is None or self.options.isolate == "interpreter" or self.suite.why_own(files, env)
+            else {
+                "items": [test.number for test in tests],
+                "files": files,
+                "deselected": sum(self.collected.files[path].num_deselected for path in files_of(unit)),
+                "report": report,
+                "basetemp": basetemp,
+                "grace_s": grace_s,
             },
             cwd=str(invocation.cwd),
-            env=self._env(lease, str(tmpdir), self.marker(number)) | own_file,
+            env=env,
             directory=str(directory),
             marker=self.marker(number),
             timeout_s=self.retries.limit_s(number, unit.timeout_s or self.options.timeout_s),

@@ -160,8 +160,6 @@ async def _in_order(
         runner,
         run_directory=runner.directory(number) / IN_ORDER,
         scratch=runner.tmpdir(number) / "o",
-        attempts=runner.own_attempts or runner.attempts,  # no worker that has run other parts
-        workers=None,
         post=lambda event: None,  # the unit has said what its tests did
         followed={},
     )

@@ -8,11 +8,13 @@ An order to end it is remembered, since it may come before there is a supervisor
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
-from harness.bits.errors import HarnessError
+from harness.bits.errors import HarnessError, ReportError
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import IDLE_MEMORY_BYTES
 from harness.process.exhaustion import reason_of
@@ -34,10 +36,8 @@ from harness.runner.gpu_memory import GpuMemoryUse
 from harness.runner.isolation_notes import IsolationNote
 from harness.runner.options import runs_parts_of_files
 from harness.runner.report_file import ReportTail, TestReport
+from harness.runner.reruns.retries import read_attempts
 from harness.runner.schedule.leases import Lease
-from harness.runner.sessions.part_file import PART_FILE, PartTests, write_part
-from harness.runner.sessions.warm_parent import WarmParent
-from harness.runner.sessions.workers import Attempts, Workers
 from harness.runner.units import Outcome, Unit, UnitResult
 
 Post = Callable[[events.Event], None]
@@ -57,16 +57,8 @@ class UnitRunner(AttemptSpecs):
     shared_watch: SharedWatch | None = None
     sampler: MemorySampler | None = None
     """Measures the GPU memory of attempts; made for the first of them."""
-    warm: WarmParent | None = None
-    """The warm session, which learns what the files import; None without one."""
-    workers: Workers | None = None
-    """Those that carry out the attempts; None where each attempt has a process of its own."""
-    own_attempts: Attempts | None = None
-    """What carries out an attempt with a process of its own where there are workers; None for `attempts`."""
-    active: dict[int, Attempts] = field(default_factory=dict)
-    """What carries out the present attempt of each running unit, by its number."""
-    held_by_workers: dict[tuple[str, ...], dict[str, int]] = field(default_factory=dict)
-    """Memory that was in use on GPUs before the worker that has them."""
+    stop: Callable[[str], None] = lambda reason: None
+    """Ends the run since pytest wants to; the dispatcher puts its own here."""
     post: Post = lambda event: None
     """Where events go; the dispatcher puts its queue here."""
     followed: dict[int, tuple[str, ReportTail]] = field(default_factory=dict)
@@ -90,8 +82,7 @@ class UnitRunner(AttemptSpecs):
         """Run `unit`; its last event is its UnitFinished, AttemptFailed or LeaseRefused, after the fate of its GPUs."""
         directory, gpu_ids = self.directory(number), lease.gpu_ids
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
-        env = self._env(lease, "", "")
-        baseline, unfit = await self._check(lease, env)
+        baseline, unfit = await self._watch_of(lease).check(gpu_ids)
         if unfit:
             self.away.update(dict.fromkeys(unfit))
             refuse_lease(self.post, self.t(), unit.path, gpu_ids, unfit)
@@ -127,17 +118,25 @@ class UnitRunner(AttemptSpecs):
             self.notes.append(note)
         await asyncio.to_thread(self._clean_up, number, result)
         unfit = self.suspicion.observe(unit.file_path, result.outcome, gpu_ids) | broken_by(xids)
-        if self.workers is not None and self.workers.has(env):
-            self.held_by_workers[gpu_ids] = baseline
-        else:
-            held = await self._still_held(number, unkillable, lease, baseline)
-            self.away.update({gpu_id: baseline.get(gpu_id) for gpu_id in held.keys() - unfit.keys()})
-            result, unfit = result if unkillable else with_others(result, held), unfit | held
+        held = await self._still_held(number, unkillable, lease, baseline)
+        self.away.update({gpu_id: baseline.get(gpu_id) for gpu_id in held.keys() - unfit.keys()})
+        result, unfit = result if unkillable else with_others(result, held), unfit | held
         end_lease(self.post, self.t(), unit.path, gpu_ids, unfit)
         event = await asyncio.to_thread(partial(self.retries.end, number, result, report, spent=spent))
+        if isinstance(event, events.UnitFinished):
+            await self._replay(event.result)
         self.post(replace(event, t=self.t()))
-        if self.warm is not None:
-            await self.warm.learn(report.imported)
+
+    async def _replay(self, result: UnitResult) -> None:
+        """Have the session hear what became of a unit, and end the run where it wants to stop."""
+        directories = [attempt.directory for attempt in result.attempts] + [result.directory]
+        reports = [Path(each, "report.jsonl") for each in directories if each]
+        lost: dict[str, str] = {}
+        with suppress(ReportError, OSError):
+            found = read_attempts(result)
+            lost = dict.fromkeys((*found.running, *(each.nodeid for each in found.lost)), result.reason)
+        if stop := await self.suite.replay(reports, lost):
+            self.stop(stop)
 
     def _is_comparable(self, number: int, result: UnitResult) -> bool:
         """Whether the need of the tests that were collected shows whether the plan was right.
@@ -150,20 +149,6 @@ class UnitRunner(AttemptSpecs):
         )
         return is_whole and found is not None and (unit.part is None or found.exceeds(unit.need))
 
-    async def _check(self, lease: Lease, env: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
-        """Memory in use on GPUs before the attempt (or before the worker that holds them), and why GPUs are unfit."""
-        gpu_ids = lease.gpu_ids
-        unfit: dict[str, str] = {}
-        if self.workers is not None:
-            if self.workers.has(env) and (known := self.held_by_workers.get(gpu_ids)) is not None:
-                return known, unfit
-            await self.workers.make_room(env)
-            for others in [each for each in self.held_by_workers if set(each) & set(gpu_ids)]:
-                held = await self.watch.not_back(others, self.held_by_workers.pop(others), hurry=lambda: False)
-                unfit |= {gpu_id: f"after a worker: {why}" for gpu_id, why in held.items() if gpu_id in gpu_ids}
-        baseline, found = await self._watch_of(lease).check(gpu_ids)
-        return baseline, found | unfit
-
     def _watch_of(self, lease: Lease) -> GpuWatch | SharedWatch:
         if self.shared_watch is None:
             self.shared_watch = SharedWatch(self.watch)
@@ -172,10 +157,6 @@ class UnitRunner(AttemptSpecs):
     async def run_attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
         """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
         self.notes += make_new_directory(self.directory(number))
-        if rest := self.retries.rest(number):
-            write_part(self.directory(number) / PART_FILE, PartTests(mine=rest))
-        elif unit.part:
-            write_part(self.directory(number) / PART_FILE, self.collected.parts[unit.path])
         tail.file.make()  # before there are tests: whatever these do to its name, this file is theirs
         self.notes += make_new_directory(self.tmpdir(number), mode=0o700)
         spec = self.spec(number, unit, lease)
@@ -183,15 +164,13 @@ class UnitRunner(AttemptSpecs):
             return ProcessEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
         self.followed[number] = (unit.path, tail)
         try:
-            self.active[number] = self.attempts
-            end = await self.active[number].run(
+            end = await self.attempts.run(
                 spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
             )
             while self.follow(number):
                 await asyncio.sleep(0)  # signals are heard, however much there is
         finally:
             self.followed.pop(number, None)
-            self.active.pop(number, None)
         return end, spec.timeout_s
 
     async def _measured(
@@ -234,15 +213,13 @@ class UnitRunner(AttemptSpecs):
     def cancel(self, number: int) -> None:
         """End the attempt of unit `number` in order."""
         self.cancelled.add(number)
-        if attempts := self.active.get(number):
-            attempts.cancel(self.marker(number))
+        self.attempts.cancel(self.marker(number))
 
     def kill(self, number: int) -> None:
         """End the attempt of unit `number` at once."""
         self.cancelled.add(number)
         self.killed.add(number)
-        if attempts := self.active.get(number):
-            attempts.kill(self.marker(number))
+        self.attempts.kill(self.marker(number))
 
     async def _still_held(
         self, number: int, unkillable: tuple[str, ...], lease: Lease, baseline: dict[str, int]

@@ -9,18 +9,13 @@ from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.units import NeedSource
 
-WHOLE_FOR_WORKERS = (
-    "with --isolate worker every file has its GPU to itself: a worker keeps its memory from one file to the next"
-)
-
 
 def give_needs(collected: Collected, options: RunOptions, inventory: Inventory) -> Collected:
     """Return the collection with the default need on each file that has none, which the needs table did not decide.
 
-    With `--isolate worker`, no unit shares a GPU, and a note says so. Raises UsageError for GPUs of unknown memory.
+    Raises UsageError for GPUs of unknown memory.
     """
     units = list(collected.units)
-    notes = collected.notes
     if (default := _default_need(options, inventory)) is not None:
         units = [
             replace(unit, need=default, source=NeedSource.TABLE)
@@ -28,10 +23,7 @@ def give_needs(collected: Collected, options: RunOptions, inventory: Inventory) 
             else unit
             for unit in units
         ]
-    if options.isolate == "worker" and any(unit.need.shared for unit in units):
-        units = [replace(unit, need=replace(unit.need, shared=False)) for unit in units]
-        notes = (*notes, WHOLE_FOR_WORKERS)
-    return replace(collected, units=tuple(units), notes=notes)
+    return replace(collected, units=tuple(units))
 
 
 def _smallest_gb(inventory: Inventory) -> float:

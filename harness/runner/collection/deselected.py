@@ -36,7 +36,7 @@ def _num_deselected(unit: Unit, collected: Collected) -> int:
     if unit.selection or not unit.can_run or unit.path in collected.not_found:
         return 0
     files = [collected.files.get(path) for path in unit.together or (unit.path,)]
-    known = [file for file in files if file is not None and file.is_deselected]
+    known = [file for file in files if file is not None and file.is_deselected and not file.error]
     return sum(file.num_deselected for file in known) if len(known) == len(files) else 0
 
 

@@ -1,23 +1,16 @@
 """Names in the configuration that stand for nothing, most likely since they are misspelt: each is noted."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.process.supervisor.fork_hazards import THREADS
 from harness.runner.collection.collect import Collected
 from harness.runner.need import NeedRule, NeedsTable
 from harness.runner.options import RunOptions
 
 
-def note_idle(collected: Collected, options: RunOptions, refused: Mapping[str, str]) -> Collected:
-    """Return the collection with notes on what the configuration names and does not exist.
-
-    `refused` are modules that could not be imported, with the type of the exception or `THREADS`.
-    """
-    missing = {name: refused[name] for name in options.preload if refused.get(name, THREADS) != THREADS}
-    modules = (f"the module {name!r} of preload cannot be imported: {error}" for name, error in missing.items())
-    patterns = _idle_patterns(collected, options)
-    return replace(collected, notes=(*collected.notes, *patterns, *modules))
+def note_idle(collected: Collected, options: RunOptions) -> Collected:
+    """Return the collection with a note on each pattern of the configuration that matches no file."""
+    return replace(collected, notes=(*collected.notes, *_idle_patterns(collected, options)))
 
 
 def _idle_patterns(collected: Collected, options: RunOptions) -> Iterator[str]:

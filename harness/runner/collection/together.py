@@ -16,7 +16,7 @@ def keep_together(collected: Collected, groups: Sequence[Sequence[str]]) -> Coll
     groups, and for files that ask for different models of GPU.
     """
     units = {unit.path: unit for unit in collected.units}
-    sizes_bytes, asks, notes = dict(collected.sizes_bytes), dict(collected.asks), list(collected.notes)
+    sizes_bytes, notes = dict(collected.sizes_bytes), list(collected.notes)
     taken: dict[str, int] = {}
     for number, patterns in enumerate(groups):
         able = [unit.path for unit in collected.units if unit.can_run and unit.path not in collected.not_found]
@@ -32,11 +32,10 @@ def keep_together(collected: Collected, groups: Sequence[Sequence[str]]) -> Coll
         *before, last = paths
         units[last] = _joined([units[path] for path in paths])
         sizes_bytes[last] = sum(sizes_bytes.get(path, 0) for path in paths)
-        asks[last] = {test: need for path in paths for test, need in asks.get(path, {}).items()}
         for path in before:
             del units[path]
         notes.append(f"together: {', '.join(before)} and {last} run in one process, as {last}")
-    return replace(collected, units=tuple(units.values()), sizes_bytes=sizes_bytes, asks=asks, notes=tuple(notes))
+    return replace(collected, units=tuple(units.values()), sizes_bytes=sizes_bytes, notes=tuple(notes))
 
 
 def _joined(units: Sequence[Unit]) -> Unit:

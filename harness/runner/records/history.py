@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.bits.errors import HarnessError
 from harness.process.user_cache import cache_path
-from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
 from harness.runner.records.history_file import limit_work, open_history
 from harness.runner.records.trends import NUM_RESULTS, PastResult, Trend, parse_results, results_text
 from harness.runner.units import NeedSource, Outcome, UnitResult
@@ -45,8 +44,6 @@ MAX_DURATION_S = 1e8
 MAX_PATH_BYTES = 4096
 MAX_TESTS = 10_000
 """Files and tests whose results are kept: the latest; and as many are recorded in one run."""
-MAX_COLLECTED_BYTES = 16 << 20
-"""Collected files that are kept: the latest."""
 MAX_NAME_BYTES = 500
 """Longer node ids are not kept."""
 
@@ -149,49 +146,6 @@ class History:
             else Expectation(estimate_s(size, known), ESTIMATE_SPREAD, is_estimate=True)
             for path, size in sizes.items()
         }
-
-    def to_import(self, root: Path) -> frozenset[str]:
-        """Files below `root` whose need in the plan was once not what their tests really asked for, and whose size is
-        still the same: these are imported in every run."""
-        flagged = dict(self._read("SELECT path, size_bytes FROM units WHERE needs_import", int))
-        sizes = sizes_bytes(root, flagged)
-        return frozenset(path for path, size in flagged.items() if sizes[path] == size)
-
-    def collected_files(self, keys: Mapping[str, str]) -> dict[str, CollectedFile]:
-        """Return what was collected from files earlier, of those of `keys` (path -> key) whose key is still the same.
-
-        Raises nothing: see `notes`.
-        """
-        found: dict[str, CollectedFile] = {}
-        for path, key, text in self._rows("SELECT path, key, file FROM collected") if keys else ():
-            name = os.fsdecode(path) if _is_path(path) else ""
-            if keys.get(name, "") == (key.decode(errors="replace") if isinstance(key, bytes) else None):
-                file = parse_file(text, name)
-                found |= {name: file} if file is not None else {}
-        return found
-
-    def keep_collected(self, files: Mapping[str, tuple[str, CollectedFile]]) -> None:
-        """Keep what was collected from files (path -> key, file). Raises nothing: see `notes`."""
-        if self._connection is None or not files:
-            return
-        import sqlite3
-
-        try:
-            with self._connection as connection:
-                limit_work(connection)
-                (number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM collected").fetchone()
-                connection.executemany(
-                    "INSERT OR REPLACE INTO collected VALUES (?, ?, ?, ?)",
-                    ((_name_bytes(path), key, number, file_text(file, path)) for path, (key, file) in files.items()),
-                )
-                total_bytes = 0
-                latest = "SELECT rowid, length(file) FROM collected ORDER BY number DESC, rowid"
-                for row, size_bytes in connection.execute(latest).fetchall():
-                    total_bytes += size_bytes
-                    if total_bytes > MAX_COLLECTED_BYTES:
-                        connection.execute("DELETE FROM collected WHERE rowid = ?", (row,))
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
-            self._give_up("recording", error)
 
     def trends(self) -> list[Trend]:
         """The last results of every file and test that is known, by name. Raises nothing: see `notes`."""

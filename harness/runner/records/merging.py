@@ -134,7 +134,7 @@ def _finished(
         bounding_unit="",
         error="; ".join(errors),
         notes=tuple(notes),
-        failed_workers=tuple(worker for _, end in ends for worker in end.failed_workers),
+        session_failures=tuple(each for _, end in ends for each in end.session_failures),
         isolation=tuple(note for _, end in ends for note in end.isolation),
     )
 
@@ -156,7 +156,7 @@ def _exit_code(runs: Sequence[RecordedRun], state: RunState, missing: tuple[int,
             state,
             allow_missing_gpus=ExitCode.UNITS_NOT_RUN not in given,
             internal_error=ExitCode.INTERNAL_ERROR in given,
-            has_failed_workers=any(run.finished is not None and run.finished.failed_workers for run in runs),
+            session_failed=any(run.finished is not None and run.finished.session_failures for run in runs),
         )
     }
     for run, code in zip(runs, given, strict=True):

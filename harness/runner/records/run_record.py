@@ -262,9 +262,9 @@ class _Reading:
         record.utilisation, record.lower_bound_s = _seconds(event["utilisation"]), _seconds(event["lower_bound_s"])
         record.bounding_unit = _text(event["bounding_unit"])
         record.notes += _texts(event["notes"])
-        for worker in event.get("failed_workers", ()):
-            name, reason, log = (_text(worker[key]) for key in ("name", "reason", "log"))
-            record.notes += (f"worker {name} failed after its last file: {reason} (see {log})",)
+        for failure in event.get("session_failures", ()):
+            reason, log = (_text(failure[key]) for key in ("reason", "log"))
+            record.notes += (f"pytest's session failed after its last test: {reason} (see {log})",)
         record.isolation = tuple(map(_isolation_note, event.get("isolation", ())))
 
 

@@ -20,7 +20,6 @@ from harness.runner.events import (
     AttemptTerminating,
     CancelRequested,
     CollectionFinished,
-    CollectionProgress,
     Event,
     GpuQuarantined,
     GpuReadmitted,
@@ -66,8 +65,6 @@ class Progress:
     """An immutable picture of a run: what a display needs, safe to hand to another thread."""
 
     num_units: int
-    num_collect_done: int
-    num_collect_total: int
     outcomes: dict[Outcome, int]
     running: tuple[Running, ...]
     num_gpus: int
@@ -123,8 +120,6 @@ class RunState:
         self.lower_bound_s = 0.0
         self.num_estimated = 0
         """Units whose expected seconds are an estimate."""
-        self.num_collect_done = 0
-        self.num_collect_total = 0
         self.running: dict[str, Running] = {}
         self.results: dict[str, UnitResult] = {}
         self.outcomes: Counter[Outcome] = Counter()
@@ -190,8 +185,6 @@ class RunState:
         """The state as a display needs it, detached from what `apply` changes later."""
         return Progress(
             num_units=len(self.units),
-            num_collect_done=self.num_collect_done,
-            num_collect_total=self.num_collect_total,
             outcomes=dict(self.outcomes),
             num_accepted=self.num_accepted,
             running=tuple(self.running.values()),
@@ -210,8 +203,6 @@ class RunState:
         match event:
             case RunStarted():
                 self.started = event
-            case CollectionProgress():
-                self.num_collect_done, self.num_collect_total = event.num_done, event.num_total
             case CollectionFinished():
                 self._collected(event)
             case AttemptStarted():
@@ -348,7 +339,7 @@ def worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:
 
 
 def exit_code(
-    state: RunState, *, allow_missing_gpus: bool, internal_error: bool = False, has_failed_workers: bool = False
+    state: RunState, *, allow_missing_gpus: bool, internal_error: bool = False, session_failed: bool = False
 ) -> ExitCode:
     """The exit code of a run; what stands higher here wins over what stands lower.
 
@@ -364,7 +355,7 @@ def exit_code(
         (internal_error, ExitCode.INTERNAL_ERROR),
         (state.interrupted, ExitCode.INTERRUPTED),
         (any(map(state.is_failure, outcomes.keys() - {Outcome.USAGE_ERROR})), ExitCode.TESTS_FAILED),
-        (has_failed_workers, ExitCode.TESTS_FAILED),
+        (session_failed, ExitCode.TESTS_FAILED),
         (outcomes[Outcome.USAGE_ERROR], ExitCode.USAGE_ERROR),
         (outcomes[Outcome.INTERRUPTED] or len(not_run) > num_wanting, ExitCode.INTERRUPTED),
         (outcomes[Outcome.NO_TESTS] == len(state.units) and not state.is_empty_shard, ExitCode.NOTHING_COLLECTED),

@@ -14,8 +14,7 @@ from harness.bits.errors import ReportError, UsageError
 from harness.bits.files import open_regular
 from harness.bits.text import count
 from harness.process.run_directory import HOME, RUNS
-from harness.runner.collection.collect import Collected
-from harness.runner.records.collected_file import is_part
+from harness.runner.collection.collect import Collected, is_part
 from harness.runner.records.recorded_run import RecordedRun, read_recorded_run
 from harness.runner.reruns.retries import read_attempts, tests_to_repeat
 from harness.runner.units import Outcome, Unit, UnitResult

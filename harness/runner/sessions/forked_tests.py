@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,7 +61,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run the tests as pytest's own loop does, each in a fork."""
+    """Run the tests as pytest's own loop does, each in a fork, in an interpreter of their file's own."""
     grace_s = session.config.getoption("rlharness_fork_tests", None)
     if grace_s is None or session.config.option.collectonly or session.testsfailed:
         return None
@@ -70,19 +70,24 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         if reporter:
             reporter.write("unforked", why=found[0], detail=found[1])
         return None
+    run_forked(session, session.items, float(grace_s), reporter)
+    return True
+
+
+def run_forked(session: pytest.Session, items: Sequence[pytest.Item], grace_s: float, reporter: Any) -> None:
+    """Run each of `items` in a fork of this process."""
     if reporter:
-        reporter.write("forked", grace_s=float(grace_s))
+        reporter.write("forked", grace_s=grace_s)
     syscalls.become_subreaper()
     own = {process.pid for process in process_tree.children(os.getpid())}
     gc.collect()
     gc.freeze()
-    for item in session.items:
-        _Fork(item, float(grace_s), reporter, own).run()
+    for item in items:
+        _Fork(item, grace_s, reporter, own).run()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
-    return True
 
 
 def _why_not(config: pytest.Config) -> tuple[str, str] | None:

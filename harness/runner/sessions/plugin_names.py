@@ -7,16 +7,10 @@ from harness.runner.selections import is_oddly_named, split_node_id
 
 XDIST = "harness.runner.sessions.xdist_fixtures"
 """Replaces pytest-xdist."""
-FOR_TESTS = (XDIST, "harness.runner.sessions.shared_cache")
-"""Plugins of every process that runs tests."""
-PARTS = "harness.runner.sessions.parts"
-"""Selects the tests of a part, which are in its PART_FILE."""
 FORKED_TESTS = "harness.runner.sessions.forked_tests"
 """Forks each test."""
-WORKER = "harness.runner.sessions.worker_session"
-"""Takes one file after the other."""
-WORKER_ERROR = "error.txt"
-"""Name of the file in which it records the errors of the end of its session, beside its report."""
+SESSION = "harness.runner.sessions.collected_session"
+"""Collects the suite, and forks the processes of its units."""
 OWN_COVERAGE = "harness.runner.sessions.own_coverage"
 """Measures the coverage of one process."""
 ODD_NAMES = "harness.runner.sessions.odd_names"

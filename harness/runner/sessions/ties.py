@@ -1,16 +1,9 @@
-"""A pytest plugin: run one part of a test file, and find which tests of a file belong together.
+"""Which tests of a file belong together: those with a tie in common run in one process."""
 
-With `--rlharness-part=FILE` every test is deselected that is not of the part. FILE is JSON: `{"mine": [node ids]}`, or
-`{"others": [node ids]}` for the part that runs whatever the other parts leave, so that a test that is new runs once.
-"""
-
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-
-from harness.bits.files import read_text
 
 SHARING = ("module", "package")
 """Scopes of a fixture whose value several tests of a file share, in whatever classes they are."""
@@ -20,29 +13,6 @@ XUNIT = ("_xunit_setup_", "_unittest_set")
 """Beginnings of the names under which pytest runs the suite's own `setup_module`, `setUpClass` and the like."""
 DEPENDENT = ("dependency", "order")
 """Markers of plugins with which a test refers to other tests of its file."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
-    group = parser.getgroup("rlharness")
-    group.addoption("--rlharness-part", metavar="FILE", default=None, help="Run only the tests of a part of the file.")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests of other parts."""
-    file = config.getoption("rlharness_part", None)
-    if not file:
-        return
-    part = json.loads(read_text(file))
-    named = frozenset(part.get("mine", part.get("others")))
-    is_first = "mine" not in part
-    other = [item for item in items if (item.nodeid in named) is is_first]
-    if other:
-        config.hook.pytest_deselected(items=other)
-        if reporter := config.pluginmanager.get_plugin("rlharness-reporter"):
-            reporter.num_deselected -= len(other)  # they run in another process
-        items[:] = [item for item in items if (item.nodeid in named) is not is_first]
 
 
 def ties_of(item: pytest.Item) -> list[str]:

@@ -1,0 +1,565 @@
+"""A pytest plugin: the one session of a run, which collects the suite once. The process of every unit is a fork of it.
+
+    runner ──starts──▶ session: conftest files, collect ─▶ serve ─"fork"─▶ supervisor ─▶ leader: runs its items, ends
+       │                  │ fork, every 0.3 s                └─"replay"─▶ pytest's hooks hear what the leaders reported
+       └──wakes──▶ standby: the collection as it stood; goes on without the file that ended or poisoned the session
+
+It is plain pytest but for its run loop: what it configures, collects and selects is what pytest does, and reporters,
+the cache and the hooks of the suite see one session. With `--rlharness-serve=FD` it answers the runner on that socket,
+and writes to `--rlharness-found=FILE`, a JSON line each, what it imports before it does (`importing`, `imported`), and
+at last every file with its tests. `--rlharness-left-out=WHY:PATH` names a file that ended an earlier session.
+
+A file that does at its import what must not be shared (`fork_hazards`) poisons: the session ends, the standby goes on
+without it, and the file gets an interpreter of its own. After MAX_POISONED of them, the session goes on poisoned, and
+every file gets one.
+"""
+
+import gc
+import itertools
+import json
+import os
+import socket
+import sys
+import traceback
+import types
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from harness.plugin import (
+    NOTHING,
+    BadMarker,
+    MarkError,
+    NeedJson,
+    Reporter,
+    merge_needs,
+    need_of_items,
+    timeout_of_item,
+)
+from harness.process.child_env import VARYING
+from harness.process.clock import SystemClock
+from harness.process.program_output import json_objects
+from harness.process.supervisor import syscalls
+from harness.process.supervisor.fork_hazards import Watch
+from harness.process.supervisor.fork_server import serve
+from harness.process.supervisor.forked_leader import ParentState, begin_fork, end
+from harness.process.supervisor.main import supervise
+from harness.runner.sessions import own_coverage
+from harness.runner.sessions.forked_tests import run_forked
+from harness.runner.sessions.threads_before import other_threads, plugin_of
+from harness.runner.sessions.ties import ties_of
+from harness.runner.sessions.xdist_fixtures import NUM_WORKERS
+
+STANDBY_S = 0.3
+"""Between two forks of a standby: so much of a collection is done twice at most."""
+MAX_POISONED = 3
+POISONED = 117
+"""Exit code of a session that a file has poisoned."""
+REPORTING = (
+    *("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_warning_recorded"),
+    *("pytest_sessionfinish", "pytest_terminal_summary", "pytest_keyboard_interrupt"),
+)
+"""Hooks that the session calls for its leaders."""
+UNWRITABLE = "the list of test files cannot be written"
+"""Begin of pytest's error where FILE cannot be written."""
+KEY = pytest.StashKey["CollectedSession"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("rlharness")
+    group.addoption("--rlharness-serve", metavar="FD", type=int, default=-1, help="Serve forks on this socket.")
+    group.addoption("--rlharness-found", metavar="FILE", default="", help="Write what is collected to FILE.")
+    group.addoption("--rlharness-left-out", metavar="WHY:PATH", action="append", default=[], help="Leave out a file.")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """Watch what conftest files do, before the first of them is imported."""
+    if early_config.known_args_namespace.rlharness_serve >= 0:
+        session = early_config.stash[KEY] = CollectedSession(early_config)
+        early_config.pluginmanager.register(session, "rlharness-session")
+        early_config.pluginmanager.register(_LeftOut(session), "rlharness-left-out")
+    return (yield)
+
+
+class _LeftOut:
+    """Stands for the files that are not imported here."""
+
+    def __init__(self, session: "CollectedSession") -> None:
+        self._session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> pytest.CollectReport | None:
+        """Have nothing collected from such a file."""
+        if isinstance(collector, pytest.File) and self._session.why_left_out(collector.path):
+            return pytest.CollectReport(collector.nodeid, "passed", None, [])
+        return None
+
+
+class CollectedSession:
+    """The session, from its first conftest file to the end of the run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        syscalls.die_with_parent()
+        options = config.known_args_namespace
+        self.config = config
+        self.left_out: dict[str, str] = {}
+        """Why files are not imported here, by absolute path; a conftest stands for all files beside and below it."""
+        for each in options.rlharness_left_out:
+            why, _, path = each.partition(":")
+            self.left_out[path] = why
+        self.files: dict[Path, str] = {}
+        """Files from which pytest collects, in its order, with their path below the root directory."""
+        self.reports = defaultdict[str, list[pytest.CollectReport]](list)
+        """Files, and what they hold, that cannot be collected or skip themselves, by the path of the file."""
+        self.num_deselected = Counter[str]()
+        self.not_found: dict[str, str] = {}
+        self.is_child = False
+        self._socket = socket.socket(fileno=options.rlharness_serve)
+        self._socket.set_inheritable(False)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        try:
+            self._found = os.open(options.rlharness_found, flags, 0o644)
+        except OSError as error:
+            raise pytest.UsageError(f"{UNWRITABLE}: {error.strerror}") from None
+        self._watch = Watch(VARYING)
+        self._parent_state = ParentState(self._watch)
+        self._clock = SystemClock()
+        self._standby, self._forked_s = 0, float("-inf")
+        self._hazard: tuple[str, str] | None = None
+        """What nothing can be forked for: plugins and conftest files have done it, or too many files."""
+        self._maxfail = 0
+        self._items: dict[str, pytest.Item] = {}
+        self._coverage = own_coverage.combine_options(options), own_coverage.threshold(options)
+        # pytest has no hook around the import of a conftest, and stops altogether where one fails that it imports
+        # early (pytest-dev/pytest#12690). Until it goes on, its one method that imports them is wrapped.
+        manager = config.pluginmanager
+        self._conftests: dict[str, types.ModuleType] = {}
+        self._import: Callable[..., types.ModuleType] = manager._importconftest
+        manager._importconftest = self._import_conftest  # type: ignore[assignment]
+
+    def note(self, kind: str, **fields: object) -> None:
+        """Append a line to FILE. Raises pytest.UsageError where it cannot be written."""
+        line = memoryview(json.dumps({"k": kind, **fields}, separators=(",", ":")).encode() + b"\n")
+        try:
+            while line:
+                line = line[os.write(self._found, line) :]
+        except OSError as error:
+            raise pytest.UsageError(f"{UNWRITABLE}: {error.strerror}") from None
+
+    def why_left_out(self, path: Path) -> str:
+        """Return why a file is not imported here; empty for one that is."""
+        beside = (os.path.join(above, "conftest.py") for above in path.parents)
+        return next((self.left_out[each] for each in (str(path), *beside) if each in self.left_out), "")
+
+    # ---- conftest files
+
+    def _import_conftest(self, path: Path, *args: Any, **kwargs: Any) -> types.ModuleType:
+        if str(path) in self._conftests:
+            return self._conftests[str(path)]
+        if str(path) in self.left_out:
+            return self._replaced(path)
+        self.note("importing", path=str(path))
+        try:
+            module = self._import(path, *args, **kwargs)
+        except KeyboardInterrupt:
+            raise
+        except pytest.skip.Exception as skipped:
+            self.note("skipped", path=str(path.parent), reason=str(skipped))
+            self.left_out[str(path)] = "skipped"
+            return self._replaced(path)
+        except BaseException as error:  # whatever it is, SystemExit too: that conftest's, not ours
+            self.note("broken", path=str(path), text=_conftest_text(path, error))
+            self.left_out[str(path)] = "broken"
+            return self._replaced(path)
+        self.note("imported", path=str(path))
+        self._conftests[str(path)] = module
+        return module
+
+    def _replaced(self, path: Path) -> types.ModuleType:
+        manager = self.config.pluginmanager
+        if manager.hasplugin(str(path)):  # it failed in what it loads, after it was registered itself
+            manager.unregister(name=str(path))
+        module = self._conftests[str(path)] = types.ModuleType("conftest")
+        return module
+
+    # ---- collection
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Look at what plugins and conftest files have done."""
+        self._maxfail, self.config.option.maxfail = self.config.option.maxfail, 0  # for tests: all files are collected
+        self._watch.known_files |= {fd for stream in _captured(self.config) for fd in _files_of(stream)}
+        self._hazard = self._watch.hazard()
+        threads = other_threads()
+        if self._hazard and threads:
+            plugin = plugin_of(threads, self.config.pluginmanager.list_name_plugin())
+            names = ", ".join(sorted(thread.name for thread in threads))
+            self._hazard = ("plugin_threads", plugin) if plugin else ("suite_threads", names)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collect_file(self, file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        """Note a file from which pytest collects."""
+        collectors = yield
+        if collectors:
+            self.files.setdefault(file_path, Path(os.path.relpath(file_path, self.config.rootpath)).as_posix())
+        return collectors
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Note the import of a file before it, and look at what it has done after it."""
+        path = collector.path
+        if not isinstance(collector, pytest.File) or self.is_child or self.why_left_out(path):
+            return (yield)
+        self._renew_standby()
+        if self.why_left_out(path):  # this process is the standby, which was woken
+            return (yield)
+        before = len(self._watch.reads)
+        self.note("importing", path=str(path))
+        report = yield
+        if self._hazard is None:
+            found = self._watch.hazard([self._standby])
+            if found is None and len(self._watch.reads) > before:
+                name, reader = [*self._watch.reads.items()][-1]
+                found = "reads", f"{name} {reader}"
+            if found is not None:
+                self._poison(collector, report, found)
+        self.note("imported", path=str(path))
+        return report
+
+    def _poison(self, collector: pytest.Collector, report: pytest.CollectReport, found: tuple[str, str]) -> None:
+        """End this session, for a standby to go on; not where too many files are like that."""
+        if list(self.left_out.values()).count("poisoned") >= MAX_POISONED:
+            self._hazard = found
+            self._drop_standby()
+            return
+        with suppress(BaseException):
+            items = [item for node in report.result for item in collector.session.genitems(node)]
+            self.note("poisoned", path=str(collector.path), why=found, **self._asks(items))
+            os._exit(POISONED)
+        self.note("poisoned", path=str(collector.path), why=found, need=NOTHING, asks={})
+        os._exit(POISONED)
+
+    def _renew_standby(self) -> None:
+        """Fork a standby, and end the one before. Returns in the standby too, once it is woken."""
+        if self._hazard is not None or self._clock.monotonic_s() - self._forked_s < STANDBY_S:
+            return
+        self._drop_standby()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid:
+            self._standby, self._forked_s = pid, self._clock.monotonic_s()
+            self.note("standby", pid=pid)
+            return
+        order = self._socket.recv(1 << 16)
+        if not order:  # the runner has gone, or needs it no more
+            os._exit(0)
+        syscalls.die_with_parent()
+        self.left_out[json.loads(order)["path"]] = json.loads(order)["why"]
+        self._standby, self._forked_s = 0, float("-inf")
+        _give_new_files(self.config)
+        self._renew_standby()
+
+    def _drop_standby(self) -> None:
+        if self._standby:
+            with suppress(ProcessLookupError):
+                os.kill(self._standby, 9)
+            with suppress(ChildProcessError):
+                os.waitpid(self._standby, 0)
+            self._standby = 0
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what cannot be collected or skips itself, of files; note it of directories."""
+        if self.is_child or report.passed:
+            return
+        file = report.nodeid.partition("::")[0]
+        if file in self.files.values():
+            self.reports[file].append(report)
+        elif report.failed:
+            self.note("error", id=report.nodeid, text=report.longreprtext)
+        else:
+            self.note("skipped", path=str(self.config.rootpath / report.nodeid), reason=report.longreprtext)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Count what is not selected, by file."""
+        self.num_deselected.update(self._file_of(item) for item in items)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Collect the rest where node ids name no test: pytest would collect nothing."""
+        try:
+            return (yield)
+        except pytest.UsageError as error:
+            config = session.config
+            nodeids = [arg for arg in config.args if "::" in arg]
+            said = {arg: text for arg in nodeids for text in map(str, error.args) if _names(text, arg, config)}
+            if not said or self.is_child:
+                raise
+            self.not_found |= said
+            config.args = [arg for arg in config.args if arg not in said]
+            if not config.args:
+                return None
+            return config.hook.pytest_collection(session=session)
+
+    def _file_of(self, item: pytest.Item) -> str:
+        return self.files.get(item.path) or item.nodeid.partition("::")[0]
+
+    def _asks(self, items: Sequence[pytest.Item]) -> dict[str, Any]:
+        """Return the need of tests, of all and of each by its name, or why their markers cannot be used."""
+        try:
+            asks: dict[str, NeedJson] = {}
+            for item in items:
+                timeout_of_item(item)
+                test = item.nodeid.partition("::")[2].partition("[")[0]
+                asks[test] = merge_needs([asks.get(test, NOTHING), need_of_items([item])])
+            return {"need": need_of_items(items), "asks": asks}
+        except (BadMarker, MarkError) as error:
+            return {"need": NOTHING, "asks": {}, "bad": str(error)}
+
+    def _note_all(self, session: pytest.Session) -> None:
+        """Note every file with its tests: (number, node id, number of its need, ties) each."""
+        of_file: dict[str, list[tuple[int, pytest.Item]]] = {path: [] for path in self.files.values()}
+        for number, item in enumerate(session.items):
+            of_file.setdefault(self._file_of(item), []).append((number, item))
+        for path, tests in of_file.items():
+            needs: dict[str, int] = {}
+            failed = [report for report in self.reports[path] if report.failed]
+            asks = self._asks([item for _, item in tests])
+            self.note(
+                "file",
+                path=path,
+                errors=[report.longreprtext for report in failed],
+                deselected=self.num_deselected[path],
+                tests=[
+                    (
+                        number,
+                        item.nodeid,
+                        needs.setdefault(json.dumps(NOTHING if "bad" in asks else need_of_items([item])), len(needs)),
+                        ties_of(item),
+                    )
+                    for number, item in tests
+                ],
+                needs=list(map(json.loads, needs)),
+                **asks,
+            )
+        config = self.config
+        self.note(
+            "found",
+            rootdir=str(config.rootpath),
+            inifile=str(config.inipath) if config.inipath else None,
+            has_xdist=hasattr(config.option, "numprocesses"),
+            coverage=self._coverage,
+            num_workers=config.stash.get(NUM_WORKERS, 0),
+            not_found=self.not_found,
+            hazard=self._hazard,
+            reads=self._watch.reads,
+            runs_with_errors=bool(config.option.continue_on_collection_errors),
+        )
+
+    # ---- the run
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Serve forks until the runner closes its end; then pytest finishes the session."""
+        self._drop_standby()
+        self.config.option.maxfail = self._maxfail
+        self._note_all(session)
+        self.session = session
+        self._items = {item.nodeid: item for item in session.items}
+        self._parent_state.take([self._socket.fileno(), self._found])
+        serve(self._socket, lambda: supervise(self.lead), self._answer)
+        gc.unfreeze()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+        return True
+
+    def _answer(self, request: bytes) -> bytes:
+        """Have pytest hear what became of a unit: the reports of its attempts, and tests that have none."""
+        asked = json.loads(request)
+        ends: dict[str, dict[str, Any]] = {}
+        for path in asked["reports"]:
+            with suppress(OSError):
+                for record in json_objects(Path(path).read_text("utf-8", "replace").rpartition("\n")[0]):
+                    if record.get("k") == "warning":
+                        self._replay_warning(record)
+                    elif record.get("k") == "end":
+                        ends[str(record.get("id"))] = record
+        for nodeid, record in ends.items():
+            self._replay(nodeid, record.get("reports") or ())
+        for nodeid, why in asked["lost"].items():
+            self._replay(nodeid, [why])
+        return json.dumps({"stop": str(self.session.shouldfail or self.session.shouldstop or "")}).encode()
+
+    def _replay(self, nodeid: str, reports: Iterable[Any]) -> None:
+        item = self._items.get(nodeid)
+        hook = item.ihook if item is not None else self.config.hook
+        location = item.location if item is not None else (nodeid.partition("::")[0], None, nodeid)
+        self.session.testscollected += item is None  # of a file with an interpreter of its own
+        keywords: Any = dict.fromkeys(item.keywords, 1) if item is not None else {}
+        hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
+        for each in reports:
+            with suppress(TypeError, ValueError, KeyError, AssertionError):  # a test can write into its report
+                if isinstance(each, str):
+                    made = pytest.TestReport(nodeid, location, keywords, "failed", each, "call")
+                elif isinstance(each, list):
+                    when, outcome, *times = each
+                    made = pytest.TestReport(nodeid, location, keywords, outcome, None, when, (), *times)
+                else:
+                    made = self.config.hook.pytest_report_from_serializable(config=self.config, data=each)
+                hook.pytest_runtest_logreport(report=made)
+        hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
+
+    def _replay_warning(self, record: dict[str, Any]) -> None:
+        module, _, name = str(record.get("category")).partition(":")
+        category = getattr(sys.modules.get(module), name, None)
+        if not (isinstance(category, type) and issubclass(category, Warning)):
+            category = UserWarning
+        with suppress(Exception):  # a category with arguments of its own
+            message = warnings.WarningMessage(
+                category(record["text"]), category, str(record["file"]), int(record["line"])
+            )
+            self.config.hook.pytest_warning_recorded.call_historic(
+                kwargs={"warning_message": message, "when": record["when"], "nodeid": record["id"], "location": None}
+            )
+
+    # ---- a unit
+
+    def lead(self, order: dict[str, Any]) -> NoReturn:
+        """Be the leader of an attempt to its end."""
+        code = 1
+        try:
+            self.is_child = True
+            begin_fork()
+            self._parent_state.give(order["env"])
+            own_coverage.measure_afresh(self.config)
+            sys.argv = [sys.argv[0], *order["argv"][order["argv"].index("pytest") + 1 :]]
+            code = self._run(order["session"])
+        except BaseException:  # our own bug, which must show as one and not as an attempt that never ends
+            traceback.print_exc()
+        finally:
+            end(code)
+
+    def _run(self, asked: dict[str, Any]) -> int:
+        """Run the items that were asked for, as pytest's own session does; its exit status."""
+        config, session = self.config, self.session
+        items = [session.items[number] for number in asked["items"]]
+        reports = [report for path in asked["files"] for report in self.reports.get(path, ())]
+        _give_new_files(config)
+        factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
+        factory._basetemp, factory._given_basetemp = None, Path(asked["basetemp"])
+        reporter = Reporter(asked["report"], config)
+        _report_to(config, reporter)
+        session.testscollected, session.testsfailed = len(items), sum(report.failed for report in reports)
+        reporter.pytest_sessionstart(session)
+        for report in reports:
+            reporter.pytest_collectreport(report)
+        reporter.num_deselected = asked["deselected"]
+        reporter.collected(need_of_items(items), {item.nodeid: timeout_of_item(item) for item in items})
+        status: int = pytest.ExitCode.OK
+        try:
+            if asked["grace_s"] is None:
+                _run_items(session, items)
+            else:
+                run_forked(session, items, asked["grace_s"], reporter)
+            if session.testsfailed:
+                status = pytest.ExitCode.TESTS_FAILED
+            elif not items:
+                status = pytest.ExitCode.NO_TESTS_COLLECTED
+        except session.Failed:
+            status = pytest.ExitCode.TESTS_FAILED
+        except (KeyboardInterrupt, pytest.exit.Exception) as error:
+            status = pytest.ExitCode.INTERRUPTED
+            if isinstance(error, pytest.exit.Exception) and error.returncode is not None:
+                status = error.returncode
+            config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_exception(error))
+        except BaseException as error:
+            status = pytest.ExitCode.INTERNAL_ERROR
+            config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
+        session.exitstatus = status
+        try:
+            config.hook.pytest_sessionfinish(session=session, exitstatus=status)
+        except pytest.exit.Exception as error:
+            session.exitstatus = status if error.returncode is None else error.returncode
+        finally:
+            own_coverage.finish(config)
+            reporter.pytest_unconfigure()
+        return int(session.exitstatus)
+
+
+def _run_items(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
+    for item, following in itertools.zip_longest(items, items[1:]):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+
+def _give_new_files(config: pytest.Config) -> None:
+    """In a fork: give capture files of its own, below the objects that the suite may hold."""
+    for stream in _captured(config):
+        new = os.memfd_create("capture")
+        os.dup2(new, stream.tmpfile.fileno(), inheritable=False)
+        os.close(new)
+        os.dup2(stream.targetfd, stream.targetfd_save, inheritable=False)
+
+
+def _captured(config: pytest.Config) -> list[Any]:
+    """The streams that pytest captures by their descriptors."""
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    streams = capture and capture._global_capturing
+    return [each for each in (streams.out, streams.err) if hasattr(each, "targetfd_save")] if streams else []
+
+
+def _files_of(stream: Any) -> tuple[int, int]:
+    return stream.tmpfile.fileno(), stream.targetfd_save
+
+
+def _report_to(config: pytest.Config, reporter: Reporter) -> None:
+    """In a leader: have the hooks of REPORTING called for the reporter and the terminal alone."""
+    manager = config.pluginmanager
+    terminal: Any = manager.get_plugin("terminalreporter")
+    kept = [manager.get_plugin(name) for name in ("session", "runner", "logging-plugin")] + [terminal]
+    for name in REPORTING:
+        caller = getattr(config.hook, name)
+        for implementation in caller.get_hookimpls():
+            if not any(implementation.plugin is each for each in kept):
+                caller._remove_plugin(implementation.plugin)
+        if caller.is_historic():
+            caller._call_history.clear()
+    manager.register(reporter, "rlharness-reporter")
+    if terminal is not None:
+        terminal.stats, terminal._main_color = {}, None
+
+
+def _names(text: str, nodeid: str, config: pytest.Config) -> bool:
+    """Whether pytest's error is about this node id."""
+    file, _, rest = nodeid.partition("::")
+    place = os.path.normpath(config.invocation_params.dir / file)
+    return text.splitlines()[0].endswith((nodeid, f"{place}::{rest}"))
+
+
+def _conftest_text(path: Path, error: BaseException) -> str:
+    """The failure as pytest shows one of a conftest: its own frames, without those of pytest above them."""
+    cause = error.__cause__ if type(error).__name__ == "ConftestImportFailure" else None
+    info = pytest.ExceptionInfo.from_exception(cause or error)
+    own = info.traceback.cut(path=path)
+    head = f"{type(info.value).__name__} while loading conftest '{path}'."
+    if len(own) == len(info.traceback):  # none of its lines was run
+        return f"{head}\n{info.exconly()}"
+    info.traceback = own
+    return f"{head}\n{info.getrepr(style='short')}"
